@@ -1,0 +1,22 @@
+# The CUDA compiler: the one that scripts/setup.sh installs from PyPI beside LibTorch, so that every machine builds with
+# the same one; -DCMAKE_CUDA_COMPILER=… or CUDACXX chooses another.
+if(UNSLOTH_CUDA AND NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  file(GLOB wheel_nvcc "${CMAKE_CURRENT_SOURCE_DIR}/.deps/venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc")
+  if(wheel_nvcc)
+    set(CMAKE_CUDA_COMPILER "${wheel_nvcc}" CACHE FILEPATH "nvcc")
+  endif()
+endif()
+# TORCH_CUDA_ARCH_LIST in the environment ("9.0a", "8.0;8.6") chooses architectures, as for PyTorch's own extensions.
+if(UNSLOTH_CUDA AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(arch_list "8.0;8.6;8.9;9.0a")
+  if(DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+    string(REPLACE " " ";" arch_list "$ENV{TORCH_CUDA_ARCH_LIST}")
+  endif()
+  set(architectures "")
+  foreach(arch IN LISTS arch_list)
+    string(REGEX REPLACE "\\+PTX$" "" arch "${arch}")
+    string(REPLACE "." "" arch "${arch}")
+    list(APPEND architectures "${arch}-real")
+  endforeach()
+  set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "CUDA architectures")
+endif()

@@ -1,0 +1,104 @@
+// The validated configuration of a run. Field names are the JSON keys of docs/options.md; each option (key, flag, type,
+// default, check, help) is declared once, in src/config/option_table.cpp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unsloth/spec/dtype.h"
+
+namespace unsloth {
+
+enum class FinetuningType { lora, full };
+enum class DataFormat { automatic, tokenized, alpaca, messages, text };
+enum class Optimizer { adamw_torch, adamw_8bit };
+enum class GradientCheckpointing { automatic, none, full };
+/// The names of transformers' SchedulerType, in lower case.
+enum class Schedule {
+    linear, cosine, cosine_with_restarts, polynomial, constant, constant_with_warmup,
+    inverse_sqrt, reduce_lr_on_plateau, cosine_with_min_lr, cosine_warmup_with_min_lr, warmup_stable_decay,
+};
+
+struct ModelOptions {
+    std::string path;
+    bool load_in_4bit = true;
+    DType dtype = DType::bf16;  ///< compute type: f32, bf16 or f16
+    std::optional<std::string> adapter_name_or_path;
+    int64_t max_seq_length = 2048;
+};
+
+struct LoraOptions {
+    FinetuningType finetuning_type = FinetuningType::lora;
+    int64_t r = 16;
+    double lora_alpha = 16;
+    double lora_dropout = 0.0;
+    bool use_rslora = false;
+    std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    std::vector<std::string> modules_to_save;
+    std::vector<std::pair<std::string, int64_t>> rank_pattern;   ///< order of the file
+    std::vector<std::pair<std::string, double>> alpha_pattern;
+    std::optional<std::vector<int64_t>> layers_to_transform;
+};
+
+struct DataOptions {
+    std::string train_file;
+    std::optional<std::string> eval_file;
+    double val_size = 0;  ///< below 1 a fraction of the rows, else a number of rows
+    DataFormat format = DataFormat::automatic;
+    std::string template_name = "auto";  ///< JSON key: template
+    bool train_on_prompt = false;
+    bool shuffle = true;
+    bool packing = false;
+    bool skip_bad_rows = false;
+};
+
+struct TrainingOptions {
+    std::string output_dir = "out/run1";
+    int64_t per_device_train_batch_size = 2;
+    int64_t gradient_accumulation_steps = 4;
+    double num_train_epochs = 1;
+    int64_t max_steps = -1;
+    double learning_rate = 2e-4;
+    Schedule lr_scheduler_type = Schedule::linear;
+    /// Keyword arguments of the schedule (num_cycles, power, lr_end, min_lr, min_lr_rate, num_decay_steps, decay_type, …).
+    std::vector<std::pair<std::string, std::string>> lr_scheduler_kwargs;
+    int64_t warmup_steps = 5;
+    double warmup_ratio = 0.0;
+    double weight_decay = 0.01;
+    double max_grad_norm = 1.0;
+    Optimizer optim = Optimizer::adamw_8bit;
+    double adam_beta1 = 0.9;
+    double adam_beta2 = 0.999;
+    double adam_epsilon = 1e-8;
+    int64_t seed = 3407;
+    GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
+    bool deterministic = false;
+    int64_t eval_steps = 0;
+    int64_t save_steps = 0;
+    int64_t save_total_limit = 0;
+    int64_t logging_steps = 1;
+    std::optional<std::string> resume_from_checkpoint;
+};
+
+struct HardwareOptions {
+    std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
+};
+
+struct LoggingOptions {
+    std::string level = "info";
+    std::string metrics_file = "metrics.jsonl";  ///< relative to output_dir; empty: none
+};
+
+struct Config {
+    ModelOptions model;
+    LoraOptions lora;
+    DataOptions data;
+    TrainingOptions training;
+    HardwareOptions hardware;
+    LoggingOptions logging;
+};
+
+}  // namespace unsloth

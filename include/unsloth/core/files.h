@@ -1,0 +1,45 @@
+// Files: whole reads, read-only maps, and writes that are either complete or absent.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace unsloth {
+
+/// The whole file; input Error that names the path and the system's reason.
+std::string read_file(const std::filesystem::path& path);
+
+/// Writes to `path`.tmp-PID, fsyncs, renames over `path` and fsyncs the parent folder. On any failure
+/// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+
+/// Flushes a written file (or a folder's entries) to the medium; runtime Error on failure.
+void sync_path(const std::filesystem::path& path);
+
+/// A whole file mapped read-only. Movable; the map lives as long as the object. An empty file maps to an empty span.
+class MappedFile {
+  public:
+    MappedFile() = default;
+    /// Input Error when the file cannot be opened or mapped.
+    explicit MappedFile(const std::filesystem::path& path);
+    MappedFile(MappedFile&& other) noexcept;
+    MappedFile& operator=(MappedFile&& other) noexcept;
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+    ~MappedFile();
+
+    std::span<const std::byte> bytes() const { return {data_, size_}; }
+    const std::filesystem::path& path() const { return path_; }
+    /// Tells the kernel that a range was consumed, so that a map read once does not stay in this process.
+    void drop(std::size_t offset, std::size_t length) const noexcept;
+
+  private:
+    std::filesystem::path path_;
+    const std::byte* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+}  // namespace unsloth

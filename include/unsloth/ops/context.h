@@ -1,0 +1,50 @@
+// What every operator needs beside its tensors: the device, the stream, library handles, planned workspace, and the
+// step's scalars where the device can read them.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "unsloth/spec/step_scalars.h"
+
+namespace unsloth::ops {
+
+struct CudaHandles;  ///< cuBLASLt and cuDNN handles and their caches; src/ops/cuda_handles.h
+
+/// One per device and thread of execution. Operators take it first; CUDA work goes to `stream()`, nothing synchronises.
+class Context {
+  public:
+    explicit Context(at::Device device);
+    ~Context();
+    Context(const Context&) = delete;
+    Context& operator=(const Context&) = delete;
+
+    at::Device device() const { return device_; }
+    bool is_cuda() const { return device_.is_cuda(); }
+    /// The cudaStream_t that work is issued on (LibTorch's current stream of the device); nullptr on the CPU.
+    void* stream() const;
+    CudaHandles& cuda() const;
+
+    /// Scratch for library calls (GEMM split-K, attention), from the memory plan: uint8, on the device.
+    at::Tensor workspace;
+    /// fixed order of every reduction, whatever it costs
+    bool deterministic = false;
+    /// Readable by the device (host memory on the CPU). Owned by the step.
+    const StepScalars* scalars = nullptr;
+    /// Written by the device. Owned by the step.
+    StepOutcome* outcome = nullptr;
+
+  private:
+    at::Device device_;
+    std::unique_ptr<CudaHandles> cuda_;
+};
+
+/// A place in the step where non-finite values are noticed at no cost (norms see every row). `none`: do not report.
+/// Codes order by execution: forward of layer i: 2i (input norm), 2i + 1 (post-attention norm); 2L the final norm;
+/// 2L + 1 the loss; backward of layer i: 2L + 2 + 2(L - 1 - i) (post norm), + 1 (input norm).
+struct Site {
+    uint32_t code = all_finite;
+};
+
+}  // namespace unsloth::ops

@@ -1,0 +1,28 @@
+// 4-bit weights on a device: dequantise to a strided matrix, quantise a 16/32-bit one.
+#pragma once
+
+#include "unsloth/ops/context.h"
+#include "unsloth/spec/quant4.h"
+
+namespace unsloth::ops {
+
+/// out_NK (compute dtype, row stride free) = the dequantised weight; fp32 arithmetic without fused multiply-add, rounded once.
+/// Pointers of `weight` are on ctx.device(). Bit-exact with bitsandbytes (see tests/golden).
+void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK);
+
+/// A quantised weight that owns its memory on a device.
+struct Quant4Tensor {
+    at::Tensor packed;         ///< uint8 [ceil(NK/2)]
+    at::Tensor absmax;         ///< uint8 [blocks] (nested) or fp32
+    at::Tensor nested_absmax;  ///< fp32 [ceil(blocks/256)]; undefined when not nested
+    at::Tensor tables;         ///< fp32 [16 + 256]: code, nested map
+    float nested_offset = 0;
+    int64_t rows = 0, cols = 0;
+    Quant4View view() const;
+};
+
+/// Quantises w_NK (contiguous, fp32/bf16/f16, on ctx.device()) to NF4 with double quantisation, equal to bitsandbytes' CUDA
+/// result within the bounds of tests/golden. Allocates its result (loading, not the step). Synchronises.
+Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK);
+
+}  // namespace unsloth::ops

@@ -1,0 +1,40 @@
+// Moving rows: embedding and its gradient, gathers, strided copies with a change of dtype, dropout.
+#pragma once
+
+#include "unsloth/ops/context.h"
+
+namespace unsloth::ops {
+
+/// out_nD[i] = table_VD[index_n[i]]; index int32; dtypes may differ (rounded once). Index outside the table: undefined
+/// on CUDA, CheckError on the CPU (the data module checks ids against the vocabulary before).
+void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
+
+/// out_TD[index_n[i]] = rows_nD[i]; indices are distinct; other rows of out are left alone.
+void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD);
+
+/// dtable_VD (fp32) += sum of dy_TD rows by token id, in a fixed order: order_T (int32) lists tokens sorted by id (stable),
+/// unique_u (int32) the distinct ids, starts_u1 (int32, [u + 1]) where each id's run begins in order_T.
+void embedding_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& order_T, const at::Tensor& unique_u,
+                        const at::Tensor& starts_u1, const at::Tensor& dtable_VD);
+
+/// out_RC = src_RC * scale (fp32, bf16 or f16 on either side; row strides free; rounded once).
+void copy_2d(Context& ctx, const at::Tensor& src_RC, const at::Tensor& out_RC, double scale = 1.0);
+
+/// out_RC = 0 (row strides free).
+void zero_2d(Context& ctx, const at::Tensor& out_RC);
+
+/// bias gradient: dbias_N (fp32) += column sums of dy_TN, in a fixed order.
+void column_sums(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& dbias_N);
+
+/// Names the random elements of a dropout: see core/philox.h. Epoch and seed come from ctx.scalars on the device.
+struct DropoutKey {
+    uint32_t layer = 0;
+    uint32_t projection = 0;
+};
+
+/// out_TK = x_TK * mask / (1 - p); with `accumulate` out += instead. mask of (row_T[t], offset_T[t], channel) from the
+/// counter, so that forward, recompute and backward draw the same one. x and out may be the same without accumulate.
+void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T, double p,
+             DropoutKey key, const at::Tensor& out_TK, bool accumulate = false);
+
+}  // namespace unsloth::ops

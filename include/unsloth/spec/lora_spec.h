@@ -1,0 +1,41 @@
+// Which adapters sit where. The names and their meaning are PEFT's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unsloth/spec/model_spec.h"
+
+namespace unsloth {
+
+struct LoraSpec {
+    int64_t r = 16;
+    double lora_alpha = 16;
+    double lora_dropout = 0.0;
+    bool use_rslora = false;                   ///< scale alpha/sqrt(r) instead of alpha/r
+    std::vector<std::string> target_modules;   ///< names of projections ("q_proj", …)
+    std::vector<std::string> modules_to_save;  ///< "embed_tokens", "lm_head"
+    std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< in file order: the first match wins
+    std::vector<std::pair<std::string, double>> alpha_pattern;
+    std::vector<int64_t> layers_to_transform;  ///< empty: all
+};
+
+/// One module's adapter; r = 0: none.
+struct LoraModule {
+    int64_t r = 0;
+    double alpha = 0;
+    double scale = 0;
+};
+
+/// The adapters of one layer, indexed by Projection.
+using LayerLora = std::array<LoraModule, projection_count>;
+
+/// Resolves patterns as PEFT does: a key matches the module path when `(.*\.)?(key)$` does as a regular expression.
+/// Returns one entry a layer. Usage Error for an unknown target or module name, a layer out of range, r < 1,
+/// a pattern key that is no valid regular expression, or a target list that matches nothing.
+std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model);
+
+}  // namespace unsloth
