@@ -29,9 +29,15 @@ std::string human_bytes(int64_t bytes) {
 
 BufferId Plan::add(std::string group, std::string name, int64_t bytes, uint8_t phases) {
     UNSLOTH_CHECK(bytes >= 0, name);
-    for (const Entry& entry : entries_) UNSLOTH_CHECK(entry.name != name, "planned twice: ", name);
+    UNSLOTH_CHECK(ids_.emplace(name, entries_.size()).second, "planned twice: ", name);
     entries_.push_back({std::move(group), std::move(name), bytes, phases, -1});
     return entries_.size() - 1;
+}
+
+BufferId Plan::find(const std::string& name) const {
+    const auto found = ids_.find(name);
+    UNSLOTH_CHECK(found != ids_.end(), "not planned: ", name);
+    return found->second;
 }
 
 void Plan::place() {

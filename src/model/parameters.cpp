@@ -54,12 +54,6 @@ std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer)
 
 constexpr const char* norm_scratch_name = "gradient norm scratch";
 
-memory::BufferId find_buffer(const memory::Plan& plan, const std::string& name) {
-    for (std::size_t id = 0; id < plan.entries().size(); ++id)
-        if (plan.entries()[id].name == name) return id;
-    throw CheckError(cat("not planned: ", name));
-}
-
 }  // namespace
 
 int64_t Parameter::elements() const {
@@ -83,7 +77,7 @@ ParameterTable ParameterTable::lora(const ModelSpec& spec, const std::vector<Lay
             if (r == 0) return;
             const bool is_a = kind == Parameter::Kind::lora_a;
             std::vector<int64_t> shape = is_a ? std::vector{r, spec.in_features(p)} : std::vector{spec.out_features(p), r};
-            table.add({kind, formats::lora_tensor_name(static_cast<int>(layer), p, is_a ? 'A' : 'B'), TensorRole::linear,
+            table.add({kind, is_a ? lora_a_name(static_cast<int>(layer), p) : lora_b_name(static_cast<int>(layer), p), TensorRole::linear,
                        static_cast<int>(layer), p, std::move(shape)});
         };
         // A's of a group lie together, so that one product can yield all their gradients.
@@ -92,7 +86,7 @@ ParameterTable ParameterTable::lora(const ModelSpec& spec, const std::vector<Lay
     }
     for (const std::string& module : modules_to_save) {
         const TensorRole role = module == "embed_tokens" ? TensorRole::embed_tokens : TensorRole::lm_head;
-        table.add({Parameter::Kind::base, formats::saved_module_name(module), role, -1, Projection::q,
+        table.add({Parameter::Kind::base, saved_module_name(module), role, -1, Projection::q,
                    {spec.vocab_size, spec.hidden_size}});
     }
     return table;
@@ -129,10 +123,10 @@ void Parameters::plan(const ParameterTable& table, Optimizer optimizer, memory::
 
 Parameters::Parameters(ParameterTable table, Optimizer optimizer, const memory::Arena& arena) : table_(std::move(table)) {
     for (const Flat& flat : flat_buffers(table_, optimizer)) {
-        state_.*flat.member = arena.tensor(find_buffer(arena.plan(), flat.name), {flat.elements}, flat.dtype);
+        state_.*flat.member = arena.tensor(arena.plan().find(flat.name), {flat.elements}, flat.dtype);
         (state_.*flat.member).zero_();
     }
-    norm_scratch = arena.tensor(find_buffer(arena.plan(), norm_scratch_name),
+    norm_scratch = arena.tensor(arena.plan().find(norm_scratch_name),
                                 {ops::gradient_norm_scratch(table_.flat_elements())}, at::kByte);
     const int64_t block_total = table_.flat_elements() / ops::optimizer_block;
     at::Tensor flags = at::zeros({block_total}, at::kByte), slots = at::zeros({block_total}, at::kInt);

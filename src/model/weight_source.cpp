@@ -6,18 +6,12 @@
 namespace unsloth::model {
 namespace {
 
-memory::BufferId find_buffer(const memory::Plan& plan, const std::string& name) {
-    for (std::size_t id = 0; id < plan.entries().size(); ++id)
-        if (plan.entries()[id].name == name) return id;
-    throw CheckError(cat("not planned: ", name));
-}
-
 std::string scratch_name(Group g) { return cat("scratch ", name_of(g)); }
 std::string resident_name(int64_t layer, Group g) { return cat("layer ", layer, " ", name_of(g)); }
 
 GroupWeights make_group(const GroupLayout& layout, at::ScalarType dtype, const memory::Arena& arena, const std::string& name,
                         const at::Tensor& bias) {
-    at::Tensor buffer = arena.tensor(find_buffer(arena.plan(), name), {layout.n + layout.r, layout.leading()}, dtype);
+    at::Tensor buffer = arena.tensor(arena.plan().find(name), {layout.n + layout.r, layout.leading()}, dtype);
     if (layout.r > 0) buffer.zero_();  // margins that no module uses stay 0 for good
     return GroupWeights(layout, buffer, bias);
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace unsloth::memory {
@@ -41,11 +42,14 @@ class Plan {
     int64_t total_bytes() const { return total_; }
     const std::vector<Entry>& entries() const { return entries_; }
     const Entry& entry(BufferId id) const { return entries_.at(id); }
+    /// The buffer of that name; CheckError when it was not planned.
+    BufferId find(const std::string& name) const;
     /// Group, buffers, MiB; a last line with what sharing saves. One line a group, largest first.
     std::string table() const;
 
   private:
     std::vector<Entry> entries_;
+    std::unordered_map<std::string, BufferId> ids_;
     int64_t total_ = 0;
 };
 
