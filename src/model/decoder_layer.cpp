@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "unsloth/core/error.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
@@ -25,6 +26,16 @@ QkvViews qkv_views(const ModelSpec& spec, const at::Tensor& qkv) {
     const int64_t d = spec.head_dim, q = spec.q_size(), kv = spec.kv_size();
     return {heads_view(qkv, 0, spec.num_heads, d), heads_view(qkv, q, spec.num_kv_heads, d),
             heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
+}
+
+void observe(const LayerContext& c, const char* module, const at::Tensor& output) {
+    if (c.group.observer != nullptr) (*c.group.observer)(cat("model.layers.", c.layer(), ".", module), output);
+}
+
+void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
+    if (c.group.observer == nullptr) return;
+    for (const Slice& slice : c.group.layout[g].slices)
+        observe(c, std::string(path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
 }
 
 ops::Site forward_site(int layer, int norm) { return {static_cast<uint32_t>(2 * layer + norm)}; }
@@ -93,10 +104,12 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
 
     // 1 norm
     ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c.layer(), 0));
+    observe(c, "input_layernorm", h_TD);
     // 2 q, k, v
     const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
     fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
     multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, a.qkv_TN);
+    observe_group(c, Group::qkv, a.qkv_TN);
     if (spec.qk_norm) normalise_heads(c, w, a);
     // 3 rotary embedding
     ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
@@ -107,11 +120,13 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     multiply_forward(c.group, Group::o, w[Group::o], a.o_full, a.mid_TD, a.x_TD);
     // 6 norm
     ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c.layer(), 1));
+    observe(c, "post_attention_layernorm", h_TD);
     // 7 gate and up
     const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
     fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
     multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, gate_up_T2F);
+    observe_group(c, Group::gate_up, gate_up_T2F);
     // 8 activation
     ops::swiglu_forward(ctx, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
     // 9 down, onto the residual stream

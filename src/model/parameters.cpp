@@ -35,10 +35,11 @@ struct Flat {
     at::Tensor ops::AdamwState::*member;
 };
 
-std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer) {
+std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer, bool trains) {
     const auto [slots32, slots8] = count_blocks(table, optimizer);
     const int64_t flat = table.flat_elements(), block = ops::optimizer_block;
     using State = ops::AdamwState;
+    if (!trains) return {{"trainable values", flat, at::kFloat, &State::params_P}};
     return {{"trainable values", flat, at::kFloat, &State::params_P},
             {"trainable gradients", flat, at::kFloat, &State::grads_P},
             {"block flags", flat / block, at::kByte, &State::flags_b},
@@ -114,18 +115,21 @@ const Parameter* ParameterTable::find(TensorRole role, int layer, Projection pro
     return nullptr;
 }
 
-void Parameters::plan(const ParameterTable& table, Optimizer optimizer, memory::Plan& plan) {
-    for (const Flat& flat : flat_buffers(table, optimizer))
-        plan.add(flat.member == &ops::AdamwState::params_P || flat.member == &ops::AdamwState::grads_P ? flat.name : "optimizer state",
-                 flat.name, flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
-    plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.flat_elements()), memory::update);
+void Parameters::plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan) {
+    for (const Flat& flat : flat_buffers(table, optimizer, trains)) {
+        const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
+        plan.add(state ? "optimizer state" : flat.name, flat.name, flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+    }
+    if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.flat_elements()));
 }
 
-Parameters::Parameters(ParameterTable table, Optimizer optimizer, const memory::Arena& arena) : table_(std::move(table)) {
-    for (const Flat& flat : flat_buffers(table_, optimizer)) {
+Parameters::Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena)
+    : table_(std::move(table)) {
+    for (const Flat& flat : flat_buffers(table_, optimizer, trains)) {
         state_.*flat.member = arena.tensor(arena.plan().find(flat.name), {flat.elements}, flat.dtype);
         (state_.*flat.member).zero_();
     }
+    if (!trains) return;
     norm_scratch = arena.tensor(arena.plan().find(norm_scratch_name),
                                 {ops::gradient_norm_scratch(table_.flat_elements())}, at::kByte);
     const int64_t block_total = table_.flat_elements() / ops::optimizer_block;

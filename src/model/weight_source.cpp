@@ -27,9 +27,8 @@ GroupWeights::GroupWeights(const GroupLayout& layout, at::Tensor whole, at::Tens
     a_RK = backward_NRK.narrow(0, layout.n, layout.r);
 }
 
-Adapters::Adapters(const Parameters& parameters, const LayerLayout& layout, const std::vector<LayerLora>& lora)
+Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora)
     : parameters_(parameters), lora_(lora), a_(lora.size() * projection_count), b_(lora.size() * projection_count) {
-    (void)layout;
     for (const Parameter& p : parameters.table().parameters()) {
         if (p.kind == Parameter::Kind::base) continue;
         const auto index = static_cast<std::size_t>(p.layer * projection_count + static_cast<int>(p.projection));

@@ -16,7 +16,7 @@
 namespace unsloth {
 
 /// One tensor of the model: a 16/32-bit tensor, or a 4-bit weight.
-struct WeightSource {
+struct TensorSource {
     TensorRule rule;
     const TensorView* tensor = nullptr;  ///< the tensor itself; for a 4-bit weight its packed codes
     std::optional<Quant4Weight> quant4;
@@ -35,23 +35,23 @@ struct WeightSource {
 class ModelTensors {
   public:
     ModelTensors() = default;
-    explicit ModelTensors(std::vector<WeightSource> sources);
+    explicit ModelTensors(std::vector<TensorSource> sources);
 
-    const std::vector<WeightSource>& all() const { return sources_; }
-    const WeightSource& linear(int layer, Projection p) const;
-    const WeightSource* bias(int layer, Projection p) const;  ///< nullptr: the projection has none
+    const std::vector<TensorSource>& all() const { return sources_; }
+    const TensorSource& linear(int layer, Projection p) const;
+    const TensorSource* bias(int layer, Projection p) const;  ///< nullptr: the projection has none
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has none.
-    const WeightSource& of(TensorRole role, int layer = -1) const;
+    const TensorSource& of(TensorRole role, int layer = -1) const;
     /// lm_head, or embed_tokens where they are tied.
-    const WeightSource& head() const;
-    const WeightSource* find(const std::string& hf_name) const;
+    const TensorSource& head() const;
+    const TensorSource* find(const std::string& hf_name) const;
 
     int64_t parameters() const;         ///< elements of the weights as the model computes with them
     std::size_t stored_bytes() const;   ///< with the 4-bit weights' companions
     int64_t quantised_linears() const;
 
   private:
-    std::vector<WeightSource> sources_;
+    std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
 };
 

@@ -2,10 +2,17 @@
 // (when trained) the base itself. Layout and notation: model/layout.h.
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include "unsloth/model/weight_source.h"
 #include "unsloth/ops/context.h"
 
 namespace unsloth::model {
+
+/// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first module that is
+/// off shows where an error starts).
+using ModuleObserver = std::function<void(const std::string& module, const at::Tensor& output_TN)>;
 
 /// What the products of a layer need beside its weights.
 struct GroupContext {
@@ -18,6 +25,7 @@ struct GroupContext {
     // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
     double dropout = 0.0;
     at::Tensor row_T, offset_T, dropped;
+    const ModuleObserver* observer = nullptr;
 };
 
 /// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.

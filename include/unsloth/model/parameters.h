@@ -55,8 +55,9 @@ class Parameters {
   public:
     /// Submits the flat buffers: fp32 values and gradients, moments as `optimizer` asks (8-bit blocks for tensors of at least
     /// 4096 elements that are no embedding; the others 32-bit).
-    static void plan(const ParameterTable& table, Optimizer optimizer, memory::Plan& plan);
-    Parameters(ParameterTable table, Optimizer optimizer, const memory::Arena& arena);
+    /// Without `trains` only the values.
+    static void plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan);
+    Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena);
 
     const ParameterTable& table() const { return table_; }
     at::Tensor value(const Parameter& p) const { return view(state_.params_P, p); }

@@ -37,7 +37,7 @@ struct LayerWeights {
 /// Writes a layer's adapters into the margins of its groups' buffers. Not owned by sources; absent without adapters.
 class Adapters {
   public:
-    Adapters(const Parameters& parameters, const LayerLayout& layout, const std::vector<LayerLora>& lora);
+    Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora);
     /// A into the last R rows, s·B into the last R columns; what no module of this layer uses becomes 0.
     void fill(ops::Context& ctx, int layer, const LayerLayout& layout, const LayerWeights& weights) const;
     uint64_t version() const { return parameters_.version; }
@@ -83,7 +83,7 @@ class ScratchSource final : public WeightSource {
     void release(int) override {}
 
   private:
-    const LayerLayout& layout_;
+    LayerLayout layout_;
     std::vector<StoredLayer> layers_;
     LayerWeights scratch_;
     const Adapters* adapters_;
@@ -105,7 +105,7 @@ class ResidentSource final : public WeightSource {
 
   private:
     void refresh_from_masters(ops::Context& ctx, int layer);
-    const LayerLayout& layout_;
+    LayerLayout layout_;
     std::vector<LayerWeights> layers_;
     const Adapters* adapters_;
     const Parameters* masters_;
