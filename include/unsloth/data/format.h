@@ -46,6 +46,8 @@ class RowFormatter {
 
   private:
     FormattedRow tokenized(const nlohmann::json& row) const;
+    EncodedRow encode_alpaca(const nlohmann::json& row) const;
+    EncodedRow encode_messages(const nlohmann::json& row) const;
     FormattedRow encoded(EncodedRow row) const;
     void finish(FormattedRow& row) const;
 

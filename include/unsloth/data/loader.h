@@ -49,9 +49,14 @@ class StepLoader {
   private:
     using Unit = std::pair<int64_t, int64_t>;  ///< [begin, end) in members_
 
-    std::pair<int64_t, int64_t> slice(int64_t round_begin, int64_t round_end) const;
-    Batch micro_batch(int64_t begin, int64_t end) const;
+    int64_t round_rows() const;  ///< rows that all ranks together take for one micro-batch each
+    int64_t rounds_per_epoch() const;
     void enter_epoch(uint32_t epoch);
+    // [begin, end) are places in the epoch's order.
+    Unit unit_at(int64_t place) const;
+    void count(int64_t begin, int64_t end, StepBatch& step) const;
+    std::pair<int64_t, int64_t> slice(int64_t begin, int64_t end) const;
+    Batch micro_batch(int64_t begin, int64_t end) const;
 
     Dataset dataset_;
     LoaderOptions options_;

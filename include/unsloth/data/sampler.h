@@ -7,8 +7,9 @@
 
 namespace unsloth {
 
-/// What a row's 64-bit lot is drawn for; each use has its own stream of random numbers.
-enum class LotUse : uint32_t { epoch_order = 1, validation_split = 2 };
+/// What a row's 64-bit lot is drawn for; each use has its own stream of random numbers. The values lie beyond what
+/// dropout's counter (core/philox.h) has in its last word, a channel / 4.
+enum class LotUse : uint32_t { epoch_order = 0xDA7A0001u, validation_split = 0xDA7A0002u };
 
 /// The lot of a source row: two words of Philox4x32-10 with the seed as key and {row (64 bits), epoch, use} as counter.
 uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use);
