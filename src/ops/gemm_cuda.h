@@ -1,0 +1,12 @@
+// The CUDA form of gemm (built with UNSLOTH_CUDA only).
+#pragma once
+
+#include "unsloth/ops/gemm.h"
+
+namespace unsloth::ops {
+
+/// `args` is checked, M, N and K are positive.
+void gemm_cuda(Context& ctx, const Gemm& args);
+int64_t gemm_cuda_workspace(at::Device device);
+
+}  // namespace unsloth::ops
