@@ -1,18 +1,18 @@
-// Library handles and caches of one Context. Each operator family keeps its own behind a slot, so that no family's headers
-// reach another's.
+// Library handles that live as long as a Context. Each operator that needs one derives its own HandleSlot (cuBLASLt
+// handle + plan cache, cuDNN handle + graph cache) in its own file and creates it at first use.
 #pragma once
 
 #include <memory>
 
 namespace unsloth::ops {
 
-/// What an operator family stores in a context: its dynamic type is the family's own.
 struct HandleSlot {
     virtual ~HandleSlot() = default;
 };
 
 struct CudaHandles {
-    std::unique_ptr<HandleSlot> gemm, attention;
+    std::unique_ptr<HandleSlot> gemm;       ///< made and used by gemm's CUDA part
+    std::unique_ptr<HandleSlot> attention;  ///< made and used by attention's CUDA part
 };
 
 }  // namespace unsloth::ops
