@@ -9,12 +9,14 @@ namespace unsloth {
 namespace {
 
 /// Whether token t of a row begins a segment.
-bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) { return t == 0 || positions[t] == 0; }
+bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
+    return t == 0 || positions[t] == 0;
+}
 
 void append(Batch& batch, const Sample& sample) {
     const std::size_t T = sample.ids.size();
-    UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ", T, ", ",
-                  sample.labels.size(), ", ", sample.positions.size());
+    UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ",
+                  T, ", ", sample.labels.size(), ", ", sample.positions.size());
     UNSLOTH_CHECK(sample.row >= 0 && sample.row <= std::numeric_limits<int32_t>::max(), "row ", sample.row);
     for (std::size_t t = 0; t < T; ++t) {
         const auto place = static_cast<int32_t>(batch.ids_T.size());
@@ -36,7 +38,8 @@ void append(Batch& batch, const Sample& sample) {
 void reserve(Batch& batch, const std::vector<const Sample*>& samples) {
     std::size_t tokens = 0;
     for (const Sample* sample : samples) tokens += sample->ids.size();
-    UNSLOTH_CHECK(tokens <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()), tokens, " tokens in a batch");
+    UNSLOTH_CHECK(tokens <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()), tokens,
+                  " tokens in a batch");
     for (auto* field : {&batch.ids_T, &batch.targets_T, &batch.positions_T, &batch.row_T, &batch.offset_T})
         field->reserve(tokens);
 }
@@ -55,7 +58,8 @@ Batch make_batch(const std::vector<const Sample*>& samples) {
 }
 
 int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions) {
-    UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(), " positions");
+    UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(),
+                  " positions");
     int64_t targets = 0;
     for (std::size_t t = 1; t < labels.size(); ++t)
         targets += labels[t] != ignore_label && !begins_segment(positions, t);

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <thread>
-
-#include <nlohmann/json.hpp>
 
 #include "data/ordered_workers.h"
 #include "data/store.h"
@@ -27,7 +26,9 @@ struct Rejected {
     BadRow reason;
 };
 
-std::string place(const JsonLinesFile& file, int64_t line) { return cat(file.name(), ":", line); }
+std::string place(const JsonLinesFile& file, int64_t line) {
+    return cat(file.name(), ":", line);
+}
 
 Error error_at(const JsonLinesFile& file, const Rejected& row) {
     const char* const skip = "(data.skip_bad_rows: true leaves such rows out and counts them.)";
@@ -52,7 +53,8 @@ DataFormat find_format(const JsonLinesFile& file, const DatasetOptions& options)
             format = detect_format(row);
             std::string columns;
             for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
-            log::info(file.name(), ": ", file.rows(), " rows of format ", format_name(*format), " (columns ", columns, ")");
+            log::info(file.name(), ": ", file.rows(), " rows of format ", format_name(*format), " (columns ",
+                      columns, ")");
         } catch (const BadRow& bad) {
             if (!first) first = Rejected{raw.line, bad};
         }
@@ -89,22 +91,26 @@ void add(Losses& sum, Losses&& other) {
 void refuse_masked(const JsonLinesFile& file, const Losses& lost) {
     const bool cut = lost.masked_after_cut > 0;
     throw input_error(
-        cat(place(file, lost.first_masked.front()), ": all labels are masked, nothing is left to train on (", lost.masked, " of ",
-            file.rows(), " rows", cut ? cat(", ", lost.masked_after_cut, " of them since they were cut") : "", ": ",
+        cat(place(file, lost.first_masked.front()), ": all labels are masked, nothing is left to train on (",
+            lost.masked, " of ", file.rows(), " rows",
+            cut ? cat(", ", lost.masked_after_cut, " of them since they were cut") : "", ": ",
             list_places(file, lost.first_masked, lost.masked), ")"),
         cat(cut ? "Raise model.max_seq_length, so that the answers are not cut off. " : "",
-            "data.skip_bad_rows: true leaves such rows out and counts them; data.train_on_prompt: true trains on prompts too."));
+            "data.skip_bad_rows: true leaves such rows out and counts them; data.train_on_prompt: true "
+            "trains on prompts too."));
 }
 
 void warn_losses(const JsonLinesFile& file, const Losses& lost) {
     if (lost.bad > 0) {
         std::string text = cat(file.name(), ": skipped ", lost.bad, " bad of ", file.rows(), " rows:");
-        for (const Rejected& row : lost.first_bad) text += cat("\n  ", place(file, row.line), ": ", row.reason.message);
+        for (const Rejected& row : lost.first_bad)
+            text += cat("\n  ", place(file, row.line), ": ", row.reason.message);
         log::warning(lost.bad > static_cast<int64_t>(lost.first_bad.size()) ? text + "\n  ..." : text);
     }
     if (lost.masked > 0)
-        log::warning(file.name(), ": left out ", lost.masked, " of ", file.rows(), " rows whose labels are all masked: ",
-                     list_places(file, lost.first_masked, lost.masked));
+        log::warning(
+            file.name(), ": left out ", lost.masked, " of ", file.rows(),
+            " rows whose labels are all masked: ", list_places(file, lost.first_masked, lost.masked));
 }
 
 /// Reads the rows [begin, end) of a file into `store`.
@@ -142,12 +148,14 @@ Losses read_rows(const JsonLinesFile& file, int64_t begin, int64_t end, const Ro
 /// How many rows go to validation.
 int64_t validation_count(double val_size, int64_t rows) {
     if (!(val_size >= 0) || (val_size >= 1 && val_size != std::floor(val_size)))
-        throw usage_error(cat("data.val_size is ", val_size, ": expected a fraction below 1 or a whole number of rows"));
+        throw usage_error(
+            cat("data.val_size is ", val_size, ": expected a fraction below 1 or a whole number of rows"));
     constexpr double slack = 1e-9;  // 0.07 of 100 rows are 7, although 0.07 * 100 > 7
     const double wanted = val_size < 1 ? std::ceil(val_size * static_cast<double>(rows) - slack) : val_size;
     if (wanted >= static_cast<double>(rows) && wanted > 0)
-        throw usage_error(cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
-                          "Choose a smaller one, or name an eval_file.");
+        throw usage_error(
+            cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
+            "Choose a smaller one, or name an eval_file.");
     return static_cast<int64_t>(wanted);
 }
 
@@ -168,12 +176,15 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     stats_.format = file.format;
 }
 
-Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder) {
+Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options,
+                      const RowEncoder* encoder) {
     const JsonLinesFile file(path);
-    if (file.rows() == 0) throw input_error(cat(file.name(), ": has no rows"), "Expected one JSON object on each line.");
+    if (file.rows() == 0)
+        throw input_error(cat(file.name(), ": has no rows"), "Expected one JSON object on each line.");
     if (file.rows() > std::numeric_limits<int32_t>::max())
-        throw input_error(cat(file.name(), ": has ", file.rows(), " rows, more than a row number of 32 bits can name"),
-                          "Split the file.");
+        throw input_error(
+            cat(file.name(), ": has ", file.rows(), " rows, more than a row number of 32 bits can name"),
+            "Split the file.");
     DatasetStats stats;
     stats.format = find_format(file, options);
     const RowFormatter formatter(stats.format, options, encoder);
@@ -186,21 +197,24 @@ Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& o
     const auto read = [&](int64_t k) {
         Chunk chunk;
         const int64_t begin = k * chunk_rows;
-        chunk.lost = read_rows(file, begin, std::min(begin + chunk_rows, file.rows()), formatter, options, chunk.store);
+        chunk.lost = read_rows(file, begin, std::min(begin + chunk_rows, file.rows()), formatter, options,
+                               chunk.store);
         return chunk;
     };
     const auto store = std::make_shared<Store>();
     Losses lost;
-    run_in_order<Chunk>((file.rows() + chunk_rows - 1) / chunk_rows, worker_count(options.workers), read, [&](Chunk&& chunk) {
-        if (chunk.lost.bad > 0 && !options.skip_bad_rows) throw error_at(file, chunk.lost.first_bad.front());
-        store->append(chunk.store);
-        add(lost, std::move(chunk.lost));
-    });
+    run_in_order<Chunk>((file.rows() + chunk_rows - 1) / chunk_rows, worker_count(options.workers), read,
+                        [&](Chunk&& chunk) {
+                            if (chunk.lost.bad > 0 && !options.skip_bad_rows)
+                                throw error_at(file, chunk.lost.first_bad.front());
+                            store->append(chunk.store);
+                            add(lost, std::move(chunk.lost));
+                        });
     if (lost.masked > 0 && !options.skip_bad_rows) refuse_masked(file, lost);
     warn_losses(file, lost);
     if (store->rows() == 0)
-        throw input_error(cat(file.name(), ": none of its ", file.rows(), " rows can be used (", lost.bad, " bad, ", lost.masked,
-                              " with all labels masked)"));
+        throw input_error(cat(file.name(), ": none of its ", file.rows(), " rows can be used (", lost.bad,
+                              " bad, ", lost.masked, " with all labels masked)"));
     stats.bad_rows = lost.bad;
     stats.masked_rows = lost.masked;
     Dataset result(store, counted(store->rows()), stats);
@@ -222,7 +236,9 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
     return Dataset(store, counted(store->rows()), stats);
 }
 
-Sample Dataset::sample(int64_t i) const { return store_->sample(rows_.at(static_cast<std::size_t>(i))); }
+Sample Dataset::sample(int64_t i) const {
+    return store_->sample(rows_.at(static_cast<std::size_t>(i)));
+}
 
 int64_t Dataset::row(int64_t i) const {
     return store_->source_rows[static_cast<std::size_t>(rows_.at(static_cast<std::size_t>(i)))];
@@ -239,13 +255,16 @@ int64_t Dataset::targets(int64_t i) const {
 
 std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const {
     const int64_t wanted = validation_count(val_size, size());
-    std::vector<std::pair<uint64_t, int64_t>> lots;  // {lot, index into rows_}; rows_ ascend, so ties go by row
-    for (int64_t i = 0; i < size(); ++i) lots.emplace_back(row_lot(seed, row(i), 0, LotUse::validation_split), i);
+    std::vector<std::pair<uint64_t, int64_t>>
+        lots;  // {lot, index into rows_}; rows_ ascend, so ties go by row
+    for (int64_t i = 0; i < size(); ++i)
+        lots.emplace_back(row_lot(seed, row(i), 0, LotUse::validation_split), i);
     std::sort(lots.begin(), lots.end());
 
     std::vector<int64_t> train, validation;
     for (std::size_t k = 0; k < lots.size(); ++k)
-        (static_cast<int64_t>(k) < wanted ? validation : train).push_back(rows_[static_cast<std::size_t>(lots[k].second)]);
+        (static_cast<int64_t>(k) < wanted ? validation : train)
+            .push_back(rows_[static_cast<std::size_t>(lots[k].second)]);
     std::sort(train.begin(), train.end());
     std::sort(validation.begin(), validation.end());
     return {Dataset(store_, std::move(train), stats_), Dataset(store_, std::move(validation), stats_)};

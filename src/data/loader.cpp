@@ -10,7 +10,9 @@
 namespace unsloth {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
 
 void check_options(const LoaderOptions& options) {
     const auto at_least_one = [](int64_t value, const char* key) {
@@ -19,8 +21,8 @@ void check_options(const LoaderOptions& options) {
     at_least_one(options.per_device_train_batch_size, "training.per_device_train_batch_size");
     at_least_one(options.gradient_accumulation_steps, "training.gradient_accumulation_steps");
     if (options.packing) at_least_one(options.max_seq_length, "model.max_seq_length (with data.packing)");
-    UNSLOTH_CHECK(options.world_size > 0 && options.rank >= 0 && options.rank < options.world_size, "rank ", options.rank,
-                  " of ", options.world_size);
+    UNSLOTH_CHECK(options.world_size > 0 && options.rank >= 0 && options.rank < options.world_size, "rank ",
+                  options.rank, " of ", options.world_size);
 }
 
 Batch join(const std::vector<Sample>& samples) {
@@ -40,7 +42,8 @@ std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths,
     std::vector<std::vector<int64_t>> rows;
     std::deque<Open> open;
     for (std::size_t i = 0; i < lengths.size(); ++i) {
-        auto found = std::find_if(open.begin(), open.end(), [&](const Open& row) { return row.room >= lengths[i]; });
+        auto found =
+            std::find_if(open.begin(), open.end(), [&](const Open& row) { return row.room >= lengths[i]; });
         if (found == open.end()) {
             if (open.size() == open_limit) open.pop_front();
             open.push_back({rows.size(), capacity});
@@ -54,7 +57,8 @@ std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths,
     return rows;
 }
 
-StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options) : dataset_(std::move(dataset)), options_(options) {
+StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
+    : dataset_(std::move(dataset)), options_(options) {
     check_options(options_);
     if (dataset_.size() == 0) throw usage_error("there are no rows to train on");
     std::vector<std::vector<int64_t>> groups;
@@ -76,14 +80,19 @@ int64_t StepLoader::steps_per_epoch() const {
     return ceil_div(rounds_per_epoch(), options_.gradient_accumulation_steps);
 }
 
-int64_t StepLoader::round_rows() const { return options_.per_device_train_batch_size * options_.world_size; }
+int64_t StepLoader::round_rows() const {
+    return options_.per_device_train_batch_size * options_.world_size;
+}
 
-int64_t StepLoader::rounds_per_epoch() const { return ceil_div(rows_per_epoch(), round_rows()); }
+int64_t StepLoader::rounds_per_epoch() const {
+    return ceil_div(rows_per_epoch(), round_rows());
+}
 
 int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) const {
     if (max_steps >= 0) return max_steps;
     if (!(num_train_epochs > 0) || !std::isfinite(num_train_epochs))
-        throw usage_error(cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
+        throw usage_error(
+            cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
     return static_cast<int64_t>(std::ceil(num_train_epochs * static_cast<double>(steps_per_epoch())));
 }
 
@@ -95,7 +104,8 @@ StepBatch StepLoader::step(int64_t number) {
     enter_epoch(step.epoch_index);
 
     const int64_t first_round = in_epoch * options_.gradient_accumulation_steps;
-    const int64_t last_round = std::min(first_round + options_.gradient_accumulation_steps, rounds_per_epoch());
+    const int64_t last_round =
+        std::min(first_round + options_.gradient_accumulation_steps, rounds_per_epoch());
     for (int64_t round = first_round; round < last_round; ++round) {
         const int64_t begin = round * round_rows();
         const int64_t end = std::min(begin + round_rows(), rows_per_epoch());
@@ -140,15 +150,18 @@ Batch StepLoader::micro_batch(int64_t begin, int64_t end) const {
     std::vector<Sample> samples;
     for (int64_t place = begin; place < end; ++place) {
         const auto [first, last] = unit_at(place);
-        for (int64_t m = first; m < last; ++m) samples.push_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
+        for (int64_t m = first; m < last; ++m)
+            samples.push_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
     }
     Batch batch = join(samples);
     if (options_.order_tokens) batch.token_order = sort_tokens(batch.ids_T);
     return batch;
 }
 
-EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_size) : dataset_(std::move(dataset)) {
-    UNSLOTH_CHECK(max_tokens > 0 && world_size > 0 && rank >= 0 && rank < world_size, max_tokens, " tokens, rank ", rank);
+EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_size)
+    : dataset_(std::move(dataset)) {
+    UNSLOTH_CHECK(max_tokens > 0 && world_size > 0 && rank >= 0 && rank < world_size, max_tokens,
+                  " tokens, rank ", rank);
     int64_t number = 0;
     for (int64_t begin = 0, end = 0; begin < dataset_.size(); begin = end, ++number) {
         int64_t tokens = 0;

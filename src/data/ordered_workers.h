@@ -14,9 +14,9 @@
 
 namespace unsloth {
 
-/// Runs make(k) for k in [0, count) on `workers` threads and take(result) for ascending k on the calling thread; no worker
-/// runs more than a few results ahead. The first exception, in the order of k, of make or of take is thrown here after
-/// the workers have ended.
+/// Runs make(k) for k in [0, count) on `workers` threads and take(result) for ascending k on the calling
+/// thread; no worker runs more than a few results ahead. The first exception, in the order of k, of make or
+/// of take is thrown here after the workers have ended.
 template <class Result, class Make, class Take>
 class OrderedWorkers {
   public:

@@ -1,9 +1,8 @@
 #include "unsloth/data/reader.h"
 
 #include <algorithm>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "unsloth/core/error.h"
 
@@ -13,7 +12,9 @@ namespace {
 constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
 constexpr std::size_t drop_bytes = std::size_t{64} << 20;  ///< how much of the map indexing keeps resident
 
-bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == std::string_view::npos; }
+bool is_blank(std::string_view line) {
+    return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
 
 std::string_view without_carriage_return(std::string_view line) {
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
@@ -28,13 +29,15 @@ struct OtherKind {
 
 OtherKind kind_by_content(std::string_view head) {
     const auto starts = [&](std::string_view mark) { return head.substr(0, mark.size()) == mark; };
-    if (starts("PAR1")) return {"a Parquet file", "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)"};
+    if (starts("PAR1"))
+        return {"a Parquet file", "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)"};
     if (starts("\x1F\x8B")) return {"gzip-compressed", "gzip -dk FILE"};
     if (starts("\x28\xB5\x2F\xFD")) return {"zstd-compressed", "zstd -d FILE"};
     if (starts("\xFD\x37\x7AXZ")) return {"xz-compressed", "xz -dk FILE"};
     if (starts("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
     if (starts("ARROW1")) return {"an Arrow file", "datasets.load_from_disk(FOLDER).to_json(OUT)"};
-    if (starts("\xFF\xFE") || starts("\xFE\xFF")) return {"UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE > OUT"};
+    if (starts("\xFF\xFE") || starts("\xFE\xFF"))
+        return {"UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE > OUT"};
     return {};
 }
 
@@ -49,7 +52,8 @@ OtherKind kind_by_name(const std::filesystem::path& path) {
     return {};
 }
 
-/// "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error ..." -> "column 5: syntax error ...".
+/// "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error ..." -> "column 5: syntax
+/// error ...".
 std::string plain_parse_error(const std::string& what) {
     const std::size_t column = what.find("column ");
     if (column != std::string::npos) return what.substr(column);
@@ -74,8 +78,9 @@ JsonLinesFile::JsonLinesFile(const std::filesystem::path& path) : map_(path) {
     if (!other.what && first_byte == '[') other = {"a JSON array", "jq -c '.[]' FILE > OUT"};
     if (!other.what && first_byte != '{') other = kind_by_name(path);
     if (other.what)
-        throw input_error(cat(name(), ": is ", other.what, "; expected JSON Lines (one JSON object on each line)"),
-                          cat("Convert it first: ", other.advice));
+        throw input_error(
+            cat(name(), ": is ", other.what, "; expected JSON Lines (one JSON object on each line)"),
+            cat("Convert it first: ", other.advice));
 
     Place place;
     std::size_t dropped = 0;
@@ -124,7 +129,8 @@ RawRow JsonLinesFile::row(int64_t index) const {
 
 void JsonLinesFile::drop(int64_t begin, int64_t end) const {
     if (begin >= end) return;
-    const auto mark = static_cast<std::size_t>(content().data() - reinterpret_cast<const char*>(map_.bytes().data()));
+    const auto mark =
+        static_cast<std::size_t>(content().data() - reinterpret_cast<const char*>(map_.bytes().data()));
     const std::size_t from = find(begin).offset;
     const std::size_t to = end < rows_ ? find(end).offset : content().size();
     map_.drop(mark + from, to - from);
@@ -139,7 +145,8 @@ nlohmann::json parse_row(std::string_view text) {
                      "Each line must be one whole JSON object."};
     }
     if (!row.is_object())
-        throw BadRow{cat("expected a JSON object, found ", type_phrase(row)), "Each line must be one whole JSON object."};
+        throw BadRow{cat("expected a JSON object, found ", type_phrase(row)),
+                     "Each line must be one whole JSON object."};
     return row;
 }
 

@@ -31,7 +31,8 @@ void Dataset::Store::append(const FormattedRow& row, int64_t source_row) {
 void Dataset::Store::append(const Store& other) {
     const auto tokens_before = static_cast<int64_t>(ids.size());
     const auto positions_before = static_cast<int64_t>(positions.size());
-    for (std::size_t i = 1; i < other.offsets.size(); ++i) offsets.push_back(tokens_before + other.offsets[i]);
+    for (std::size_t i = 1; i < other.offsets.size(); ++i)
+        offsets.push_back(tokens_before + other.offsets[i]);
     for (const int64_t start : other.position_starts)
         position_starts.push_back(start == implied ? implied : positions_before + start);
     extend(ids, other.ids);

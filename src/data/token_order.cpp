@@ -13,7 +13,8 @@ namespace {
 constexpr int digit_bits = 8;
 constexpr std::size_t digits = std::size_t{1} << digit_bits;
 
-/// One stable pass of counting sort: `from` is a permutation of the places, `to` the same one sorted by one digit.
+/// One stable pass of counting sort: `from` is a permutation of the places, `to` the same one sorted by one
+/// digit.
 void sort_by_digit(std::span<const int32_t> ids_T, int shift, const std::vector<int32_t>& from,
                    std::vector<int32_t>& to) {
     const auto digit = [&](int32_t place) {
@@ -29,7 +30,8 @@ void sort_by_digit(std::span<const int32_t> ids_T, int shift, const std::vector<
 
 TokenOrder sort_tokens(std::span<const int32_t> ids_T) {
     TokenOrder result;
-    UNSLOTH_CHECK(ids_T.size() <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()), "batch too large");
+    UNSLOTH_CHECK(ids_T.size() <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()),
+                  "batch too large");
     if (ids_T.empty()) return result;
     const auto [smallest, largest] = std::minmax_element(ids_T.begin(), ids_T.end());
     UNSLOTH_CHECK(*smallest >= 0, "negative token id ", *smallest);

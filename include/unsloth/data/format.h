@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 #include "unsloth/config/config.h"
 #include "unsloth/data/encoder.h"
@@ -24,14 +23,15 @@ struct FormattedRow {
     std::vector<int32_t> labels;     ///< in place
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
     bool truncated = false;
-    int64_t targets = 0;             ///< after truncation
+    int64_t targets = 0;  ///< after truncation
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", "text", "auto").
 std::string format_name(DataFormat format);
 
-/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, alpaca {instruction, output},
-/// text {text}, in this order. BadRow names the columns found, and for shapes known elsewhere how to convert them.
+/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, alpaca
+/// {instruction, output}, text {text}, in this order. BadRow names the columns found, and for shapes known
+/// elsewhere how to convert them.
 DataFormat detect_format(const nlohmann::json& row);
 
 /// Turns rows of one format into tokens. Immutable: one object serves all threads.
@@ -39,9 +39,9 @@ class RowFormatter {
   public:
     /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise.
     RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder);
-    /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ, positions that fall to
-    /// something other than 0 or lie beyond what the model allows. Columns that the format does not know are ignored.
-    /// Rows whose labels are all masked pass, with targets = 0.
+    /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
+    /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
+    /// format does not know are ignored. Rows whose labels are all masked pass, with targets = 0.
     FormattedRow format(const nlohmann::json& row) const;
 
   private:

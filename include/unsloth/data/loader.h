@@ -24,12 +24,13 @@ struct LoaderOptions {
 
 /// Training steps, by number. A step takes the next per_device_train_batch_size x world_size x
 /// gradient_accumulation_steps rows of the epoch's order, whatever the world size; its k-th round of
-/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, rank r taking its slice. As in
-/// transformers' Trainer, the last step of an epoch takes what is left (fewer micro-batches, the last one smaller and
-/// shared evenly by the ranks) and never reaches into the next epoch.
+/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, rank r taking its slice. As
+/// in transformers' Trainer, the last step of an epoch takes what is left (fewer micro-batches, the last one
+/// smaller and shared evenly by the ranks) and never reaches into the next epoch.
 ///
-/// With `packing`, samples are joined once, before the first epoch, into rows of at most max_seq_length tokens (see
-/// pack_rows), and these rows are what is shuffled and counted. Samples in a row stay separate segments.
+/// With `packing`, samples are joined once, before the first epoch, into rows of at most max_seq_length
+/// tokens (see pack_rows), and these rows are what is shuffled and counted. Samples in a row stay separate
+/// segments.
 class StepLoader {
   public:
     /// Usage Error for an empty data set or sizes that make no sense.
@@ -37,13 +38,15 @@ class StepLoader {
 
     const Dataset& dataset() const { return dataset_; }
     const LoaderOptions& options() const { return options_; }
-    int64_t rows_per_epoch() const { return static_cast<int64_t>(units_.size()); }  ///< packed rows with `packing`
+    int64_t rows_per_epoch() const {
+        return static_cast<int64_t>(units_.size());
+    }  ///< packed rows with `packing`
     int64_t steps_per_epoch() const;
     /// max_steps if it is not negative, else num_train_epochs x steps_per_epoch, rounded up.
     int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
 
-    /// The step with this number, from 0. Depends on nothing that was asked before: a resumed run just goes on.
-    /// Not safe from several threads at once.
+    /// The step with this number, from 0. Depends on nothing that was asked before: a resumed run just goes
+    /// on. Not safe from several threads at once.
     StepBatch step(int64_t number);
 
   private:
@@ -67,13 +70,13 @@ class StepLoader {
     int64_t epoch_ = -1;
 };
 
-/// Packs samples of the given lengths, in order, into rows of at most `capacity` tokens: each goes into the first of the
-/// last 64 open rows that has room, or opens a new one. Returns the samples of each row. A length above capacity gets
-/// a row alone.
+/// Packs samples of the given lengths, in order, into rows of at most `capacity` tokens: each goes into the
+/// first of the last 64 open rows that has room, or opens a new one. Returns the samples of each row. A
+/// length above capacity gets a row alone.
 std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity);
 
-/// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a longer row stands
-/// alone). With several ranks, batch i is rank i % world_size's.
+/// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a
+/// longer row stands alone). With several ranks, batch i is rank i % world_size's.
 class EvalLoader {
   public:
     EvalLoader(Dataset dataset, int64_t max_tokens, int rank = 0, int world_size = 1);
@@ -81,7 +84,9 @@ class EvalLoader {
     const Dataset& dataset() const { return dataset_; }
     int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
     Batch batch(int64_t i) const;
-    int64_t labels() const { return dataset_.stats().trained_tokens; }  ///< over all ranks: the loss's divisor
+    int64_t labels() const {
+        return dataset_.stats().trained_tokens;
+    }  ///< over all ranks: the loss's divisor
 
   private:
     Dataset dataset_;

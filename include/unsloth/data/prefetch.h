@@ -14,7 +14,8 @@
 
 namespace unsloth {
 
-/// Calls load(first), load(first + 1), ... load(end - 1) on a thread of its own and keeps at most `depth` results waiting.
+/// Calls load(first), load(first + 1), ... load(end - 1) on a thread of its own and keeps at most `depth`
+/// results waiting.
 class Prefetcher {
   public:
     using Load = std::function<StepBatch(int64_t step)>;
@@ -25,8 +26,8 @@ class Prefetcher {
     /// Stops after the call of `load` in progress, if any.
     ~Prefetcher();
 
-    /// The next step, in order; nothing after the last. What `load` threw is thrown here, once its turn comes and at
-    /// every later call.
+    /// The next step, in order; nothing after the last. What `load` threw is thrown here, once its turn comes
+    /// and at every later call.
     std::optional<StepBatch> next();
 
   private:

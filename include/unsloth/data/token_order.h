@@ -7,8 +7,8 @@
 
 namespace unsloth {
 
-/// Places of the tokens of a batch, grouped by token id. Group g, the places order[starts[g]] ... order[starts[g + 1] - 1]
-/// (ascending), holds id unique[g]; ids ascend. Empty when it was not asked for.
+/// Places of the tokens of a batch, grouped by token id. Group g, the places order[starts[g]] ...
+/// order[starts[g + 1] - 1] (ascending), holds id unique[g]; ids ascend. Empty when it was not asked for.
 struct TokenOrder {
     std::vector<int32_t> order;   ///< [T]
     std::vector<int32_t> unique;  ///< [U] distinct ids, ascending
@@ -17,7 +17,8 @@ struct TokenOrder {
     bool empty() const { return order.empty(); }
 };
 
-/// Stable sort by id (least significant digit radix sort, O(T) per byte of the largest id). No id may be negative.
+/// Stable sort by id (least significant digit radix sort, O(T) per byte of the largest id). No id may be
+/// negative.
 TokenOrder sort_tokens(std::span<const int32_t> ids_T);
 
 }  // namespace unsloth
