@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <functional>
+#include <numeric>
 
 #include "unsloth/core/error.h"
 #include "unsloth/data/sampler.h"
@@ -29,6 +31,13 @@ Batch join(const std::vector<Sample>& samples) {
     std::vector<const Sample*> pointers;
     for (const Sample& sample : samples) pointers.push_back(&sample);
     return make_batch(pointers);
+}
+
+/// The sum of the `count` largest values.
+int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {
+    const auto middle = values.begin() + std::min<int64_t>(count, static_cast<int64_t>(values.size()));
+    std::partial_sort(values.begin(), middle, values.end(), std::greater<>());
+    return std::accumulate(values.begin(), middle, int64_t{0});
 }
 
 }  // namespace
@@ -94,6 +103,26 @@ int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) cons
         throw usage_error(
             cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
     return static_cast<int64_t>(std::ceil(num_train_epochs * static_cast<double>(steps_per_epoch())));
+}
+
+BatchLimits StepLoader::limits() const {
+    BatchLimits limits;
+    std::vector<int64_t> tokens, segments, labels;
+    for (const auto& [first, last] : units_) {
+        std::vector<Sample> samples;
+        for (int64_t m = first; m < last; ++m)
+            samples.push_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
+        const Batch unit = join(samples);
+        tokens.push_back(unit.tokens());
+        segments.push_back(static_cast<int64_t>(unit.segments.size()) - 1);
+        labels.push_back(unit.labels);
+        limits.longest = std::max<int64_t>(limits.longest, unit.longest);
+    }
+    const int64_t rows = options_.per_device_train_batch_size;
+    limits.tokens = sum_of_largest(std::move(tokens), rows);
+    limits.segments = sum_of_largest(std::move(segments), rows);
+    limits.labels = sum_of_largest(std::move(labels), rows);
+    return limits;
 }
 
 StepBatch StepLoader::step(int64_t number) {
@@ -169,6 +198,18 @@ EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_
             tokens += dataset_.tokens(end++);
         if (number % world_size == rank) ranges_.emplace_back(begin, end);
     }
+}
+
+BatchLimits EvalLoader::limits() const {
+    BatchLimits limits;
+    for (int64_t i = 0; i < batches(); ++i) {
+        const Batch one = batch(i);
+        limits.tokens = std::max(limits.tokens, one.tokens());
+        limits.segments = std::max(limits.segments, static_cast<int64_t>(one.segments.size()) - 1);
+        limits.longest = std::max<int64_t>(limits.longest, one.longest);
+        limits.labels = std::max(limits.labels, one.labels);
+    }
+    return limits;
 }
 
 Batch EvalLoader::batch(int64_t i) const {

@@ -50,13 +50,19 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const mo
     writer.finish();
 }
 
-std::string shard_name(std::size_t index, std::size_t count) {
+}  // namespace
+
+std::string shard_file_name(std::size_t index, std::size_t count) {
+    if (count == 1) return "model.safetensors";
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
     return name;
 }
 
-}  // namespace
+std::string shard_index_json(const std::map<std::string, std::string>& file_of_tensor, std::size_t total_bytes) {
+    const nlohmann::ordered_json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", file_of_tensor}};
+    return index.dump(2) + "\n";
+}
 
 void save_adapter(const std::filesystem::path& folder, const model::Parameters& parameters, const LoraSpec& lora, const std::string& base) {
     std::filesystem::create_directories(folder);
@@ -70,21 +76,17 @@ void save_model(const std::filesystem::path& folder, const model::Parameters& pa
                 const std::filesystem::path& source_folder, int64_t shard_bytes) {
     std::filesystem::create_directories(folder);
     const std::vector<Shard> shards = make_shards(parameters.table(), spec.dtype, shard_bytes);
-    if (shards.size() == 1) {
-        write_shard(folder / "model.safetensors", shards.front(), parameters, spec.dtype);
-    } else {
-        nlohmann::ordered_json index;
-        int64_t total = 0;
-        for (std::size_t i = 0; i < shards.size(); ++i) {
-            write_shard(folder / shard_name(i, shards.size()), shards[i], parameters, spec.dtype);
-            for (const model::Parameter* p : shards[i]) {
-                index["weight_map"][p->name] = shard_name(i, shards.size());
-                total += p->elements() * static_cast<int64_t>(size_of(spec.dtype));
-            }
+    std::map<std::string, std::string> where;
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+        const std::string file = shard_file_name(i, shards.size());
+        write_shard(folder / file, shards[i], parameters, spec.dtype);
+        for (const model::Parameter* p : shards[i]) {
+            where[p->name] = file;
+            total += static_cast<std::size_t>(p->elements()) * size_of(spec.dtype);
         }
-        index["metadata"]["total_size"] = total;
-        write_file_atomically(folder / "model.safetensors.index.json", index.dump(2) + "\n");
     }
+    if (shards.size() > 1) write_file_atomically(folder / "model.safetensors.index.json", shard_index_json(where, total));
     write_file_atomically(folder / "config.json", write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
 }
 

@@ -105,9 +105,8 @@ void Trainer::banner() const {
               count_text(total), " parameters; base: ", plan_->base_description());
     log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)", full() ? ", all of it" : "");
     log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype), ", residual stream in the same type");
-    log::info("data       ", describe_dataset(loader_->dataset()));
-    log::info("steps      ", total_steps_, " (", loader_->steps_per_epoch(), " an epoch); micro-batch ",
-              config().training.per_device_train_batch_size, " rows x ", config().training.gradient_accumulation_steps, " accumulated");
+    log::info("data       ", describe(*loader_));
+    log::info("steps      ", total_steps_);
     log::info("keeps      ", plan_->request().sizes.keep == Keep::input ? "each layer's input; the rest is recomputed (gradient_checkpointing full)"
                                                                         : "every layer's activations (gradient_checkpointing none)");
     log::info("memory plan\n", plan_->table_text());

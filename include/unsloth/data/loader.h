@@ -22,6 +22,13 @@ struct LoaderOptions {
     int world_size = 1;
 };
 
+/// The most that a micro-batch may hold, whatever the order of the rows: what memory is planned for.
+struct BatchLimits {
+    int64_t tokens = 0, segments = 0;
+    int64_t longest = 0;  ///< tokens of the longest segment
+    int64_t labels = 0;   ///< rows with a target
+};
+
 /// Training steps, by number. A step takes the next per_device_train_batch_size x world_size x
 /// gradient_accumulation_steps rows of the epoch's order, whatever the world size; its k-th round of
 /// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, rank r taking its slice. As
@@ -44,6 +51,8 @@ class StepLoader {
     int64_t steps_per_epoch() const;
     /// max_steps if it is not negative, else num_train_epochs x steps_per_epoch, rounded up.
     int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
+
+    BatchLimits limits() const;
 
     /// The step with this number, from 0. Depends on nothing that was asked before: a resumed run just goes
     /// on. Not safe from several threads at once.
@@ -84,6 +93,7 @@ class EvalLoader {
     const Dataset& dataset() const { return dataset_; }
     int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
     Batch batch(int64_t i) const;
+    BatchLimits limits() const;
     int64_t labels() const {
         return dataset_.stats().trained_tokens;
     }  ///< over all ranks: the loss's divisor
