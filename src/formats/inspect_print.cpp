@@ -23,8 +23,12 @@ std::string size_text(std::size_t bytes) {
 }
 
 std::string grouped_digits(int64_t value) {
-    std::string text = std::to_string(value);
-    for (auto i = static_cast<std::ptrdiff_t>(text.size()) - 3; i > 0; i -= 3) text.insert(static_cast<std::size_t>(i), ",");
+    const std::string digits = std::to_string(value);
+    std::string text;
+    for (std::size_t i = 0; i < digits.size(); ++i) {
+        if (i != 0 && (digits.size() - i) % 3 == 0) text += ',';
+        text += digits[i];
+    }
     return text;
 }
 
