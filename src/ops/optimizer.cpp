@@ -203,7 +203,7 @@ at::Tensor dynamic_maps(at::Device device) {
 }
 
 float bias_correction(double beta, uint32_t step) {
-    return 1.0F - static_cast<float>(std::pow(static_cast<double>(static_cast<float>(beta)), static_cast<double>(step)));
+    return static_cast<float>(-std::expm1(static_cast<double>(step) * std::log(beta)));
 }
 
 int64_t gradient_norm_scratch(int64_t elements) {

@@ -39,8 +39,8 @@ std::vector<float> dynamic_map(bool is_signed);
 /// AdamwState::maps on `device`.
 at::Tensor dynamic_maps(at::Device device);
 
-/// 1 - beta^step as StepScalars holds it: beta rounded to fp32 first and the power rounded to fp32, which is what gives
-/// bitsandbytes' codes.
+/// 1 - beta^step as StepScalars holds it, from fp64 (as torch's optimizers compute it; bitsandbytes does it in fp32, which
+/// moves the update by up to 1e-5 of itself in the first steps).
 float bias_correction(double beta, uint32_t step);
 
 /// Computes the global L2 norm of grads_P (partial sums of 16384 elements in a fixed order, fp64 total), removes the loss
