@@ -16,7 +16,7 @@
 #define UNSLOTH_HOST_DEVICE inline
 #endif
 
-namespace unsloth::kernels {
+namespace unsloth::kernels::adamw {
 
 #ifdef __CUDA_ARCH__
 UNSLOTH_HOST_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
@@ -34,13 +34,13 @@ UNSLOTH_HOST_DEVICE float root(float a) { return sqrtf(a); }
 
 /// What stays the same over a run; `rest` = 1 - beta. The 32-bit form rounds 1 - beta from fp64 (as torch does), the 8-bit
 /// one subtracts in fp32 (as bitsandbytes does).
-struct AdamwConstants {
+struct Constants {
     float beta1, beta2, eps, weight_decay;
     float rest1_from_f64, rest2_from_f64;
 };
 
 /// What is the same for all elements of a step.
-struct AdamwFactors {
+struct Factors {
     float clip;            ///< on the gradient
     float keep;            ///< 1 - lr * weight_decay
     float minus_step32;    ///< -lr / bias_correction1
@@ -50,8 +50,8 @@ struct AdamwFactors {
     float rest1_8, rest2_8;
 };
 
-UNSLOTH_HOST_DEVICE AdamwFactors adamw_factors(const AdamwConstants& c, const StepScalars& s, float clip) {
-    AdamwFactors f;
+UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const StepScalars& s, float clip) {
+    Factors f;
     f.clip = clip;
     f.keep = sub(1.0F, mul(s.learning_rate, c.weight_decay));
     f.minus_step32 = -div(s.learning_rate, s.bias_correction1);
@@ -64,7 +64,7 @@ UNSLOTH_HOST_DEVICE AdamwFactors adamw_factors(const AdamwConstants& c, const St
 }
 
 /// torch.optim.AdamW: decay, then the update.
-UNSLOTH_HOST_DEVICE void adamw_element_32bit(const AdamwConstants& c, const AdamwFactors& f, bool decays, float gradient,
+UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, bool decays, float gradient,
                                              float& p, float& m, float& v) {
     const float g = mul(gradient, f.clip);
     if (decays) p = mul(p, f.keep);
@@ -75,7 +75,7 @@ UNSLOTH_HOST_DEVICE void adamw_element_32bit(const AdamwConstants& c, const Adam
 }
 
 /// bitsandbytes' update from the dequantised moments, decay after it. `v_floor`: see v_floor_8bit.
-UNSLOTH_HOST_DEVICE void adamw_element_8bit(const AdamwConstants& c, const AdamwFactors& f, bool decays, float gradient,
+UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool decays, float gradient,
                                             float v_floor, float& p, float& m, float& v) {
     const float g = mul(gradient, f.clip);
     m = add(mul(m, c.beta1), mul(f.rest1_8, g));
@@ -91,7 +91,7 @@ inline constexpr int zero_code_v = 0;    ///< the unsigned map's entry 0
 /// Guard: a second moment that rounded to 0 beside a first moment that did not is unknown between 0 and the map's first
 /// step. A gradient of (nearly) zero would then divide m by eps alone and the element would jump, so v does not fall below
 /// what the smallest non-zero entry would have become. `smallest`: that entry, maps[256 + 1].
-UNSLOTH_HOST_DEVICE float v_floor_8bit(const AdamwConstants& c, int code_m, int code_v, float smallest, float absmax_v) {
+UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest, float absmax_v) {
     return code_v == zero_code_v && code_m != zero_code_m ? mul(mul(smallest, absmax_v), c.beta2) : 0.0F;
 }
 
@@ -127,4 +127,4 @@ UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepS
     outcome.clip = outcome.skipped != 0 ? 0.0F : static_cast<float>(clip / static_cast<double>(scalars.loss_scale));
 }
 
-}  // namespace unsloth::kernels
+}  // namespace unsloth::kernels::adamw

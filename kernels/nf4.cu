@@ -1,13 +1,13 @@
 // NF4 / FP4 dequantisation at copy speed, and NF4 quantisation.
 //
 // Every product and sum is an explicit __fmul_rn / __fadd_rn: a fused multiply-add would change bits.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "kernels/nf4.h"
 
 #include <algorithm>
 #include <iterator>
 
-#include "kernels/nf4.h"
+#include "kernels/common.h"
+#include "kernels/device.cuh"
 
 namespace unsloth::kernels {
 namespace {
@@ -25,15 +25,6 @@ __device__ __forceinline__ float block_absmax(const Quant4View& weight, int64_t 
     const float product = __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / quant4_nested_block]);
     return __fadd_rn(product, weight.nested_offset);
 }
-
-template <class T>
-__device__ __forceinline__ T round_to(float x);
-template <>
-__device__ __forceinline__ float round_to<float>(float x) { return x; }
-template <>
-__device__ __forceinline__ __nv_bfloat16 round_to<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
-template <>
-__device__ __forceinline__ __half round_to<__half>(float x) { return __float2half_rn(x); }
 
 __device__ __forceinline__ void store_group(float* out, const float (&v)[group]) {
     reinterpret_cast<float4*>(out)[0] = make_float4(v[0], v[1], v[2], v[3]);
@@ -119,33 +110,27 @@ __global__ void __launch_bounds__(threads) dequantize_general(Quant4View weight,
         for (int k = 0; k < 2 && first + k < elements; ++k) {
             const int64_t row = (first + k) / weight.cols, column = (first + k) % weight.cols;
             const int code = k == 0 ? pair >> 4 : pair & 15;
-            out[row * row_stride + column] = round_to<T>(__fmul_rn(weight.code[code], absmax));
+            out[row * row_stride + column] = from_float<T>(__fmul_rn(weight.code[code], absmax));
         }
     }
 }
 
 template <class T>
-cudaError_t launch_dequantize(const DequantizeArgs& args, cudaStream_t stream) {
+void launch_dequantize(const DequantizeArgs& args, cudaStream_t stream) {
     auto* out = static_cast<T*>(args.out);
     const int64_t elements = args.weight.elements();
     if (dequantize_is_vectorized(args)) {
-        const int64_t warps = (elements + warp_elements - 1) / warp_elements;
-        const int64_t grid = (warps + threads / warp - 1) / (threads / warp);
-        dequantize_vectorized<T><<<static_cast<unsigned>(grid), threads, 0, stream>>>(
-            args.weight, out, args.row_stride, static_cast<uint32_t>(elements / group),
-            FastDivide(static_cast<uint32_t>(args.weight.cols / group)));
+        const auto grid = static_cast<unsigned>(ceil_div(ceil_div(elements, warp_elements), threads / warp));
+        UNSLOTH_LAUNCH(dequantize_vectorized<T>, grid, threads, 0, stream, args.weight, out, args.row_stride,
+                       static_cast<uint32_t>(elements / group), FastDivide(static_cast<uint32_t>(args.weight.cols / group)));
     } else {
-        const int64_t pairs = (elements + 1) / 2;
-        const int64_t grid = std::min<int64_t>((pairs + threads - 1) / threads, int64_t{1} << 20);
-        dequantize_general<T><<<static_cast<unsigned>(grid), threads, 0, stream>>>(args.weight, out, args.row_stride);
+        const int64_t pairs = ceil_div(elements, 2);
+        const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, threads), int64_t{1} << 20));
+        UNSLOTH_LAUNCH(dequantize_general<T>, grid, threads, 0, stream, args.weight, out, args.row_stride);
     }
-    return cudaGetLastError();
 }
 
 // ---- quantisation ----
-
-template <class T>
-__device__ __forceinline__ float to_float(T x) { return static_cast<float>(x); }
 
 __device__ __forceinline__ float finite_magnitude(float x) {
     const float magnitude = fabsf(x);
@@ -239,13 +224,6 @@ __global__ void __launch_bounds__(quant4_nested_block)
     codes[block] = static_cast<uint8_t>(begin);
 }
 
-template <class T>
-void launch_quantize_blocks(const QuantizeArgs& args, int64_t blocks, cudaStream_t stream) {
-    const int64_t grid = (blocks + threads / warp - 1) / (threads / warp);
-    quantize_blocks<T><<<static_cast<unsigned>(grid), threads, 0, stream>>>(static_cast<const T*>(args.w), args.elements,
-                                                                           blocks, Nf4Thresholds(), args.packed, args.absmax);
-}
-
 }  // namespace
 
 bool dequantize_is_vectorized(const DequantizeArgs& args) {
@@ -254,30 +232,25 @@ bool dequantize_is_vectorized(const DequantizeArgs& args) {
     return aligned && small_enough && args.weight.cols % group == 0 && args.row_stride % group == 0;
 }
 
-cudaError_t dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream) {
-    if (args.weight.elements() == 0) return cudaSuccess;
-    switch (args.out_type) {
-        case DType::f32: return launch_dequantize<float>(args, stream);
-        case DType::bf16: return launch_dequantize<__nv_bfloat16>(args, stream);
-        case DType::f16: return launch_dequantize<__half>(args, stream);
-        default: return cudaErrorInvalidValue;
-    }
+void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream) {
+    if (args.weight.elements() == 0) return;
+    dispatch_floating(args.out_type, [&](auto tag) { launch_dequantize<typename decltype(tag)::type>(args, stream); });
 }
 
-cudaError_t quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
-    const int64_t blocks = (args.elements + quant4_block - 1) / quant4_block;
-    if (blocks == 0) return cudaMemsetAsync(args.offset, 0, sizeof(float), stream);
-    switch (args.type) {
-        case DType::f32: launch_quantize_blocks<float>(args, blocks, stream); break;
-        case DType::bf16: launch_quantize_blocks<__nv_bfloat16>(args, blocks, stream); break;
-        case DType::f16: launch_quantize_blocks<__half>(args, blocks, stream); break;
-        default: return cudaErrorInvalidValue;
+void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
+    const int64_t blocks = ceil_div(args.elements, quant4_block);
+    if (blocks == 0) {
+        UNSLOTH_CUDA_CHECK(cudaMemsetAsync(args.offset, 0, sizeof(float), stream));
+        return;
     }
-    mean_of<<<1, mean_threads, 0, stream>>>(args.absmax, blocks, args.offset);
-    const auto nested_blocks = static_cast<unsigned>((blocks + quant4_nested_block - 1) / quant4_nested_block);
-    quantize_absmax<<<nested_blocks, quant4_nested_block, 0, stream>>>(args.absmax, blocks, args.offset, args.map,
-                                                                      args.absmax_codes, args.nested_absmax);
-    return cudaGetLastError();
+    dispatch_floating(args.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads, 0, stream,
+                       static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(), args.packed, args.absmax);
+    });
+    UNSLOTH_LAUNCH(mean_of, 1, mean_threads, 0, stream, args.absmax, blocks, args.offset);
+    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, quant4_nested_block)), quant4_nested_block, 0, stream,
+                   args.absmax, blocks, args.offset, args.map, args.absmax_codes, args.nested_absmax);
 }
 
 }  // namespace unsloth::kernels

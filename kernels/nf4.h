@@ -1,5 +1,5 @@
 // 4-bit block-wise quantisation on the GPU. Formulas: include/unsloth/spec/quant4.h. All pointers are device pointers,
-// work is issued on `stream`, nothing synchronises; the launchers return the launch's status.
+// work is issued on `stream`, nothing synchronises; a failed launch throws.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@ struct DequantizeArgs {
 
 /// Whether the vectorised kernel (8 elements a thread) serves these arguments; the general one serves all.
 bool dequantize_is_vectorized(const DequantizeArgs& args);
-cudaError_t dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream);
+void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream);
 
 struct QuantizeArgs {
     const void* w = nullptr;         ///< [elements]
@@ -32,6 +32,6 @@ struct QuantizeArgs {
     float* offset = nullptr;         ///< out [1]
 };
 
-cudaError_t quantize_nf4(const QuantizeArgs& args, cudaStream_t stream);
+void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

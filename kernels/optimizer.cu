@@ -1,10 +1,14 @@
 // One AdamW kernel for all trainable parameters, and their gradient norm.
+#include "kernels/optimizer.h"
+
 #include <algorithm>
 
-#include "kernels/optimizer.h"
+#include "kernels/common.h"
 
 namespace unsloth::kernels {
 namespace {
+
+using namespace adamw;
 
 constexpr int warp = 32;
 constexpr unsigned all_lanes = 0xFFFFFFFFu;
@@ -78,18 +82,18 @@ __device__ __forceinline__ void store_8(uint8_t* to, const int (&from)[per_lane]
 }
 
 /// `p`, `g`: this lane's elements. The moments' slot begins at m and v (already at this lane's place).
-__device__ __forceinline__ void step_32bit(const AdamwArgs& args, const AdamwFactors& factors, bool decays, const float (&g)[per_lane],
+__device__ __forceinline__ void step_32bit(const AdamwArgs& args, const Factors& factors, bool decays, const float (&g)[per_lane],
                                            float (&p)[per_lane], float* m_slot, float* v_slot) {
     float m[per_lane], v[per_lane];
     load_8(m_slot, m);
     load_8(v_slot, v);
 #pragma unroll
-    for (int k = 0; k < per_lane; ++k) adamw_element_32bit(args.constants, factors, decays, g[k], p[k], m[k], v[k]);
+    for (int k = 0; k < per_lane; ++k) element_32bit(args.constants, factors, decays, g[k], p[k], m[k], v[k]);
     store_8(m_slot, m);
     store_8(v_slot, v);
 }
 
-__device__ __forceinline__ void step_8bit(const AdamwArgs& args, const AdamwFactors& factors, const Tables& tables, bool decays,
+__device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& factors, const Tables& tables, bool decays,
                                           int slot, int lane, const float (&g)[per_lane], float (&p)[per_lane]) {
     uint8_t* m_slot = args.m8 + int64_t{slot} * block_elements + lane * 4;
     uint8_t* v_slot = args.v8 + int64_t{slot} * block_elements + lane * 4;
@@ -103,7 +107,7 @@ __device__ __forceinline__ void step_8bit(const AdamwArgs& args, const AdamwFact
         m[k] = mul(tables.map[code_m[k]], old_absmax_m);
         v[k] = mul(tables.map[256 + code_v[k]], old_absmax_v);
         const float v_floor = v_floor_8bit(args.constants, code_m[k], code_v[k], tables.map[257], old_absmax_v);
-        adamw_element_8bit(args.constants, factors, decays, g[k], v_floor, p[k], m[k], v[k]);
+        element_8bit(args.constants, factors, decays, g[k], v_floor, p[k], m[k], v[k]);
         largest_m = fmaxf(largest_m, fabsf(m[k]));
         largest_v = fmaxf(largest_v, v[k]);
     }
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(threads) adamw_blocks(AdamwArgs args) {
     __shared__ Tables tables;
     if (args.outcome->skipped != 0) return;
     load_tables(args.maps, tables);
-    const AdamwFactors factors = adamw_factors(args.constants, *args.scalars, args.outcome->clip);
+    const Factors factors = make_factors(args.constants, *args.scalars, args.outcome->clip);
     const int lane = threadIdx.x % warp;
     const int64_t warps = int64_t{gridDim.x} * (threads / warp);
     for (int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp; block < args.blocks; block += warps) {
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(threads) adamw_blocks(AdamwArgs args) {
 }
 
 /// The sum of `sum` over the thread block, at thread 0, in a fixed order.
-__device__ double block_sum(double sum) {
+__device__ double sum_of_block(double sum) {
     __shared__ double sums[threads];
     sums[threadIdx.x] = sum;
     for (int half = threads / 2; half > 0; half /= 2) {
@@ -170,7 +174,7 @@ __global__ void __launch_bounds__(threads) sum_of_squares(const float* __restric
         const float4 v = *reinterpret_cast<const float4*>(x + i);
         sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
-    const double total = block_sum(static_cast<double>(sum));
+    const double total = sum_of_block(static_cast<double>(sum));
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
@@ -178,24 +182,23 @@ __global__ void __launch_bounds__(threads) finish_norm(const double* __restrict_
                                                       StepOutcome* outcome) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += threads) sum += partials[i];
-    const double total = block_sum(sum);
+    const double total = sum_of_block(sum);
     if (threadIdx.x == 0) finish_gradient_norm(total, *scalars, *outcome);
 }
 
 }  // namespace
 
-cudaError_t adamw_step(const AdamwArgs& args, cudaStream_t stream) {
-    if (args.blocks == 0) return cudaSuccess;
-    const auto grid = static_cast<unsigned>(std::min<int64_t>((args.blocks + threads / warp - 1) / (threads / warp), max_grid));
-    adamw_blocks<<<grid, threads, 0, stream>>>(args);
-    return cudaGetLastError();
+void adamw_step(const AdamwArgs& args, cudaStream_t stream) {
+    if (args.blocks == 0) return;
+    const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(args.blocks, threads / warp), max_grid));
+    UNSLOTH_LAUNCH(adamw_blocks, grid, threads, 0, stream, args);
 }
 
-cudaError_t gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {
-    const int64_t chunks = (args.elements + norm_chunk - 1) / norm_chunk;
-    if (chunks > 0) sum_of_squares<<<static_cast<unsigned>(chunks), threads, 0, stream>>>(args.grads, args.elements, args.partials);
-    finish_norm<<<1, threads, 0, stream>>>(args.partials, chunks, args.scalars, args.outcome);
-    return cudaGetLastError();
+void gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {
+    const int64_t chunks = ceil_div(args.elements, norm_chunk);
+    if (chunks > 0)
+        UNSLOTH_LAUNCH(sum_of_squares, static_cast<unsigned>(chunks), threads, 0, stream, args.grads, args.elements, args.partials);
+    UNSLOTH_LAUNCH(finish_norm, 1, threads, 0, stream, args.partials, chunks, args.scalars, args.outcome);
 }
 
 }  // namespace unsloth::kernels

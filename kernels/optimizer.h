@@ -1,5 +1,5 @@
 // AdamW over a flat buffer of 256-element blocks, and the gradient norm, on the GPU. Contract: include/unsloth/ops/optimizer.h.
-// All pointers are device pointers; work is issued on `stream`, nothing synchronises; the launchers return the launch's status.
+// All pointers are device pointers; work is issued on `stream`, nothing synchronises; a failed launch throws.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,12 +19,12 @@ struct AdamwArgs {
     uint8_t *m8 = nullptr, *v8 = nullptr;
     float *absmax_m8 = nullptr, *absmax_v8 = nullptr;
     const float* maps = nullptr;     ///< [512]: signed, unsigned
-    AdamwConstants constants{};
+    adamw::Constants constants{};
     const StepScalars* scalars = nullptr;
     const StepOutcome* outcome = nullptr;
 };
 
-cudaError_t adamw_step(const AdamwArgs& args, cudaStream_t stream);
+void adamw_step(const AdamwArgs& args, cudaStream_t stream);
 
 /// Elements one partial sum covers: fixed, so that the order of summation depends on the number of elements alone.
 inline constexpr int64_t norm_chunk = 16384;
@@ -37,6 +37,6 @@ struct GradientNormArgs {
     StepOutcome* outcome = nullptr;
 };
 
-cudaError_t gradient_norm(const GradientNormArgs& args, cudaStream_t stream);
+void gradient_norm(const GradientNormArgs& args, cudaStream_t stream);
 
 }  // namespace unsloth::kernels
