@@ -36,6 +36,8 @@ void install_interrupt_handlers() {
         UNSLOTH_CHECK(::sigaction(signal, &action, nullptr) == 0, "sigaction(", signal, ")");
 }
 
-int interrupt_requested() noexcept { return remembered_signal.load(std::memory_order_relaxed); }
+int interrupt_requested() noexcept {
+    return remembered_signal.load(std::memory_order_relaxed);
+}
 
 }  // namespace unsloth

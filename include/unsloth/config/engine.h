@@ -1,8 +1,8 @@
 // What the program asks of the engine, the library that holds LibTorch. The executable opens it only for the commands
 // below, so that --help, config, inspect and tokenize start at once.
 //
-// Every call runs one command to its end, writes results to the files it names or to stdout, logs through core/log.h and
-// throws Error (or Interrupted, after saving) on failure. All values were validated by config/load.h.
+// Every call runs one command to its end, writes results to the files it names or to stdout, logs through core/log.h
+// and throws Error (or Interrupted, after saving) on failure. All values were validated by config/load.h.
 #pragma once
 
 #include <cstdint>
