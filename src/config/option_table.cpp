@@ -176,6 +176,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"use_gradient_checkpointing"});
     options.add("deterministic", training.deterministic,
                 "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.");
+    options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
         .at_least(0);
     options.add("save_steps", training.save_steps, "Save checkpoint-N every so many steps; 0: only at the end.")

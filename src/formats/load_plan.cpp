@@ -15,8 +15,8 @@ class Resolver {
   public:
     Resolver(const Checkpoint& checkpoint, const ModelSpec& spec) : checkpoint_(checkpoint), spec_(spec) {}
 
-    std::vector<WeightSource> resolve() {
-        std::vector<WeightSource> sources;
+    std::vector<TensorSource> resolve() {
+        std::vector<TensorSource> sources;
         for (TensorRule& rule : tensor_table(spec_)) sources.push_back(resolve_rule(std::move(rule)));
         find_unknown();
         problems_.throw_if_any(checkpoint_.folder().string(),
@@ -25,8 +25,8 @@ class Resolver {
     }
 
   private:
-    WeightSource resolve_rule(TensorRule rule) {
-        WeightSource source;
+    TensorSource resolve_rule(TensorRule rule) {
+        TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
         source.tensor = checkpoint_.find(name);
@@ -44,7 +44,7 @@ class Resolver {
         return source;
     }
 
-    void check_quantised(const WeightSource& source) {
+    void check_quantised(const TensorSource& source) {
         const std::string& name = source.rule.hf_name;
         for (const TensorView* part : source.quant4->parts) used_.insert(part->name);
         const Quant4View& view = source.quant4->view;
@@ -56,7 +56,7 @@ class Resolver {
         }
     }
 
-    void check_plain(const WeightSource& source) {
+    void check_plain(const TensorSource& source) {
         const std::string& name = source.rule.hf_name;
         const TensorView& tensor = *source.tensor;
         const std::string found = cat(safetensors_name(tensor.dtype), " ", shape_text(tensor.shape));
@@ -89,60 +89,60 @@ class Resolver {
 
 }  // namespace
 
-void WeightSource::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
+void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule.hf_name, ": rows ", row_begin, " to ", row_end);
     if (quant4) return dequantize_rows(quant4->view, row_begin, row_end, out);
     const std::size_t row_bytes = static_cast<std::size_t>(cols()) * size_of(tensor->dtype);
     convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes, (row_end - row_begin) * cols(), out);
 }
 
-ModelTensors::ModelTensors(std::vector<WeightSource> sources) : sources_(std::move(sources)) {
+ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {
     for (std::size_t i = 0; i < sources_.size(); ++i) index_.emplace(sources_[i].rule.hf_name, i);
 }
 
-const WeightSource* ModelTensors::find(const std::string& hf_name) const {
+const TensorSource* ModelTensors::find(const std::string& hf_name) const {
     const auto it = index_.find(hf_name);
     return it == index_.end() ? nullptr : &sources_[it->second];
 }
 
-const WeightSource& ModelTensors::linear(int layer, Projection p) const {
-    const WeightSource* const source = find(cat("model.layers.", layer, ".", path_of(p), ".weight"));
+const TensorSource& ModelTensors::linear(int layer, Projection p) const {
+    const TensorSource* const source = find(cat("model.layers.", layer, ".", path_of(p), ".weight"));
     UNSLOTH_CHECK(source != nullptr, "layer ", layer, " has no ", name_of(p));
     return *source;
 }
 
-const WeightSource* ModelTensors::bias(int layer, Projection p) const {
+const TensorSource* ModelTensors::bias(int layer, Projection p) const {
     return find(cat("model.layers.", layer, ".", path_of(p), ".bias"));
 }
 
-const WeightSource& ModelTensors::of(TensorRole role, int layer) const {
+const TensorSource& ModelTensors::of(TensorRole role, int layer) const {
     UNSLOTH_CHECK(role != TensorRole::linear && role != TensorRole::bias, "a layer has several of this role");
-    for (const WeightSource& source : sources_)
+    for (const TensorSource& source : sources_)
         if (source.rule.role == role && source.rule.layer == layer) return source;
     UNSLOTH_CHECK(false, "the model has no tensor of role ", static_cast<int>(role), " in layer ", layer);
     return sources_.front();
 }
 
-const WeightSource& ModelTensors::head() const {
-    const WeightSource* const head = find("lm_head.weight");
+const TensorSource& ModelTensors::head() const {
+    const TensorSource* const head = find("lm_head.weight");
     return head != nullptr ? *head : of(TensorRole::embed_tokens);
 }
 
 int64_t ModelTensors::parameters() const {
     int64_t count = 0;
-    for (const WeightSource& source : sources_) count += source.rows() * source.cols();
+    for (const TensorSource& source : sources_) count += source.rows() * source.cols();
     return count;
 }
 
 std::size_t ModelTensors::stored_bytes() const {
     std::size_t bytes = 0;
-    for (const WeightSource& source : sources_) bytes += source.stored_bytes();
+    for (const TensorSource& source : sources_) bytes += source.stored_bytes();
     return bytes;
 }
 
 int64_t ModelTensors::quantised_linears() const {
     int64_t count = 0;
-    for (const WeightSource& source : sources_) count += source.quantised();
+    for (const TensorSource& source : sources_) count += source.quantised();
     return count;
 }
 

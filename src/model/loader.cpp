@@ -65,7 +65,7 @@ ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request
         throw usage_error(cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are 4-bit"),
                           "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
     if (request_.adapter) {
-        adapter_.emplace(read_adapter(*request_.adapter, spec()));
+        adapter_ = std::make_shared<const Adapter>(read_adapter(*request_.adapter, spec()));
         const double dropout = request_.lora ? request_.lora->lora_dropout : adapter_->config.lora.lora_dropout;
         request_.lora = adapter_->config.lora;
         request_.lora->lora_dropout = dropout;

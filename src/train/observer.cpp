@@ -112,7 +112,13 @@ class ProgressBar final : public Observer, public log::Decoration {
         const int width = std::clamp(columns() - static_cast<int>(tail.size()) - 3, 0, 40);
         const auto full = static_cast<int>(static_cast<double>(width) * static_cast<double>(r.step) / static_cast<double>(std::max<int64_t>(r.total_steps, 1)));
         before();
-        line_ = width > 4 ? "[" + std::string(static_cast<std::size_t>(full), '#') + std::string(static_cast<std::size_t>(width - full), '.') + "]" + tail : tail;
+        line_.clear();
+        if (width > 4) {
+            line_ += '[';
+            for (int i = 0; i < width; ++i) line_ += i < full ? '#' : '.';
+            line_ += ']';
+        }
+        line_ += tail;
         after();
     }
     void on_eval(const EvalReport& r) override { log::info(eval_text(r)); }

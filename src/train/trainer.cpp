@@ -13,7 +13,6 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/train/save.h"
-#include "unsloth/train/schedule.h"
 
 namespace unsloth::train {
 namespace {
@@ -30,6 +29,22 @@ std::string count_text(int64_t count) {
     else if (value >= 1e4) std::snprintf(text, sizeof text, "%.1f k", value / 1e3);
     else std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
     return text;
+}
+
+/// Keeps the `limit` newest checkpoint-N folders; 0: all.
+void remove_old_checkpoints(const std::filesystem::path& folder, int64_t limit) {
+    if (limit == 0) return;
+    constexpr std::string_view prefix = "checkpoint-";
+    std::vector<std::pair<int64_t, std::filesystem::path>> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        const std::string name = entry.path().filename().string();
+        if (!entry.is_directory() || name.rfind(prefix, 0) != 0) continue;
+        const std::string number = name.substr(prefix.size());
+        if (number.empty() || number.size() > 18 || number.find_first_not_of("0123456789") != std::string::npos) continue;
+        found.emplace_back(std::stoll(number), entry.path());
+    }
+    std::sort(found.begin(), found.end());
+    for (std::size_t i = 0; i + static_cast<std::size_t>(limit) < found.size(); ++i) std::filesystem::remove_all(found[i].second);
 }
 
 }  // namespace
@@ -65,6 +80,8 @@ void Trainer::open_data() {
                           std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
     loader_ = std::make_unique<StepLoader>(std::move(train), loader);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
+    schedule_ = schedule_options(config().training, total_steps_);
+    if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) plateau_.emplace(schedule_);
 }
 
 void Trainer::make_plan() {
@@ -131,7 +148,8 @@ void Trainer::load() {
 
 double Trainer::learning_rate(int64_t step) const {
     const TrainingOptions& t = config().training;
-    return t.learning_rate * schedule_multiplier(schedule_settings(t, total_steps_), step - 1);
+    if (plateau_) return plateau_->learning_rate();
+    return t.learning_rate * schedule_multiplier(t.lr_scheduler_type, schedule_, step - 1);
 }
 
 // --- the loop ------------------------------------------------------------------------------------------------------
@@ -176,7 +194,8 @@ void Trainer::loop() {
         while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
     };
     while (std::optional<StepBatch> batch = batches.next()) {
-        stepper_->issue(*batch, ++step, learning_rate(step));
+        ++step;
+        stepper_->issue(*batch, step, learning_rate(step));
         drain(false);
         const int signal = interrupt_requested();
         const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_;
@@ -184,7 +203,10 @@ void Trainer::loop() {
         if (signal == 0 && !evaluates && !saves) continue;
         drain(true);
         if (evaluates) maybe_evaluate(step, last_epoch_);
-        if (saves) save(std::filesystem::path(t.output_dir) / cat("checkpoint-", step), step, last_epoch_);
+        if (saves) {
+            save(std::filesystem::path(t.output_dir) / cat("checkpoint-", step), step, last_epoch_);
+            remove_old_checkpoints(t.output_dir, t.save_total_limit);
+        }
         if (signal != 0) {
             observers_.clear();
             save(t.output_dir, step, last_epoch_);
@@ -255,6 +277,7 @@ void Trainer::maybe_evaluate(int64_t step, double epoch) {
     const EvalReport report = evaluate(step, epoch);
     for (const auto& observer : observers_) observer->on_eval(report);
     history_.on_eval(report);
+    if (plateau_) plateau_->observe(report.loss);
     if (!best_eval_ || report.loss < *best_eval_) {
         best_eval_ = report.loss;
         best_step_ = report.step;

@@ -79,6 +79,7 @@ struct TrainingOptions {
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
     bool deterministic = false;
     int64_t eval_steps = 0;
+    bool eval_on_start = false;
     int64_t save_steps = 0;
     int64_t save_total_limit = 0;
     int64_t logging_steps = 1;

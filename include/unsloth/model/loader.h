@@ -66,7 +66,7 @@ class ModelPlan {
 
     std::shared_ptr<const WeightFile> file_;
     LoadRequest request_;
-    std::optional<Adapter> adapter_;
+    std::shared_ptr<const Adapter> adapter_;
     std::vector<LayerLora> lora_layers_;
     std::optional<ParameterTable> table_;
     LayerLayout layout_;

@@ -7,6 +7,7 @@
 
 #include "unsloth/data/loader.h"
 #include "unsloth/train/observer.h"
+#include "unsloth/train/schedule.h"
 #include "unsloth/train/session.h"
 #include "unsloth/train/step.h"
 
@@ -50,6 +51,8 @@ class Trainer {
     std::optional<EvalLoader> eval_;
     Dataset eval_rows_;
     int64_t total_steps_ = 0;
+    ScheduleOptions schedule_;
+    std::optional<PlateauSchedule> plateau_;  ///< reduce_lr_on_plateau follows the evaluations
     std::unique_ptr<model::ModelPlan> plan_;
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
