@@ -42,6 +42,17 @@ std::string list_places(const JsonLinesFile& file, const std::vector<int64_t>& l
     return count > static_cast<int64_t>(lines.size()) ? text + ", ..." : text;
 }
 
+JsonLinesFile open_rows(const std::filesystem::path& path) {
+    JsonLinesFile file(path);
+    if (file.rows() == 0)
+        throw input_error(cat(file.name(), ": has no rows"), "Expected one JSON object on each line.");
+    if (file.rows() > std::numeric_limits<int32_t>::max())
+        throw input_error(
+            cat(file.name(), ": has ", file.rows(), " rows, more than a row number of 32 bits can name"),
+            "Split the file.");
+    return file;
+}
+
 /// The format that options name, or that the first readable row has.
 DataFormat find_format(const JsonLinesFile& file, const DatasetOptions& options) {
     if (options.format != DataFormat::automatic) return options.format;
@@ -167,6 +178,10 @@ std::vector<int64_t> counted(int64_t n) {
 
 }  // namespace
 
+DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options) {
+    return find_format(open_rows(path), options);
+}
+
 Dataset::Dataset() : store_(std::make_shared<Store>()) {}
 
 Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, DatasetStats file)
@@ -178,13 +193,7 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
 
 Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options,
                       const RowEncoder* encoder) {
-    const JsonLinesFile file(path);
-    if (file.rows() == 0)
-        throw input_error(cat(file.name(), ": has no rows"), "Expected one JSON object on each line.");
-    if (file.rows() > std::numeric_limits<int32_t>::max())
-        throw input_error(
-            cat(file.name(), ": has ", file.rows(), " rows, more than a row number of 32 bits can name"),
-            "Split the file.");
+    const JsonLinesFile file = open_rows(path);
     DatasetStats stats;
     stats.format = find_format(file, options);
     const RowFormatter formatter(stats.format, options, encoder);

@@ -32,6 +32,10 @@ struct DatasetStats {
     DataFormat format = DataFormat::automatic;  ///< as detected
 };
 
+/// The format of a file's rows: options.format, or what the columns of the first readable row say (logged).
+/// Input Error when the file has no row, or its first row (with skip_bad_rows: every row) does not tell.
+DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options);
+
 /// Rows ready to train on: an immutable store shared by copies and splits, and the list of its rows that are
 /// ours.
 class Dataset {
