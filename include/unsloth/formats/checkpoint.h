@@ -34,6 +34,7 @@ class Checkpoint {
 
   private:
     Checkpoint() = default;
+    void open_shards(const std::filesystem::path& index);
     void add_tensors_of(const SafetensorsFile& file);
 
     std::filesystem::path folder_;
