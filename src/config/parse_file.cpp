@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include "config/parse.h"
 #include "config/suggest.h"
@@ -9,19 +10,22 @@
 namespace unsloth::config {
 namespace {
 
-std::string position_text(const std::string& content, std::size_t byte) {
-    const auto end = content.begin() + static_cast<std::ptrdiff_t>(std::min(byte, content.size()));
-    const auto line = 1 + std::count(content.begin(), end, '\n');
-    const auto line_start = std::find(std::make_reverse_iterator(end), content.rend(), '\n').base();
-    return cat(":", line, ":", std::max<std::ptrdiff_t>(1, end - line_start));
+// ":line:column" of a character, all counted from 1.
+std::string position_text(const std::string& content, std::size_t character) {
+    const std::size_t index = std::min(character > 0 ? character - 1 : 0, content.size());
+    const std::string_view before = std::string_view(content).substr(0, index);
+    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+    const auto line_start = before.rfind('\n') + 1;  // npos + 1 is 0
+    return cat(":", line, ":", index - line_start + 1);
 }
 
 // The library's text without its own prefix and position.
-std::string reason_of(const nlohmann::json::parse_error& failure) {
+std::string reason_of(const nlohmann::json::exception& failure) {
     const std::string text = failure.what();
-    const auto column = text.find("column ");
-    const auto colon = column == std::string::npos ? column : text.find(": ", column);
-    return colon == std::string::npos ? text : text.substr(colon + 2);
+    if (const auto column = text.find("column "); column != std::string::npos)
+        if (const auto colon = text.find(": ", column); colon != std::string::npos) return text.substr(colon + 2);
+    const auto bracket = text.find("] ");
+    return bracket == std::string::npos ? text : text.substr(bracket + 2);
 }
 
 // The library keeps the last of two equal keys without a word.
@@ -46,9 +50,10 @@ Json parse_json_file(const std::filesystem::path& path) {
         return Json::parse(content, refuse_duplicates(path.string()), /*allow_exceptions=*/true,
                            /*ignore_comments=*/true);
     } catch (const nlohmann::json::parse_error& failure) {
-        // byte counts from 1 and names the last character read
-        const std::size_t byte = failure.byte > 0 ? failure.byte - 1 : 0;
-        throw usage_error(cat(path.string(), position_text(content, byte), ": no valid JSON: ", reason_of(failure)));
+        throw usage_error(
+            cat(path.string(), position_text(content, failure.byte), ": no valid JSON: ", reason_of(failure)));
+    } catch (const nlohmann::json::exception& failure) {  // a number that no double holds
+        throw usage_error(cat(path.string(), ": no valid JSON: ", reason_of(failure)));
     }
 }
 
