@@ -1,0 +1,33 @@
+#include "kernels/common.h"
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::kernels {
+
+void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
+    if (status == cudaSuccess) return;
+    throw runtime_failure(cat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status),
+                              ", ", file, ":", line, ")"),
+                          status == cudaErrorNoKernelImageForDevice
+                              ? "This build has no code for the card: add its architecture to TORCH_CUDA_ARCH_LIST."
+                              : "");
+}
+
+void unsupported_dtype(DType type) { throw CheckError(cat("no kernel is built for element type ", name_of(type))); }
+
+int multiprocessor_count() {
+    int device = 0;
+    int count = 0;
+    UNSLOTH_CUDA_CHECK(cudaGetDevice(&device));
+    UNSLOTH_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
+int resident_blocks(const void* kernel, int threads, std::size_t shared_bytes) {
+    int per_multiprocessor = 0;
+    UNSLOTH_CUDA_CHECK(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads, shared_bytes));
+    return std::max(per_multiprocessor, 1) * multiprocessor_count();
+}
+
+}  // namespace unsloth::kernels

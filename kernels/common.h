@@ -1,0 +1,71 @@
+// What every .cu shares on the host side: checked CUDA calls and launches, and the choice of an element type.
+// C++17, no LibTorch.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "unsloth/spec/dtype.h"
+
+namespace unsloth::kernels {
+
+/// Throws a runtime Error that names the call, its place and CUDA's reason, unless `status` is success.
+void check_cuda(cudaError_t status, const char* call, const char* file, int line);
+
+/// Throws CheckError: no kernel is built for this element type.
+[[noreturn]] void unsupported_dtype(DType type);
+
+/// Streaming multiprocessors of the current device.
+int multiprocessor_count();
+
+/// Blocks of `kernel` that the current device holds at once: the grid of a kernel that loops over its rows.
+int resident_blocks(const void* kernel, int threads, std::size_t shared_bytes);
+
+template <class T>
+struct TypeTag {
+    using type = T;
+};
+
+/// Calls f(TypeTag<T>) for the CUDA type of a floating dtype.
+template <class F>
+void dispatch_floating(DType type, F f) {
+    switch (type) {
+        case DType::f32: f(TypeTag<float>{}); return;
+        case DType::bf16: f(TypeTag<__nv_bfloat16>{}); return;
+        case DType::f16: f(TypeTag<__half>{}); return;
+        default: unsupported_dtype(type);
+    }
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+constexpr int next_power_of_two(int64_t n) {
+    int power = 1;
+    while (power < n) power *= 2;
+    return power;
+}
+
+/// True when a row start, and every `stride` elements after it, allows 16-byte accesses.
+inline bool aligned_16(const void* data, std::initializer_list<int64_t> strides, DType type) {
+    if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return false;
+    for (int64_t stride : strides) {
+        if (stride * static_cast<int64_t>(size_of(type)) % 16 != 0) return false;
+    }
+    return true;
+}
+
+}  // namespace unsloth::kernels
+
+/// UNSLOTH_CUDA_CHECK(cudaMemsetAsync(...)): throws when the call fails.
+#define UNSLOTH_CUDA_CHECK(call) ::unsloth::kernels::check_cuda((call), #call, __FILE__, __LINE__)
+
+/// UNSLOTH_LAUNCH((kernel<T, 4>), grid, block, shared_bytes, stream, arguments...): launches and checks the launch.
+#define UNSLOTH_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
+    do {                                                                                                \
+        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);                             \
+        ::unsloth::kernels::check_cuda(cudaGetLastError(), "launch of " #kernel, __FILE__, __LINE__); \
+    } while (false)

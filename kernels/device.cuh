@@ -1,0 +1,72 @@
+// What every .cu shares on the device side: 16-byte accesses, conversion to fp32, reductions in a fixed order.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace unsloth::kernels {
+
+/// N elements moved together: one 16-byte access (or two, for 8 floats) where N * sizeof(T) >= 16.
+template <class T, int N>
+struct alignas(N * sizeof(T) >= 16 ? 16 : N * sizeof(T)) Pack {
+    T v[N];
+};
+
+/// Elements of T in 16 bytes.
+template <class T>
+inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
+
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* p) {
+    return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& pack) {
+    *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+
+/// Rounds to nearest, ties to even.
+template <class T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) {
+    return v;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+    return __float2bfloat16_rn(v);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float v) {
+    return __float2half_rn(v);
+}
+
+/// Sum over groups of `Width` neighbouring lanes (a power of two up to 32); every lane gets it. All lanes take part.
+template <int Width = 32>
+__device__ __forceinline__ float group_sum(float v) {
+#pragma unroll
+    for (int offset = Width / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, offset);
+    return v;
+}
+
+/// Sum over the block, in a fixed order; every thread gets it. `shared`: 33 floats of its own. blockDim.x is a multiple
+/// of 32. Starts with a barrier, so that `shared` may be used again at once.
+__device__ __forceinline__ float block_sum(float v, float* shared) {
+    v = group_sum(v);
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    __syncthreads();
+    if (lane == 0) shared[warp] = v;
+    __syncthreads();
+    const int warps = blockDim.x / 32;
+    return group_sum(lane < warps ? shared[lane] : 0.f);
+}
+
+}  // namespace unsloth::kernels
