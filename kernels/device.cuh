@@ -56,7 +56,7 @@ __device__ __forceinline__ float group_sum(float v) {
     return v;
 }
 
-/// Sum over the block, in a fixed order; every thread gets it. `shared`: 33 floats of its own. blockDim.x is a multiple
+/// Sum over the block, in a fixed order; every thread gets it. `shared`: 32 floats. blockDim.x is a multiple
 /// of 32. Starts with a barrier, so that `shared` may be used again at once.
 __device__ __forceinline__ float block_sum(float v, float* shared) {
     v = group_sum(v);
