@@ -76,6 +76,8 @@ TABLES = {
     "territory": ["Finland", "Canada", "Ireland", "Spain", "Poland", "Japan", "New Zealand", "Austria", "Kenya"],
     "date": None,  # drawn by random_date
 }
+MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+          "December"]
 CURRENCIES = ["USD", "EUR", "GBP", "CAD", "AUD", "CHF", "NOK"]
 WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten",
          12: "twelve", 14: "fourteen", 18: "eighteen", 20: "twenty", 24: "twenty-four", 30: "thirty",
@@ -130,7 +132,7 @@ def capital(text):
 
 
 def format_date(day):
-    return f"{day.day} {day:%B} {day.year}"
+    return f"{day.day} {MONTHS[day.month - 1]} {day.year}"
 
 
 def random_date(pick, first_year=2026, years=4):
@@ -268,3 +270,12 @@ def words_of(text):
 
 def jaccard(a, b):
     return len(a & b) / len(a | b) if a or b else 1.0
+
+
+def alpaca_prompt(row):
+    """The prompt that the program writes before a row's output; a system text replaces its first sentences."""
+    preamble = row["system"] or (
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+        "response that appropriately completes the request.")
+    return (f"{preamble}\n\n### Instruction:\n{row['instruction']}\n\n### Input:\n{row['input']}\n\n"
+            "### Response:\n")

@@ -114,6 +114,17 @@ def clause_row(family, clause, task, names):
     """The row of one task about one clause, with its own draw of parties and values."""
     pick = Picker(clause.key, task)
     fill = Filling(clause.slots, pick.choice(clause.parties), pick)
+    item = task_row(family, clause, task, names, pick, fill)
+    # Some clauses say 'either party': where question or answer names one that the text does not, introduce both.
+    parties = [f"the {fill.a}", f"the {fill.b}"]
+    spoken = (item["instruction"] + " " + item["output"]).lower()
+    if task not in ("situation", "heading") and any(
+            party.lower() in spoken and party.lower() not in item["input"].lower() for party in parties):
+        item["input"] = f"Parties: {parties[0]} and {parties[1]}.\n{item['input']}"
+    return item
+
+
+def task_row(family, clause, task, names, pick, fill):
     show = fill.sentence
     text = show(clause.text)
     ask = pick.choice(ASK["yes_no" if task in ("yes", "no") else task])

@@ -14,20 +14,21 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, __version__, decoders, models, pre_tokenizers, processors, trainers
 
+from library import alpaca_prompt
+
 HERE = Path(__file__).resolve().parent
 PINNED = "0.23.3"
 BEGIN, END = "<|begin|>", "<|end|>"
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
          r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-# The words that the alpaca prompt puts around every row.
-PROMPT = "### Instruction:\n\n### Input:\n\n### Response:\n"
 
 
 def texts():
     for line in (HERE / "corpus.jsonl").read_text(encoding="utf-8").splitlines():
         yield json.loads(line)["text"]
     for line in (HERE / "train.jsonl").read_text(encoding="utf-8").splitlines():
-        yield PROMPT + "\n".join(json.loads(line).values())
+        row = json.loads(line)
+        yield alpaca_prompt(row) + row["output"]
 
 
 def build(vocab_size):
