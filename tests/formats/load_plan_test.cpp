@@ -15,7 +15,7 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
     EXPECT_TRUE(file.quantization && file.quantization->load_in_4bit);
     EXPECT_EQ(file.tensors.stored_bytes(), file.checkpoint.total_bytes()) << "every byte of the file belongs to a tensor";
     EXPECT_EQ(file.tensors.parameters(), 264192 + 2 * 256 * 128 + 5 * 128);
-    const WeightSource& down = file.tensors.linear(1, Projection::down);
+    const TensorSource& down = file.tensors.linear(1, Projection::down);
     EXPECT_TRUE(down.quantised());
     EXPECT_EQ(down.rows(), 128);
     EXPECT_EQ(down.cols(), 216);
@@ -27,16 +27,16 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
     EXPECT_THROW(file.tensors.of(TensorRole::q_norm, 0), CheckError);
 }
 
-TEST(WeightSource, ReadsRowsInFp32) {
+TEST(TensorSource, ReadsRowsInFp32) {
     const WeightFile file = WeightFile::open(golden("small_llama/nf4_dq").string());
-    const WeightSource& down = file.tensors.linear(0, Projection::down);
+    const TensorSource& down = file.tensors.linear(0, Projection::down);
     std::vector<float> whole(128 * 216), part(3 * 216);
     down.read_f32(whole.data());
     EXPECT_EQ(sha256(whole), golden_json("small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
     down.read_f32(5, 8, part.data());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 5 * 216));
 
-    const WeightSource& embedding = file.tensors.of(TensorRole::embed_tokens);
+    const TensorSource& embedding = file.tensors.of(TensorRole::embed_tokens);
     std::vector<float> rows(2 * 128), all(256 * 128);
     embedding.read_f32(all.data());
     embedding.read_f32(254, 256, rows.data());
