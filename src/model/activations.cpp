@@ -174,7 +174,7 @@ int64_t workspace_bytes(const ModelSpec& spec, const ActivationSizes& sizes, at:
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments, sizes.longest);
     });
-    const int64_t norm = ops::norm_backward_workspace(std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
+    const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
     return std::max({attention, norm, ops::gemm_workspace(device)});
 }
