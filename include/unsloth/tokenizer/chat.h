@@ -39,8 +39,9 @@ std::span<const std::string_view> builtin_templates();
 std::string resolve_template(std::string_view name, const Tokenizer& tokenizer);
 
 /// Renders by a built-in template (or `auto`). Input Error when the conversation cannot be rendered: no messages,
-/// a role that alpaca does not know, a tokenizer without the end-of-sequence token that alpaca needs.
-///   llama-3  BOS, then <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>, contents trimmed (Meta's format)
+/// a role that alpaca does not know, a tokenizer without the tokens that the template writes (they would be learned
+/// as plain text and never end a generation).
+///   llama-3  <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>, contents trimmed (Meta's format)
 ///   chatml   <|im_start|>ROLE\nCONTENT<|im_end|>\n
 ///   alpaca   see `alpaca_prompt`; the system message in front, each user turn under "### Instruction:", each
 ///            assistant turn under "### Response:" with EOS; BOS in front if the tokenizer adds one

@@ -1,0 +1,45 @@
+#include "tokenizer/byte_level.h"
+
+#include <array>
+
+#include "tokenizer/unicode.h"
+
+namespace unsloth {
+namespace {
+
+constexpr char32_t first_stand_in = 0x100;
+
+struct Alphabet {
+    std::array<char32_t, 256> character{};
+    std::array<int16_t, 0x144> byte{};
+
+    constexpr Alphabet() {
+        for (int16_t& b : byte) b = -1;
+        char32_t next = first_stand_in;
+        for (int b = 0; b < 256; ++b) {
+            const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+            character[b] = printable ? static_cast<char32_t>(b) : next++;
+            byte[character[b]] = static_cast<int16_t>(b);
+        }
+    }
+};
+constexpr Alphabet alphabet;
+
+}  // namespace
+
+char32_t byte_level_character(uint8_t byte) {
+    return alphabet.character[byte];
+}
+
+std::optional<std::string> bytes_of_token(std::string_view token) {
+    std::string bytes;
+    for (std::size_t at = 0; at < token.size();) {
+        const unicode::Decoded d = unicode::decode(token, at);
+        if (d.code_point >= alphabet.byte.size() || alphabet.byte[d.code_point] < 0) return std::nullopt;
+        bytes += static_cast<char>(alphabet.byte[d.code_point]);
+        at += d.size;
+    }
+    return bytes;
+}
+
+}  // namespace unsloth
