@@ -1,5 +1,6 @@
 #include "tokenizer/regex.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 
@@ -218,6 +219,10 @@ void Regex::compile(const std::string& pattern) {
 
 bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const {
     ThreadState& thread = ThreadState::get();
+    // Enough for patterns that look at each character a few times, too little for exponential ones to hang.
+    constexpr std::size_t steps_per_byte = 16, least = 10'000'000, most = 0xFFFFFFFF;
+    pcre2_set_match_limit(thread.context,
+                          static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     const int found = code_->compiled_to_machine_code
                           ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data,
