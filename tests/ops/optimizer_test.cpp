@@ -98,7 +98,8 @@ TEST_F(OptimizerTest, EqualsTorchAdamW) {
             m.slice(0, block * 256, block * 256 + 256).copy_(state.m32.slice(0, slot * 256, slot * 256 + 256));
             v.slice(0, block * 256, block * 256 + 256).copy_(state.v32.slice(0, slot * 256, slot * 256 + 256));
         }
-        EXPECT_TRUE(at::allclose(m.slice(0, 0, 1000), golden::tensor(file, prefix + "exp_avg"), 1e-5, 1e-8));
+        const at::Tensor expected_m = golden::tensor(file, prefix + "exp_avg");  // sums of both signs: relative to the largest
+        EXPECT_LE((m.slice(0, 0, 1000) - expected_m).abs().max().item<float>(), 1e-6 * expected_m.abs().max().item<float>());
         EXPECT_TRUE(at::allclose(v.slice(0, 0, 1000), golden::tensor(file, prefix + "exp_avg_sq"), 1e-5, 1e-12));
         EXPECT_TRUE(state.params_P.slice(0, 1000).eq(0).all().item<bool>()) << "padding stays zero";
         EXPECT_TRUE(sentinels_hold(state));
@@ -312,8 +313,8 @@ TEST_F(OptimizerTest, RefusesWhatDoesNotFit) {
     bad.v8 = bad.v8.to(at::kChar);
     EXPECT_THROW(ops::adamw_step(ctx, bad, {}), CheckError);
     bad = good;
-    bad.m8 = {};
-    bad.m32 = {};
+    bad.m8 = at::Tensor();
+    bad.m32 = at::Tensor();
     EXPECT_THROW(ops::adamw_step(ctx, bad, {}), CheckError) << "no moments";
     EXPECT_THROW(ops::gradient_norm(ctx, at::zeros({1024}), at::empty({4}, at::kByte)), CheckError);
     EXPECT_THROW(ops::gradient_norm(ctx, at::zeros({1023}), at::empty({64}, at::kByte)), CheckError);

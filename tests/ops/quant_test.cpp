@@ -151,7 +151,9 @@ TEST_F(QuantTest, QuantisesAnyShapeToTheNearestCodes) {
             ASSERT_LE(std::abs(x - chosen), best + 1e-6F) << i;  // thresholds are midpoints but for rounding
             if (i > 2000) break;
         }
-        if (elements % 2 == 1) EXPECT_EQ(got.packed[-1].item<int>() & 15, 7) << "the half byte left over holds a zero";
+        if (elements % 2 == 1) {
+            EXPECT_EQ(got.packed[-1].item<int>() & 15, 7) << "the half byte left over holds a zero";
+        }
     }
 }
 
