@@ -69,7 +69,7 @@ TABLES = {
     "money_small": [300, 450, 800, 1200, 1500, 2400],
     "money": [5000, 8000, 12000, 20000, 35000],
     "money_big": [150000, 250000, 400000, 750000, 1000000, 2000000],
-    "material": ["steel", "timber", "flour", "copper", "diesel", "glass"],
+    "material": ["steel", "timber", "zinc", "copper", "diesel", "glass"],
     "city": CITIES,
     "law": ["England and Wales", "Scotland", "Ireland", "Ontario", "New York", "Norway", "Singapore", "Portugal",
             "New South Wales", "Austria", "Kenya", "Denmark"],

@@ -73,7 +73,8 @@ def clause_texts(family, clause, number):
     points = "; ".join(f"{fill.render(label[0].lower() + label[1:])}: {fill.render(value)}"
                        for label, value in clause.facts)
     yield f"{remark(pick, PARTY_FRAMES, fill)} {passage}\nTo note here are {points}.\n{kind}"
-    yield f"{passage}\n{remark(pick, GAP_REMARKS)} {show(clause.gap)}\n{remark(pick, SHORT_REMARKS)} {show(clause.short)}"
+    brief = f"{remark(pick, SHORT_REMARKS)} {show(clause.short)}"
+    yield f"{passage}\n{remark(pick, GAP_REMARKS)} {show(clause.gap)}\n{brief}"
     situation, because = clause.situation
     yield (f"{remark(pick, CASE_REMARKS)} {situation}. They should look for {family.named}. {because}\n"
            f"{show(clause.short)}")

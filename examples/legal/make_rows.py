@@ -60,7 +60,7 @@ ASK = {
     ],
     "gap": [
         "What important point is missing from this clause?", "Spot what this clause leaves open.",
-        "Name one question that the clause does not answer.", "Which element should be added to this clause, and why?",
+        "Name one question that the clause does not answer.", "Which point should this clause settle but does not?",
     ],
     "favour": [
         "Rewrite this clause so that it favours {}.", "Change the clause to the advantage of {}.",
