@@ -193,10 +193,10 @@ int64_t deterministic_bytes(const AttentionShape& shape, int64_t tokens, int64_t
 /// so lse's order.
 CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType dtype, at::Device device) {
     if (!same_lengths(s) || !cudnn_serves(shape, dtype, device)) return CudaForm::portable;
-    const int64_t planned = planned_sizes(kind_of(shape, dtype, device)).longest;
-    // The scratch's parts stay 256-byte aligned when H * B * S is a multiple of 64.
-    const bool dense = s.uniform && (s.max_q % dense_step == 0 || (s.max_q == planned && s.max_q > 64)) &&
-                       shape.heads * s.count() * s.max_q % 64 == 0;
+    // Other lengths would need a plan each; and cuDNN's backward on sm_90 is known to let the zero keys
+    // behind a length of 64 modulo 128 into rows of strongly negative scores when no padding mask stands
+    // before them.
+    const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
     return shape.head_dim % 16 == 0 ? CudaForm::packed
                                     : CudaForm::portable;  // else its scratch grows with B * S
