@@ -194,7 +194,7 @@ class GraphBuilder {
                            .set_deterministic_algorithm(c_.deterministic != 0);
         mask(options);
         // Bounds the scratch by the tokens of all sequences instead of B * S.
-        if (c_.packed) options.set_max_total_seq_len_q(c_.tokens).set_max_total_seq_len_kv(c_.tokens);
+        if (c_.packed && std::getenv("UT_NOMAX") == nullptr) options.set_max_total_seq_len_q(c_.tokens).set_max_total_seq_len_kv(c_.tokens);
         auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, statistics, options);
         output(dq, uid_dq, c_.heads, c_.dq, ragged_dq);
         output(dk, uid_dk, c_.kv_heads, c_.dk, ragged_dkv);

@@ -189,6 +189,7 @@ class OpBench {
         state.maps = at::tensor(maps).to(ctx_.device());
         StepScalars start{};
         start.step = 1;
+        start.loss_scale = 1.0F;
         start.bias_correction1 = start.bias_correction2 = 0.1F;
         StepOutcome clean{};
         clean.first_bad_site = all_finite;

@@ -1,5 +1,6 @@
 // `init`: a model folder with random weights, a tensor at a time.
 #include <cmath>
+#include <functional>
 #include <numbers>
 #include <thread>
 
@@ -42,18 +43,38 @@ void fill_normal(float* out, int64_t begin, int64_t end, uint64_t seed, uint32_t
     }
 }
 
-std::vector<float> make_values(const TensorRule& rule, uint64_t seed, uint32_t tensor) {
-    int64_t count = 1;
-    for (const int64_t size : rule.shape) count *= size;
-    if (rule.shape.size() == 1) return std::vector<float>(static_cast<std::size_t>(count), rule.role == TensorRole::bias ? 0.0F : 1.0F);
-    std::vector<float> values(static_cast<std::size_t>(count));
-    const int64_t workers = std::clamp<int64_t>(count / (1 << 18), 1, std::max(1U, std::thread::hardware_concurrency()));
+/// body(begin, end) for ranges of [0, count) that begin at multiples of 4, on all cores.
+void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+    const int64_t workers = std::clamp<int64_t>(count >> 18, 1, std::max(1U, std::thread::hardware_concurrency()));
     const int64_t share = ((count + workers - 1) / workers + 3) / 4 * 4;
     std::vector<std::thread> threads;
     for (int64_t begin = 0; begin < count; begin += share)
-        threads.emplace_back([&, begin] { fill_normal(values.data(), begin, std::min(count, begin + share), seed, tensor); });
+        threads.emplace_back([&, begin] { body(begin, std::min(count, begin + share)); });
     for (std::thread& thread : threads) thread.join();
-    return values;
+}
+
+/// Values as a saved 16-bit checkpoint would hold them, both ways: `stored` in the storage type, `values` what they say in fp32.
+struct Made {
+    std::vector<float> values;
+    std::vector<std::byte> stored;
+};
+
+Made make_values(const TensorRule& rule, uint64_t seed, uint32_t tensor, DType dtype) {
+    int64_t count = 1;
+    for (const int64_t size : rule.shape) count *= size;
+    Made made{std::vector<float>(static_cast<std::size_t>(count)), std::vector<std::byte>(static_cast<std::size_t>(count) * size_of(dtype))};
+    in_parallel(count, [&](int64_t begin, int64_t end) {
+        float* const values = made.values.data();
+        std::byte* const stored = made.stored.data() + static_cast<std::size_t>(begin) * size_of(dtype);
+        if (rule.shape.size() == 1) {
+            std::fill(values + begin, values + end, rule.role == TensorRole::bias ? 0.0F : 1.0F);
+        } else {
+            fill_normal(values, begin, end, seed, tensor);
+        }
+        convert_from_f32(dtype, values + begin, end - begin, stored);
+        convert_to_f32(dtype, stored, end - begin, values + begin);
+    });
+    return made;
 }
 
 bool quantised(const TensorRule& rule, InitQuantize how) { return how == InitQuantize::nf4 && rule.may_be_quantised; }
@@ -85,14 +106,6 @@ Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const 
     owned.tables = floats(made.tables);
     owned.nested_offset = made.nested_offset;
     return owned;
-}
-
-/// Values rounded to the storage type first, as quantising a saved 16-bit checkpoint would see them.
-void round_through(std::vector<float>& values, DType dtype) {
-    if (dtype == DType::f32) return;
-    std::vector<std::byte> stored(values.size() * size_of(dtype));
-    convert_from_f32(dtype, values.data(), static_cast<int64_t>(values.size()), stored.data());
-    convert_to_f32(dtype, stored.data(), static_cast<int64_t>(values.size()), values.data());
 }
 
 class Writer {
@@ -134,16 +147,13 @@ class Writer {
     }
 
     void write_tensor(SafetensorsWriter& writer, const TensorRule& rule, uint32_t index) {
-        std::vector<float> values = make_values(rule, static_cast<uint64_t>(request_.seed), index);
-        if (quantised(rule, request_.quantize)) {
-            round_through(values, request_.dtype);
-            for (const TensorBlob& blob : quant4_tensors(rule.hf_name, quantise(ctx_, values, rule), request_.dtype))
-                writer.append(blob.decl.name, blob.data);
+        const Made made = make_values(rule, static_cast<uint64_t>(request_.seed), index, request_.dtype);
+        if (!quantised(rule, request_.quantize)) {
+            writer.append(rule.hf_name, made.stored);
             return;
         }
-        std::vector<std::byte> bytes(values.size() * size_of(request_.dtype));
-        convert_from_f32(request_.dtype, values.data(), static_cast<int64_t>(values.size()), bytes.data());
-        writer.append(rule.hf_name, bytes);
+        for (const TensorBlob& blob : quant4_tensors(rule.hf_name, quantise(ctx_, made.values, rule), request_.dtype))
+            writer.append(blob.decl.name, blob.data);
     }
 
     const InitRequest& request_;

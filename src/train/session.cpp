@@ -55,7 +55,7 @@ void check_against_adapter(const LoadedConfig& loaded, const LoraSpec& asked, co
 at::Device choose_device(const std::string& option) {
     if (option == "cpu") return at::kCPU;
     const int count = gpu_count();
-    if (option == "auto") return count > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+    if (option == "auto" && count == 0) return at::kCPU;
     const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : 0;
     if (index >= count)
         throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
@@ -66,6 +66,7 @@ at::Device choose_device(const std::string& option) {
 #endif
                               ),
                           "Use --device cpu or auto, or check the driver with nvidia-smi.");
+    at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator's figures are asked for before its first allocation
     return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
 }
 

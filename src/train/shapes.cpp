@@ -74,6 +74,7 @@ ModelSpec builtin_shape(const std::string& name) {
         }
         spec.tie_word_embeddings = s.tied;
         spec.qkv_bias = s.architecture == Architecture::qwen2;
+        spec.sliding_window.assign(static_cast<std::size_t>(s.layers), 0);
         spec.qk_norm = s.architecture == Architecture::qwen3;
         if (s.vocab == 128256) {
             spec.bos_token_id = 128000;
