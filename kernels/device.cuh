@@ -28,9 +28,15 @@ __device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& pack) {
     *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 
-__device__ __forceinline__ float to_float(float v) { return v; }
-__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(float v) {
+    return v;
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) {
+    return __bfloat162float(v);
+}
+__device__ __forceinline__ float to_float(__half v) {
+    return __half2float(v);
+}
 
 /// Rounds to nearest, ties to even.
 template <class T>
@@ -56,7 +62,7 @@ __device__ __forceinline__ float group_sum(float v) {
     return v;
 }
 
-/// Sum over the block, in a fixed order; every thread gets it. `shared`: 33 floats of its own. blockDim.x is a multiple
+/// Sum over the block, in a fixed order; every thread gets it. `shared`: 32 floats. blockDim.x is a multiple
 /// of 32. Starts with a barrier, so that `shared` may be used again at once.
 __device__ __forceinline__ float block_sum(float v, float* shared) {
     v = group_sum(v);

@@ -28,7 +28,8 @@ void head_norm_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& 
 void head_norm_backward(Context& ctx, const at::Tensor& dy_THd, const at::Tensor& x_THd, const at::Tensor& weight_d,
                         const at::Tensor& rstd_TH, const at::Tensor& dx_THd, const at::Tensor& dweight_d);
 
-/// Bytes of planned scratch the two backwards take from ctx.workspace for `dweight` (0 on the CPU).
-int64_t norm_backward_workspace(int64_t rows, int64_t columns);
+/// Bytes of ctx.workspace (16-byte aligned) that the two backwards take when `dweight` is wanted: rows = T, columns = D, or
+/// rows = T * H, columns = d (0 on the CPU).
+int64_t norm_backward_workspace(at::Device device, int64_t rows, int64_t columns);
 
 }  // namespace unsloth::ops

@@ -33,7 +33,8 @@ struct DropoutKey {
 };
 
 /// out_TK = x_TK * mask / (1 - p); with `accumulate` out += instead. mask of (row_T[t], offset_T[t], channel) from the
-/// counter, so that forward, recompute and backward draw the same one. x and out may be the same without accumulate.
+/// counter, so that forward, recompute and backward draw the same one: kept where the unit float >= p. row_T and offset_T are
+/// int32, p in [0, 1). x and out may be the same without accumulate.
 void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T, double p,
              DropoutKey key, const at::Tensor& out_TK, bool accumulate = false);
 

@@ -1,0 +1,227 @@
+// Cross-entropy over long rows (V is 32,000 to 256,000): a block a row, one pass for maximum and sum, one for the
+// gradient.
+//
+// A row of 128,256 bf16 logits is larger than shared memory, but the rows in work on all multiprocessors (a block of
+// 1024 threads each) fit the L2 cache: the second pass reads from there, backwards, so that it begins with what was
+// read last.
+#include <cfloat>
+
+#include "kernels/common.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/device.cuh"
+
+namespace unsloth::kernels {
+
+namespace {
+
+constexpr int row_threads = 1024;
+constexpr int packs_in_flight = 4;
+
+/// Running maximum and sum of exp(x - maximum). The maximum starts finite, so that -inf logits add 0 and not NaN.
+struct SoftmaxSum {
+    float maximum = -FLT_MAX;
+    float sum = 0.f;
+
+    __device__ __forceinline__ void rescale(float new_maximum) {
+        sum *= __expf(maximum - new_maximum);
+        maximum = new_maximum;
+    }
+    template <class T, int N>
+    __device__ __forceinline__ void add(const Pack<T, N>& pack) {
+        float highest = maximum;
+#pragma unroll
+        for (int k = 0; k < N; ++k) highest = fmaxf(highest, to_float(pack.v[k]));
+        if (highest > maximum) rescale(highest);
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum += __expf(to_float(pack.v[k]) - maximum);
+    }
+    __device__ __forceinline__ void merge(float other_maximum, float other_sum) {
+        const float highest = fmaxf(maximum, other_maximum);
+        // No fused multiply-add: merging a into b and b into a must give the same bits.
+        sum =
+            __fadd_rn(__fmul_rn(sum, __expf(maximum - highest)), __fmul_rn(other_sum, __expf(other_maximum - highest)));
+        maximum = highest;
+    }
+    /// Merges over the warp: a butterfly, so that every lane holds the same bits.
+    __device__ __forceinline__ void merge_warp() {
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            const float other_maximum = __shfl_xor_sync(0xFFFFFFFFu, maximum, offset);
+            const float other_sum = __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+            merge(other_maximum, other_sum);
+        }
+    }
+};
+
+/// Merges over a block of row_threads; every thread gets the result.
+__device__ SoftmaxSum merge_block(SoftmaxSum state) {
+    __shared__ float maxima[row_threads / 32];
+    __shared__ float sums[row_threads / 32];
+    state.merge_warp();
+    if (threadIdx.x % 32 == 0) {
+        maxima[threadIdx.x / 32] = state.maximum;
+        sums[threadIdx.x / 32] = state.sum;
+    }
+    __syncthreads();
+    state.maximum = maxima[threadIdx.x % 32];
+    state.sum = sums[threadIdx.x % 32];
+    state.merge_warp();
+    return state;
+}
+
+template <class T, int N>
+__device__ SoftmaxSum row_softmax_sum(const T* row, int packs, int columns) {
+    SoftmaxSum state;
+    for (int first = threadIdx.x; first < packs; first += packs_in_flight * row_threads) {
+        Pack<T, N> loaded[packs_in_flight];
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            const int pack = first + i * row_threads;
+            if (pack < packs) loaded[i] = load_pack<N>(row + pack * N);
+        }
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            if (first + i * row_threads < packs) state.add(loaded[i]);
+        }
+    }
+    for (int c = packs * N + threadIdx.x; c < columns; c += row_threads) state.add(load_pack<1>(row + c));
+    return merge_block(state);
+}
+
+/// (softmax - onehot) * scale in place.
+template <class T, int N>
+__device__ void write_gradient(T* row, int packs, int columns, int target, const SoftmaxSum& total, float scale) {
+    const float factor = scale / total.sum;
+    const auto gradient = [&](T logit, int column) {
+        const float p = __expf(to_float(logit) - total.maximum) * factor;
+        return from_float<T>(column == target ? p - scale : p);
+    };
+    for (int c = packs * N + threadIdx.x; c < columns; c += row_threads) row[c] = gradient(row[c], c);
+    for (int last = packs - 1 - static_cast<int>(threadIdx.x); last >= 0; last -= packs_in_flight * row_threads) {
+        Pack<T, N> loaded[packs_in_flight];
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            const int pack = last - i * row_threads;
+            if (pack >= 0) loaded[i] = load_pack<N>(row + pack * N);
+        }
+#pragma unroll
+        for (int i = 0; i < packs_in_flight; ++i) {
+            const int pack = last - i * row_threads;
+            if (pack < 0) continue;
+#pragma unroll
+            for (int k = 0; k < N; ++k) loaded[i].v[k] = gradient(loaded[i].v[k], pack * N + k);
+            store_pack(row + pack * N, loaded[i]);
+        }
+    }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const CrossEntropy p) {
+    T* row = static_cast<T*>(p.logits.data) + blockIdx.x * p.logits.stride;
+    const int columns = static_cast<int>(p.columns);
+    const int packs = columns / N;
+    const int target = p.targets[blockIdx.x];
+    const float target_logit = threadIdx.x == 0 ? to_float(row[target]) : 0.f;  // read before the gradient replaces it
+    const SoftmaxSum total = row_softmax_sum<T, N>(row, packs, columns);
+    if (threadIdx.x == 0) p.losses[blockIdx.x] = logf(total.sum) + (total.maximum - target_logit);
+    if (p.gradient) {
+        const float scale = p.scalars->inv_loss_divisor * p.scalars->loss_scale;
+        write_gradient<T, N>(row, packs, columns, target, total, scale);
+    }
+}
+
+__global__ void __launch_bounds__(row_threads) accumulate_loss_kernel(const AccumulateLoss p) {
+    __shared__ double sums[row_threads];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < p.count; i += row_threads) sum += p.losses[i];
+    sums[threadIdx.x] = sum;
+    for (int half = row_threads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (static_cast<int>(threadIdx.x) < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x != 0) return;
+    p.outcome->loss = static_cast<float>(p.outcome->loss + sums[0] * p.scalars->inv_loss_divisor);
+    if (p.site != all_finite && !isfinite(sums[0])) atomicMin(&p.outcome->first_bad_site, p.site);
+}
+
+struct Best {
+    float value;
+    int index;
+
+    __device__ __forceinline__ void offer(float other, int other_index) {
+        if (other > value || (other == value && other_index < index)) {
+            value = other;
+            index = other_index;
+        }
+    }
+    __device__ __forceinline__ void merge_warp() {
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            const float other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
+            const int other_index = __shfl_xor_sync(0xFFFFFFFFu, index, offset);
+            offer(other, other_index);
+        }
+    }
+};
+
+/// NaN is never the best; a row without any number above -inf gives 0.
+template <class T, int N>
+__global__ void __launch_bounds__(row_threads) argmax_rows_kernel(const ArgmaxRows p) {
+    __shared__ float values[row_threads / 32];
+    __shared__ int indices[row_threads / 32];
+    const T* row = static_cast<const T*>(p.logits.data) + blockIdx.x * p.logits.stride;
+    const int columns = static_cast<int>(p.columns);
+    const int packs = columns / N;
+    Best best{-INFINITY, 0};
+#pragma unroll 4
+    for (int pack = threadIdx.x; pack < packs; pack += row_threads) {
+        const Pack<T, N> loaded = load_pack<N>(row + pack * N);
+#pragma unroll
+        for (int k = 0; k < N; ++k) best.offer(to_float(loaded.v[k]), pack * N + k);
+    }
+    for (int c = packs * N + threadIdx.x; c < columns; c += row_threads) best.offer(to_float(row[c]), c);
+    best.merge_warp();
+    if (threadIdx.x % 32 == 0) {
+        values[threadIdx.x / 32] = best.value;
+        indices[threadIdx.x / 32] = best.index;
+    }
+    __syncthreads();
+    best = {values[threadIdx.x % 32], indices[threadIdx.x % 32]};
+    best.merge_warp();
+    if (threadIdx.x == 0) p.best[blockIdx.x] = best.index;
+}
+
+}  // namespace
+
+void cross_entropy(const CrossEntropy& p, cudaStream_t stream) {
+    if (p.rows == 0) return;
+    const auto rows = static_cast<unsigned>(p.rows);
+    dispatch_floating(p.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if (aligned_16(p.logits.data, {p.rows > 1 ? p.logits.stride : 0}, p.type)) {
+            UNSLOTH_LAUNCH((cross_entropy_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
+        } else {
+            UNSLOTH_LAUNCH((cross_entropy_kernel<T, 1>), rows, row_threads, 0, stream, p);
+        }
+    });
+}
+
+void accumulate_loss(const AccumulateLoss& p, cudaStream_t stream) {
+    if (p.count == 0) return;
+    UNSLOTH_LAUNCH(accumulate_loss_kernel, 1, row_threads, 0, stream, p);
+}
+
+void argmax_rows(const ArgmaxRows& p, cudaStream_t stream) {
+    if (p.rows == 0) return;
+    const auto rows = static_cast<unsigned>(p.rows);
+    dispatch_floating(p.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if (aligned_16(p.logits.data, {p.rows > 1 ? p.logits.stride : 0}, p.type)) {
+            UNSLOTH_LAUNCH((argmax_rows_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
+        } else {
+            UNSLOTH_LAUNCH((argmax_rows_kernel<T, 1>), rows, row_threads, 0, stream, p);
+        }
+    });
+}
+
+}  // namespace unsloth::kernels

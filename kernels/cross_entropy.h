@@ -1,0 +1,42 @@
+// Launchers of cross-entropy over rows of logits; see include/unsloth/ops/cross_entropy.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/rows_view.h"
+#include "unsloth/spec/dtype.h"
+#include "unsloth/spec/step_scalars.h"
+
+namespace unsloth::kernels {
+
+struct CrossEntropy {
+    int64_t rows = 0;
+    int64_t columns = 0;  ///< V
+    DType type = DType::bf16;
+    Matrix logits;                         ///< becomes the gradient when `gradient`
+    const int32_t* targets = nullptr;      ///< [rows]
+    float* losses = nullptr;               ///< [rows]
+    const StepScalars* scalars = nullptr;  ///< read when `gradient`
+    bool gradient = false;
+};
+void cross_entropy(const CrossEntropy& params, cudaStream_t stream);
+
+struct AccumulateLoss {
+    int64_t count = 0;
+    const float* losses = nullptr;
+    const StepScalars* scalars = nullptr;
+    StepOutcome* outcome = nullptr;
+    uint32_t site = all_finite;  ///< all_finite: do not report
+};
+void accumulate_loss(const AccumulateLoss& params, cudaStream_t stream);
+
+struct ArgmaxRows {
+    int64_t rows = 0;
+    int64_t columns = 0;
+    DType type = DType::bf16;
+    ConstMatrix logits;
+    int32_t* best = nullptr;  ///< [rows]
+};
+void argmax_rows(const ArgmaxRows& params, cudaStream_t stream);
+
+}  // namespace unsloth::kernels

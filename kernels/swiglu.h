@@ -1,0 +1,29 @@
+// Launchers of SwiGLU on the fused [gate | up] buffer; see include/unsloth/ops/swiglu.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/rows_view.h"
+#include "unsloth/spec/dtype.h"
+
+namespace unsloth::kernels {
+
+struct SwigluForward {
+    int64_t tokens = 0;
+    int64_t columns = 0;  ///< F
+    DType type = DType::bf16;
+    ConstMatrix gate_up;  ///< [tokens, 2 F]
+    Matrix act;           ///< [tokens, F]
+};
+void swiglu_forward(const SwigluForward& params, cudaStream_t stream);
+
+struct SwigluBackward {
+    int64_t tokens = 0;
+    int64_t columns = 0;
+    DType type = DType::bf16;
+    ConstMatrix dact;  ///< [tokens, F]
+    Matrix gate_up;    ///< [tokens, 2 F], becomes its gradient
+};
+void swiglu_backward(const SwigluBackward& params, cudaStream_t stream);
+
+}  // namespace unsloth::kernels

@@ -1,0 +1,78 @@
+#include "ops/checks.h"
+
+#include <sstream>
+
+namespace unsloth::ops {
+
+namespace {
+
+std::string describe(const at::Tensor& tensor) {
+    if (!tensor.defined()) return "undefined";
+    std::ostringstream out;
+    out << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " with strides " << tensor.strides()
+        << " on " << tensor.device().str();
+    return out.str();
+}
+
+std::string describe(at::IntArrayRef shape) {
+    std::ostringstream out;
+    out << shape;
+    return out.str();
+}
+
+void check_layout(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {
+    UNSLOTH_CHECK(tensor.defined(), name, " is undefined");
+    UNSLOTH_CHECK(tensor.device() == ctx.device(), name, " is ", describe(tensor), ", the context's device is ",
+                  ctx.device().str());
+    UNSLOTH_CHECK(tensor.sizes() == shape, name, " is ", describe(tensor), ", expected shape ", describe(shape));
+    UNSLOTH_CHECK(shape.empty() || shape.back() <= 1 || tensor.stride(-1) == 1, name, " is ", describe(tensor),
+                  ", expected a contiguous last dimension");
+}
+
+}  // namespace
+
+DType dtype_of(const at::Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+        case at::kFloat:
+            return DType::f32;
+        case at::kBFloat16:
+            return DType::bf16;
+        case at::kHalf:
+            return DType::f16;
+        case at::kDouble:
+            return DType::f64;
+        case at::kInt:
+            return DType::i32;
+        case at::kLong:
+            return DType::i64;
+        case at::kByte:
+            return DType::u8;
+        default:
+            UNSLOTH_CHECK(false, "no operator takes ", describe(tensor));
+    }
+    return DType::f32;
+}
+
+bool is_compute_dtype(at::ScalarType type) {
+    return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+}
+
+void check_tensor(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,
+                  at::ScalarType dtype) {
+    check_layout(ctx, name, tensor, shape);
+    UNSLOTH_CHECK(tensor.scalar_type() == dtype, name, " is ", describe(tensor), ", expected ", c10::toString(dtype));
+}
+
+void check_compute_tensor(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {
+    check_layout(ctx, name, tensor, shape);
+    UNSLOTH_CHECK(is_compute_dtype(tensor.scalar_type()), name, " is ", describe(tensor),
+                  ", expected fp32, bf16 or f16");
+}
+
+void check_contiguous(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,
+                      at::ScalarType dtype) {
+    check_tensor(ctx, name, tensor, shape, dtype);
+    UNSLOTH_CHECK(tensor.is_contiguous(), name, " is ", describe(tensor), ", expected contiguous memory");
+}
+
+}  // namespace unsloth::ops

@@ -1,0 +1,89 @@
+#include "unsloth/ops/swiglu.h"
+
+#include <cmath>
+
+#include "ops/checks.h"
+#include "ops/cpu_rows.h"
+#ifdef UNSLOTH_CUDA
+#include "kernels/swiglu.h"
+#endif
+
+namespace unsloth::ops {
+
+namespace {
+
+float sigmoid(float v) {
+    return 1.f / (1.f + std::exp(-v));
+}
+
+void forward_cpu(const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
+    const cpu::Rows gate_up(gu_T2F), act_rows(act_TF);
+    const int64_t columns = act_rows.columns();
+    at::parallel_for(0, act_rows.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(2 * columns)), act(static_cast<size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            const float* gate = gate_up.read(row, scratch.data());
+            const float* up = gate + columns;
+            for (int64_t c = 0; c < columns; ++c) act[c] = gate[c] * sigmoid(gate[c]) * up[c];
+            act_rows.write(row, act.data());
+        }
+    });
+}
+
+void backward_cpu(const at::Tensor& dact_TF, const at::Tensor& gu_T2F) {
+    const cpu::Rows gate_up(gu_T2F), dact_rows(dact_TF);
+    const int64_t columns = dact_rows.columns();
+    at::parallel_for(0, dact_rows.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        const auto size = static_cast<size_t>(columns);
+        std::vector<float> gu_scratch(2 * size), dact_scratch(size), gradient(2 * size);
+        for (int64_t row = begin; row < end; ++row) {
+            const float* gate = gate_up.read(row, gu_scratch.data());
+            const float* up = gate + columns;
+            const float* dact = dact_rows.read(row, dact_scratch.data());
+            for (int64_t c = 0; c < columns; ++c) {
+                const float s = sigmoid(gate[c]);
+                gradient[c] = dact[c] * up[c] * s * (1.f + gate[c] * (1.f - s));
+                gradient[columns + c] = dact[c] * (gate[c] * s);
+            }
+            gate_up.write(row, gradient.data());
+        }
+    });
+}
+
+void check(const Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const char* act_name) {
+    UNSLOTH_CHECK(act_TF.dim() == 2, act_name, " has ", act_TF.dim(), " dimensions, expected [T, F]");
+    check_compute_tensor(ctx, act_name, act_TF, act_TF.sizes());
+    check_tensor(ctx, "gate_up", gu_T2F, {act_TF.size(0), 2 * act_TF.size(1)}, act_TF.scalar_type());
+}
+
+}  // namespace
+
+void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
+    check(ctx, gu_T2F, act_TF, "act");
+    if (!ctx.is_cuda()) return forward_cpu(gu_T2F, act_TF);
+#ifdef UNSLOTH_CUDA
+    kernels::SwigluForward params;
+    params.tokens = act_TF.size(0);
+    params.columns = act_TF.size(1);
+    params.type = dtype_of(act_TF);
+    params.gate_up = {gu_T2F.const_data_ptr(), gu_T2F.stride(0)};
+    params.act = {act_TF.mutable_data_ptr(), act_TF.stride(0)};
+    kernels::swiglu_forward(params, static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F) {
+    check(ctx, gu_T2F, dact_TF, "dact");
+    if (!ctx.is_cuda()) return backward_cpu(dact_TF, gu_T2F);
+#ifdef UNSLOTH_CUDA
+    kernels::SwigluBackward params;
+    params.tokens = dact_TF.size(0);
+    params.columns = dact_TF.size(1);
+    params.type = dtype_of(dact_TF);
+    params.dact = {dact_TF.const_data_ptr(), dact_TF.stride(0)};
+    params.gate_up = {gu_T2F.mutable_data_ptr(), gu_T2F.stride(0)};
+    kernels::swiglu_backward(params, static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+}  // namespace unsloth::ops
