@@ -1,1 +1,76 @@
-int main() { return 0; }
+// unsloth-train: reads the command line, runs one command, and turns what went wrong into a message and an exit code.
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "app/commands.h"
+#include "unsloth/config/command_line.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/version.h"
+
+namespace unsloth::app {
+namespace {
+
+int code_of(ErrorKind kind) {
+    return static_cast<int>(kind);
+}
+
+int run(const CommandLine& line) {
+    log::set_level(log::parse_level(line.log_level));
+    for (const auto& note : line.loaded.notes) log::info(note);
+    switch (line.command) {
+        case Command::train: run_train(line); break;
+        case Command::config: run_config(line); break;
+        case Command::score: run_score(line); break;
+        case Command::generate: run_generate(line); break;
+        case Command::tokenize: run_tokenize(line); break;
+        case Command::inspect: return run_inspect(line) ? 0 : code_of(ErrorKind::input);
+        case Command::init: run_init(line); break;
+        case Command::bench: run_bench(line); break;
+        case Command::help: print(help_text(line.help_topic)); break;
+        case Command::version: print(cat("unsloth-train ", version, "\n")); break;
+    }
+    return 0;
+}
+
+void complain(const std::string& text) {
+    std::fprintf(stderr, "unsloth-train: %s\n", text.c_str());
+}
+
+// Libraries put stack traces behind the first line; those who ask for detail get them.
+std::string brief(const char* what) {
+    const std::string text = what;
+    const auto end = text.find('\n');
+    if (end == std::string::npos || log::level() == log::Level::debug) return text;
+    return text.substr(0, end) + "\n  --log_level debug shows more.";
+}
+
+int guarded(const std::vector<std::string>& arguments) {
+    try {
+        return run(parse_command_line(arguments));
+    } catch (const Error& failure) {
+        complain(cat("error: ", failure.what()));
+        return code_of(failure.kind());
+    } catch (const Interrupted& stopped) {
+        complain(stopped.what());
+        return stopped.exit_code();
+    } catch (const CheckError& failure) {
+        complain(cat("internal error: ", failure.what(), "\n  This is a mistake of the program; please report it."));
+    } catch (const std::bad_alloc&) {
+        complain("error: out of host memory");
+    } catch (const std::exception& failure) {
+        complain(cat("error: ", brief(failure.what())));
+    }
+    return code_of(ErrorKind::runtime);
+}
+
+}  // namespace
+}  // namespace unsloth::app
+
+int main(int argc, char** argv) {
+    return unsloth::app::guarded({argv + 1, argv + argc});
+}

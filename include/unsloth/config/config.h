@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,7 +64,8 @@ struct TrainingOptions {
     int64_t max_steps = -1;
     double learning_rate = 2e-4;
     Schedule lr_scheduler_type = Schedule::linear;
-    /// Keyword arguments of the schedule (num_cycles, power, lr_end, min_lr, min_lr_rate, num_decay_steps, decay_type, …).
+    /// Keyword arguments of the schedule (num_cycles, power, lr_end, min_lr, min_lr_rate, num_decay_steps, decay_type, …),
+    /// in the file's order; a value is the JSON value's text without quotes.
     std::vector<std::pair<std::string, std::string>> lr_scheduler_kwargs;
     int64_t warmup_steps = 5;
     double warmup_ratio = 0.0;
@@ -77,6 +79,7 @@ struct TrainingOptions {
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
     bool deterministic = false;
     int64_t eval_steps = 0;
+    bool eval_on_start = false;
     int64_t save_steps = 0;
     int64_t save_total_limit = 0;
     int64_t logging_steps = 1;
@@ -99,6 +102,15 @@ struct Config {
     TrainingOptions training;
     HardwareOptions hardware;
     LoggingOptions logging;
+};
+
+/// A configuration with what was said about it.
+struct LoadedConfig {
+    Config config;
+    std::vector<std::string> notes;  ///< decisions made while reading, one line each, for the log
+    std::set<std::string> given;     ///< full names ("lora.r") of the options that a file or a flag set
+
+    bool is_given(const std::string& option) const { return given.count(option) != 0; }
 };
 
 }  // namespace unsloth

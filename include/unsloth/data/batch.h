@@ -4,43 +4,58 @@
 #include <cstdint>
 #include <vector>
 
+#include "unsloth/data/token_order.h"
+
 namespace unsloth {
 
 inline constexpr int32_t ignore_label = -100;
 
-/// One sequence ready to train on.
+/// One sequence ready to train on. The three vectors have the same length.
 struct Sample {
-    int64_t row = 0;                 ///< index of the row in its source file, from 0
+    int64_t row = 0;  ///< index of the row in its source file, from 0
     std::vector<int32_t> ids;
     std::vector<int32_t> labels;     ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
     std::vector<int32_t> positions;  ///< position ids; a fall back to 0 starts a new segment
 };
 
-/// A micro-batch: tokens are flat, T of them, rows one after another without padding.
+/// A micro-batch: tokens are flat, T of them, rows one after another without padding. T may be 0: in the last
+/// step of an epoch a rank may have no row left, and takes part with nothing.
 struct Batch {
     std::vector<int32_t> ids_T;
-    std::vector<int32_t> targets_T;    ///< what position t must predict: the label of t + 1 within its segment, or ignore_label
+    std::vector<int32_t>
+        targets_T;  ///< what position t must predict: the label of t + 1 within its segment, or ignore_label
     std::vector<int32_t> positions_T;
-    std::vector<int32_t> row_T;        ///< source row of each token (dropout's counter)
-    std::vector<int32_t> offset_T;     ///< token's index in its source row
-    std::vector<int32_t> segments;     ///< [S + 1] offsets into T; attention never crosses them
-    std::vector<int64_t> rows;         ///< source rows, in order (for messages)
-    int64_t labels = 0;                ///< targets that are not ignore_label
+    std::vector<int32_t> row_T;     ///< source row of each token (dropout's counter)
+    std::vector<int32_t> offset_T;  ///< token's index in its source row
+    std::vector<int32_t> segments;  ///< [S + 1] offsets into T, from 0 to T; attention never crosses them
+    std::vector<int32_t>
+        target_index;  ///< [labels] the places t with a target, ascending: the lm_head runs on these only
+    std::vector<int32_t> target_ids;  ///< [labels] targets_T at those places
+    std::vector<int64_t> rows;        ///< source rows, in order (for messages)
+    TokenOrder token_order;           ///< of ids_T, only where the loader was asked for it
+    int64_t labels = 0;               ///< targets that are not ignore_label
+    int32_t longest = 0;              ///< tokens of the longest segment
 
     int64_t tokens() const { return static_cast<int64_t>(ids_T.size()); }
 };
 
-/// All micro-batches of one optimizer step on this rank.
+/// One optimizer step: the micro-batches of this rank, and the step's counts over the micro-batches of all
+/// ranks (known on every rank before the first forward, because every rank knows every row's counts).
 struct StepBatch {
-    std::vector<Batch> micro;
-    int64_t labels = 0;
-    int64_t tokens = 0;
-    double epoch = 0;        ///< after this step, in epochs (fractional)
+    std::vector<Batch> micro;  ///< as many on every rank
+    int64_t labels = 0;        ///< targets of the whole step, over all ranks: the loss's divisor
+    int64_t tokens = 0;        ///< input tokens of the whole step, over all ranks
+    double epoch = 0;          ///< after this step, in epochs (fractional)
     uint32_t epoch_index = 0;  ///< the epoch the step began in
 };
 
-/// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is never a target),
-/// finds segments where a position falls back to 0, and concatenates.
+/// Joins samples into one micro-batch: shifts labels into targets (the first token of a segment is never a
+/// target), finds segments where a position falls back to 0 or a sample begins, and concatenates. The source
+/// rows must fit 32 bits. token_order stays empty.
 Batch make_batch(const std::vector<const Sample*>& samples);
+
+/// How many targets a sequence has: labels that are not ignore_label, without those of a segment's first
+/// token.
+int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions);
 
 }  // namespace unsloth

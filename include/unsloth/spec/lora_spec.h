@@ -16,7 +16,8 @@ struct LoraSpec {
     double lora_alpha = 16;
     double lora_dropout = 0.0;
     bool use_rslora = false;                   ///< scale alpha/sqrt(r) instead of alpha/r
-    std::vector<std::string> target_modules;   ///< names of projections ("q_proj", …)
+    std::vector<std::string> target_modules;   ///< names of projections ("q_proj", …) or ends of module paths
+    bool target_is_regex = false;              ///< target_modules is one regular expression over whole module paths
     std::vector<std::string> modules_to_save;  ///< "embed_tokens", "lm_head"
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< in file order: the first match wins
     std::vector<std::pair<std::string, double>> alpha_pattern;

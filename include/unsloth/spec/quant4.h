@@ -36,9 +36,9 @@ struct Quant4View {
     int64_t rows = 0;
     int64_t cols = 0;
 
-    int64_t elements() const { return rows * cols; }
-    int64_t blocks() const { return (elements() + quant4_block - 1) / quant4_block; }
-    bool nested() const { return absmax_u8 != nullptr; }
+    constexpr int64_t elements() const { return rows * cols; }
+    constexpr int64_t blocks() const { return (elements() + quant4_block - 1) / quant4_block; }
+    constexpr bool nested() const { return absmax_u8 != nullptr; }
 };
 
 }  // namespace unsloth

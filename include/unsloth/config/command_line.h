@@ -1,0 +1,55 @@
+// The command line of unsloth-train, read: which command, and the request and configuration it carries.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+#include "unsloth/config/engine.h"
+
+namespace unsloth {
+
+enum class Command { train, config, score, generate, tokenize, inspect, init, bench, help, version };
+
+struct ConfigRequest {
+    bool schema = false;    ///< print the JSON Schema instead of the effective configuration
+    bool markdown = false;  ///< print docs/options.md instead
+};
+
+struct TokenizeRequest {
+    std::string tokenizer;  ///< folder with tokenizer.json, or the file; never empty
+    std::string chat_template = "auto";
+    bool decode = false;
+    bool no_special = false;
+};
+
+struct InspectRequest {
+    std::string path;  ///< never empty
+    bool json = false;
+};
+
+/// Only the request of `command` means anything; `loaded` does for train, config, score, generate and bench.
+struct CommandLine {
+    Command command = Command::train;
+    std::string help_topic;  ///< of help: a command's name, or empty for the overview
+    std::string config_file;
+    std::string log_level = "info";
+    LoadedConfig loaded;
+    ConfigRequest config;
+    ScoreRequest score;
+    GenerateRequest generate;
+    TokenizeRequest tokenize;
+    InspectRequest inspect;
+    InitRequest init;
+    BenchRequest bench;
+};
+
+/// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error
+/// for anything unknown (with the nearest known name), for bad values and for missing ones.
+CommandLine parse_command_line(const std::vector<std::string>& arguments);
+
+/// What `unsloth-train help TOPIC` prints: for "" the commands and all options of train. Usage Error for an unknown
+/// topic.
+std::string help_text(const std::string& topic);
+
+}  // namespace unsloth

@@ -1,0 +1,66 @@
+// What the program asks of the engine, the library that holds LibTorch. The executable opens it only for the commands
+// below, so that --help, config, inspect and tokenize start at once.
+//
+// Every call runs one command to its end, writes results to the files it names or to stdout, logs through core/log.h
+// and throws Error (or Interrupted, after saving) on failure. All values were validated by config/load.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "unsloth/config/config.h"
+#include "unsloth/spec/dtype.h"
+
+namespace unsloth {
+
+struct ScoreRequest {
+    std::string out;     ///< JSON Lines, one object a row of data.train_file; never empty
+    std::string logits;  ///< safetensors file of logits.{i} [T, V] fp32; empty: none
+};
+
+/// Either `prompt` or `file` is given.
+struct GenerateRequest {
+    std::string prompt;
+    std::string file;  ///< JSON Lines of {"text"} or {"messages"}, or plain text
+    int64_t max_new_tokens = 128;
+    bool json = false;  ///< one object {"prompt_ids", "ids", "text"} a prompt on stdout instead of the text
+};
+
+enum class InitQuantize { none, nf4 };
+
+/// A model folder with random weights. Either `shape` or `config_file` is given.
+struct InitRequest {
+    std::string shape;        ///< a built-in name such as "llama-3.1-8b"
+    std::string config_file;  ///< a Hugging Face config.json
+    std::string out;          ///< the folder to write; never empty
+    InitQuantize quantize = InitQuantize::none;
+    std::string tokenizer;  ///< folder whose tokenizer files are copied beside the weights; empty: none
+    int64_t seed = 3407;
+    DType dtype = DType::bf16;  ///< of the weights that stay unquantised
+};
+
+enum class BenchSubject { step, ops };
+
+struct BenchRequest {
+    BenchSubject what = BenchSubject::step;
+    int64_t batch = 8;
+    int64_t seq = 2048;  ///< tokens a row
+    int64_t steps = 20;  ///< measured, after `warmup` unmeasured ones
+    int64_t warmup = 5;
+    bool json = false;
+};
+
+class __attribute__((visibility("default"))) Engine {
+  public:
+    virtual ~Engine();
+    virtual void train(const LoadedConfig& loaded) = 0;
+    virtual void score(const LoadedConfig& loaded, const ScoreRequest& request) = 0;
+    virtual void generate(const LoadedConfig& loaded, const GenerateRequest& request) = 0;
+    virtual void init(const InitRequest& request) = 0;
+    virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
+};
+
+}  // namespace unsloth
+
+/// The engine library's one entry. The caller owns the result.
+extern "C" unsloth::Engine* unsloth_create_engine();

@@ -1,0 +1,29 @@
+// From a JSON file and command-line flags to one validated configuration, and back to text.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+
+namespace unsloth {
+
+/// Defaults, then the file, then the flags ("--section.key", "VALUE", …; also --key where it is unique, --key=VALUE,
+/// dashes for underscores). The file is JSON with // and /* */ comments. Settles what depends on other options (full
+/// training turns load_in_4bit off; a given warmup_ratio replaces the default warmup_steps) and checks the whole.
+/// Usage Error for anything unknown, of a wrong type, out of range or contradictory. Which options must be present
+/// depends on the command and is not checked here.
+LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const std::vector<std::string>& flags);
+
+/// The whole configuration as indented JSON that load_config reads back to the same values; ends in a newline.
+std::string config_to_json(const Config& config);
+
+/// A JSON Schema (draft 2020-12) of configuration files; ends in a newline.
+std::string config_schema();
+
+/// docs/options.md.
+std::string options_markdown();
+
+}  // namespace unsloth

@@ -1,0 +1,33 @@
+// SIGINT and SIGTERM: asked for once, the training loop stops after its step and saves; asked for twice, the process
+// ends at once.
+#pragma once
+
+#include <csignal>
+#include <stdexcept>
+#include <string>
+
+namespace unsloth {
+
+/// From here on the first SIGINT or SIGTERM is only remembered (and acknowledged by a line on stderr); the second one
+/// ends the process with 128 + its number. Process-wide; calling it again forgets a signal that was remembered.
+void install_interrupt_handlers();
+
+/// The signal that was remembered, or 0. Cheap enough to ask every step, and safe from any thread.
+int interrupt_requested() noexcept;
+
+/// Thrown once a run that was asked to stop has saved its state; `main` turns it into 130 (SIGINT) or 143 (SIGTERM).
+class __attribute__((visibility("default"))) Interrupted : public std::runtime_error {
+  public:
+    /// `message` says what was saved and where.
+    Interrupted(int signal, const std::string& message) : std::runtime_error(message), signal_(signal) {}
+    ~Interrupted() override;
+    Interrupted(const Interrupted&) = default;
+    Interrupted& operator=(const Interrupted&) = default;
+    int signal() const noexcept { return signal_; }
+    int exit_code() const noexcept { return 128 + signal_; }
+
+  private:
+    int signal_;
+};
+
+}  // namespace unsloth

@@ -1,0 +1,48 @@
+// The seam between rows and the tokenizer: text, Alpaca fields or messages in, token ids and what of them is
+// learnt out.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "unsloth/tokenizer/chat.h"
+
+namespace unsloth {
+
+struct AlpacaFields {
+    std::string instruction;
+    std::string input;  ///< may be empty
+    std::string output;
+    std::string system;  ///< may be empty
+};
+
+struct EncodedRow {
+    std::vector<int32_t> ids;
+    std::vector<std::pair<int32_t, int32_t>>
+        trained;  ///< [start, end) in tokens: what is learnt when prompts are masked
+};
+
+/// Used from several threads at once: implementations are immutable. An input Error thrown here counts
+/// against the row.
+class RowEncoder {
+  public:
+    virtual ~RowEncoder() = default;
+    /// BOS if the tokenizer adds one, the text, EOS; all of it is trained.
+    virtual EncodedRow text(std::string_view text) const = 0;
+    /// Prompt, output, EOS; the output and what ends it are trained.
+    virtual EncodedRow alpaca(const AlpacaFields& fields) const = 0;
+    /// Through the chat template; the assistant's turns and what ends them are trained.
+    virtual EncodedRow messages(const std::vector<Message>& turns) const = 0;
+};
+
+/// The encoder that a run uses. `template_name` is data.template: a built-in template, or `auto` (see
+/// resolve_template). Alpaca rows take the three-section prompt with `auto` and `alpaca`; another template
+/// renders them as a conversation of system, instruction and input (a blank line between), and output. Usage
+/// Error for an unknown template; input Error at the first row of text when the tokenizer names no EOS.
+std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name);
+
+}  // namespace unsloth

@@ -1,0 +1,59 @@
+// From a row's columns to token ids, labels and positions.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+#include "unsloth/data/encoder.h"
+
+namespace unsloth {
+
+struct RowOptions {
+    bool train_on_prompt = false;
+    int64_t max_seq_length = 0;  ///< rows are cut to this many tokens; 0: never
+    int64_t max_positions = 0;   ///< what the model allows; 0: not known
+    int64_t vocab_size = 0;      ///< rows of the model's embedding; 0: not known
+};
+
+struct FormattedRow {
+    std::vector<int32_t> ids;
+    std::vector<int32_t> labels;     ///< in place
+    std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
+    bool truncated = false;
+    int64_t targets = 0;  ///< after truncation
+};
+
+/// The configuration's name of a format ("tokenized", "alpaca", "messages", "text", "auto").
+std::string format_name(DataFormat format);
+
+/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, alpaca
+/// {instruction, output}, text {text}, in this order. BadRow names the columns found, and for shapes known
+/// elsewhere how to convert them.
+DataFormat detect_format(const nlohmann::json& row);
+
+/// Turns rows of one format into tokens. Immutable: one object serves all threads.
+class RowFormatter {
+  public:
+    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise.
+    RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder);
+    /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
+    /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
+    /// format does not know are ignored. Rows whose labels are all masked pass, with targets = 0.
+    FormattedRow format(const nlohmann::json& row) const;
+
+  private:
+    FormattedRow tokenized(const nlohmann::json& row) const;
+    EncodedRow encode_alpaca(const nlohmann::json& row) const;
+    EncodedRow encode_messages(const nlohmann::json& row) const;
+    FormattedRow encoded(EncodedRow row) const;
+    void finish(FormattedRow& row) const;
+
+    DataFormat format_;
+    RowOptions options_;
+    const RowEncoder* encoder_;
+};
+
+}  // namespace unsloth

@@ -1,0 +1,106 @@
+// From rows to optimizer steps: which rows a step takes, and on which rank and in which micro-batch they are.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "unsloth/data/batch.h"
+#include "unsloth/data/dataset.h"
+
+namespace unsloth {
+
+struct LoaderOptions {
+    int64_t per_device_train_batch_size = 1;  ///< rows (packed rows with `packing`) of a micro-batch
+    int64_t gradient_accumulation_steps = 1;  ///< micro-batches of a step
+    uint64_t seed = 0;
+    bool shuffle = true;
+    bool packing = false;
+    int64_t max_seq_length = 0;  ///< length of a packed row; needed with `packing` only
+    bool order_tokens = false;   ///< fill Batch::token_order
+    int rank = 0;
+    int world_size = 1;
+};
+
+/// The most that a micro-batch may hold, whatever the order of the rows: what memory is planned for.
+struct BatchLimits {
+    int64_t tokens = 0, segments = 0;
+    int64_t longest = 0;  ///< tokens of the longest segment
+    int64_t labels = 0;   ///< rows with a target
+};
+
+/// Training steps, by number. A step takes the next per_device_train_batch_size x world_size x
+/// gradient_accumulation_steps rows of the epoch's order, whatever the world size; its k-th round of
+/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, rank r taking its slice. As
+/// in transformers' Trainer, the last step of an epoch takes what is left (fewer micro-batches, the last one
+/// smaller and shared evenly by the ranks) and never reaches into the next epoch.
+///
+/// With `packing`, samples are joined once, before the first epoch, into rows of at most max_seq_length
+/// tokens (see pack_rows), and these rows are what is shuffled and counted. Samples in a row stay separate
+/// segments.
+class StepLoader {
+  public:
+    /// Usage Error for an empty data set or sizes that make no sense.
+    StepLoader(Dataset dataset, const LoaderOptions& options);
+
+    const Dataset& dataset() const { return dataset_; }
+    const LoaderOptions& options() const { return options_; }
+    int64_t rows_per_epoch() const {
+        return static_cast<int64_t>(units_.size());
+    }  ///< packed rows with `packing`
+    int64_t steps_per_epoch() const;
+    /// max_steps if it is not negative, else num_train_epochs x steps_per_epoch, rounded up.
+    int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
+
+    BatchLimits limits() const;
+
+    /// The step with this number, from 0. Depends on nothing that was asked before: a resumed run just goes
+    /// on. Not safe from several threads at once.
+    StepBatch step(int64_t number);
+
+  private:
+    using Unit = std::pair<int64_t, int64_t>;  ///< [begin, end) in members_
+
+    int64_t round_rows() const;  ///< rows that all ranks together take for one micro-batch each
+    int64_t rounds_per_epoch() const;
+    void enter_epoch(uint32_t epoch);
+    // [begin, end) are places in the epoch's order.
+    Unit unit_at(int64_t place) const;
+    void count(int64_t begin, int64_t end, StepBatch& step) const;
+    std::pair<int64_t, int64_t> slice(int64_t begin, int64_t end) const;
+    Batch micro_batch(int64_t begin, int64_t end) const;
+
+    Dataset dataset_;
+    LoaderOptions options_;
+    std::vector<int64_t> members_;    ///< indices into the data set, unit after unit
+    std::vector<Unit> units_;         ///< rows as they are batched
+    std::vector<int64_t> unit_rows_;  ///< source row that stands for a unit in the epoch's order
+    std::vector<int64_t> order_;      ///< of the units, in epoch epoch_
+    int64_t epoch_ = -1;
+};
+
+/// Packs samples of the given lengths, in order, into rows of at most `capacity` tokens: each goes into the
+/// first of the last 64 open rows that has room, or opens a new one. Returns the samples of each row. A
+/// length above capacity gets a row alone.
+std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity);
+
+/// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a
+/// longer row stands alone). With several ranks, batch i is rank i % world_size's.
+class EvalLoader {
+  public:
+    EvalLoader(Dataset dataset, int64_t max_tokens, int rank = 0, int world_size = 1);
+
+    const Dataset& dataset() const { return dataset_; }
+    int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
+    Batch batch(int64_t i) const;
+    BatchLimits limits() const;
+    int64_t labels() const {
+        return dataset_.stats().trained_tokens;
+    }  ///< over all ranks: the loss's divisor
+
+  private:
+    Dataset dataset_;
+    std::vector<std::pair<int64_t, int64_t>> ranges_;  ///< [begin, end) rows of each batch of this rank
+};
+
+}  // namespace unsloth

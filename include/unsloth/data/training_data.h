@@ -1,0 +1,36 @@
+// What a run's configuration says about data, put into effect.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "unsloth/config/config.h"
+#include "unsloth/data/dataset.h"
+#include "unsloth/data/loader.h"
+
+namespace unsloth {
+
+/// What the rows must fit; 0 where it is not known.
+struct ModelLimits {
+    int64_t vocab_size = 0;     ///< rows of the embedding
+    int64_t max_positions = 0;  ///< max_position_embeddings
+};
+
+DatasetOptions dataset_options(const Config& config, const ModelLimits& limits);
+LoaderOptions loader_options(const Config& config, int rank = 0, int world_size = 1);
+
+struct TrainingData {
+    Dataset train;
+    std::optional<Dataset> eval;  ///< eval_file, or val_size of the training rows
+};
+
+/// Reads data.train_file and data.eval_file, or splits off data.val_size with the run's seed. `make_encoder`
+/// is called once, and only when a file's rows are text: tokenised rows work in a model folder without a
+/// tokenizer, or with one that cannot be read. Usage Error for both an eval_file and a val_size, or no
+/// train_file.
+TrainingData load_training_data(const Config& config, const ModelLimits& limits,
+                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder);
+
+}  // namespace unsloth

@@ -1,0 +1,47 @@
+// A model's weights on disk: a folder with model.safetensors, a folder with shards and their index, or one file.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "unsloth/formats/safetensors.h"
+
+namespace unsloth {
+
+/// The folder or file that `model.path` means: as given when it exists; a hub id `org/name` is looked up in the local
+/// Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub: refs/main names the snapshot). Input Error
+/// otherwise, with the download command when the path looks like a hub id.
+std::filesystem::path resolve_model_path(const std::string& path);
+
+/// All tensors of a checkpoint, mapped. Movable; views stay valid when it moves.
+class Checkpoint {
+  public:
+    /// `path` as for resolve_model_path. Input Error for a missing index, shard or tensor, a shard name with a path
+    /// separator or "..", a tensor in another shard than the index says or in two, or whatever SafetensorsFile refuses.
+    static Checkpoint open(const std::string& path);
+
+    const TensorView* find(std::string_view name) const;              ///< nullptr: absent
+    const TensorView& at(std::string_view name) const;                ///< input Error: absent
+    const std::vector<std::string>& names() const { return names_; }  ///< sorted
+    std::size_t total_bytes() const { return total_bytes_; }          ///< of all tensors' data
+    /// Where config.json and the tokenizer lie.
+    const std::filesystem::path& folder() const { return folder_; }
+    const std::vector<SafetensorsFile>& files() const { return files_; }
+
+  private:
+    Checkpoint() = default;
+    void open_shards(const std::filesystem::path& index);
+    void add_tensors_of(const SafetensorsFile& file);
+
+    std::filesystem::path folder_;
+    std::vector<SafetensorsFile> files_;
+    std::map<std::string, const TensorView*, std::less<>> tensors_;
+    std::vector<std::string> names_;
+    std::size_t total_bytes_ = 0;
+};
+
+}  // namespace unsloth

@@ -1,0 +1,45 @@
+// What a model or adapter folder holds, and whether it is sound: `unsloth-train inspect`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "unsloth/formats/safetensors.h"
+#include "unsloth/spec/model_spec.h"
+
+namespace unsloth {
+
+struct InspectedTensor {
+    std::string name;
+    std::string dtype;           ///< safetensors' spelling; "nf4" or "fp4" for a 4-bit weight
+    std::vector<int64_t> shape;  ///< of the weight; a 4-bit weight's own, not its packed form's
+    std::size_t bytes = 0;       ///< stored, companions included
+};
+
+struct Inspection {
+    std::string path;                ///< what was asked for
+    std::string kind;                ///< "model" or "adapter"
+    std::optional<ModelSpec> model;  ///< absent when config.json is missing or refused
+    std::vector<InspectedTensor> tensors;
+    std::map<std::string, int64_t> kinds;  ///< how many tensors of each dtype
+    int64_t parameters = 0;
+    std::size_t stored_bytes = 0;
+    int64_t quant_states_checked = 0;
+    std::map<std::string, std::string> adapter;  ///< r, lora_alpha, target_modules, … of an adapter folder
+    std::vector<std::string> problems;
+
+    bool ok() const { return problems.empty(); }
+};
+
+/// Reads everything but the weights' values (block maxima are read: each must be finite). What is wrong becomes a
+/// problem of the result; input Error only when there is no model or adapter at `path` at all.
+Inspection inspect_path(const std::string& path);
+
+std::string inspect_text(const Inspection& inspection);
+std::string inspect_json(const Inspection& inspection);
+
+}  // namespace unsloth

@@ -1,0 +1,76 @@
+// A checkpoint checked against the tensor table: where each of a model's tensors comes from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/spec/tensor_table.h"
+
+namespace unsloth {
+
+/// One tensor of the model: a 16/32-bit tensor, or a 4-bit weight.
+struct TensorSource {
+    TensorRule rule;
+    const TensorView* tensor = nullptr;  ///< the tensor itself; for a 4-bit weight its packed codes
+    std::optional<Quant4Weight> quant4;
+
+    bool quantised() const { return quant4.has_value(); }
+    std::size_t stored_bytes() const { return quant4 ? quant4->stored_bytes() : tensor->data.size(); }
+    void drop() const noexcept { quant4 ? quant4->drop() : tensor->drop(); }
+    /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns
+    /// values.
+    void read_f32(int64_t row_begin, int64_t row_end, float* out) const;
+    int64_t rows() const { return rule.shape.size() > 1 ? rule.shape[0] : 1; }
+    int64_t cols() const { return rule.shape.back(); }
+    void read_f32(float* out) const { read_f32(0, rows(), out); }
+};
+
+/// All tensors of a model, in the order of tensor_table.
+class ModelTensors {
+  public:
+    ModelTensors() = default;
+    explicit ModelTensors(std::vector<TensorSource> sources);
+
+    const std::vector<TensorSource>& all() const { return sources_; }
+    const TensorSource& linear(int layer, Projection p) const;
+    const TensorSource* bias(int layer, Projection p) const;  ///< nullptr: the projection has none
+    /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
+    /// none.
+    const TensorSource& of(TensorRole role, int layer = -1) const;
+    /// lm_head, or embed_tokens where they are tied.
+    const TensorSource& head() const;
+    const TensorSource* find(const std::string& hf_name) const;
+
+    int64_t parameters() const;        ///< elements of the weights as the model computes with them
+    std::size_t stored_bytes() const;  ///< with the 4-bit weights' companions
+    int64_t quantised_linears() const;
+
+  private:
+    std::vector<TensorSource> sources_;
+    std::map<std::string, std::size_t> index_;
+};
+
+/// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit weight or a 16/32-bit tensor of
+/// the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind) when some
+/// are missing, unknown, of another shape or of a type that cannot be used (INT8 weights among them).
+ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec);
+
+/// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.
+struct WeightFile {
+    ModelSpec spec;
+    std::optional<QuantizationConfig> quantization;
+    Checkpoint checkpoint;
+    ModelTensors tensors;
+
+    /// `path` as for Checkpoint::open. Input Error as for read_model_spec, Checkpoint::open and resolve_tensors.
+    static WeightFile open(const std::string& path);
+};
+
+}  // namespace unsloth

@@ -1,0 +1,51 @@
+// PEFT's LoRA adapter folders: adapter_config.json and adapter_model.safetensors (PEFT 0.21's files; older ones are
+// read).
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "unsloth/formats/safetensors.h"
+#include "unsloth/spec/lora_spec.h"
+
+namespace unsloth {
+
+struct PeftConfig {
+    LoraSpec lora;
+    std::string base_model_name_or_path;  ///< as the user gave it
+};
+
+/// Input Error, naming file and key, for what this program does not train: DoRA, biases, fan_in_fan_out, other adapter
+/// types, other initialisations that change the base, and options of PEFT that change the computation.
+PeftConfig read_peft_config(const std::filesystem::path& folder);
+PeftConfig parse_peft_config(const std::string& json_text, const std::string& source);
+
+/// The text of adapter_config.json as PEFT 0.21 writes it: sorted keys, indent 2, inference_mode true.
+std::string write_peft_config(const PeftConfig& config);
+
+/// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
+std::string lora_a_name(int layer, Projection p);
+std::string lora_b_name(int layer, Projection p);
+/// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
+/// "base_model.model.lm_head.weight".
+std::string saved_module_name(const std::string& module);
+
+/// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A before B, then modules_to_save.
+std::vector<TensorDecl> adapter_tensors(const LoraSpec& lora, const ModelSpec& model, DType dtype = DType::f32);
+
+/// An adapter folder that fits a model: every expected tensor is there in its shape and a floating type, and no other.
+struct Adapter {
+    PeftConfig config;
+    std::vector<LayerLora> layers;  ///< resolve_lora(config.lora, model)
+    SafetensorsFile file;
+
+    const TensorView& a(int layer, Projection p) const { return file.at(lora_a_name(layer, p)); }
+    const TensorView& b(int layer, Projection p) const { return file.at(lora_b_name(layer, p)); }
+    const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module)); }
+};
+
+/// Input Error that names the tensors when some are missing, unknown or of another shape.
+Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model);
+
+}  // namespace unsloth

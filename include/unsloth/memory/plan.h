@@ -1,0 +1,85 @@
+// The memory plan: every buffer of a run by name, made before the first step. The plan is the forecast that is printed, the
+// table in the log, and what the run takes: one allocation, so a run that starts does not run out of memory later.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace unsloth::memory {
+
+/// When a buffer's content must survive. Buffers with no phase in common may share bytes.
+enum Phase : uint8_t {
+    forward = 1,    ///< embedding and the layers' forward pass
+    head = 2,       ///< final norm, lm_head, loss and their gradients
+    backward = 4,   ///< the layers' backward pass (recompute included)
+    update = 8,     ///< gradient norm and optimizer
+    always = 15,
+};
+
+/// A planned buffer's index.
+using BufferId = std::size_t;
+
+struct Entry {
+    std::string group;  ///< a line of the printed table: "base weights", "layer inputs", …
+    std::string name;   ///< unique in the plan
+    int64_t bytes = 0;
+    uint8_t phases = always;
+    int64_t offset = -1;  ///< set by place()
+};
+
+class Plan {
+  public:
+    /// Adds a buffer of `bytes` >= 0 bytes; names are unique (CheckError).
+    BufferId add(std::string group, std::string name, int64_t bytes, uint8_t phases = always);
+    /// Assigns offsets (multiples of 512 bytes): larger buffers first, each at the lowest place where no buffer with a
+    /// common phase lies.
+    void place();
+    /// Bytes of the one allocation; valid after place().
+    int64_t total_bytes() const { return total_; }
+    const std::vector<Entry>& entries() const { return entries_; }
+    const Entry& entry(BufferId id) const { return entries_.at(id); }
+    /// The buffer of that name; CheckError when it was not planned.
+    BufferId find(const std::string& name) const;
+    /// Group, buffers, MiB; a last line with what sharing saves. One line a group, largest first.
+    std::string table() const;
+
+  private:
+    std::vector<Entry> entries_;
+    std::unordered_map<std::string, BufferId> ids_;
+    int64_t total_ = 0;
+};
+
+/// The memory of a placed plan on a device.
+class Arena {
+  public:
+    /// Allocates the plan's bytes at once; runtime Error with the plan's table when the device cannot give them.
+    Arena(Plan plan, at::Device device);
+    /// The buffer as a contiguous tensor. CheckError when sizes x dtype exceed the buffer.
+    at::Tensor tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const;
+    const Plan& plan() const { return plan_; }
+    at::Device device() const { return slab_.device(); }
+
+  private:
+    Plan plan_;
+    at::Tensor slab_;
+};
+
+/// Free and total bytes of a device (CUDA: the driver's figures and what the caching allocator holds unused; CPU: available RAM).
+struct DeviceMemory {
+    int64_t free = 0, total = 0;
+};
+DeviceMemory device_memory(at::Device device);
+
+/// Peak bytes that LibTorch's allocator held on this device since the last reset (CUDA), or the plan's bytes on the CPU.
+int64_t peak_allocated_bytes(at::Device device);
+/// Number of allocations so far (CUDA): must not grow from step 2 on.
+int64_t allocation_count(at::Device device);
+
+/// "1.23 GiB", "45.0 MiB", …
+std::string human_bytes(int64_t bytes);
+
+}  // namespace unsloth::memory

@@ -1,0 +1,45 @@
+// One decoder layer: its forward, and its backward in the reverse order of the same numbered steps.
+#pragma once
+
+#include "unsloth/model/activations.h"
+#include "unsloth/model/linear_group.h"
+
+namespace unsloth::model {
+
+/// Attention of a layer of this model: heads, scale and the layer's window.
+ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer);
+
+/// Keys and values of earlier tokens of one sequence; k_SN and v_SN [capacity, K heads * d] in the compute dtype.
+struct KvCache {
+    at::Tensor k_SN, v_SN;
+    int64_t length = 0;  ///< tokens held
+};
+
+/// What all layers of one micro-batch share.
+struct TokenInputs {
+    at::Tensor cos_Tp, sin_Tp;
+    ops::Segments segments;
+    at::Tensor row_T, offset_T;             ///< for dropout; may be undefined
+    std::vector<KvCache>* cache = nullptr;  ///< one a layer: generation of one sequence
+};
+
+struct LayerContext {
+    const ModelSpec& spec;
+    GroupContext group;
+    const TokenInputs& tokens;
+    const Scratch& scratch;
+    int layer() const { return group.layer; }
+};
+
+/// How far a forward runs: the recompute of a backward pass has no use for down_proj's output.
+enum class Extent { whole, until_down };
+
+/// x_next_TD = the residual stream after the layer; `saved` (with saved.x_TD given) receives what the backward needs.
+void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, const at::Tensor& x_next_TD, Extent extent);
+
+/// Turns the gradient in scratch.g_full (columns 0..D) from that of the layer's output into that of its input, and adds the layer's
+/// parameter gradients. Under Keep::input the layer's forward runs first. `input_gradient` false: nothing below is trained, the
+/// gradient of the input is left out.
+void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, Keep keep, bool input_gradient);
+
+}  // namespace unsloth::model

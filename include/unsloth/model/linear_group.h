@@ -1,0 +1,43 @@
+// A group of linears that share their input, with their adapters: forward, and backward with respect to input, adapters and
+// (when trained) the base itself. Layout and notation: model/layout.h.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "unsloth/model/weight_source.h"
+#include "unsloth/ops/context.h"
+
+namespace unsloth::model {
+
+/// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first module that is
+/// off shows where an error starts).
+using ModuleObserver = std::function<void(const std::string& module, const at::Tensor& output_TN)>;
+
+/// What the products of a layer need beside its weights.
+struct GroupContext {
+    ops::Context& ctx;
+    const LayerLayout& layout;
+    int layer = 0;
+    const Adapters* adapters = nullptr;      ///< nullptr: no adapters, or switched off
+    Parameters* parameters = nullptr;        ///< gradients go here; nullptr in inference
+    bool trains_base = false;                ///< full fine-tuning: dW and dbias too
+    // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
+    double dropout = 0.0;
+    at::Tensor row_T, offset_T, dropped;
+    const ModuleObserver* observer = nullptr;
+};
+
+/// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.
+void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& u_TR);
+
+/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled.
+void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& y_TN,
+                      const at::Tensor& residual_TN = {});
+
+/// From dy (the first N columns of dy_full [T, N+R], whose last R are overwritten): adds the gradients of A, B (and W, bias when
+/// trained) to the flat buffer, and writes dx_TK (undefined: not needed). dx_TK may be x_TK itself: x is read first.
+void group_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const at::Tensor& x_TK,
+                    const at::Tensor& u_TR, const at::Tensor& dx_TK);
+
+}  // namespace unsloth::model

@@ -1,0 +1,78 @@
+// From a checkpoint to a model: plan first, then allocate and load, a layer at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "unsloth/config/config.h"
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/model/model.h"
+
+namespace unsloth::model {
+
+/// How a model is to be loaded.
+struct LoadRequest {
+    at::Device device = at::kCPU;
+    at::ScalarType dtype = at::kFloat;  ///< compute type
+    bool load_in_4bit = true;           ///< quantise 16/32-bit linears to NF4 (double quantisation) on the way in
+    FinetuningType finetuning_type = FinetuningType::lora;
+    std::optional<LoraSpec> lora;       ///< adapters to train; nullopt: none
+    std::optional<std::string> adapter; ///< PEFT folder: gives `lora` and the adapters' values
+    bool trains = false;                ///< gradients and optimizer states too
+    Optimizer optim = Optimizer::adamw_8bit;
+    uint64_t seed = 0;                  ///< of the adapters' initialisation
+    ActivationSizes sizes;
+};
+
+/// A model that is planned but not in memory yet.
+class ModelPlan {
+  public:
+    /// Input Error where the adapter does not fit the model, usage Error where the request makes no sense (full fine-tuning of
+    /// a 4-bit checkpoint, …).
+    ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request);
+
+    const ModelSpec& spec() const { return file_->spec; }
+    const LoadRequest& request() const { return request_; }
+    const std::optional<LoraSpec>& lora() const { return request_.lora; }
+    const ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
+    /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
+    const memory::Plan& resident() const { return resident_; }
+    const memory::Plan& step() const { return step_; }
+    void set_sizes(const ActivationSizes& sizes);
+    int64_t total_bytes() const { return resident_.total_bytes() + step_.total_bytes(); }
+    /// Both plans as one table.
+    std::string table_text() const;
+    /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
+    std::string base_description() const;
+
+    /// Allocates and loads. The adapters' values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
+    ModelParts load(ops::Context& ctx) const;
+
+  private:
+    enum class Held { file_map, packed, quantised_here, matrix };
+    Held held(const TensorSource& source) const;
+    bool resident_source() const;
+    void plan_resident();
+    void plan_linear(const TensorSource& source);
+    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source) const;
+    std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena) const;
+    at::Tensor load_vector(const memory::Arena& arena, const TensorSource* source) const;
+    at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
+    OuterWeights load_outer(const memory::Arena& arena, const Parameters* parameters) const;
+    void initialise(Parameters& parameters) const;
+
+    std::shared_ptr<const WeightFile> file_;
+    LoadRequest request_;
+    std::shared_ptr<const Adapter> adapter_;
+    std::vector<LayerLora> lora_layers_;
+    std::optional<ParameterTable> table_;
+    LayerLayout layout_;
+    memory::Plan resident_, step_;
+};
+
+at::ScalarType scalar_type(DType type);
+
+}  // namespace unsloth::model

@@ -1,0 +1,77 @@
+// All trainable parameters: one flat fp32 buffer with named views, and the same for gradients and optimizer states.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/ops/optimizer.h"
+#include "unsloth/spec/lora_spec.h"
+#include "unsloth/spec/tensor_table.h"
+
+namespace unsloth::model {
+
+/// One trainable tensor.
+struct Parameter {
+    enum class Kind : uint8_t { lora_a, lora_b, base };
+    Kind kind = Kind::base;
+    std::string name;           ///< as it is saved: PEFT's key for adapters, the HF name for a full model
+    TensorRole role = TensorRole::linear;
+    int layer = -1;
+    Projection projection = Projection::q;
+    std::vector<int64_t> shape;
+    int64_t offset = 0;         ///< in elements, a multiple of 256
+    bool decays = true;         ///< weight decay applies
+    int64_t elements() const;
+};
+
+/// What is trained, before any memory exists: the list and the flat layout.
+class ParameterTable {
+  public:
+    /// Adapters (A [r, K], B [N, r] per module) in layer order, then modules_to_save under PEFT's names. Decay on all, as
+    /// torch.optim.AdamW over PEFT's parameters.
+    static ParameterTable lora(const ModelSpec& spec, const std::vector<LayerLora>& lora,
+                               const std::vector<std::string>& modules_to_save);
+    /// Every tensor of the model; decay on 2-D tensors only.
+    static ParameterTable full(const ModelSpec& spec);
+
+    const std::vector<Parameter>& parameters() const { return parameters_; }
+    int64_t flat_elements() const { return flat_; }   ///< with the padding to 256
+    int64_t trainable_elements() const;               ///< without
+    const Parameter* find(TensorRole role, int layer, Projection projection, Parameter::Kind kind) const;
+
+  private:
+    void add(Parameter parameter);
+    std::vector<Parameter> parameters_;
+    int64_t flat_ = 0;
+};
+
+/// The flat buffers on a device, from the plan.
+class Parameters {
+  public:
+    /// Submits the flat buffers: fp32 values and gradients, moments as `optimizer` asks (8-bit blocks for tensors of at least
+    /// 4096 elements that are no embedding; the others 32-bit).
+    /// Without `trains` only the values.
+    static void plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan);
+    Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena);
+
+    const ParameterTable& table() const { return table_; }
+    at::Tensor value(const Parameter& p) const { return view(state_.params_P, p); }
+    at::Tensor gradient(const Parameter& p) const { return view(state_.grads_P, p); }
+    ops::AdamwState& state() { return state_; }
+    const ops::AdamwState& state() const { return state_; }
+    at::Tensor norm_scratch;
+    /// Increases whenever values change; compute copies compare it to know that they are stale.
+    uint64_t version = 1;
+
+  private:
+    static at::Tensor view(const at::Tensor& flat, const Parameter& p);
+    ParameterTable table_;
+    ops::AdamwState state_;
+};
+
+}  // namespace unsloth::model

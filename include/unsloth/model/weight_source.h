@@ -1,0 +1,115 @@
+// Where base weights live, and nobody else knows: make a layer's weights ready on the stream, use them, release them.
+//
+// Legend of a group's buffer in model/layout.h.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "unsloth/model/layout.h"
+#include "unsloth/model/parameters.h"
+#include "unsloth/ops/context.h"
+#include "unsloth/ops/quant.h"
+
+namespace unsloth::model {
+
+/// One group's buffer [(N+R), (K+R)] in the compute dtype and the views that the products read.
+struct GroupWeights {
+    GroupWeights() = default;
+    GroupWeights(const GroupLayout& layout, at::Tensor buffer, at::Tensor bias);
+    at::Tensor buffer;
+    at::Tensor bias_N;        ///< compute dtype; undefined: none
+    at::Tensor w_NK;          ///< the base alone
+    at::Tensor forward_NKR;   ///< [W | sB]
+    at::Tensor backward_NRK;  ///< [W ; A]
+    at::Tensor a_RK;
+    at::Tensor b_NR;          ///< s·B, block diagonal over the group's projections
+};
+
+struct LayerWeights {
+    std::array<GroupWeights, group_count> groups;
+    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;  ///< fp32; the last two undefined without qk_norm
+    const GroupWeights& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
+};
+
+/// Writes a layer's adapters into the margins of its groups' buffers. Not owned by sources; absent without adapters.
+class Adapters {
+  public:
+    Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora);
+    /// A into the last R rows, s·B into the last R columns; what no module of this layer uses becomes 0.
+    void fill(ops::Context& ctx, int layer, const LayerLayout& layout, const LayerWeights& weights) const;
+    uint64_t version() const { return parameters_.version; }
+    const LayerLora& lora(int layer) const { return lora_.at(static_cast<std::size_t>(layer)); }
+    /// A projection's parameters in a layer; nullptr where it has no adapter.
+    const Parameter* a(int layer, Projection p) const { return at(a_, layer, p); }
+    const Parameter* b(int layer, Projection p) const { return at(b_, layer, p); }
+
+  private:
+    const Parameter* at(const std::vector<const Parameter*>& list, int layer, Projection p) const {
+        return list[static_cast<std::size_t>(layer * projection_count + static_cast<int>(p))];
+    }
+    const Parameters& parameters_;
+    std::vector<LayerLora> lora_;
+    std::vector<const Parameter*> a_, b_;
+};
+
+class WeightSource {
+  public:
+    virtual ~WeightSource() = default;
+    /// The layer's weights, complete for work issued on the context's stream after this call, until release().
+    virtual const LayerWeights& ready(ops::Context& ctx, int layer) = 0;
+    virtual void release(int layer) = 0;
+};
+
+/// A projection as it lies in memory: 4-bit, or a 16/32-bit matrix [N, K].
+using StoredWeight = std::variant<ops::Quant4Tensor, at::Tensor>;
+
+struct StoredLayer {
+    std::array<StoredWeight, projection_count> projections;
+    std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
+    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
+};
+
+/// Layers stored compactly (4-bit on a device or in the file's map; 16-bit in the map on a CPU); one layer at a time
+/// is expanded into scratch buffers that all layers share.
+class ScratchSource final : public WeightSource {
+  public:
+    static void plan(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    ScratchSource(const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers, const memory::Arena& arena,
+                  const Adapters* adapters);
+    const LayerWeights& ready(ops::Context& ctx, int layer) override;
+    void release(int) override {}
+
+  private:
+    LayerLayout layout_;
+    std::vector<StoredLayer> layers_;
+    LayerWeights scratch_;
+    const Adapters* adapters_;
+    int current_ = -1;               ///< layer that the scratch holds
+    uint64_t adapter_version_ = 0;
+};
+
+/// Layers that stay in the compute dtype: a 16-bit base on a GPU, or compute copies of trained fp32 masters.
+class ResidentSource final : public WeightSource {
+  public:
+    static void plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    /// `layers` hold norms and biases, and matrices that are copied in by `load` (frozen base) or none (trained masters).
+    ResidentSource(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+                   const memory::Arena& arena, const Adapters* adapters, const Parameters* masters);
+    /// Copies a frozen projection [N, K] of any floating dtype, on any device, into its place.
+    void load(int layer, Projection p, const at::Tensor& w_NK);
+    const LayerWeights& ready(ops::Context& ctx, int layer) override;
+    void release(int) override {}
+
+  private:
+    void refresh_from_masters(ops::Context& ctx, int layer);
+    LayerLayout layout_;
+    std::vector<LayerWeights> layers_;
+    const Adapters* adapters_;
+    const Parameters* masters_;
+    std::vector<uint64_t> versions_;  ///< of what each layer's buffers hold
+};
+
+}  // namespace unsloth::model

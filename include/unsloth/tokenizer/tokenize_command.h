@@ -1,0 +1,32 @@
+// `unsloth-train tokenize`: JSON Lines in, ids out, to check a tokenizer or template against another program.
+#pragma once
+
+#include <istream>
+#include <ostream>
+#include <string>
+
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth {
+
+struct TokenizeOptions {
+    std::string chat_template = "auto";  ///< for rows with messages
+    bool decode = false;                 ///< "text" is what the ids decode to; rows with "ids" need it
+    bool no_special = false;             ///< text: add no special tokens; decoding: leave special tokens out
+};
+
+/// One object out per line in: {"ids", "text", "trained"}. Rows are
+///   {"text"}                                 encoded with the post-processor's special tokens unless
+///   `no_special`
+///   {"messages", "add_generation_prompt"?}   rendered by the template, which writes its special tokens
+///   itself;
+///                                            further keys are variables of the template (built-in ones use
+///                                            none)
+///   {"ids"}                                  only with `decode`
+/// "text" is the text that was encoded (with `decode`: what the ids decode to), "trained" the ranges of token
+/// positions that belong to assistant turns (empty for text and ids). Blank lines are skipped.
+/// A malformed line is an input Error with its line number; lines before it have been written.
+void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in,
+                     std::ostream& out);
+
+}  // namespace unsloth

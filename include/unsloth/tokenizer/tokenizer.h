@@ -1,0 +1,75 @@
+// Byte-level BPE tokenizers, read from Hugging Face's `tokenizer.json` (Llama 3, Qwen, GPT-2 style).
+//
+// Ids and strings equal those of the `tokenizers` library 0.23: added tokens are cut out first, the rest is
+// normalised (NFC), split by regular expressions, and merged by rank (Sennrich et al. 2016, over bytes).
+// What a file asks for and this reader does not know is an input Error that names the file and the key.
+// `truncation` and `padding` of the file are not applied, as in transformers, which resets them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace unsloth {
+
+/// Tokens and where each came from: the half-open range of bytes of the text given to `encode`.
+/// A token that the post-processor added has the empty range (0, 0) in front and (size, size) at the end.
+struct Encoding {
+    std::vector<int32_t> ids;
+    std::vector<std::pair<std::size_t, std::size_t>> offsets;
+};
+
+/// Immutable after load; cheap to copy (copies share one table); every member is safe from any thread.
+class Tokenizer {
+  public:
+    /// Reads `tokenizer.json` and, where they exist, tokenizer_config.json, special_tokens_map.json,
+    /// generation_config.json and chat_template.jinja of a folder. Input Error with file and key.
+    static Tokenizer load(const std::filesystem::path& folder);
+
+    /// `add_special`: with what the post-processor adds (BOS, EOS). Any bytes are accepted: those that are
+    /// not UTF-8 count as U+FFFD, one per maximal cut-off sequence (as Rust's from_utf8_lossy and Python's
+    /// "replace").
+    std::vector<int32_t> encode(std::string_view text, bool add_special) const;
+    Encoding encode_with_offsets(std::string_view text, bool add_special) const;
+
+    /// Always valid UTF-8: cut characters become U+FFFD. Ids outside the vocabulary are left out.
+    std::string decode(std::span<const int32_t> ids, bool skip_special) const;
+
+    /// Largest id + 1, added tokens included (a model's embedding needs at least so many rows).
+    int64_t vocab_size() const;
+    /// The id of a token in its raw form (as `vocab` and `added_tokens` spell it, so "Ġthe" for " the").
+    std::optional<int32_t> token_id(std::string_view token) const;
+    /// Raw form of an id; empty where the vocabulary has a hole. CheckError outside [0, vocab_size()).
+    std::string token(int32_t id) const;
+    /// The id of an added token that is recognised inside texts; nullopt for other strings.
+    std::optional<int32_t> added_token_id(std::string_view token) const;
+    bool is_special(int32_t id) const;
+
+    std::optional<int32_t> bos_id() const;  ///< tokenizer_config's (special_tokens_map's) bos_token
+    std::optional<int32_t> eos_id() const;  ///< eos_token; else the first of generation_config's eos_token_id
+    /// Every id that ends a generation: eos_id and generation_config's eos_token_id, without repetition.
+    const std::vector<int32_t>& stop_ids() const;
+    bool adds_bos() const;  ///< encode(text, true) begins with bos_id
+    bool adds_eos() const;  ///< encode(text, true) ends with eos_id
+
+    const std::filesystem::path& folder() const;
+    /// Files of `folder` that belong beside an adapter, absolute or relative as `folder` was given.
+    std::vector<std::filesystem::path> files() const;
+    /// Raw Jinja of chat_template.jinja or tokenizer_config.json's (default) chat_template; empty without
+    /// one.
+    const std::string& chat_template() const;
+
+  private:
+    struct Impl;
+    explicit Tokenizer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+    std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace unsloth

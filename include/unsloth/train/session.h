@@ -1,0 +1,57 @@
+// What the commands share: the device, the model on disk, tokenizer and data, and the model in memory.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "unsloth/config/config.h"
+#include "unsloth/data/encoder.h"
+#include "unsloth/data/training_data.h"
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/model/loader.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::train {
+
+/// hardware.device as a device; usage Error when it asks for a GPU that is not there.
+at::Device choose_device(const std::string& option);
+/// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
+std::string describe_device(at::Device device);
+
+/// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
+struct OpenedModel {
+    std::shared_ptr<const WeightFile> file;
+    std::filesystem::path tokenizer_folder;
+
+    /// Input Error when there is none, or when its ids do not fit the model's vocabulary.
+    Tokenizer tokenizer() const;
+    /// What a folder of results needs beside the weights; empty without a tokenizer.
+    std::vector<std::filesystem::path> tokenizer_files() const;
+    ModelLimits limits() const { return {file->spec.vocab_size, file->spec.max_position_embeddings}; }
+};
+OpenedModel open_model(const Config& config);
+
+/// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
+std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config);
+
+/// The adapters that lora.* asks for.
+LoraSpec lora_spec(const LoraOptions& options);
+
+/// The request that model.* and lora.* describe; `sizes` still to be set. Logs what an adapter folder decides, and is a usage Error
+/// where a given lora option contradicts it.
+model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, bool trains);
+
+/// Rows of logits that the lm_head makes at a time.
+int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t rows);
+
+/// Throws a runtime Error with the table and what would fit when the plan exceeds the device's free memory.
+void require_memory(const model::ModelPlan& plan);
+
+/// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
+struct LoadedModel {
+    std::unique_ptr<ops::Context> ctx;
+    std::unique_ptr<model::Model> model;
+};
+LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments, int64_t head_rows);
+
+}  // namespace unsloth::train

@@ -1,0 +1,64 @@
+// One optimizer step: forward and backward of its micro-batches, the gradient norm, the update.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "unsloth/model/model.h"
+#include "unsloth/ops/optimizer.h"
+
+namespace unsloth::train {
+
+struct StepSettings {
+    ops::AdamwSettings adamw;
+    double max_grad_norm = 1.0;
+    uint64_t seed = 0;          ///< dropout's key
+    bool loss_scaling = false;  ///< fp16: a dynamic factor on the loss
+};
+
+/// What a finished step has to say.
+struct StepResult {
+    int64_t step = 0;           ///< from 1
+    double epoch = 0;
+    double learning_rate = 0;
+    int64_t tokens = 0, labels = 0;
+    StepOutcome outcome{};
+    double loss_scale = 1.0;
+    std::vector<int64_t> rows;  ///< source rows, for messages
+};
+
+/// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them at once,
+/// because the next step needs the new scale.
+class Stepper {
+  public:
+    Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings);
+    ~Stepper();
+    Stepper(const Stepper&) = delete;
+    Stepper& operator=(const Stepper&) = delete;
+
+    /// Issues step number `step` (from 1) at this learning rate.
+    void issue(const StepBatch& batch, int64_t step, double learning_rate);
+    /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way; nothing otherwise.
+    std::optional<StepResult> take(bool must);
+    double loss_scale() const { return loss_scale_; }
+
+  private:
+    struct Slot;
+    void adjust_loss_scale(const StepOutcome& outcome);
+
+    ops::Context& ctx_;
+    model::Model& model_;
+    StepSettings settings_;
+    std::vector<std::unique_ptr<Slot>> slots_;   ///< two: one being read, one being written
+    std::deque<std::pair<Slot*, StepResult>> pending_;
+    std::size_t next_slot_ = 0;
+    at::Tensor device_scalars_, device_outcome_;
+    double loss_scale_ = 1.0;
+    int64_t good_steps_ = 0;
+    int64_t updates_ = 0;  ///< Adam's t: steps that were not skipped by loss scaling
+};
+
+}  // namespace unsloth::train

@@ -1,0 +1,69 @@
+// The training run: plan, load, loop, evaluate, save.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "unsloth/data/loader.h"
+#include "unsloth/train/observer.h"
+#include "unsloth/train/schedule.h"
+#include "unsloth/train/session.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth::train {
+
+class Trainer {
+  public:
+    /// Opens the model and the data, and plans memory. Input, usage or runtime Error; nothing large is allocated yet.
+    explicit Trainer(const LoadedConfig& loaded);
+    /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to stop.
+    void run();
+
+    // For tests and tools that drive the loop themselves:
+    /// Allocates and loads the model.
+    void load();
+    model::Model& model() { return *model_; }
+    StepLoader& loader() { return *loader_; }
+    Stepper& stepper() { return *stepper_; }
+    double learning_rate(int64_t step) const;  ///< of step number `step`, from 1
+    int64_t total_steps() const { return total_steps_; }
+    const model::ModelPlan& plan() const { return *plan_; }
+    /// Mean loss over the evaluation rows.
+    EvalReport evaluate(int64_t step, double epoch);
+
+  private:
+    void open_data();
+    void make_plan();
+    void banner() const;
+    void loop();
+    void report(const StepResult& result);
+    [[noreturn]] void stop_at_bad_step(const StepResult& result);
+    void maybe_evaluate(int64_t step, double epoch);
+    void save(const std::filesystem::path& folder, int64_t step, double epoch);
+    bool full() const { return config().lora.finetuning_type == FinetuningType::full; }
+    const Config& config() const { return loaded_.config; }
+
+    LoadedConfig loaded_;
+    at::Device device_;
+    OpenedModel opened_;
+    std::unique_ptr<StepLoader> loader_;
+    std::optional<EvalLoader> eval_;
+    Dataset eval_rows_;
+    int64_t total_steps_ = 0;
+    ScheduleOptions schedule_;
+    std::optional<PlateauSchedule> plateau_;  ///< reduce_lr_on_plateau follows the evaluations
+    std::unique_ptr<model::ModelPlan> plan_;
+    std::unique_ptr<ops::Context> ctx_;
+    std::unique_ptr<model::Model> model_;
+    std::unique_ptr<Stepper> stepper_;
+    std::vector<std::unique_ptr<Observer>> observers_;
+    HistoryObserver history_;
+    std::chrono::steady_clock::time_point last_report_;
+    int64_t seen_tokens_ = 0;
+    double last_epoch_ = 0;
+    std::optional<double> best_eval_;
+    int64_t best_step_ = 0;
+};
+
+}  // namespace unsloth::train

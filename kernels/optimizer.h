@@ -1,0 +1,42 @@
+// AdamW over a flat buffer of 256-element blocks, and the gradient norm, on the GPU. Contract: include/unsloth/ops/optimizer.h.
+// All pointers are device pointers; work is issued on `stream`, nothing synchronises; a failed launch throws.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/adamw_math.h"
+#include "unsloth/spec/step_scalars.h"
+
+namespace unsloth::kernels {
+
+struct AdamwArgs {
+    int64_t blocks = 0;              ///< of 256 elements
+    float* params = nullptr;
+    const float* grads = nullptr;
+    const uint8_t* flags = nullptr;  ///< [blocks]: 1 decays, 2 8-bit
+    const int32_t* slots = nullptr;  ///< [blocks]
+    float *m32 = nullptr, *v32 = nullptr;
+    uint8_t *m8 = nullptr, *v8 = nullptr;
+    float *absmax_m8 = nullptr, *absmax_v8 = nullptr;
+    const float* maps = nullptr;     ///< [512]: signed, unsigned
+    adamw::Constants constants{};
+    const StepScalars* scalars = nullptr;
+    const StepOutcome* outcome = nullptr;
+};
+
+void adamw_step(const AdamwArgs& args, cudaStream_t stream);
+
+/// Elements one partial sum covers: fixed, so that the order of summation depends on the number of elements alone.
+inline constexpr int64_t norm_chunk = 16384;
+
+struct GradientNormArgs {
+    const float* grads = nullptr;
+    int64_t elements = 0;        ///< a multiple of 4, 16-byte aligned
+    double* partials = nullptr;  ///< [ceil(elements / norm_chunk)]
+    const StepScalars* scalars = nullptr;
+    StepOutcome* outcome = nullptr;
+};
+
+void gradient_norm(const GradientNormArgs& args, cudaStream_t stream);
+
+}  // namespace unsloth::kernels

@@ -1,0 +1,10 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+
+namespace unsloth::app {
+
+void run_bench(const CommandLine& line) {
+    load_engine()->bench(line.loaded, line.bench);
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,21 @@
+// A function a subcommand; each runs its command to the end or throws.
+#pragma once
+
+#include "unsloth/config/command_line.h"
+
+namespace unsloth::app {
+
+void run_train(const CommandLine& line);
+void run_config(const CommandLine& line);
+void run_score(const CommandLine& line);
+void run_generate(const CommandLine& line);
+void run_tokenize(const CommandLine& line);
+/// False when the folder was read but is not sound.
+bool run_inspect(const CommandLine& line);
+void run_init(const CommandLine& line);
+void run_bench(const CommandLine& line);
+
+/// Writes to stdout and flushes; a runtime Error when it cannot be written (a full disk behind a redirection).
+void print(const std::string& text);
+
+}  // namespace unsloth::app

@@ -1,0 +1,50 @@
+#include "app/engine_loader.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::app {
+namespace {
+
+constexpr const char* engine_file = "libunsloth_engine.so";
+constexpr const char* entry_name = "unsloth_create_engine";
+
+std::filesystem::path engine_path() {
+    std::error_code failure;
+    const auto executable = std::filesystem::read_symlink("/proc/self/exe", failure);
+    if (failure) throw runtime_failure(cat("cannot find this executable's folder: ", failure.message()));
+    return executable.parent_path() / engine_file;
+}
+
+// dlerror() says "NAME: cannot open shared object file: …" for the engine's own missing dependencies too.
+Error not_loaded(const std::filesystem::path& engine, const std::string& reason) {
+    const auto missing = reason.find(": cannot open shared object file");
+    if (missing == std::string::npos)
+        return runtime_failure(cat("cannot load the engine: ", reason),
+                               "It may belong to another build or LibTorch version; scripts/build.sh makes it anew.");
+    const std::string library = reason.substr(0, missing);
+    return runtime_failure(
+        cat("cannot load the engine ", engine.string(), ": it needs ", library, ", which was not found"),
+        cat("Run scripts/setup.sh, or add the folder that holds ", library, " to LD_LIBRARY_PATH."));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> load_engine() {
+    const auto path = engine_path();
+    if (!std::filesystem::exists(path))
+        throw runtime_failure(cat("the engine ", path.string(), " is missing"),
+                              "It lies beside the executable; scripts/build.sh makes both.");
+    void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw not_loaded(path, ::dlerror());
+    auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));
+    if (create == nullptr) throw not_loaded(path, ::dlerror());
+    return std::unique_ptr<Engine>(create());
+}
+
+}  // namespace unsloth::app

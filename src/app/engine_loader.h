@@ -1,0 +1,14 @@
+// Opens the engine, the library that holds LibTorch, beside the executable. Only the commands that compute do so.
+#pragma once
+
+#include <memory>
+
+#include "unsloth/config/engine.h"
+
+namespace unsloth::app {
+
+/// Runtime Error that names the missing library and what to do when the engine or one of its dependencies cannot be
+/// loaded. The library stays loaded to the end of the process.
+std::unique_ptr<Engine> load_engine();
+
+}  // namespace unsloth::app

@@ -1,0 +1,10 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+
+namespace unsloth::app {
+
+void run_generate(const CommandLine& line) {
+    load_engine()->generate(line.loaded, line.generate);
+}
+
+}  // namespace unsloth::app

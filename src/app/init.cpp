@@ -1,0 +1,10 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+
+namespace unsloth::app {
+
+void run_init(const CommandLine& line) {
+    load_engine()->init(line.init);
+}
+
+}  // namespace unsloth::app

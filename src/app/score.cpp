@@ -1,0 +1,10 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+
+namespace unsloth::app {
+
+void run_score(const CommandLine& line) {
+    load_engine()->score(line.loaded, line.score);
+}
+
+}  // namespace unsloth::app

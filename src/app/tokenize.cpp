@@ -1,0 +1,20 @@
+#include <iostream>
+
+#include "app/commands.h"
+#include "unsloth/core/error.h"
+#include "unsloth/tokenizer/tokenize_command.h"
+
+namespace unsloth::app {
+
+void run_tokenize(const CommandLine& line) {
+    const TokenizeRequest& request = line.tokenize;
+    TokenizeOptions options;
+    options.chat_template = request.chat_template;
+    options.decode = request.decode;
+    options.no_special = request.no_special;
+    std::ios::sync_with_stdio(false);
+    tokenize_stream(Tokenizer::load(request.tokenizer), options, std::cin, std::cout);
+    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,13 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+#include "unsloth/core/interrupt.h"
+
+namespace unsloth::app {
+
+void run_train(const CommandLine& line) {
+    const auto engine = load_engine();
+    install_interrupt_handlers();
+    engine->train(line.loaded);
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,163 @@
+#include "unsloth/config/command_line.h"
+
+#include <algorithm>
+
+#include "config/commands.h"
+#include "config/option_table.h"
+#include "config/parse.h"
+#include "config/render.h"
+#include "config/settle.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using config::CommandInfo;
+using config::OptionSet;
+
+bool contains(const std::vector<std::string>& arguments, const std::string& text) {
+    return std::find(arguments.begin(), arguments.end(), text) != arguments.end();
+}
+
+void need(bool present, const std::string& command, const std::string& flag, const std::string& advice = {}) {
+    if (!present) throw usage_error(cat(command, " needs ", flag), advice);
+}
+
+void need_model(const CommandLine& line, const std::string& command) {
+    need(!line.loaded.config.model.path.empty(), command, "--model.path",
+         "In a configuration file: {\"model\": {\"path\": \"models/llama\"}}.");
+}
+
+void need_train_file(const CommandLine& line, const std::string& command) {
+    need(!line.loaded.config.data.train_file.empty(), command, "--data.train_file",
+         "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
+}
+
+void need_exactly_one(const config::ParseRecord& record, const std::string& command, const std::string& first,
+                      const std::string& second) {
+    const bool has_first = record.given.count(first) != 0, has_second = record.given.count(second) != 0;
+    if (has_first && has_second) throw usage_error(cat(command, " takes --", first, " or --", second, ", not both"));
+    need(has_first || has_second, command, cat("--", first, " or --", second));
+}
+
+void check_presence(const CommandLine& line, const config::ParseRecord& record) {
+    switch (line.command) {
+        case Command::train: need_model(line, "train"), need_train_file(line, "train"); break;
+        case Command::score: need_model(line, "score"), need_train_file(line, "score"); break;
+        case Command::generate:
+            need_model(line, "generate");
+            need_exactly_one(record, "generate", "prompt", "file");
+            break;
+        case Command::init: need_exactly_one(record, "init", "shape", "model_config"); break;
+        case Command::bench:
+            if (line.bench.what == BenchSubject::step) need_model(line, "bench step");
+            break;
+        case Command::config:
+            if (line.config.schema && line.config.markdown)
+                throw usage_error("config prints either --schema or --markdown, not both");
+            break;
+        default: break;
+    }
+}
+
+void check_required(const CommandInfo& command, const OptionSet& options, const config::ParseRecord& record) {
+    for (const auto& option : options.options()) {
+        const bool present = record.given.count(option.full_name()) != 0 && option.get() != "";
+        if (option.required)
+            need(present, command.name, option.positional ? option.placeholder : "--" + option.full_name(),
+                 cat("Usage: unsloth-train ", command.name, " ", command.usage));
+    }
+}
+
+void read_arguments(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line) {
+    OptionSet options;
+    config::declare_own_options(command, options, line);
+    if (command.takes_config) config::declare_options(options, line.loaded.config);
+
+    config::ParseRecord record;
+    const auto assignments = config::parse_flags(arguments, options);
+    for (const auto& assignment : assignments) {
+        // The file comes first, so that flags win over it.
+        if (command.takes_config && assignment.option->full_name() == "config")
+            config::read_config_file(assignment.value.get<std::string>(), options, record);
+    }
+    config::apply(assignments, record);
+    check_required(command, options, record);
+    if (command.takes_config) {
+        line.loaded.notes = record.notes;
+        line.loaded.given = record.given;
+        config::settle(line.loaded);
+        line.log_level = line.loaded.config.logging.level;
+    }
+    check_presence(line, record);
+}
+
+CommandLine help_on(const std::string& topic) {
+    CommandLine line;
+    line.command = Command::help;
+    line.help_topic = topic;
+    return line;
+}
+
+std::string overview() {
+    std::string text =
+        "Fine-tunes language models of the Llama family with (Q)LoRA.\n\n"
+        "Usage: unsloth-train [train] --config FILE [--section.key VALUE …]\n"
+        "       unsloth-train COMMAND …\n\nCommands\n";
+    for (const auto& command : config::commands()) {
+        constexpr std::size_t width = 12;
+        text += "  " + command.name + std::string(width - command.name.size(), ' ') + command.summary + "\n";
+    }
+    return text + "  help        The options of a command: unsloth-train help COMMAND. --version prints the version.\n";
+}
+
+constexpr const char* how_to_write =
+    "\nWhere a key stands in one section only, --key works for --section.key; dashes may replace underscores.\n"
+    "A flag with [BOOL] means true when it stands alone. Lists are JSON or comma-separated, maps are JSON.\n"
+    "Flags win over the file.\n";
+
+constexpr const char* exit_codes =
+    "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime,\n"
+    "            130 and 143 stopped by SIGINT and SIGTERM after saving.\n";
+
+}  // namespace
+
+CommandLine parse_command_line(const std::vector<std::string>& arguments) {
+    if (arguments.empty())
+        throw usage_error("nothing to do", "Try: unsloth-train --config FILE, or unsloth-train --help");
+    const std::string& first = arguments.front();
+    const bool names_command = !first.starts_with("-");
+    const bool asks_help = contains(arguments, "--help") || contains(arguments, "-h");
+
+    if (first == "--version" || first == "version") {
+        CommandLine line;
+        line.command = Command::version;
+        return line;
+    }
+    if (first == "help") {
+        const auto topic =
+            std::find_if(arguments.begin() + 1, arguments.end(), [](const auto& a) { return a[0] != '-'; });
+        return help_on(topic == arguments.end() ? "" : *topic);
+    }
+    const CommandInfo& command = config::command_named(names_command ? first : "train");
+    if (asks_help) return help_on(names_command ? first : "");
+
+    CommandLine line;
+    line.command = command.command;
+    read_arguments(command, {arguments.begin() + (names_command ? 1 : 0), arguments.end()}, line);
+    return line;
+}
+
+std::string help_text(const std::string& topic) {
+    const CommandInfo& command = config::command_named(topic.empty() ? "train" : topic);
+    CommandLine line;
+    OptionSet options;
+    config::declare_own_options(command, options, line);
+    if (command.takes_config) config::declare_options(options, line.loaded.config);
+    const std::string head =
+        topic.empty() ? overview()
+                      : cat(command.summary, "\n\nUsage: unsloth-train ", command.name, " ", command.usage, "\n");
+    return head + config::help_of_options(options) + (command.takes_config ? how_to_write : "") + exit_codes;
+}
+
+}  // namespace unsloth

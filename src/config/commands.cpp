@@ -1,0 +1,126 @@
+#include "config/commands.h"
+
+#include "config/option_table.h"
+#include "config/suggest.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+void declare_nothing(OptionSet&, CommandLine&) {}
+
+void declare_config(OptionSet& options, CommandLine& line) {
+    options.add("schema", line.config.schema, "Print a JSON Schema of configuration files, for editors.");
+    options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
+}
+
+void declare_score(OptionSet& options, CommandLine& line) {
+    options
+        .add("out", line.score.out,
+             "JSON Lines file to write: per row the ids, log-probabilities, loss and number of labels.")
+        .value("FILE")
+        .must_be_given();
+    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").value("FILE");
+}
+
+void declare_generate(OptionSet& options, CommandLine& line) {
+    options.add("prompt", line.generate.prompt, "Text to answer.");
+    options.add("file", line.generate.file, "File of prompts, instead of --prompt.").value("FILE");
+    options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
+        .at_least(1)
+        .suggested_for({"max_tokens", "max_length"});
+    options.add("json", line.generate.json, "Print prompt_ids, ids and text as JSON, an object a prompt.");
+}
+
+void declare_tokenize(OptionSet& options, CommandLine& line) {
+    options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json.").value("DIR").must_be_given();
+    options.add("template", line.tokenize.chat_template, "Chat template for rows of messages.").value("NAME");
+    options.add("decode", line.tokenize.decode, "Turn ids into text; rows are {\"ids\"}.");
+    options.add("no_special", line.tokenize.no_special,
+                "Add no special tokens to a text; leave them out when decoding.");
+}
+
+void declare_inspect(OptionSet& options, CommandLine& line) {
+    options.add("path", line.inspect.path, "Folder of a model or an adapter.").value("DIR").argument().must_be_given();
+    options.add("json", line.inspect.json, "Print the findings as JSON.");
+}
+
+void declare_init(OptionSet& options, CommandLine& line) {
+    InitRequest& init = line.init;
+    options.add("shape", init.shape, "Shape of a known model, such as llama-3.1-8b.").value("NAME");
+    // The main name is not "config": that is a configuration of this program everywhere else.
+    options.add("model_config", init.config_file, "Hugging Face config.json that gives the shape, instead of --shape.")
+        .value("FILE")
+        .alias("", "config")
+        .suggested_for({"config_file"});
+    options.add("out", init.out, "Folder to write.").value("DIR").must_be_given();
+    options.add_choice("quantize", init.quantize, {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}},
+                       "Store the projections in bitsandbytes' NF4 with double quantisation.");
+    options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied beside the weights.")
+        .value("DIR");
+    options.add("seed", init.seed, "Seed of the random weights.").at_least(0);
+    options.add_choice("dtype", init.dtype, compute_types(), "Type of the weights that are not quantised.");
+}
+
+void declare_bench(OptionSet& options, CommandLine& line) {
+    BenchRequest& bench = line.bench;
+    options
+        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}},
+                    "step: whole training steps of model.path; ops: each operator against the device's ceiling.")
+        .value("step|ops")
+        .argument()
+        .must_be_given();
+    options.add("batch", bench.batch, "Rows of a step.").at_least(1);
+    options.add("seq", bench.seq, "Tokens of a row.").at_least(1);
+    options.add("steps", bench.steps, "Steps to measure.").at_least(1);
+    options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
+    options.add("json", bench.json, "Print the results as JSON.");
+}
+
+}  // namespace
+
+const std::vector<CommandInfo>& commands() {
+    static const std::vector<CommandInfo> all = {
+        {Command::train, "train", "--config FILE [--section.key VALUE …]",
+         "Train an adapter (or the whole model); the default command.", true, declare_nothing},
+        {Command::config, "config", "[--config FILE] [--schema | --markdown] [--section.key VALUE …]",
+         "Print the effective configuration as JSON.", true, declare_config},
+        {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE]",
+         "Log-probabilities and losses of the rows of a file.", true, declare_score},
+        {Command::generate, "generate", "--model.path DIR --prompt TEXT | --file FILE [--max_new_tokens N]",
+         "Answer prompts, always with the likeliest token.", true, declare_generate},
+        {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
+         "Turn text or messages into ids, or ids into text.", false, declare_tokenize},
+        {Command::inspect, "inspect", "DIR [--json]", "What a model or adapter folder holds, and whether it is sound.",
+         false, declare_inspect},
+        {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
+         declare_init},
+        {Command::bench, "bench", "step|ops [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
+    };
+    return all;
+}
+
+const CommandInfo& command_named(const std::string& name) {
+    std::vector<std::string> names = {"help"};
+    for (const auto& command : commands()) {
+        if (command.name == name) return command;
+        names.push_back(command.name);
+    }
+    const std::string advice = did_you_mean(nearest(name, names));
+    throw usage_error(cat("unknown command '", name, "'"),
+                      advice.empty() ? "unsloth-train --help lists the commands." : advice);
+}
+
+void declare_own_options(const CommandInfo& command, OptionSet& options, CommandLine& line) {
+    options.section("", command.name, command.summary);
+    command.declare(options, line);
+    if (command.takes_config) {
+        options.add("config", line.config_file, "JSON file of options; flags win over it.")
+            .value("FILE")
+            .suggested_for({"config_file", "cfg", "conf"});
+    } else {
+        options.add("log_level", line.log_level, "Least level that is printed.").one_of(log_levels()).value("LEVEL");
+    }
+}
+
+}  // namespace unsloth::config

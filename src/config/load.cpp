@@ -1,0 +1,54 @@
+#include "unsloth/config/load.h"
+
+#include "config/commands.h"
+#include "config/option_table.h"
+#include "config/parse.h"
+#include "config/render.h"
+#include "config/settle.h"
+
+namespace unsloth {
+
+LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const std::vector<std::string>& flags) {
+    LoadedConfig loaded;
+    config::OptionSet options;
+    config::declare_options(options, loaded.config);
+    config::ParseRecord record;
+    const auto assignments = config::parse_flags(flags, options);
+    if (file) config::read_config_file(*file, options, record);
+    config::apply(assignments, record);
+    loaded.notes = std::move(record.notes);
+    loaded.given = std::move(record.given);
+    config::settle(loaded);
+    return loaded;
+}
+
+std::string config_to_json(const Config& config) {
+    Config fresh;
+    config::OptionSet options;
+    config::declare_options(options, fresh);
+    fresh = config;  // the options are bound to `fresh`
+    return config::effective_json(options).dump(2) + "\n";
+}
+
+std::string config_schema() {
+    Config config;
+    config::OptionSet options;
+    config::declare_options(options, config);
+    return config::json_schema(options).dump(2) + "\n";
+}
+
+std::string options_markdown() {
+    Config config;
+    config::OptionSet options;
+    config::declare_options(options, config);
+    std::string text = config::markdown_of_config(options);
+    for (const auto& command : config::commands()) {
+        CommandLine line;
+        config::OptionSet own;
+        config::declare_own_options(command, own, line);
+        text += config::markdown_of_command(command, own);
+    }
+    return text;
+}
+
+}  // namespace unsloth

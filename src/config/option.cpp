@@ -1,0 +1,243 @@
+#include "config/option.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+
+#include "config/suggest.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+constexpr double largest_exact_integer = 9007199254740992.0;  // 2^53
+
+std::string bounds_text(const Range& range) {
+    std::ostringstream text;
+    const char* joint = " ";
+    if (range.minimum) {
+        text << joint << (range.exclusive_minimum ? "> " : ">= ") << *range.minimum;
+        joint = " and ";
+    }
+    if (range.maximum) text << joint << (range.exclusive_maximum ? "< " : "<= ") << *range.maximum;
+    return text.str();
+}
+
+std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+    return text;
+}
+
+std::string element_choices(const Option& option) {
+    return option.choices.empty() ? "" : " out of " + joined(option.choices);
+}
+
+std::string kind_of(const Json& value) {
+    switch (value.type()) {
+        case Json::value_t::null: return "null";
+        case Json::value_t::boolean: return cat("the boolean ", value.dump());
+        case Json::value_t::string:
+            return cat("the string ", value.dump(-1, ' ', false, Json::error_handler_t::replace));
+        case Json::value_t::array: return "a list";
+        case Json::value_t::object: return "an object";
+        default: return cat("the number ", value.dump());
+    }
+}
+
+std::string shown(const Json& value) {
+    return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+bool is_integer(const Json& value) {
+    if (value.is_number_unsigned()) return value.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+    if (value.is_number_integer()) return true;
+    if (!value.is_number_float()) return false;
+    const double number = value.get<double>();
+    return std::floor(number) == number && std::abs(number) < largest_exact_integer;
+}
+
+bool is_finite_number(const Json& value) {
+    return value.is_number() && std::isfinite(value.get<double>());
+}
+
+template <class Number>
+std::optional<Number> parse_number(const std::string& text) {
+    Number number{};
+    const char* const begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0);
+    const char* const end = text.data() + text.size();
+    const auto [stop, failure] = std::from_chars(begin, end, number);
+    if (failure != std::errc{} || stop != end) return std::nullopt;
+    return number;
+}
+
+Json number_from_text(const std::string& text, bool whole) {
+    if (whole) {
+        if (const auto number = parse_number<int64_t>(text)) return *number;
+    } else if (const auto number = parse_number<double>(text); number && std::isfinite(*number)) {
+        return *number;
+    }
+    return text;
+}
+
+bool all_elements(const Json& values, bool (*fits)(const Json&)) {
+    return std::all_of(values.begin(), values.end(), fits);
+}
+
+bool is_text(const Json& value) {
+    return value.is_string();
+}
+bool is_scalar(const Json& value) {
+    return value.is_string() || value.is_boolean() || is_finite_number(value);
+}
+
+bool has_type(const Option& option, const Json& value) {
+    switch (option.type) {
+        case OptionType::boolean: return value.is_boolean();
+        case OptionType::integer: return is_integer(value);
+        case OptionType::number: return is_finite_number(value);
+        // Absent is null, so that "" is always a mistake.
+        case OptionType::text: return value.is_string() && !(option.nullable && value.get<std::string>().empty());
+        case OptionType::choice: return value.is_string();
+        case OptionType::text_list: return value.is_array() && all_elements(value, is_text);
+        case OptionType::integer_list: return value.is_array() && all_elements(value, is_integer);
+        case OptionType::integer_map: return value.is_object() && all_elements(value, is_integer);
+        case OptionType::number_map: return value.is_object() && all_elements(value, is_finite_number);
+        case OptionType::scalar_map: return value.is_object() && all_elements(value, is_scalar);
+    }
+    return false;
+}
+
+bool in_range(const Range& range, const Json& value) {
+    if (!value.is_number()) return true;
+    const double number = value.get<double>();
+    if (range.minimum && (range.exclusive_minimum ? number <= *range.minimum : number < *range.minimum)) return false;
+    if (range.maximum && (range.exclusive_maximum ? number >= *range.maximum : number > *range.maximum)) return false;
+    return true;
+}
+
+void check_choice(const Option& option, const std::string& name, const std::string& origin) {
+    if (option.choices.empty()) return;
+    if (std::find(option.choices.begin(), option.choices.end(), name) != option.choices.end()) return;
+    throw usage_error(cat(origin, ": expected ", expectation(option), ", found '", name, "'"),
+                      did_you_mean(nearest(name, option.choices)));
+}
+
+void check_one(const Option& option, const Json& value, const std::string& origin) {
+    if (!in_range(option.range, value))
+        throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", shown(value)));
+    if (value.is_string()) check_choice(option, value.get<std::string>(), origin);
+}
+
+void check(const Option& option, const Json& value, const std::string& origin) {
+    if (!has_type(option, value)) {
+        throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)));
+    } else if (option.is_list() || option.is_map()) {
+        for (const auto& element : value) check_one(option, element, origin);
+    } else {
+        check_one(option, value, origin);
+    }
+}
+
+std::string lower_case(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+    return text;
+}
+
+std::string trimmed(const std::string& text) {
+    const auto first = text.find_first_not_of(" \t");
+    return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+Json list_from_text(const Option& option, const std::string& text) {
+    Json list = Json::array();
+    std::istringstream parts(text);
+    for (std::string part; std::getline(parts, part, ',');) {
+        part = trimmed(part);
+        list.push_back(option.type == OptionType::integer_list ? number_from_text(part, true) : Json(part));
+    }
+    return list;
+}
+
+Json json_from_text(const std::string& text, const std::string& origin) {
+    Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (value.is_discarded()) throw usage_error(cat(origin, ": expected JSON, found '", text, "'"));
+    return value;
+}
+
+}  // namespace
+
+bool Option::is_map() const {
+    return type == OptionType::integer_map || type == OptionType::number_map || type == OptionType::scalar_map;
+}
+
+std::string expectation(const Option& option) {
+    std::string text;
+    switch (option.type) {
+        case OptionType::boolean: text = "true or false"; break;
+        case OptionType::integer: text = "an integer" + bounds_text(option.range); break;
+        case OptionType::number: text = "a number" + bounds_text(option.range); break;
+        case OptionType::text:
+            if (option.choices.empty()) {
+                text = option.nullable ? "a string that is not empty" : "a string";
+                break;
+            }
+            [[fallthrough]];
+        case OptionType::choice: text = "one of " + joined(option.choices); break;
+        case OptionType::text_list: text = "a list of strings" + element_choices(option); break;
+        case OptionType::integer_list: text = "a list of integers" + bounds_text(option.range); break;
+        case OptionType::integer_map: text = "an object of integers" + bounds_text(option.range); break;
+        case OptionType::number_map: text = "an object of numbers" + bounds_text(option.range); break;
+        case OptionType::scalar_map: text = "an object of numbers, strings or booleans"; break;
+    }
+    return option.nullable ? text + ", or null" : text;
+}
+
+void assign(const Option& option, const Json& value, const std::string& origin, std::vector<std::string>& notes) {
+    for (const auto& synonym : option.synonyms) {
+        if (value != synonym.written) continue;
+        if (!synonym.note.empty()) notes.push_back(cat(origin, ": ", synonym.note));
+        return option.set(synonym.meant);
+    }
+    if (option.nullable && value.is_null()) return option.set(value);
+    const bool reads_text = option.accepts_number_as_text && value.is_string();
+    const Json meant = reads_text ? number_from_text(trimmed(value.get<std::string>()), false) : value;
+    check(option, meant, origin);
+    option.set(meant);
+}
+
+std::optional<bool> parse_boolean(const std::string& text) {
+    const std::string word = lower_case(text);
+    for (const char* yes : {"true", "yes", "on", "1"})
+        if (word == yes) return true;
+    for (const char* no : {"false", "no", "off", "0"})
+        if (word == no) return false;
+    return std::nullopt;
+}
+
+Json parse_flag_text(const Option& option, const std::string& text, const std::string& origin) {
+    if (option.nullable && text == "null") return nullptr;
+    switch (option.type) {
+        case OptionType::boolean:
+            if (const auto value = parse_boolean(text)) return *value;
+            return text;
+        case OptionType::integer: return number_from_text(text, true);
+        case OptionType::number: return number_from_text(text, false);
+        case OptionType::text: return text;
+        case OptionType::choice: {
+            // "true" is a boolean where the table knows what a boolean means here.
+            const auto value = parse_boolean(text);
+            const auto knows = [&](const Synonym& synonym) { return value && synonym.written == Json(*value); };
+            if (std::any_of(option.synonyms.begin(), option.synonyms.end(), knows)) return *value;
+            return text;
+        }
+        case OptionType::text_list:
+        case OptionType::integer_list:
+            return trimmed(text).starts_with('[') ? json_from_text(text, origin) : list_from_text(option, text);
+        default: return json_from_text(text, origin);
+    }
+}
+
+}  // namespace unsloth::config

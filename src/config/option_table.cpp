@@ -1,0 +1,249 @@
+#include "config/option_table.h"
+
+#include "unsloth/spec/model_spec.h"
+
+namespace unsloth::config {
+namespace {
+
+std::vector<std::string> projection_list() {
+    return {projection_names.begin(), projection_names.end()};
+}
+
+void declare_model(OptionSet& options, ModelOptions& model) {
+    options.section("model", "Model", "What is trained on: the frozen base, and an adapter to continue from.");
+    options
+        .add("path", model.path,
+             "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model in the local Hugging "
+             "Face cache.")
+        .value("PATH")
+        .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"});
+    options.add(
+        "load_in_4bit", model.load_in_4bit,
+        "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
+        "stays 16-bit. A checkpoint that is stored in 4 bit stays in 4 bit either way.");
+    options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
+        .shorthand("model", "bf16", "bfloat16")
+        .shorthand("model", "fp16", "float16")
+        .shorthand("training", "bf16", "bfloat16")
+        .shorthand("training", "fp16", "float16")
+        .suggested_for({"torch_dtype", "compute_dtype", "bnb_4bit_compute_dtype"});
+    options
+        .add("adapter_name_or_path", model.adapter_name_or_path,
+             "PEFT adapter folder to continue from. Its own configuration gives r, alpha, patterns and modules; a lora "
+             "option that says otherwise is an error.")
+        .value("DIR")
+        .suggested_for({"adapter", "adapter_path", "lora_path"});
+    options.add("max_seq_length", model.max_seq_length, "Longest row in tokens; longer rows are truncated.")
+        .at_least(1)
+        .alias("model", "max_length")
+        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"});
+}
+
+void declare_lora(OptionSet& options, LoraOptions& lora) {
+    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.");
+    options.add_choice("finetuning_type", lora.finetuning_type,
+                       {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
+                       "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
+    options.add("r", lora.r, "Rank of the adapters.").at_least(1).suggested_for({"rank", "lora_r", "lora_rank"});
+    options.add("lora_alpha", lora.lora_alpha, "The adapters' product is scaled by lora_alpha / r.")
+        .above(0)
+        .suggested_for({"alpha"});
+    options.add("lora_dropout", lora.lora_dropout, "Probability that an element of an adapter's input is dropped.")
+        .at_least(0)
+        .below(1)
+        .suggested_for({"dropout"});
+    options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.");
+    options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
+        .one_of(projection_list())
+        .suggested_for({"lora_target", "lora_target_modules", "target"});
+    options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved beside the adapters.")
+        .one_of({"embed_tokens", "lm_head"})
+        .suggested_for({"additional_target"});
+    options
+        .add("rank_pattern", lora.rank_pattern,
+             "r for modules whose path matches `(.*\\.)?(key)$`, a regular expression; the first match wins.")
+        .at_least(1);
+    options.add("alpha_pattern", lora.alpha_pattern, "lora_alpha by module, as in rank_pattern.").above(0);
+    options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
+        .at_least(0);
+}
+
+void declare_data(OptionSet& options, DataOptions& data) {
+    options.section("data", "Data", "Rows to train and to evaluate on.");
+    options.add("train_file", data.train_file, "JSON Lines file of training rows.")
+        .value("FILE")
+        .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"});
+    options.add("eval_file", data.eval_file, "JSON Lines file of evaluation rows.")
+        .value("FILE")
+        .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"});
+    options
+        .add("val_size", data.val_size,
+             "Rows of train_file held out for evaluation: below 1 a fraction, else a number; 0: none.")
+        .at_least(0);
+    options.add_choice("format", data.format,
+                       {{"auto", DataFormat::automatic},
+                        {"tokenized", DataFormat::tokenized},
+                        {"alpaca", DataFormat::alpaca},
+                        {"messages", DataFormat::messages},
+                        {"text", DataFormat::text}},
+                       "What a row holds: input_ids; instruction, input, output; messages; or text. auto looks at the "
+                       "rows' keys.");
+    options
+        .add("template", data.template_name,
+             "Chat template by name (llama-3, chatml, alpaca, …); auto takes what fits the model and the format.")
+        .value("NAME")
+        .suggested_for({"chat_template", "prompt_template"});
+    options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");
+    options.add("shuffle", data.shuffle,
+                "Another order of rows every epoch, drawn from training.seed; false: the file's.");
+    options.add("packing", data.packing,
+                "Fill rows of max_seq_length with several examples, each attending only to itself.");
+    options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
+}
+
+void declare_optimizer(OptionSet& options, TrainingOptions& training);
+
+std::vector<std::pair<std::string, Schedule>> schedules() {
+    return {{"linear", Schedule::linear},
+            {"cosine", Schedule::cosine},
+            {"cosine_with_restarts", Schedule::cosine_with_restarts},
+            {"polynomial", Schedule::polynomial},
+            {"constant", Schedule::constant},
+            {"constant_with_warmup", Schedule::constant_with_warmup},
+            {"inverse_sqrt", Schedule::inverse_sqrt},
+            {"reduce_lr_on_plateau", Schedule::reduce_lr_on_plateau},
+            {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
+            {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
+            {"warmup_stable_decay", Schedule::warmup_stable_decay}};
+}
+
+void declare_training(OptionSet& options, TrainingOptions& training) {
+    options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
+    options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
+        .value("DIR")
+        .suggested_for({"out", "output", "save_dir"});
+    options
+        .add("per_device_train_batch_size", training.per_device_train_batch_size,
+             "Rows of a micro-batch on one device.")
+        .at_least(1)
+        .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"});
+    options
+        .add("gradient_accumulation_steps", training.gradient_accumulation_steps,
+             "Micro-batches of one optimizer step.")
+        .at_least(1)
+        .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"});
+    options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
+        .above(0)
+        .suggested_for({"epochs", "num_epochs"});
+    options
+        .add("max_steps", training.max_steps,
+             "Optimizer steps; -1: as num_train_epochs says; 0: check everything, plan memory and stop.")
+        .at_least(-1)
+        .suggested_for({"steps", "num_steps", "num_train_steps"});
+    options.add("learning_rate", training.learning_rate, "Peak learning rate; a string such as \"2e-4\" is read too.")
+        .at_least(0)
+        .number_as_text()
+        .suggested_for({"lr"});
+    options
+        .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedules(),
+                    "Course of the learning rate; names and formulas are transformers'.")
+        .suggested_for({"scheduler", "lr_scheduler", "schedule"});
+    options.add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,
+                "The schedule's own arguments, such as {\"num_cycles\": 2} or {\"num_decay_steps\": 100}.");
+    options.add("warmup_steps", training.warmup_steps, "Steps in which the learning rate rises from 0.")
+        .at_least(0)
+        .suggested_for({"warmup"});
+    options.add("warmup_ratio", training.warmup_ratio, "The same as a share of all steps. Give one of the two.")
+        .at_least(0)
+        .at_most(1);
+    declare_optimizer(options, training);
+    options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows and dropout.")
+        .at_least(0)
+        .suggested_for({"random_seed", "random_state", "data_seed"});
+    options
+        .add_choice("gradient_checkpointing", training.gradient_checkpointing,
+                    {{"auto", GradientCheckpointing::automatic},
+                     {"none", GradientCheckpointing::none},
+                     {"full", GradientCheckpointing::full}},
+                    "Keep a layer's activations (none), or only its input and compute them again in the backward pass "
+                    "(full); auto keeps them when they fit. true means full, false none, \"unsloth\" full.")
+        .synonym(true, "full")
+        .synonym(false, "none")
+        .synonym(
+            "unsloth", "full",
+            "\"unsloth\" is read as \"full\": moving the kept activations to host memory comes with a later version")
+        .bare_flag()
+        .suggested_for({"use_gradient_checkpointing"});
+    options.add("deterministic", training.deterministic,
+                "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.");
+    options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
+    options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
+        .at_least(0);
+    options.add("save_steps", training.save_steps, "Save checkpoint-N every so many steps; 0: only at the end.")
+        .at_least(0);
+    options.add("save_total_limit", training.save_total_limit, "How many checkpoint-N folders are kept; 0: all.")
+        .at_least(0);
+    options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.").at_least(1);
+    options
+        .add("resume_from_checkpoint", training.resume_from_checkpoint,
+             "Reserved: resuming a run comes with a later version. To continue from saved weights, use "
+             "model.adapter_name_or_path.")
+        .value("DIR")
+        .suggested_for({"resume"});
+}
+
+void declare_optimizer(OptionSet& options, TrainingOptions& training) {
+    options.add("weight_decay", training.weight_decay, "Decoupled weight decay.").at_least(0);
+    options.add("max_grad_norm", training.max_grad_norm, "Clip the gradients' global norm to this; 0: no clipping.")
+        .at_least(0)
+        .suggested_for({"grad_clip", "clip_grad", "gradient_clip", "gradient_clipping"});
+    options
+        .add_choice("optim", training.optim,
+                    {{"adamw_torch", Optimizer::adamw_torch}, {"adamw_8bit", Optimizer::adamw_8bit}},
+                    "AdamW with 32-bit moments (adamw_torch) or block-wise 8-bit ones (adamw_8bit).")
+        .suggested_for({"optimizer"});
+    options.add("adam_beta1", training.adam_beta1, "Decay of the first moment.").at_least(0).below(1);
+    options.add("adam_beta2", training.adam_beta2, "Decay of the second moment.").at_least(0).below(1);
+    options.add("adam_epsilon", training.adam_epsilon, "Added to the root of the second moment.")
+        .above(0)
+        .suggested_for({"adam_eps", "eps"});
+}
+
+void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
+    options.section("hardware", "Hardware", "Where the run takes place.");
+    options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
+}
+
+void declare_logging(OptionSet& options, LoggingOptions& logging) {
+    options.section("logging", "Logging", "What is told, and where.");
+    options.add("level", logging.level, "Least level that is printed; debug also shows the details of internal errors.")
+        .one_of(log_levels())
+        .value("LEVEL")
+        .alias("logging", "log_level")
+        .suggested_for({"verbosity", "verbose"});
+    options
+        .add("metrics_file", logging.metrics_file,
+             "JSON Lines file of metrics; relative paths lie in output_dir; empty: none.")
+        .value("FILE");
+}
+
+}  // namespace
+
+std::vector<std::string> log_levels() {
+    return {"debug", "info", "warning", "error", "off"};
+}
+
+std::vector<std::pair<std::string, DType>> compute_types() {
+    return {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}};
+}
+
+void declare_options(OptionSet& options, Config& config) {
+    declare_model(options, config.model);
+    declare_lora(options, config.lora);
+    declare_data(options, config.data);
+    declare_training(options, config.training);
+    declare_hardware(options, config.hardware);
+    declare_logging(options, config.logging);
+}
+
+}  // namespace unsloth::config

@@ -1,0 +1,17 @@
+// The one place where the options of a configuration are declared.
+#pragma once
+
+#include "config/option_set.h"
+#include "unsloth/config/config.h"
+
+namespace unsloth::config {
+
+/// Declares every option of `config`, which must be freshly made (its values become the defaults) and outlive
+/// `options`.
+void declare_options(OptionSet& options, Config& config);
+
+/// The names of the log levels and of the compute types, which single commands offer too.
+std::vector<std::string> log_levels();
+std::vector<std::pair<std::string, DType>> compute_types();
+
+}  // namespace unsloth::config

@@ -1,0 +1,35 @@
+// Filling an OptionSet's objects from a JSON file and from flags.
+#pragma once
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "config/option_set.h"
+
+namespace unsloth::config {
+
+/// What was set by whom, and what is to be told.
+struct ParseRecord {
+    std::set<std::string> given;  ///< full names
+    std::vector<std::string> notes;
+};
+
+/// A JSON file of sections. Unreadable, malformed (with line and column), unknown, doubly named or wrong: usage Error.
+void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record);
+
+/// A flag or positional argument, understood but not yet assigned.
+struct Assignment {
+    const Option* option = nullptr;
+    Json value;
+    std::string origin;  ///< as the user wrote it: "--lora-r"
+};
+
+/// Flags and positional arguments in their order. Usage Error for an unknown one or a missing value.
+std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options);
+
+/// Assigns in order, so that a later flag wins over an earlier one.
+void apply(const std::vector<Assignment>& assignments, ParseRecord& record);
+
+}  // namespace unsloth::config

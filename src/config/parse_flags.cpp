@@ -1,0 +1,132 @@
+#include <algorithm>
+
+#include "config/parse.h"
+#include "config/suggest.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+struct Flag {
+    std::string name;                  ///< without the dashes in front, with underscores inside
+    std::string written;               ///< "--name" as the user wrote it
+    std::optional<std::string> value;  ///< what follows '='
+};
+
+bool is_flag(const std::string& argument) {
+    return argument.size() > 2 && argument.starts_with("--");
+}
+
+Flag split_flag(const std::string& argument) {
+    const auto equals = argument.find('=');
+    Flag flag;
+    flag.written = argument.substr(0, equals);
+    flag.name = flag.written.substr(2);
+    std::replace(flag.name.begin(), flag.name.end(), '-', '_');
+    if (equals != std::string::npos) flag.value = argument.substr(equals + 1);
+    return flag;
+}
+
+class FlagReader {
+  public:
+    FlagReader(const std::vector<std::string>& arguments, const OptionSet& options)
+        : arguments_(arguments), options_(options) {
+        for (const auto& option : options.options())
+            if (option.positional) positionals_.push_back(&option);
+    }
+
+    std::vector<Assignment> read() {
+        while (next_ < arguments_.size()) {
+            const std::string& argument = arguments_[next_++];
+            if (is_flag(argument)) {
+                read_flag(split_flag(argument));
+            } else {
+                read_positional(argument);
+            }
+        }
+        return std::move(assignments_);
+    }
+
+  private:
+    void read_flag(const Flag& flag) {
+        const auto found = options_.find_flag(flag.name);
+        if (!found || found->option->positional) {
+            const std::string advice = did_you_mean(options_.suggestions(flag.name), "--");
+            throw usage_error(cat("unknown option ", flag.written),
+                              advice.empty() ? "--help lists the options." : advice);
+        }
+        const Option& option = *found->option;
+        if (found->alias != nullptr && found->alias->when_true) {
+            if (read_shorthand(flag)) add(option, *found->alias->when_true, flag.written);
+            return;
+        }
+        const auto text =
+            option.flag_needs_no_value ? value_or_nothing(flag, option) : std::optional(value_of(flag, option));
+        add(option, text ? parse_flag_text(option, *text, flag.written) : Json(true), flag.written);
+    }
+
+    void read_positional(const std::string& argument) {
+        if (argument.size() > 1 && argument.starts_with("-"))
+            throw usage_error(cat("unknown option ", argument), "Options start with two dashes; see --help.");
+        if (positionals_.empty())
+            throw usage_error(cat("unexpected argument '", argument, "'"),
+                              "Options are written --key VALUE; see --help.");
+        const Option& option = *positionals_.front();
+        positionals_.erase(positionals_.begin());
+        add(option, parse_flag_text(option, argument, option.placeholder), option.placeholder);
+    }
+
+    // The next argument belongs to the flag whatever it holds (-1, a text with spaces), unless it is a flag itself.
+    std::string value_of(const Flag& flag, const Option& option) {
+        if (flag.value) return *flag.value;
+        if (next_ >= arguments_.size() || is_flag(arguments_[next_]))
+            throw usage_error(
+                cat(flag.written, " needs a value: ", expectation(option)),
+                cat("Write ", flag.written, " VALUE, or ", flag.written, "=VALUE for one that starts with --."));
+        return arguments_[next_++];
+    }
+
+    // A flag that may stand alone takes the next argument only where it can be its value.
+    std::optional<std::string> value_or_nothing(const Flag& flag, const Option& option) {
+        if (flag.value) return flag.value;
+        if (next_ >= arguments_.size()) return std::nullopt;
+        const std::string& next = arguments_[next_];
+        const bool is_value = option.type == OptionType::boolean ? parse_boolean(next).has_value() : !is_flag(next);
+        if (!is_value) return std::nullopt;
+        return arguments_[next_++];
+    }
+
+    bool read_shorthand(const Flag& flag) {
+        Option boolean;
+        boolean.type = OptionType::boolean;
+        const auto text = value_or_nothing(flag, boolean);
+        if (!text) return true;
+        if (const auto value = parse_boolean(*text)) return *value;
+        throw usage_error(cat(flag.written, ": expected true or false, found '", *text, "'"));
+    }
+
+    void add(const Option& option, Json value, std::string origin) {
+        assignments_.push_back({&option, std::move(value), std::move(origin)});
+    }
+
+    const std::vector<std::string>& arguments_;
+    const OptionSet& options_;
+    std::vector<Assignment> assignments_;
+    std::vector<const Option*> positionals_;
+    std::size_t next_ = 0;
+};
+
+}  // namespace
+
+std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options) {
+    return FlagReader(arguments, options).read();
+}
+
+void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
+    for (const auto& [option, value, origin] : assignments) {
+        assign(*option, value, origin, record.notes);
+        record.given.insert(option->full_name());
+    }
+}
+
+}  // namespace unsloth::config

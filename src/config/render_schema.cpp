@@ -1,0 +1,102 @@
+#include "config/render.h"
+
+namespace unsloth::config {
+namespace {
+
+Json number_schema(const char* type, const Range& range) {
+    Json schema = {{"type", type}};
+    const auto bound = [](double value) { return static_cast<int64_t>(value); };  // all bounds of the table are whole
+    if (range.minimum) schema[range.exclusive_minimum ? "exclusiveMinimum" : "minimum"] = bound(*range.minimum);
+    if (range.maximum) schema[range.exclusive_maximum ? "exclusiveMaximum" : "maximum"] = bound(*range.maximum);
+    return schema;
+}
+
+Json text_schema(const Option& option) {
+    Json schema = {{"type", "string"}};
+    if (!option.choices.empty()) schema["enum"] = option.choices;
+    if (option.nullable && option.type == OptionType::text) schema["minLength"] = 1;
+    return schema;
+}
+
+// A choice's synonyms may be of other types, so the enumeration alone says what fits.
+Json choice_schema(const Option& option) {
+    Json values = option.choices;
+    for (const auto& synonym : option.synonyms) values.push_back(synonym.written);
+    return {{"enum", values}};
+}
+
+Json type_schema(const Option& option) {
+    switch (option.type) {
+        case OptionType::boolean: return {{"type", "boolean"}};
+        case OptionType::integer: return number_schema("integer", option.range);
+        case OptionType::number: return number_schema("number", option.range);
+        case OptionType::text: return text_schema(option);
+        case OptionType::choice: return choice_schema(option);
+        case OptionType::text_list: return {{"type", "array"}, {"items", text_schema(option)}};
+        case OptionType::integer_list: return {{"type", "array"}, {"items", number_schema("integer", option.range)}};
+        case OptionType::integer_map:
+            return {{"type", "object"}, {"additionalProperties", number_schema("integer", option.range)}};
+        case OptionType::number_map:
+            return {{"type", "object"}, {"additionalProperties", number_schema("number", option.range)}};
+        case OptionType::scalar_map:
+            return {{"type", "object"},
+                    {"additionalProperties", {{"type", Json::array({"number", "string", "boolean"})}}}};
+    }
+    return Json::object();
+}
+
+Json option_schema(const Option& option) {
+    Json schema = type_schema(option);
+    if (option.nullable) schema["type"] = Json::array({schema["type"], "null"});
+    if (option.accepts_number_as_text) {
+        schema["type"] = Json::array({schema["type"], "string"});
+        schema["pattern"] = R"(^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$)";
+    }
+    schema["description"] = option.help;
+    schema["default"] = option.default_value;
+    return schema;
+}
+
+Json alias_schema(const Option& option, const Alias& alias) {
+    if (alias.when_true)
+        return {{"type", "boolean"},
+                {"description", "true: " + option.full_name() + " " + alias.when_true->get<std::string>() + "."}};
+    Json schema = type_schema(option);
+    schema["description"] = "Another name of " + option.full_name() + ".";
+    return schema;
+}
+
+}  // namespace
+
+Json effective_json(const OptionSet& options) {
+    Json root = Json::object();
+    for (const auto& option : options.options())
+        if (!option.section.empty()) root[option.section][option.key] = option.get();
+    return root;
+}
+
+Json json_schema(const OptionSet& options) {
+    Json root = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                 {"title", "Configuration of unsloth-train"},
+                 {"type", "object"},
+                 {"additionalProperties", false},
+                 {"properties", Json::object()}};
+    root["properties"]["$schema"] = {{"type", "string"},
+                                     {"description", "Where this schema lies; only read by editors."}};
+    for (const auto& section : options.sections()) {
+        if (section.name.empty()) continue;
+        root["properties"][section.name] = {{"type", "object"},
+                                            {"description", section.about},
+                                            {"additionalProperties", false},
+                                            {"properties", Json::object()}};
+    }
+    for (const auto& option : options.options()) {
+        if (option.section.empty()) continue;
+        root["properties"][option.section]["properties"][option.key] = option_schema(option);
+        for (const auto& alias : option.aliases)
+            root["properties"][alias.section]["properties"][alias.key] = alias_schema(option, alias);
+    }
+    return root;
+}
+
+}  // namespace unsloth::config

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <sstream>
+
+#include "config/render.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+constexpr std::size_t help_column = 36;
+constexpr std::size_t help_width = 110;
+
+std::string placeholder_of(const Option& option) {
+    if (option.type == OptionType::boolean) return "[BOOL]";
+    if (option.type != OptionType::choice) return option.placeholder;
+    std::string names;
+    for (const auto& choice : option.choices) names += (names.empty() ? "" : "|") + choice;
+    constexpr std::size_t longest = 32;
+    return names.size() <= longest ? names : "NAME";
+}
+
+std::string default_text(const Option& option) {
+    const Json& value = option.default_value;
+    if (value.is_null() || value == "") return "none";
+    if (value.is_string()) return value.get<std::string>();
+    if (!value.is_array() && !value.is_object()) return value.dump();
+    if (value.empty()) return "none";
+    std::string text;
+    for (const auto& element : value)
+        text += cat(text.empty() ? "" : ",", element.is_string() ? element.get<std::string>() : element.dump());
+    return text;
+}
+
+/// Help, choices that the placeholder does not show, other names, default.
+std::string full_help(const Option& option) {
+    std::string text = option.help;
+    const bool lists_choices = !option.choices.empty() && placeholder_of(option).find('|') == std::string::npos;
+    if (lists_choices) {
+        text += option.is_list() ? " Any of" : " One of";
+        for (const auto& choice : option.choices) text += (choice == option.choices.front() ? " " : ", ") + choice;
+        text += ".";
+    }
+    for (const auto& alias : option.aliases)
+        if (!alias.when_true) text += " Also called " + alias.key + ".";
+    return text;
+}
+
+// Bytes that start a character: "…" takes one column, not three.
+std::size_t columns_of(const std::string& text) {
+    return static_cast<std::size_t>(
+        std::count_if(text.begin(), text.end(), [](unsigned char byte) { return (byte & 0xC0) != 0x80; }));
+}
+
+void append_wrapped(std::string& out, std::size_t column, const std::string& text) {
+    std::istringstream words(text);
+    bool first_of_line = true;
+    for (std::string word; words >> word;) {
+        if (!first_of_line && column + 1 + columns_of(word) > help_width) {
+            out += "\n" + std::string(help_column, ' ');
+            column = help_column;
+            first_of_line = true;
+        }
+        if (!first_of_line) out += " ", ++column;
+        out += word;
+        column += columns_of(word);
+        first_of_line = false;
+    }
+    out += "\n";
+}
+
+std::string help_of_option(const Option& option) {
+    std::string head = "  " + (option.positional ? "" : "--" + option.full_name());
+    const std::string placeholder = placeholder_of(option);
+    if (!placeholder.empty()) head += (option.positional ? "" : " ") + placeholder;
+    std::size_t column = columns_of(head);
+    if (column + 2 > help_column) {
+        head += "\n";
+        column = 0;
+    }
+    head += std::string(help_column - column, ' ');
+    const std::string fate = option.required ? " (required)" : " (default: " + default_text(option) + ")";
+    append_wrapped(head, help_column, full_help(option) + fate);
+    return head;
+}
+
+std::string escaped_cell(const std::string& text) {
+    std::string cell;
+    for (const char letter : text) cell += letter == '|' ? std::string("\\|") : std::string(1, letter);
+    return cell;
+}
+
+std::string markdown_row(const Option& option) {
+    const std::string fate = option.required ? "required" : cat("`", option.default_value.dump(), "`");
+    std::string names = cat("`", option.positional ? option.placeholder : option.key, "`");
+    for (const auto& alias : option.aliases) {
+        const bool elsewhere = alias.section != option.section;
+        names += cat(", `", elsewhere ? alias.full_name() : alias.key, alias.when_true ? ": true`" : "`");
+    }
+    // full_help() names the aliases in words; here the first column does.
+    return cat("| ", escaped_cell(names), " | ", escaped_cell(expectation(option)), " | ", escaped_cell(fate), " | ",
+               escaped_cell(option.help), " |\n");
+}
+
+constexpr const char* table_head = "| option | value | default | meaning |\n|---|---|---|---|\n";
+
+}  // namespace
+
+std::string help_of_options(const OptionSet& options) {
+    std::string text;
+    for (const auto& section : options.sections()) {
+        const auto members = options.options_of(section.name);
+        if (members.empty()) continue;
+        if (section.name.empty()) {
+            text += "\nOptions of " + section.title + "\n";
+        } else {
+            text += "\n" + section.title + ": " + section.about + "\n";
+        }
+        for (const Option* option : members) text += help_of_option(*option);
+    }
+    return text;
+}
+
+std::string markdown_of_config(const OptionSet& options) {
+    std::string text =
+        "# Options\n"
+        "This page is generated by `unsloth-train config --markdown`; a test keeps it up to date.\n\n"
+        "A configuration file is JSON (`//` comments are allowed) with the sections below. On the command line an "
+        "option "
+        "is `--section.key VALUE` or `--section.key=VALUE`; where a key stands in one section only, `--key VALUE` "
+        "works "
+        "too, and dashes may replace underscores. A boolean flag needs no value. Lists are written as JSON or with "
+        "commas, maps as JSON, an absent value as `null`. Flags win over the file. Relative paths are relative to the "
+        "working directory.\n";
+    for (const auto& section : options.sections()) {
+        text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" + table_head;
+        for (const Option* option : options.options_of(section.name)) text += markdown_row(*option);
+    }
+    return text + "\n# Commands\nThose that read `--config` take all options above as well.\n";
+}
+
+std::string markdown_of_command(const CommandInfo& command, const OptionSet& own_options) {
+    std::string text = "\n## `unsloth-train " + command.name + " " + command.usage + "`\n" + command.summary + "\n\n";
+    text += table_head;
+    for (const auto& option : own_options.options()) text += markdown_row(option);
+    return text;
+}
+
+}  // namespace unsloth::config

@@ -1,0 +1,149 @@
+#include "config/settle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "config/suggest.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+void refuse_duplicates(const std::vector<std::string>& names, const char* option) {
+    std::set<std::string> seen;
+    for (const auto& name : names)
+        if (!seen.insert(name).second) throw usage_error(cat(option, ": '", name, "' is listed twice"));
+}
+
+void settle_full_training(LoadedConfig& loaded) {
+    ModelOptions& model = loaded.config.model;
+    const LoraOptions& lora = loaded.config.lora;
+    if (model.adapter_name_or_path)
+        throw usage_error("lora.finetuning_type full cannot continue from model.adapter_name_or_path",
+                          "Train the adapter with finetuning_type lora, or leave the adapter out.");
+    if (model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
+        throw usage_error("lora.finetuning_type full trains the weights that model.load_in_4bit would freeze",
+                          "Set model.load_in_4bit to false, or finetuning_type to lora.");
+    model.load_in_4bit = false;
+
+    // A printed configuration lists every option, so only a value that differs from the default shows a wish.
+    const LoraOptions defaults;
+    const std::map<std::string, bool> modules = {
+        {"lora.target_modules", lora.target_modules != defaults.target_modules},
+        {"lora.modules_to_save", lora.modules_to_save != defaults.modules_to_save},
+        {"lora.rank_pattern", lora.rank_pattern != defaults.rank_pattern},
+        {"lora.alpha_pattern", lora.alpha_pattern != defaults.alpha_pattern},
+        {"lora.layers_to_transform", lora.layers_to_transform != defaults.layers_to_transform}};
+    for (const auto& [option, differs] : modules)
+        if (differs)
+            throw usage_error(cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
+                              cat("Leave ", option, " out, or set finetuning_type to lora."));
+    const std::map<std::string, bool> numbers = {{"lora.r", lora.r != defaults.r},
+                                                 {"lora.lora_alpha", lora.lora_alpha != defaults.lora_alpha},
+                                                 {"lora.lora_dropout", lora.lora_dropout != defaults.lora_dropout},
+                                                 {"lora.use_rslora", lora.use_rslora != defaults.use_rslora}};
+    for (const auto& [option, differs] : numbers)
+        if (differs) loaded.notes.push_back(option + " has no effect with lora.finetuning_type full");
+}
+
+void check_lora(const LoraOptions& lora) {
+    if (lora.target_modules.empty())
+        throw usage_error("lora.target_modules is empty: nothing would get an adapter",
+                          "Name at least one projection, such as q_proj.");
+    if (lora.layers_to_transform && lora.layers_to_transform->empty())
+        throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter", "null means all layers.");
+    refuse_duplicates(lora.target_modules, "lora.target_modules");
+    refuse_duplicates(lora.modules_to_save, "lora.modules_to_save");
+}
+
+void check_data(const Config& config) {
+    const DataOptions& data = config.data;
+    const bool evaluates = data.eval_file || data.val_size > 0;
+    if (data.eval_file && data.val_size > 0)
+        throw usage_error("data.eval_file and data.val_size are both given", "Evaluation rows come from one of them.");
+    if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
+        throw usage_error(
+            cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
+    if (config.training.eval_steps > 0 && !evaluates)
+        throw usage_error("training.eval_steps is given, but there are no rows to evaluate on",
+                          "Give data.eval_file or data.val_size.");
+}
+
+void settle_warmup(LoadedConfig& loaded) {
+    TrainingOptions& training = loaded.config.training;
+    if (training.warmup_ratio == 0) return;
+    if (training.warmup_steps > 0 && loaded.is_given("training.warmup_steps"))
+        throw usage_error("training.warmup_steps and training.warmup_ratio are both given",
+                          "Set one of them to 0: --warmup_steps 0 lets the ratio count.");
+    training.warmup_steps = 0;
+}
+
+/// The keyword arguments that transformers' schedule functions take.
+const std::vector<std::string>& arguments_of(Schedule schedule) {
+    static const std::map<Schedule, std::vector<std::string>> arguments = {
+        {Schedule::linear, {}},
+        {Schedule::cosine, {"num_cycles"}},
+        {Schedule::cosine_with_restarts, {"num_cycles"}},
+        {Schedule::polynomial, {"lr_end", "power"}},
+        {Schedule::constant, {}},
+        {Schedule::constant_with_warmup, {}},
+        {Schedule::inverse_sqrt, {"timescale"}},
+        {Schedule::reduce_lr_on_plateau,
+         {"mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "min_lr", "eps"}},
+        {Schedule::cosine_with_min_lr, {"num_cycles", "min_lr", "min_lr_rate"}},
+        {Schedule::cosine_warmup_with_min_lr, {"num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"}},
+        {Schedule::warmup_stable_decay,
+         {"num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"}}};
+    return arguments.at(schedule);
+}
+
+void check_schedule(const TrainingOptions& training) {
+    const auto& known = arguments_of(training.lr_scheduler_type);
+    for (const auto& [name, value] : training.lr_scheduler_kwargs) {
+        if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+        std::string list;
+        for (const auto& argument : known) list += (list.empty() ? "" : ", ") + argument;
+        std::string advice = did_you_mean(nearest(name, known));
+        if (advice.empty()) advice = list.empty() ? "This schedule takes no arguments." : cat("It takes: ", list, ".");
+        throw usage_error(
+            cat("training.lr_scheduler_kwargs: '", name, "' is no argument of the chosen lr_scheduler_type"), advice);
+    }
+}
+
+void check_training(const TrainingOptions& training) {
+    if (training.output_dir.empty()) throw usage_error("training.output_dir is empty", "Name a folder to write to.");
+    if (training.resume_from_checkpoint)
+        throw usage_error("training.resume_from_checkpoint: resuming a run comes with a later version",
+                          "To continue from saved weights with a new optimizer, set model.adapter_name_or_path.");
+    check_schedule(training);
+}
+
+void check_device(const std::string& device) {
+    if (device == "auto" || device == "cpu" || device == "cuda") return;
+    constexpr std::string_view prefix = "cuda:";
+    const std::string index = device.starts_with(prefix) ? device.substr(prefix.size()) : "";
+    constexpr std::size_t most_digits = 4;
+    const bool is_index =
+        !index.empty() && index.size() <= most_digits && index.find_first_not_of("0123456789") == std::string::npos;
+    if (is_index) return;
+    throw usage_error(cat("hardware.device: expected auto, cpu, cuda or cuda:N, found '", device, "'"));
+}
+
+}  // namespace
+
+void settle(LoadedConfig& loaded) {
+    const Config& config = loaded.config;
+    if (config.lora.finetuning_type == FinetuningType::full) {
+        settle_full_training(loaded);
+    } else {
+        check_lora(config.lora);
+    }
+    settle_warmup(loaded);
+    check_data(config);
+    check_training(config.training);
+    check_device(config.hardware.device);
+}
+
+}  // namespace unsloth::config

@@ -1,0 +1,69 @@
+#include "unsloth/data/batch.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+/// Whether token t of a row begins a segment.
+bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
+    return t == 0 || positions[t] == 0;
+}
+
+void append(Batch& batch, const Sample& sample) {
+    const std::size_t T = sample.ids.size();
+    UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ",
+                  T, ", ", sample.labels.size(), ", ", sample.positions.size());
+    UNSLOTH_CHECK(sample.row >= 0 && sample.row <= std::numeric_limits<int32_t>::max(), "row ", sample.row);
+    for (std::size_t t = 0; t < T; ++t) {
+        const auto place = static_cast<int32_t>(batch.ids_T.size());
+        if (begins_segment(sample.positions, t)) batch.segments.push_back(place);
+        const bool ends_segment = t + 1 == T || begins_segment(sample.positions, t + 1);
+        const int32_t target = ends_segment ? ignore_label : sample.labels[t + 1];
+        batch.ids_T.push_back(sample.ids[t]);
+        batch.targets_T.push_back(target);
+        batch.positions_T.push_back(sample.positions[t]);
+        batch.row_T.push_back(static_cast<int32_t>(sample.row));
+        batch.offset_T.push_back(static_cast<int32_t>(t));
+        if (target == ignore_label) continue;
+        batch.target_index.push_back(place);
+        batch.target_ids.push_back(target);
+    }
+    batch.rows.push_back(sample.row);
+}
+
+void reserve(Batch& batch, const std::vector<const Sample*>& samples) {
+    std::size_t tokens = 0;
+    for (const Sample* sample : samples) tokens += sample->ids.size();
+    UNSLOTH_CHECK(tokens <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()), tokens,
+                  " tokens in a batch");
+    for (auto* field : {&batch.ids_T, &batch.targets_T, &batch.positions_T, &batch.row_T, &batch.offset_T})
+        field->reserve(tokens);
+}
+
+}  // namespace
+
+Batch make_batch(const std::vector<const Sample*>& samples) {
+    Batch batch;
+    reserve(batch, samples);
+    for (const Sample* sample : samples) append(batch, *sample);
+    batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
+    batch.labels = static_cast<int64_t>(batch.target_index.size());
+    for (std::size_t s = 1; s < batch.segments.size(); ++s)
+        batch.longest = std::max(batch.longest, batch.segments[s] - batch.segments[s - 1]);
+    return batch;
+}
+
+int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions) {
+    UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(),
+                  " positions");
+    int64_t targets = 0;
+    for (std::size_t t = 1; t < labels.size(); ++t)
+        targets += labels[t] != ignore_label && !begins_segment(positions, t);
+    return targets;
+}
+
+}  // namespace unsloth

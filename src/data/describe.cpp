@@ -1,0 +1,54 @@
+#include "unsloth/data/describe.h"
+
+#include <iomanip>
+#include <sstream>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+/// 1234567 -> "1,234,567".
+std::string grouped(int64_t number) {
+    std::string text = std::to_string(number);
+    for (int64_t at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3)
+        text.insert(static_cast<std::size_t>(at), 1, ',');
+    return text;
+}
+
+std::string percent(int64_t part, int64_t whole) {
+    std::ostringstream out;
+    out << std::fixed << std::setprecision(1)
+        << (whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole)) << " %";
+    return out.str();
+}
+
+}  // namespace
+
+std::string describe(const Dataset& dataset) {
+    const DatasetStats& stats = dataset.stats();
+    std::string text = cat(grouped(stats.rows), " rows (", format_name(stats.format), "), ",
+                           grouped(stats.tokens), " tokens, ", percent(stats.trained_tokens, stats.tokens),
+                           " of them trained, longest row ", grouped(stats.longest));
+    if (stats.truncated_rows > 0) text += cat("; cut: ", grouped(stats.truncated_rows));
+    if (stats.masked_rows > 0) text += cat("; left out with all labels masked: ", grouped(stats.masked_rows));
+    if (stats.bad_rows > 0) text += cat("; skipped as bad: ", grouped(stats.bad_rows));
+    return text;
+}
+
+std::string describe(const StepLoader& loader) {
+    const LoaderOptions& options = loader.options();
+    std::string text = describe(loader.dataset());
+    if (options.packing) {
+        const int64_t room = loader.rows_per_epoch() * options.max_seq_length;
+        text += cat("\npacked into ", grouped(loader.rows_per_epoch()), " rows of at most ",
+                    grouped(options.max_seq_length), " tokens, ",
+                    percent(loader.dataset().stats().tokens, room), " full");
+    }
+    text +=
+        cat("\n", grouped(loader.steps_per_epoch()), " steps an epoch (", options.per_device_train_batch_size,
+            " rows a micro-batch x ", options.gradient_accumulation_steps, " micro-batches");
+    return text + (options.world_size > 1 ? cat(" x ", options.world_size, " devices)") : ")");
+}
+
+}  // namespace unsloth

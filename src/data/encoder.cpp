@@ -1,0 +1,74 @@
+#include "unsloth/data/encoder.h"
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+
+namespace unsloth {
+namespace {
+
+EncodedRow row_of(EncodedTurns turns) {
+    EncodedRow row;
+    row.ids = std::move(turns.ids);
+    for (const auto& [begin, end] : turns.trained)
+        row.trained.emplace_back(static_cast<int32_t>(begin), static_cast<int32_t>(end));
+    return row;
+}
+
+std::vector<Message> conversation(const AlpacaFields& fields) {
+    std::vector<Message> messages;
+    if (!fields.system.empty()) messages.push_back({"system", fields.system});
+    messages.push_back(
+        {"user", fields.input.empty() ? fields.instruction : fields.instruction + "\n\n" + fields.input});
+    messages.push_back({"assistant", fields.output});
+    return messages;
+}
+
+class TokenizerEncoder : public RowEncoder {
+  public:
+    TokenizerEncoder(const Tokenizer& tokenizer, std::string_view template_name)
+        : tokenizer_(tokenizer),
+          chat_template_(resolve_template(template_name, tokenizer)),
+          alpaca_prompts_(template_name == "auto" || template_name == "alpaca") {
+        if (template_name == "auto")
+            log::info("chat template ", chat_template_,
+                      " for messages, by the tokenizer's tokens; the three-section prompt for "
+                      "Alpaca rows (data.template chooses another)");
+    }
+
+    EncodedRow text(std::string_view text) const override {
+        const auto eos = tokenizer_.eos_id();
+        if (!eos)
+            throw input_error(cat("the tokenizer in ", tokenizer_.folder().string(),
+                                  " names no EOS token to end texts with"),
+                              "Set eos_token in its tokenizer_config.json.");
+        EncodedRow row;
+        row.ids = tokenizer_.encode(text, true);
+        if (row.ids.empty() || row.ids.back() != *eos) row.ids.push_back(*eos);  // a text may bring its own
+        row.trained.emplace_back(0, static_cast<int32_t>(row.ids.size()));
+        return row;
+    }
+
+    EncodedRow alpaca(const AlpacaFields& fields) const override {
+        if (!alpaca_prompts_) return messages(conversation(fields));
+        const std::string prompt = alpaca_prompt(fields.instruction, fields.input, fields.system);
+        return row_of(
+            encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output)));
+    }
+
+    EncodedRow messages(const std::vector<Message>& turns) const override {
+        return row_of(encode_rendered(tokenizer_, render(chat_template_, turns, false, tokenizer_)));
+    }
+
+  private:
+    Tokenizer tokenizer_;  // a copy shares the tables
+    std::string chat_template_;
+    bool alpaca_prompts_;
+};
+
+}  // namespace
+
+std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name) {
+    return std::make_unique<TokenizerEncoder>(tokenizer, template_name);
+}
+
+}  // namespace unsloth

@@ -1,0 +1,173 @@
+#include "unsloth/formats/checkpoint.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "formats/json.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* single_file = "model.safetensors";
+constexpr const char* index_file = "model.safetensors.index.json";
+
+std::optional<std::string> environment(const char* name) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return std::string(value);
+}
+
+/// Where huggingface_hub keeps what it downloaded.
+std::optional<fs::path> hub_cache() {
+    if (const auto cache = environment("HF_HUB_CACHE")) return fs::path(*cache);
+    if (const auto home = environment("HF_HOME")) return fs::path(*home) / "hub";
+    if (const auto cache = environment("XDG_CACHE_HOME")) return fs::path(*cache) / "huggingface" / "hub";
+    if (const auto home = environment("HOME")) return fs::path(*home) / ".cache" / "huggingface" / "hub";
+    return std::nullopt;
+}
+
+/// `org/name` of the characters that the hub allows.
+bool looks_like_hub_id(const std::string& path) {
+    const auto slash = path.find('/');
+    if (slash == std::string::npos || slash == 0 || slash + 1 == path.size() ||
+        path.find('/', slash + 1) != std::string::npos)
+        return false;
+    const auto allowed = [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+               c == '.' || c == '/';
+    };
+    return std::all_of(path.begin(), path.end(), allowed) && path.front() != '.' && path[slash + 1] != '.';
+}
+
+std::string trimmed(std::string text) {
+    while (!text.empty() && static_cast<unsigned char>(text.back()) <= ' ') text.pop_back();
+    return text;
+}
+
+/// The snapshot that refs/main names; nullopt when the cache has none.
+std::optional<fs::path> cached_snapshot(const fs::path& cache, const std::string& id) {
+    std::string folder = "models--" + id;
+    folder.replace(folder.find('/'), 1, "--");
+    const fs::path reference = cache / folder / "refs" / "main";
+    std::error_code ignored;
+    if (!fs::is_regular_file(reference, ignored)) return std::nullopt;
+    const std::string revision = trimmed(read_file(reference));
+    if (revision.empty() || revision.find('/') != std::string::npos || revision.find("..") != std::string::npos)
+        throw input_error(cat(reference.string(), ": names no revision"));
+    const fs::path snapshot = cache / folder / "snapshots" / revision;
+    if (!fs::is_directory(snapshot, ignored)) return std::nullopt;
+    return snapshot;
+}
+
+/// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
+std::map<std::string, std::string> read_weight_map(const fs::path& index) {
+    const auto json = formats::parse_json<formats::OrderedJson>(read_file(index), index.string());
+    const formats::ObjectReader reader(json, index.string());
+    const auto weight_map = reader.object("weight_map");
+    if (!weight_map) reader.fail("weight_map", "an object of tensor names and shard names");
+    std::map<std::string, std::string> shards;
+    for (const auto& item : weight_map->json().items()) {
+        if (!item.value().is_string()) weight_map->fail(item.key(), "the name of a shard");
+        const auto& shard = item.value().get_ref<const std::string&>();
+        if (shard.empty() || shard.find_first_of("/\\") != std::string::npos || shard.find("..") != std::string::npos ||
+            shard.find('\0') != std::string::npos)
+            throw input_error(cat(index.string(), ": weight_map.", item.key(), ": the shard name '", shard,
+                                  "' is refused: a shard lies in the folder of its index"));
+        shards.emplace(item.key(), shard);
+    }
+    return shards;
+}
+
+}  // namespace
+
+fs::path resolve_model_path(const std::string& path) {
+    std::error_code ignored;
+    if (fs::exists(path, ignored)) return path;
+    if (!looks_like_hub_id(path))
+        throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"));
+    const auto cache = hub_cache();
+    if (cache)
+        if (auto snapshot = cached_snapshot(*cache, path)) return *snapshot;
+    throw input_error(cat(path, ": no such folder, and the Hugging Face cache",
+                          cache ? " (" + cache->string() + ")" : "", " does not hold it"),
+                      cat("Download it with: hf download ", path));
+}
+
+Checkpoint Checkpoint::open(const std::string& path) {
+    const fs::path place = resolve_model_path(path);
+    Checkpoint checkpoint;
+    if (!fs::is_directory(place)) {
+        if (place.extension() != ".safetensors")
+            throw input_error(cat(place.string(), ": not a .safetensors file"),
+                              "model.path is a model folder or a .safetensors file.");
+        checkpoint.folder_ = place.parent_path().empty() ? fs::path(".") : place.parent_path();
+        checkpoint.files_.emplace_back(place);
+        checkpoint.add_tensors_of(checkpoint.files_.back());
+    } else {
+        checkpoint.folder_ = place;
+        if (fs::exists(place / single_file)) {
+            checkpoint.files_.emplace_back(place / single_file);
+            checkpoint.add_tensors_of(checkpoint.files_.back());
+        } else if (fs::exists(place / index_file)) {
+            checkpoint.open_shards(place / index_file);
+        } else {
+            throw input_error(
+                cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
+                "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.");
+        }
+    }
+    for (const auto& [name, tensor] : checkpoint.tensors_) checkpoint.names_.push_back(name);
+    return checkpoint;
+}
+
+void Checkpoint::open_shards(const fs::path& index) {
+    const auto weight_map = read_weight_map(index);
+    std::set<std::string> shards;
+    for (const auto& [tensor, shard] : weight_map) shards.insert(shard);
+    files_.reserve(shards.size());
+    for (const std::string& shard : shards) {
+        const fs::path path = folder_ / shard;
+        if (!fs::exists(path))
+            throw input_error(cat(path.string(), ": this shard is missing (", index.string(), " names it)"),
+                              "Download the model again.");
+        files_.emplace_back(path);
+        add_tensors_of(files_.back());
+    }
+    for (const auto& [name, shard] : weight_map) {
+        const TensorView* const tensor = find(name);
+        if (tensor == nullptr || tensor->file->path().filename() != shard)
+            throw input_error(
+                cat(index.string(), ": tensor '", name, "' should lie in ", shard, ", but ",
+                    tensor == nullptr ? "is in no shard" : "lies in " + tensor->file->path().filename().string()));
+    }
+}
+
+void Checkpoint::add_tensors_of(const SafetensorsFile& file) {
+    for (const TensorView& tensor : file.tensors()) {
+        const auto [it, is_new] = tensors_.emplace(tensor.name, &tensor);
+        if (!is_new)
+            throw input_error(cat(file.path().string(), ": tensor '", tensor.name, "' also lies in ",
+                                  it->second->file->path().string()));
+        total_bytes_ += tensor.data.size();
+    }
+}
+
+const TensorView* Checkpoint::find(std::string_view name) const {
+    const auto it = tensors_.find(name);
+    return it == tensors_.end() ? nullptr : it->second;
+}
+
+const TensorView& Checkpoint::at(std::string_view name) const {
+    const TensorView* const tensor = find(name);
+    if (tensor == nullptr) throw input_error(cat(folder_.string(), ": tensor '", name, "' is missing"));
+    return *tensor;
+}
+
+}  // namespace unsloth

@@ -1,0 +1,324 @@
+#include "unsloth/formats/hf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "formats/json.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth {
+namespace {
+
+using formats::ObjectReader;
+using formats::OrderedJson;
+
+struct KnownModel {
+    std::string_view model_type, class_name;
+    Architecture architecture;
+};
+constexpr std::array<KnownModel, 4> known_models = {{
+    {"llama", "LlamaForCausalLM", Architecture::llama},
+    {"mistral", "MistralForCausalLM", Architecture::mistral},
+    {"qwen2", "Qwen2ForCausalLM", Architecture::qwen2},
+    {"qwen3", "Qwen3ForCausalLM", Architecture::qwen3},
+}};
+constexpr const char* known_models_text = "This program trains llama, mistral, qwen2 and qwen3 models.";
+
+void read_architecture(const ObjectReader& config, ModelSpec& spec) {
+    const auto type = config.text("model_type");
+    if (!type) config.fail("model_type", "the name of an architecture");
+    const auto known = std::find_if(known_models.begin(), known_models.end(),
+                                    [&](const KnownModel& model) { return model.model_type == *type; });
+    if (known == known_models.end())
+        throw input_error(cat(config.source(), ": model_type: '", *type, "' is not supported"), known_models_text);
+    for (const std::string& name : config.texts("architectures"))
+        if (name != known->class_name)
+            throw input_error(
+                cat(config.source(), ": architectures: '", name, "' is not supported; expected ", known->class_name),
+                known_models_text);
+    spec.model_type = *type;
+    spec.architecture = known->architecture;
+}
+
+void read_sizes(const ObjectReader& config, ModelSpec& spec) {
+    spec.hidden_size = config.required_integer("hidden_size");
+    spec.intermediate_size = config.required_integer("intermediate_size");
+    spec.num_layers = config.required_integer("num_hidden_layers");
+    spec.num_heads = config.required_integer("num_attention_heads");
+    spec.vocab_size = config.required_integer("vocab_size");
+    spec.max_position_embeddings = config.required_integer("max_position_embeddings");
+    // Only Llama's config class falls back to one key-value head a query head; the others have fixed defaults.
+    spec.num_kv_heads = spec.architecture == Architecture::llama
+                            ? config.integer("num_key_value_heads").value_or(spec.num_heads)
+                            : config.required_integer("num_key_value_heads");
+    if (const auto head_dim = config.integer("head_dim")) {
+        spec.head_dim = *head_dim;
+    } else if (spec.architecture == Architecture::qwen3) {
+        spec.head_dim = 128;  // Qwen3Config's default
+    } else {
+        if (spec.num_heads < 1 || spec.hidden_size % spec.num_heads != 0)
+            throw input_error(cat(config.source(), ": hidden_size ", spec.hidden_size,
+                                  " is no multiple of num_attention_heads ", spec.num_heads,
+                                  ", and head_dim is absent"));
+        spec.head_dim = spec.hidden_size / spec.num_heads;
+    }
+    spec.rms_norm_eps = config.number("rms_norm_eps").value_or(1e-6);
+}
+
+void read_structure(const ObjectReader& config, ModelSpec& spec) {
+    const std::string activation = config.text("hidden_act").value_or("silu");
+    if (activation != "silu")
+        throw input_error(cat(config.source(), ": hidden_act: '", activation, "' is not supported; expected silu"));
+    spec.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
+    const bool attention_bias = config.boolean("attention_bias", false);
+    const bool mlp_bias = config.boolean("mlp_bias", false);
+    switch (spec.architecture) {
+        case Architecture::llama:
+            spec.qkv_bias = spec.o_bias = attention_bias;
+            spec.mlp_bias = mlp_bias;
+            break;
+        case Architecture::mistral:
+            break;  // its class has no biases, whatever the file says
+        case Architecture::qwen2:
+            spec.qkv_bias = true;
+            break;
+        case Architecture::qwen3:
+            spec.qkv_bias = spec.o_bias = attention_bias;
+            spec.qk_norm = true;
+            break;
+    }
+}
+
+RopeSpec::Type rope_type(const ObjectReader& rope) {
+    auto name = rope.text("rope_type");
+    if (!name) name = rope.text("type");
+    if (!name || *name == "default") return RopeSpec::Type::standard;
+    if (*name == "linear") return RopeSpec::Type::linear;
+    if (*name == "dynamic") return RopeSpec::Type::dynamic;
+    if (*name == "yarn") return RopeSpec::Type::yarn;
+    if (*name == "llama3") return RopeSpec::Type::llama3;
+    throw input_error(cat(rope.source(), ": ", rope.name("rope_type"), ": '", *name, "' is not supported"),
+                      "Supported are default, linear, dynamic, yarn and llama3.");
+}
+
+double required_number(const ObjectReader& rope, const std::string& key) {
+    const auto value = rope.number(key);
+    if (!value) rope.fail(key, "a finite number");
+    return *value;
+}
+
+void refuse_partial_rotation(const ObjectReader& reader) {
+    if (reader.number("partial_rotary_factor").value_or(1.0) != 1.0)
+        reader.fail("partial_rotary_factor", "1 (rotation of whole heads)");
+}
+
+void read_rope_options(const ObjectReader& rope, ModelSpec& spec) {
+    RopeSpec& out = spec.rope;
+    out.type = rope_type(rope);
+    refuse_partial_rotation(rope);
+    if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
+    if (out.type == RopeSpec::Type::standard) return;
+    out.original_max_position_embeddings = rope.integer("original_max_position_embeddings").value_or(0);
+    if (out.type == RopeSpec::Type::yarn && !rope.has("factor") && out.original_max_position_embeddings > 0) {
+        out.factor = static_cast<double>(spec.max_position_embeddings) /
+                     static_cast<double>(out.original_max_position_embeddings);
+    } else {
+        out.factor = required_number(rope, "factor");
+    }
+    if (out.type == RopeSpec::Type::llama3) {
+        out.low_freq_factor = required_number(rope, "low_freq_factor");
+        out.high_freq_factor = required_number(rope, "high_freq_factor");
+    } else if (out.type == RopeSpec::Type::yarn) {
+        out.attention_factor = rope.number("attention_factor");
+        out.mscale = rope.number("mscale");
+        out.mscale_all_dim = rope.number("mscale_all_dim");
+        out.beta_fast = rope.number("beta_fast").value_or(32.0);
+        out.beta_slow = rope.number("beta_slow").value_or(1.0);
+        out.truncate = rope.boolean("truncate", true);
+    }
+}
+
+/// transformers 5 holds all in rope_parameters; 4.x has rope_theta and rope_scaling. Where a file has both forms,
+/// rope_scaling wins, as in transformers 5.
+void read_rope(const ObjectReader& config, ModelSpec& spec) {
+    refuse_partial_rotation(config);
+    spec.rope.theta = config.number("rope_theta").value_or(10000.0);
+    const auto parameters = config.object("rope_parameters");
+    const auto scaling = config.object("rope_scaling");
+    if (parameters)
+        if (const auto theta = parameters->number("rope_theta")) spec.rope.theta = *theta;
+    if (scaling) {
+        read_rope_options(*scaling, spec);
+    } else if (parameters) {
+        for (const auto& item : parameters->json().items())
+            if (item.value().is_object())
+                parameters->fail(item.key(), "a number (parameters per layer type are not supported)");
+        read_rope_options(*parameters, spec);
+    }
+}
+
+/// Qwen's classes: a window for the layers that layer_types names, or for those from max_window_layers on.
+void read_qwen_windows(const ObjectReader& config, ModelSpec& spec) {
+    const auto layer_types = config.texts("layer_types");
+    if (config.has("layer_types") && static_cast<int64_t>(layer_types.size()) != spec.num_layers)
+        throw input_error(cat(config.source(), ": layer_types has ", layer_types.size(), " entries for ",
+                              spec.num_layers, " layers"));
+    const bool in_use = config.boolean("use_sliding_window", false);
+    const int64_t window =
+        config.integer("sliding_window").value_or(in_use && !config.json().contains("sliding_window") ? 4096 : 0);
+    const int64_t first = config.integer("max_window_layers").value_or(28);
+    for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
+        bool windowed = in_use && window != 0 && layer >= first;
+        if (!layer_types.empty()) {
+            const std::string& type = layer_types[static_cast<std::size_t>(layer)];
+            if (type != "full_attention" && type != "sliding_attention")
+                throw input_error(cat(config.source(), ": layer_types: '", type, "' is not supported"));
+            windowed = type == "sliding_attention";
+            if (windowed && (!in_use || window == 0))
+                throw input_error(cat(config.source(), ": layer_types gives layer ", layer,
+                                      " a sliding window, but use_sliding_window and sliding_window do not"));
+        }
+        spec.sliding_window[static_cast<std::size_t>(layer)] = windowed ? window : 0;
+    }
+}
+
+void read_windows(const ObjectReader& config, ModelSpec& spec) {
+    spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), 0);
+    if (config.integer("sliding_window").value_or(1) < 1) config.fail("sliding_window", "a positive integer or null");
+    if (spec.architecture == Architecture::mistral) {
+        // MistralConfig's default is 4096; null means none.
+        const int64_t window =
+            config.json().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
+        spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), window);
+    } else if (spec.architecture != Architecture::llama) {
+        read_qwen_windows(config, spec);
+    }
+}
+
+DType read_dtype(const ObjectReader& config) {
+    auto name = config.text("dtype");
+    const char* const key = name ? "dtype" : "torch_dtype";
+    if (!name) name = config.text("torch_dtype");
+    if (!name) return DType::f32;
+    if (name->starts_with("torch.")) name->erase(0, 6);
+    for (const DType type : {DType::f32, DType::bf16, DType::f16})
+        if (*name == name_of(type)) return type;
+    config.fail(key, "float32, bfloat16 or float16");
+}
+
+std::optional<int64_t> token_id(const ObjectReader& config, const std::string& key) {
+    const auto ids = config.integers(key);
+    if (ids.empty() || ids[0] < 0) return std::nullopt;  // early Llama files say -1 for none
+    return ids[0];
+}
+
+void check_range(const std::string& source, const char* key, int64_t value, int64_t largest) {
+    if (value >= 1 && value <= largest) return;
+    throw input_error(cat(source, ": ", key, ": expected 1 to ", largest, ", found ", value));
+}
+
+void check_rope(const RopeSpec& rope, const std::string& source) {
+    const auto require = [&](bool holds, const char* key, const char* expected, double found) {
+        if (!holds)
+            throw input_error(cat(source, ": rope parameter ", key, ": expected ", expected, ", found ", found));
+    };
+    require(std::isfinite(rope.theta) && rope.theta > 1.0, "rope_theta", "more than 1", rope.theta);
+    require(std::isfinite(rope.factor) && rope.factor >= 1.0, "factor", "at least 1", rope.factor);
+    require(rope.original_max_position_embeddings >= 0 && rope.original_max_position_embeddings <= int64_t{1} << 31,
+            "original_max_position_embeddings", "1 to 2^31",
+            static_cast<double>(rope.original_max_position_embeddings));
+    if (rope.type == RopeSpec::Type::llama3) {
+        require(rope.low_freq_factor > 0.0, "low_freq_factor", "more than 0", rope.low_freq_factor);
+        require(rope.high_freq_factor > rope.low_freq_factor, "high_freq_factor", "more than low_freq_factor",
+                rope.high_freq_factor);
+    }
+    if (rope.type == RopeSpec::Type::yarn) {
+        require(rope.beta_slow > 0.0, "beta_slow", "more than 0", rope.beta_slow);
+        require(rope.beta_fast >= rope.beta_slow, "beta_fast", "at least beta_slow", rope.beta_fast);
+        require(rope.attention_factor.value_or(1.0) > 0.0, "attention_factor", "more than 0",
+                rope.attention_factor.value_or(1.0));
+    }
+}
+
+}  // namespace
+
+void check_model_spec(const ModelSpec& spec, const std::string& source) {
+    // The bounds keep every product of sizes far inside 64 bits; no published model comes near them.
+    check_range(source, "hidden_size", spec.hidden_size, int64_t{1} << 20);
+    check_range(source, "intermediate_size", spec.intermediate_size, int64_t{1} << 22);
+    check_range(source, "num_hidden_layers", spec.num_layers, 4096);
+    check_range(source, "num_attention_heads", spec.num_heads, 1 << 14);
+    check_range(source, "num_key_value_heads", spec.num_kv_heads, spec.num_heads);
+    check_range(source, "head_dim", spec.head_dim, 1 << 14);
+    check_range(source, "vocab_size", spec.vocab_size, int64_t{1} << 26);
+    check_range(source, "max_position_embeddings", spec.max_position_embeddings, int64_t{1} << 31);
+    if (spec.num_heads % spec.num_kv_heads != 0)
+        throw input_error(cat(source, ": num_attention_heads ", spec.num_heads,
+                              " is no multiple of num_key_value_heads ", spec.num_kv_heads));
+    if (spec.head_dim % 2 != 0)
+        throw input_error(cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
+    if (spec.rope.type == RopeSpec::Type::dynamic && spec.head_dim <= 2)
+        throw input_error(cat(source, ": head_dim: dynamic rope needs more than 2, found ", spec.head_dim));
+    if (!(spec.rms_norm_eps > 0.0 && spec.rms_norm_eps < 1.0))
+        throw input_error(cat(source, ": rms_norm_eps: expected a number between 0 and 1, found ", spec.rms_norm_eps));
+    if (static_cast<int64_t>(spec.sliding_window.size()) != spec.num_layers)
+        throw input_error(
+            cat(source, ": sliding windows for ", spec.sliding_window.size(), " layers of ", spec.num_layers));
+    check_rope(spec.rope, source);
+}
+
+ModelSpec parse_model_spec(const std::string& json_text, const std::string& source) {
+    const auto json = formats::parse_json<OrderedJson>(json_text, source);
+    const ObjectReader config(json, source);
+    ModelSpec spec;
+    read_architecture(config, spec);
+    read_sizes(config, spec);
+    check_range(source, "num_hidden_layers", spec.num_layers, 4096);  // before a vector of that length is made
+    read_structure(config, spec);
+    read_rope(config, spec);
+    read_windows(config, spec);
+    spec.dtype = read_dtype(config);
+    spec.bos_token_id = token_id(config, "bos_token_id");
+    spec.pad_token_id = token_id(config, "pad_token_id");
+    for (const int64_t id : config.integers("eos_token_id"))
+        if (id >= 0) spec.eos_token_ids.push_back(id);
+    check_model_spec(spec, source);
+    return spec;
+}
+
+ModelSpec read_model_spec(const std::filesystem::path& folder) {
+    const auto path = folder / "config.json";
+    return parse_model_spec(read_file(path), path.string());
+}
+
+std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source) {
+    const auto json = formats::parse_json<OrderedJson>(json_text, source);
+    const auto reader = ObjectReader(json, source).object("quantization_config");
+    if (!reader) return std::nullopt;
+    QuantizationConfig config;
+    config.quant_method = reader->text("quant_method").value_or("bitsandbytes");
+    if (config.quant_method != "bitsandbytes")
+        throw input_error(
+            cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
+            "Use the 16-bit model, or one quantised with bitsandbytes.");
+    config.load_in_4bit = reader->boolean("load_in_4bit", false);
+    config.load_in_8bit = reader->boolean("load_in_8bit", false);
+    config.bnb_4bit_quant_type = reader->text("bnb_4bit_quant_type").value_or("fp4");  // bitsandbytes' default
+    if (config.bnb_4bit_quant_type != "nf4" && config.bnb_4bit_quant_type != "fp4")
+        reader->fail("bnb_4bit_quant_type", "nf4 or fp4");
+    config.bnb_4bit_use_double_quant = reader->boolean("bnb_4bit_use_double_quant", false);
+    config.bnb_4bit_compute_dtype = reader->text("bnb_4bit_compute_dtype").value_or("float32");
+    config.bnb_4bit_quant_storage = reader->text("bnb_4bit_quant_storage").value_or("uint8");
+    config.llm_int8_skip_modules = reader->texts("llm_int8_skip_modules");
+    return config;
+}
+
+std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder) {
+    const auto path = folder / "config.json";
+    return parse_quantization_config(read_file(path), path.string());
+}
+
+}  // namespace unsloth

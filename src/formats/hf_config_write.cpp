@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <string_view>
+
+#include "formats/json.h"
+#include "unsloth/core/error.h"
+#include "unsloth/formats/hf_config.h"
+
+namespace unsloth {
+namespace {
+
+using formats::Json;
+
+const char* class_name(Architecture architecture) {
+    switch (architecture) {
+        case Architecture::llama:
+            return "LlamaForCausalLM";
+        case Architecture::mistral:
+            return "MistralForCausalLM";
+        case Architecture::qwen2:
+            return "Qwen2ForCausalLM";
+        case Architecture::qwen3:
+            return "Qwen3ForCausalLM";
+    }
+    return "?";
+}
+
+const char* model_type(Architecture architecture) {
+    switch (architecture) {
+        case Architecture::llama:
+            return "llama";
+        case Architecture::mistral:
+            return "mistral";
+        case Architecture::qwen2:
+            return "qwen2";
+        case Architecture::qwen3:
+            return "qwen3";
+    }
+    return "?";
+}
+
+const char* rope_type_name(RopeSpec::Type type) {
+    switch (type) {
+        case RopeSpec::Type::standard:
+            return "default";
+        case RopeSpec::Type::linear:
+            return "linear";
+        case RopeSpec::Type::dynamic:
+            return "dynamic";
+        case RopeSpec::Type::yarn:
+            return "yarn";
+        case RopeSpec::Type::llama3:
+            return "llama3";
+    }
+    return "?";
+}
+
+template <class Value>
+Json or_null(const std::optional<Value>& value) {
+    return value ? Json(*value) : Json(nullptr);
+}
+
+/// The options of a scaled rope, without theta; null for the standard one.
+Json rope_scaling(const RopeSpec& rope) {
+    if (rope.type == RopeSpec::Type::standard) return nullptr;
+    Json json = {{"rope_type", rope_type_name(rope.type)}, {"factor", rope.factor}};
+    if (rope.original_max_position_embeddings > 0)
+        json["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+    if (rope.type == RopeSpec::Type::llama3) {
+        json["low_freq_factor"] = rope.low_freq_factor;
+        json["high_freq_factor"] = rope.high_freq_factor;
+    } else if (rope.type == RopeSpec::Type::yarn) {
+        json["beta_fast"] = rope.beta_fast;
+        json["beta_slow"] = rope.beta_slow;
+        json["truncate"] = rope.truncate;
+        if (rope.attention_factor) json["attention_factor"] = *rope.attention_factor;
+        if (rope.mscale) json["mscale"] = *rope.mscale;
+        if (rope.mscale_all_dim) json["mscale_all_dim"] = *rope.mscale_all_dim;
+    }
+    return json;
+}
+
+void write_rope(const RopeSpec& rope, Json& config) {
+    const Json scaling = rope_scaling(rope);
+    if (!config.contains("rope_parameters")) {
+        config["rope_theta"] = rope.theta;
+        config["rope_scaling"] = scaling;
+        return;
+    }
+    config.erase("rope_theta");
+    config.erase("rope_scaling");
+    Json parameters = scaling.is_null() ? Json{{"rope_type", "default"}} : scaling;
+    parameters["rope_theta"] = rope.theta;
+    config["rope_parameters"] = std::move(parameters);
+}
+
+void write_windows(const ModelSpec& spec, Json& config) {
+    if (spec.architecture == Architecture::llama) return;
+    const auto& windows = spec.sliding_window;
+    const auto first = std::find_if(windows.begin(), windows.end(), [](int64_t window) { return window > 0; });
+    const bool any = first != windows.end();
+    config["sliding_window"] = any ? Json(*first) : Json(nullptr);
+    for (const int64_t window : windows)
+        UNSLOTH_CHECK(window == 0 || window == *first, "config.json has one sliding_window for all layers");
+    if (spec.architecture == Architecture::mistral) {
+        UNSLOTH_CHECK(!any || std::count(windows.begin(), windows.end(), 0) == 0,
+                      "Mistral has a window in all layers or in none");
+        return;
+    }
+    config["use_sliding_window"] = any;
+    config["max_window_layers"] = first - windows.begin();
+    Json types = Json::array();
+    for (const int64_t window : windows) types.push_back(window > 0 ? "sliding_attention" : "full_attention");
+    config["layer_types"] = std::move(types);
+}
+
+void write_tokens(const ModelSpec& spec, Json& config) {
+    config["bos_token_id"] = or_null(spec.bos_token_id);
+    config["pad_token_id"] = or_null(spec.pad_token_id);
+    if (spec.eos_token_ids.size() > 1) {
+        config["eos_token_id"] = spec.eos_token_ids;
+    } else {
+        config["eos_token_id"] = spec.eos_token_ids.empty() ? Json(nullptr) : Json(spec.eos_token_ids[0]);
+    }
+}
+
+void write_structure(const ModelSpec& spec, Json& config) {
+    config["architectures"] = {class_name(spec.architecture)};
+    config["model_type"] = model_type(spec.architecture);
+    config["hidden_act"] = "silu";
+    config["hidden_size"] = spec.hidden_size;
+    config["intermediate_size"] = spec.intermediate_size;
+    config["num_hidden_layers"] = spec.num_layers;
+    config["num_attention_heads"] = spec.num_heads;
+    config["num_key_value_heads"] = spec.num_kv_heads;
+    config["vocab_size"] = spec.vocab_size;
+    config["max_position_embeddings"] = spec.max_position_embeddings;
+    config["rms_norm_eps"] = spec.rms_norm_eps;
+    config["tie_word_embeddings"] = spec.tie_word_embeddings;
+    // Qwen2's own class has no head_dim, but every version of it reads the key where it stands.
+    if (spec.architecture != Architecture::qwen2 || spec.num_heads * spec.head_dim != spec.hidden_size ||
+        config.contains("head_dim"))
+        config["head_dim"] = spec.head_dim;
+    if (spec.architecture == Architecture::llama || spec.architecture == Architecture::qwen3)
+        config["attention_bias"] = spec.qkv_bias;
+    if (spec.architecture == Architecture::llama) config["mlp_bias"] = spec.mlp_bias;
+}
+
+Json quantization_json(const QuantizationConfig& config) {
+    return {{"quant_method", config.quant_method},
+            {"load_in_4bit", config.load_in_4bit},
+            {"load_in_8bit", config.load_in_8bit},
+            {"_load_in_4bit", config.load_in_4bit},
+            {"_load_in_8bit", config.load_in_8bit},
+            {"bnb_4bit_quant_type", config.bnb_4bit_quant_type},
+            {"bnb_4bit_use_double_quant", config.bnb_4bit_use_double_quant},
+            {"bnb_4bit_compute_dtype", config.bnb_4bit_compute_dtype},
+            {"bnb_4bit_quant_storage", config.bnb_4bit_quant_storage},
+            {"llm_int8_enable_fp32_cpu_offload", false},
+            {"llm_int8_has_fp16_weight", false},
+            {"llm_int8_skip_modules",
+             config.llm_int8_skip_modules.empty() ? Json(nullptr) : Json(config.llm_int8_skip_modules)},
+            {"llm_int8_threshold", 6.0}};
+}
+
+Json fresh_config() {
+    return {{"attention_dropout", 0.0}, {"initializer_range", 0.02}, {"use_cache", true}};
+}
+
+}  // namespace
+
+std::string write_model_config(const ModelSpec& spec, const std::optional<QuantizationConfig>& quantization,
+                               const std::string& original) {
+    check_model_spec(spec, "the model to be written");
+    const std::string source = "the original config.json";
+    Json config = original.empty() ? fresh_config() : formats::parse_json<Json>(original, source);
+    // An original's own spelling of rope and windows says more than a ModelSpec: it stays unless the meaning changed.
+    bool keep_rope = false, keep_windows = false;
+    if (!original.empty()) {
+        const ModelSpec before = parse_model_spec(original, source);
+        keep_rope = before.rope.theta == spec.rope.theta && rope_scaling(before.rope) == rope_scaling(spec.rope);
+        keep_windows = before.sliding_window == spec.sliding_window;
+    }
+    write_structure(spec, config);
+    if (!keep_rope) write_rope(spec.rope, config);
+    if (!keep_windows) write_windows(spec, config);
+    write_tokens(spec, config);
+    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = name_of(spec.dtype);
+    config.erase("quantization_config");
+    if (quantization) config["quantization_config"] = quantization_json(*quantization);
+    return config.dump(2) + "\n";
+}
+
+}  // namespace unsloth

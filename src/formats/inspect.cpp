@@ -1,0 +1,163 @@
+#include "unsloth/formats/inspect.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "formats/json.h"
+#include "unsloth/core/error.h"
+#include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/formats/peft.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+using formats::Json;
+
+/// Runs a check; an input Error of it becomes a problem of the result.
+template <class Check>
+void note_problem(Inspection& inspection, const Check& check) {
+    try {
+        check();
+    } catch (const Error& error) {
+        const std::string problem = error.what();
+        const auto& known = inspection.problems;
+        if (std::find(known.begin(), known.end(), problem) == known.end()) inspection.problems.push_back(problem);
+    }
+}
+
+void add_tensor(Inspection& inspection, InspectedTensor tensor) {
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) elements *= size;
+    inspection.parameters += elements;
+    inspection.stored_bytes += tensor.bytes;
+    ++inspection.kinds[tensor.dtype];
+    inspection.tensors.push_back(std::move(tensor));
+}
+
+void add_plain(Inspection& inspection, const TensorView& tensor) {
+    add_tensor(inspection,
+               {tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, tensor.data.size()});
+}
+
+/// Every block's maximum must be a number; the bytes are read once and given back to the system.
+void check_block_maxima(const std::string& name, const Quant4Weight& weight) {
+    std::vector<float> absmax(static_cast<std::size_t>(weight.view.blocks()));
+    dequantize_absmax(weight.view, absmax.data());
+    weight.drop();
+    for (std::size_t block = 0; block < absmax.size(); ++block)
+        if (!std::isfinite(absmax[block]))
+            throw input_error(cat("tensor '", name, "': the absmax of block ", block, " is not finite"));
+}
+
+/// The names of all weights that have a quant_state.
+std::set<std::string> quantised_names(const Checkpoint& checkpoint) {
+    std::set<std::string> names;
+    for (const std::string& name : checkpoint.names()) {
+        std::string weight;
+        if (name.find(".quant_state.") != std::string::npos && is_quant4_companion(name, &weight)) names.insert(weight);
+    }
+    return names;
+}
+
+void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
+    const std::set<std::string> quantised = quantised_names(checkpoint);
+    for (const std::string& name : checkpoint.names()) {
+        std::string weight_name;
+        if (is_quant4_companion(name, &weight_name) && quantised.count(weight_name) != 0) continue;
+        if (quantised.count(name) == 0) {
+            add_plain(inspection, checkpoint.at(name));
+            continue;
+        }
+        note_problem(inspection, [&] {
+            const auto weight = find_quant4(checkpoint, name);
+            UNSLOTH_CHECK(weight.has_value(), name);
+            add_tensor(inspection,
+                       {name, name_of(weight->type), {weight->view.rows, weight->view.cols}, weight->stored_bytes()});
+            ++inspection.quant_states_checked;
+            check_block_maxima(name, *weight);
+        });
+    }
+}
+
+void inspect_model(Inspection& inspection) {
+    inspection.kind = "model";
+    note_problem(inspection, [&] {
+        const Checkpoint checkpoint = Checkpoint::open(inspection.path);
+        note_problem(inspection, [&] { inspection.model = read_model_spec(checkpoint.folder()); });
+        note_problem(inspection, [&] { read_quantization_config(checkpoint.folder()); });
+        list_tensors(inspection, checkpoint);
+        if (inspection.model) note_problem(inspection, [&] { resolve_tensors(checkpoint, *inspection.model); });
+    });
+}
+
+std::string joined(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) text += text.empty() ? word : ", " + word;
+    return text;
+}
+
+void describe_adapter(Inspection& inspection, const PeftConfig& config) {
+    const LoraSpec& lora = config.lora;
+    auto& facts = inspection.adapter;
+    facts["base_model_name_or_path"] = config.base_model_name_or_path;
+    facts["r"] = std::to_string(lora.r);
+    facts["lora_alpha"] = cat(lora.lora_alpha);
+    facts["lora_dropout"] = cat(lora.lora_dropout);
+    facts["use_rslora"] = lora.use_rslora ? "true" : "false";
+    facts["target_modules"] = joined(lora.target_modules);
+    facts["modules_to_save"] = joined(lora.modules_to_save);
+    facts["rank_pattern"] = cat(lora.rank_pattern.size(), " entries");
+    facts["alpha_pattern"] = cat(lora.alpha_pattern.size(), " entries");
+}
+
+/// An adapter's tensors are checked against its base when the base is on this machine.
+void check_against_base(Inspection& inspection, const fs::path& folder, const std::string& base) {
+    fs::path place;
+    try {
+        place = resolve_model_path(base);
+    } catch (const Error&) {
+        return;  // adapters are handed around without their base
+    }
+    const fs::path model_folder = fs::is_directory(place) ? place : place.parent_path();
+    if (!fs::exists(model_folder / "config.json")) return;
+    note_problem(inspection, [&] {
+        inspection.model = read_model_spec(model_folder);
+        read_adapter(folder, *inspection.model);
+    });
+}
+
+void inspect_adapter(Inspection& inspection, const fs::path& folder) {
+    inspection.kind = "adapter";
+    note_problem(inspection, [&] {
+        const SafetensorsFile file(folder / "adapter_model.safetensors");
+        for (const TensorView& tensor : file.tensors()) add_plain(inspection, tensor);
+    });
+    note_problem(inspection, [&] {
+        const PeftConfig config = read_peft_config(folder);
+        describe_adapter(inspection, config);
+        if (!config.base_model_name_or_path.empty())
+            check_against_base(inspection, folder, config.base_model_name_or_path);
+    });
+}
+
+}  // namespace
+
+Inspection inspect_path(const std::string& path) {
+    const fs::path place = resolve_model_path(path);
+    Inspection inspection;
+    inspection.path = path;
+    if (fs::is_directory(place) && fs::exists(place / "adapter_config.json")) {
+        inspect_adapter(inspection, place);
+    } else {
+        inspect_model(inspection);
+    }
+    return inspection;
+}
+
+}  // namespace unsloth

@@ -1,0 +1,164 @@
+#include "unsloth/formats/load_plan.h"
+
+#include <set>
+#include <utility>
+
+#include "formats/problem_list.h"
+#include "unsloth/core/error.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth {
+namespace {
+
+/// Checks one rule; what is wrong is added to `problems`, and the source then stays without a tensor.
+class Resolver {
+  public:
+    Resolver(const Checkpoint& checkpoint, const ModelSpec& spec) : checkpoint_(checkpoint), spec_(spec) {}
+
+    std::vector<TensorSource> resolve() {
+        std::vector<TensorSource> sources;
+        for (TensorRule& rule : tensor_table(spec_)) sources.push_back(resolve_rule(std::move(rule)));
+        find_unknown();
+        problems_.throw_if_any(checkpoint_.folder().string(),
+                               "The tensors must be those that config.json describes; the folder may mix two models.");
+        return sources;
+    }
+
+  private:
+    TensorSource resolve_rule(TensorRule rule) {
+        TensorSource source;
+        source.rule = std::move(rule);
+        const std::string& name = source.rule.hf_name;
+        source.tensor = checkpoint_.find(name);
+        if (source.tensor == nullptr) {
+            problems_.missing.add(cat(name, " ", shape_text(source.rule.shape)));
+            return source;
+        }
+        used_.insert(name);
+        source.quant4 = find_quant4(checkpoint_, name);
+        if (source.quant4) {
+            check_quantised(source);
+        } else {
+            check_plain(source);
+        }
+        return source;
+    }
+
+    void check_quantised(const TensorSource& source) {
+        const std::string& name = source.rule.hf_name;
+        for (const TensorView* part : source.quant4->parts) used_.insert(part->name);
+        const Quant4View& view = source.quant4->view;
+        if (!source.rule.may_be_quantised) {
+            problems_.unusable.add(cat(name, ": is quantised to 4 bit, but only the linears of the layers may be"));
+        } else if (std::vector<int64_t>{view.rows, view.cols} != source.rule.shape) {
+            problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", its quant_state says ",
+                                       shape_text({view.rows, view.cols})));
+        }
+    }
+
+    void check_plain(const TensorSource& source) {
+        const std::string& name = source.rule.hf_name;
+        const TensorView& tensor = *source.tensor;
+        const std::string found = cat(safetensors_name(tensor.dtype), " ", shape_text(tensor.shape));
+        const std::string module = name.substr(0, name.rfind('.'));
+        if (tensor.dtype == DType::i8 && checkpoint_.find(cat(module, ".SCB")) != nullptr) {
+            used_.insert({cat(module, ".SCB"), cat(module, ".weight_format")});
+            problems_.unusable.add(
+                cat(name, ": INT8 weights (load_in_8bit) are not readable yet by this version; found ", found));
+        } else if (tensor.dtype == DType::u8 && source.rule.may_be_quantised) {
+            problems_.unusable.add(cat(name, ": found ", found, ", packed codes without their quant_state"));
+        } else if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
+            problems_.unusable.add(cat(name, ": expected F32, BF16 or F16, found ", found));
+        } else if (tensor.shape != source.rule.shape) {
+            problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found ", found));
+        }
+    }
+
+    void find_unknown() {
+        for (const std::string& name : checkpoint_.names()) {
+            if (used_.count(name) != 0 || is_ignorable_tensor(spec_, name)) continue;
+            const TensorView& tensor = checkpoint_.at(name);
+            problems_.unknown.add(cat(name, " ", safetensors_name(tensor.dtype), " ", shape_text(tensor.shape)));
+        }
+    }
+
+    const Checkpoint& checkpoint_;
+    const ModelSpec& spec_;
+    std::set<std::string> used_;
+    formats::TensorProblems problems_;
+};
+
+}  // namespace
+
+void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
+    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule.hf_name, ": rows ", row_begin,
+                  " to ", row_end);
+    if (quant4) return dequantize_rows(quant4->view, row_begin, row_end, out);
+    const std::size_t row_bytes = static_cast<std::size_t>(cols()) * size_of(tensor->dtype);
+    convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
+                   (row_end - row_begin) * cols(), out);
+}
+
+ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {
+    for (std::size_t i = 0; i < sources_.size(); ++i) index_.emplace(sources_[i].rule.hf_name, i);
+}
+
+const TensorSource* ModelTensors::find(const std::string& hf_name) const {
+    const auto it = index_.find(hf_name);
+    return it == index_.end() ? nullptr : &sources_[it->second];
+}
+
+const TensorSource& ModelTensors::linear(int layer, Projection p) const {
+    const TensorSource* const source = find(cat("model.layers.", layer, ".", path_of(p), ".weight"));
+    UNSLOTH_CHECK(source != nullptr, "layer ", layer, " has no ", name_of(p));
+    return *source;
+}
+
+const TensorSource* ModelTensors::bias(int layer, Projection p) const {
+    return find(cat("model.layers.", layer, ".", path_of(p), ".bias"));
+}
+
+const TensorSource& ModelTensors::of(TensorRole role, int layer) const {
+    UNSLOTH_CHECK(role != TensorRole::linear && role != TensorRole::bias, "a layer has several of this role");
+    for (const TensorSource& source : sources_)
+        if (source.rule.role == role && source.rule.layer == layer) return source;
+    UNSLOTH_CHECK(false, "the model has no tensor of role ", static_cast<int>(role), " in layer ", layer);
+    return sources_.front();
+}
+
+const TensorSource& ModelTensors::head() const {
+    const TensorSource* const head = find("lm_head.weight");
+    return head != nullptr ? *head : of(TensorRole::embed_tokens);
+}
+
+int64_t ModelTensors::parameters() const {
+    int64_t count = 0;
+    for (const TensorSource& source : sources_) count += source.rows() * source.cols();
+    return count;
+}
+
+std::size_t ModelTensors::stored_bytes() const {
+    std::size_t bytes = 0;
+    for (const TensorSource& source : sources_) bytes += source.stored_bytes();
+    return bytes;
+}
+
+int64_t ModelTensors::quantised_linears() const {
+    int64_t count = 0;
+    for (const TensorSource& source : sources_) count += source.quantised();
+    return count;
+}
+
+ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
+    return ModelTensors(Resolver(checkpoint, spec).resolve());
+}
+
+WeightFile WeightFile::open(const std::string& path) {
+    Checkpoint checkpoint = Checkpoint::open(path);
+    ModelSpec spec = read_model_spec(checkpoint.folder());
+    auto quantization = read_quantization_config(checkpoint.folder());
+    ModelTensors tensors = resolve_tensors(checkpoint, spec);
+    return {std::move(spec), std::move(quantization), std::move(checkpoint), std::move(tensors)};
+}
+
+}  // namespace unsloth

@@ -1,0 +1,284 @@
+#include "unsloth/formats/peft.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "formats/json.h"
+#include "formats/problem_list.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth {
+namespace {
+
+using formats::ObjectReader;
+using formats::OrderedJson;
+
+constexpr const char* config_file = "adapter_config.json";
+constexpr const char* weights_file = "adapter_model.safetensors";
+
+/// Options of PEFT that change what an adapter computes or which weights it has. Absent, null, false and empty mean
+/// off.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 17> refused_options = {{
+    {"use_dora", "DoRA"},
+    {"use_qalora", "QALoRA"},
+    {"use_bdlora", "block-diagonal LoRA"},
+    {"lora_bias", "biases on lora_B"},
+    {"fan_in_fan_out", "transposed weights"},
+    {"layer_replication", "replicated layers"},
+    {"trainable_token_indices", "single trainable tokens"},
+    {"target_parameters", "adapters on bare parameters"},
+    {"exclude_modules", "excluded modules"},
+    {"alora_invocation_tokens", "activated LoRA"},
+    {"arrow_config", "Arrow routing"},
+    {"kasa_config", "KaSA"},
+    {"monteclora_config", "MonteCLoRA"},
+    {"velora_config", "VeLoRA"},
+    {"megatron_config", "Megatron layers"},
+    {"ensure_weight_tying", "tied copies of modules_to_save"},
+    {"layers_pattern", "a pattern for the layers' name"},
+}};
+
+bool is_off(const OrderedJson& value) {
+    if (value.is_boolean()) return !value.get<bool>();
+    if (value.is_number()) return value.get<double>() == 0.0;
+    return value.empty();  // null, "", [], {}
+}
+
+void refuse_options(const ObjectReader& json) {
+    const auto type = json.text("peft_type");
+    if (type != "LORA") json.fail("peft_type", "\"LORA\" (other adapter types are not supported)");
+    if (json.text("task_type").value_or("CAUSAL_LM") != "CAUSAL_LM") json.fail("task_type", "\"CAUSAL_LM\"");
+    const auto bias = json.find("bias");
+    if (bias != nullptr && *bias != "none") json.fail("bias", "\"none\" (trained biases are not supported)");
+    for (const auto& [key, meaning] : refused_options) {
+        const OrderedJson* const value = json.find(std::string(key));
+        if (value != nullptr && !is_off(*value) && !(key == "layers_pattern" && *value == "layers"))
+            json.fail(std::string(key), cat("nothing (", meaning, " is not supported)"));
+    }
+    // These initialisations changed the base weights when the adapter was made: on the plain base it would be wrong.
+    const OrderedJson* const init = json.find("init_lora_weights");
+    if (init == nullptr || !init->is_string()) return;
+    std::string name = init->get<std::string>();
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    for (const std::string_view known : {"gaussian", "eva", "orthogonal"})
+        if (name == known) return;
+    json.fail("init_lora_weights", "an initialisation that leaves the base weights as they are");
+}
+
+void read_targets(const ObjectReader& json, LoraSpec& lora) {
+    const OrderedJson* const targets = json.find("target_modules");
+    if (targets == nullptr) json.fail("target_modules", "a list of modules");
+    if (!targets->is_string()) {
+        lora.target_modules = json.texts("target_modules");
+    } else if (*targets == "all-linear") {
+        lora.target_modules.assign(projection_names.begin(), projection_names.end());
+    } else {
+        lora.target_modules = {targets->get<std::string>()};
+        lora.target_is_regex = true;
+    }
+}
+
+void read_patterns(const ObjectReader& json, LoraSpec& lora) {
+    if (const auto ranks = json.object("rank_pattern"))
+        for (const auto& item : ranks->json().items())
+            lora.rank_pattern.emplace_back(item.key(), ranks->required_integer(item.key()));
+    if (const auto alphas = json.object("alpha_pattern"))
+        for (const auto& item : alphas->json().items()) {
+            const auto alpha = alphas->number(item.key());
+            if (!alpha) alphas->fail(item.key(), "a finite number");
+            lora.alpha_pattern.emplace_back(item.key(), *alpha);
+        }
+}
+
+/// PEFT writes a whole number without a decimal point when the user gave one so: alpha is usually such.
+OrderedJson number_json(double value) {
+    if (value == std::floor(value) && std::abs(value) < 9e15) return static_cast<int64_t>(value);
+    return value;
+}
+
+/// A list on one line, as the files of PEFT 0.21 have it: nlohmann's indented form puts each item on its own.
+std::string list_text(const OrderedJson& list) {
+    std::string text = "[";
+    for (std::size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + list[i].dump();
+    return text + "]";
+}
+
+/// An object of numbers, indented to stand at the top level. Its keys stay in their order: sorted, another pattern
+/// could match first when the file is read again.
+template <class Value>
+std::string pattern_text(const std::vector<std::pair<std::string, Value>>& pattern) {
+    if (pattern.empty()) return "{}";
+    std::string text = "{";
+    for (std::size_t i = 0; i < pattern.size(); ++i)
+        text += cat(i == 0 ? "" : ",", "\n    ", OrderedJson(pattern[i].first).dump(), ": ",
+                    number_json(static_cast<double>(pattern[i].second)).dump());
+    return text + "\n  }";
+}
+
+std::string texts_or_null(std::vector<std::string> values, bool sorted) {
+    if (values.empty()) return "null";
+    if (sorted) std::sort(values.begin(), values.end());
+    return list_text(values);
+}
+
+std::string targets_text(const LoraSpec& lora) {
+    if (lora.target_is_regex) return OrderedJson(lora.target_modules.at(0)).dump();
+    return texts_or_null(lora.target_modules, true);  // PEFT keeps them as a set
+}
+
+void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& expected) {
+    formats::TensorProblems problems;
+    std::set<std::string> known;
+    for (const TensorDecl& decl : expected) {
+        known.insert(decl.name);
+        const TensorView* const tensor = file.find(decl.name);
+        if (tensor == nullptr) {
+            problems.missing.add(cat(decl.name, " ", shape_text(decl.shape)));
+        } else if (tensor->shape != decl.shape ||
+                   (tensor->dtype != DType::f32 && tensor->dtype != DType::bf16 && tensor->dtype != DType::f16)) {
+            problems.unusable.add(cat(decl.name, ": expected F32, BF16 or F16 ", shape_text(decl.shape), ", found ",
+                                      safetensors_name(tensor->dtype), " ", shape_text(tensor->shape)));
+        }
+    }
+    for (const TensorView& tensor : file.tensors())
+        if (known.count(tensor.name) == 0) problems.unknown.add(cat(tensor.name, " ", shape_text(tensor.shape)));
+    problems.throw_if_any(file.path().string(),
+                          "The adapter must have been trained on this base model with this adapter_config.json.");
+}
+
+}  // namespace
+
+PeftConfig parse_peft_config(const std::string& json_text, const std::string& source) {
+    const auto parsed = formats::parse_json<OrderedJson>(json_text, source);
+    const ObjectReader json(parsed, source);
+    refuse_options(json);
+    PeftConfig config;
+    LoraSpec& lora = config.lora;
+    config.base_model_name_or_path = json.text("base_model_name_or_path").value_or("");
+    lora.r = json.integer("r").value_or(8);  // LoraConfig's defaults
+    lora.lora_alpha = json.number("lora_alpha").value_or(8.0);
+    lora.lora_dropout = json.number("lora_dropout").value_or(0.0);
+    lora.use_rslora = json.boolean("use_rslora", false);
+    read_targets(json, lora);
+    read_patterns(json, lora);
+    lora.modules_to_save = json.texts("modules_to_save");
+    lora.layers_to_transform = json.integers("layers_to_transform");
+    return config;
+}
+
+PeftConfig read_peft_config(const std::filesystem::path& folder) {
+    const auto path = folder / config_file;
+    return parse_peft_config(read_file(path), path.string());
+}
+
+std::string write_peft_config(const PeftConfig& config) {
+    const LoraSpec& lora = config.lora;
+    const auto quoted = [](const std::string& text) { return OrderedJson(text).dump(-1, ' ', true); };
+    // Sorted by key; what this program does not use is as PEFT 0.21 writes it for a plain LoRA.
+    const std::vector<std::pair<const char*, std::string>> entries = {
+        {"alora_invocation_tokens", "null"},
+        {"alpha_pattern", pattern_text(lora.alpha_pattern)},
+        {"arrow_config", "null"},
+        {"auto_mapping", "null"},
+        {"base_model_name_or_path", quoted(config.base_model_name_or_path)},
+        {"bias", "\"none\""},
+        {"corda_config", "null"},
+        {"ensure_weight_tying", "false"},
+        {"eva_config", "null"},
+        {"exclude_modules", "null"},
+        {"fan_in_fan_out", "false"},
+        {"inference_mode", "true"},
+        {"init_lora_weights", "true"},
+        {"kasa_config", "null"},
+        {"layer_replication", "null"},
+        {"layers_pattern", "null"},
+        {"layers_to_transform", lora.layers_to_transform.empty() ? "null" : list_text(lora.layers_to_transform)},
+        {"loftq_config", "{}"},
+        {"lora_alpha", number_json(lora.lora_alpha).dump()},
+        {"lora_bias", "false"},
+        {"lora_dropout", OrderedJson(lora.lora_dropout).dump()},
+        {"lora_ga_config", "null"},
+        {"megatron_config", "null"},
+        {"megatron_core", "\"megatron.core\""},
+        {"modules_to_save", texts_or_null(lora.modules_to_save, false)},
+        {"monteclora_config", "null"},
+        {"peft_type", "\"LORA\""},
+        {"peft_version", "\"0.21.2\""},
+        {"qalora_group_size", "16"},
+        {"r", std::to_string(lora.r)},
+        {"rank_pattern", pattern_text(lora.rank_pattern)},
+        {"revision", "null"},
+        {"target_modules", targets_text(lora)},
+        {"target_parameters", "null"},
+        {"task_type", "\"CAUSAL_LM\""},
+        {"trainable_token_indices", "null"},
+        {"use_bdlora", "null"},
+        {"use_dora", "false"},
+        {"use_qalora", "false"},
+        {"use_rslora", lora.use_rslora ? "true" : "false"},
+        {"velora_config", "null"},
+    };
+    std::string text = "{";
+    for (std::size_t i = 0; i < entries.size(); ++i)
+        text += cat(i == 0 ? "" : ",", "\n  \"", entries[i].first, "\": ", entries[i].second);
+    return text + "\n}\n";
+}
+
+std::string lora_a_name(int layer, Projection p) {
+    return cat("base_model.model.model.layers.", layer, ".", path_of(p), ".lora_A.weight");
+}
+
+std::string lora_b_name(int layer, Projection p) {
+    return cat("base_model.model.model.layers.", layer, ".", path_of(p), ".lora_B.weight");
+}
+
+std::string saved_module_name(const std::string& module) {
+    return cat("base_model.model.", module == "lm_head" ? "" : "model.", module, ".weight");
+}
+
+std::vector<TensorDecl> adapter_tensors(const LoraSpec& lora, const ModelSpec& model, DType dtype) {
+    std::vector<TensorDecl> tensors;
+    const auto layers = resolve_lora(lora, model);
+    for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
+        for (int i = 0; i < projection_count; ++i) {
+            const auto p = static_cast<Projection>(i);
+            const int64_t r = layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(i)].r;
+            if (r == 0) continue;
+            tensors.push_back({lora_a_name(layer, p), dtype, {r, model.in_features(p)}});
+            tensors.push_back({lora_b_name(layer, p), dtype, {model.out_features(p), r}});
+        }
+    }
+    for (const std::string& module : lora.modules_to_save)
+        tensors.push_back({saved_module_name(module), dtype, {model.vocab_size, model.hidden_size}});
+    return tensors;
+}
+
+Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model) {
+    if (!std::filesystem::exists(folder / config_file))
+        throw input_error(cat(folder.string(), ": no adapter folder: ", config_file, " is missing"));
+    if (!std::filesystem::exists(folder / weights_file))
+        throw input_error(cat(folder.string(), ": ", weights_file, " is missing"),
+                          std::filesystem::exists(folder / "adapter_model.bin")
+                              ? "Save the adapter as safetensors; pickle files are not read."
+                              : "");
+    PeftConfig config = read_peft_config(folder);
+    std::vector<LayerLora> layers;
+    std::vector<TensorDecl> expected;
+    try {
+        layers = resolve_lora(config.lora, model);
+        expected = adapter_tensors(config.lora, model);
+    } catch (const Error& error) {  // here the words are the adapter's, not the user's options
+        throw input_error(cat((folder / config_file).string(), ": ", error.what()));
+    }
+    SafetensorsFile file(folder / weights_file);
+    check_tensors(file, expected);
+    return {std::move(config), std::move(layers), std::move(file)};
+}
+
+}  // namespace unsloth

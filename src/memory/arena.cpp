@@ -1,0 +1,79 @@
+#include <unistd.h>
+
+#include <fstream>
+
+#include "unsloth/core/error.h"
+#include "unsloth/memory/plan.h"
+
+#ifdef UNSLOTH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+#endif
+
+namespace unsloth::memory {
+
+Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
+    try {
+        slab_ = at::empty({std::max<int64_t>(plan_.total_bytes(), 1)}, at::TensorOptions().dtype(at::kByte).device(device));
+    } catch (const c10::Error&) {  // LibTorch's text says neither what for nor what helps
+        throw runtime_failure(cat("cannot allocate ", human_bytes(plan_.total_bytes()), " on ", device.str(), " for:\n", plan_.table()),
+                              "Lower per_device_train_batch_size or max_seq_length, set gradient_checkpointing to full, or free the device.");
+    }
+}
+
+at::Tensor Arena::tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const {
+    const Entry& entry = plan_.entry(id);
+    const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+    UNSLOTH_CHECK(bytes <= entry.bytes, entry.name, ": ", bytes, " of ", entry.bytes, " bytes");
+    return slab_.narrow(0, entry.offset, bytes).view(dtype).view(sizes);
+}
+
+namespace {
+
+int64_t available_ram() {
+    std::ifstream meminfo("/proc/meminfo");
+    std::string key;
+    int64_t kib = 0;
+    while (meminfo >> key >> kib) {
+        if (key == "MemAvailable:") return kib * 1024;
+        meminfo.ignore(64, '\n');
+    }
+    return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+DeviceMemory device_memory(at::Device device) {
+    DeviceMemory memory;
+    if (device.is_cpu()) {
+        memory.total = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+        memory.free = available_ram();
+        return memory;
+    }
+#ifdef UNSLOTH_CUDA
+    std::size_t free = 0, total = 0;
+    const cudaError_t status = cudaMemGetInfo(&free, &total);
+    if (status != cudaSuccess) throw runtime_failure(cat("cudaMemGetInfo: ", cudaGetErrorString(status)));
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+    const int64_t cached = stats.reserved_bytes[0].current - stats.allocated_bytes[0].current;
+    memory.free = static_cast<int64_t>(free) + cached;
+    memory.total = static_cast<int64_t>(total);
+#endif
+    return memory;
+}
+
+int64_t peak_allocated_bytes([[maybe_unused]] at::Device device) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+#endif
+    return 0;
+}
+
+int64_t allocation_count([[maybe_unused]] at::Device device) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocation[0].allocated;
+#endif
+    return 0;
+}
+
+}  // namespace unsloth::memory

@@ -1,0 +1,184 @@
+// Legend: T tokens, D hidden, F intermediate, H heads, K kv heads, d head_dim, N = (H + 2K) d, R adapters' columns.
+#include "unsloth/model/decoder_layer.h"
+
+#include <cmath>
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/rope.h"
+#include "unsloth/ops/rows.h"
+#include "unsloth/ops/swiglu.h"
+
+namespace unsloth::model {
+namespace {
+
+/// Columns [begin, begin + heads * d) of a row-strided matrix as [T, heads, d].
+at::Tensor heads_view(const at::Tensor& x_TN, int64_t begin, int64_t heads, int64_t d) {
+    const at::Tensor part = x_TN.narrow(1, begin, heads * d);
+    return part.as_strided({part.size(0), heads, d}, {part.stride(0), d, 1}, part.storage_offset());
+}
+
+struct QkvViews {
+    at::Tensor q_THd, k_TKd, v_TKd, qk_THd;  ///< the last: q and k heads side by side
+};
+
+QkvViews qkv_views(const ModelSpec& spec, const at::Tensor& qkv) {
+    const int64_t d = spec.head_dim, q = spec.q_size(), kv = spec.kv_size();
+    return {heads_view(qkv, 0, spec.num_heads, d), heads_view(qkv, q, spec.num_kv_heads, d),
+            heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
+}
+
+void observe(const LayerContext& c, const char* module, const at::Tensor& output) {
+    if (c.group.observer != nullptr) (*c.group.observer)(cat("model.layers.", c.layer(), ".", module), output);
+}
+
+void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
+    if (c.group.observer == nullptr) return;
+    for (const Slice& slice : c.group.layout[g].slices)
+        observe(c, std::string(path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
+}
+
+ops::Site forward_site(int layer, int norm) { return {static_cast<uint32_t>(2 * layer + norm)}; }
+ops::Site backward_site(const LayerContext& c, int norm) {
+    const auto layers = static_cast<uint32_t>(c.spec.num_layers), layer = static_cast<uint32_t>(c.layer());
+    return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
+}
+
+/// The gradient buffer of a trained norm; undefined when it is frozen.
+at::Tensor norm_gradient(const LayerContext& c, TensorRole role) {
+    if (!c.group.trains_base) return {};
+    const Parameter* p = c.group.parameters->table().find(role, c.layer(), Projection::q, Parameter::Kind::base);
+    return c.group.parameters->gradient(*p);
+}
+
+/// q_norm and k_norm (Qwen3), keeping what was before them.
+void normalise_heads(const LayerContext& c, const LayerWeights& w, const LayerSaved& a) {
+    const ModelSpec& spec = c.spec;
+    ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, 0, spec.q_size() + spec.kv_size()), a.qk_raw_TN);
+    const QkvViews out = qkv_views(spec, a.qkv_TN);
+    const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
+    const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
+    ops::head_norm_forward(c.group.ctx, raw_q, w.q_norm_d, spec.rms_norm_eps, out.q_THd, a.rstd_q_TH);
+    ops::head_norm_forward(c.group.ctx, raw_k, w.k_norm_d, spec.rms_norm_eps, out.k_TKd, a.rstd_k_TK);
+}
+
+void normalise_heads_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const QkvViews& grad) {
+    const ModelSpec& spec = c.spec;
+    const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
+    const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
+    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.q_norm_d, a.rstd_q_TH, grad.q_THd, norm_gradient(c, TensorRole::q_norm));
+    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.k_norm_d, a.rstd_k_TK, grad.k_TKd, norm_gradient(c, TensorRole::k_norm));
+}
+
+void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
+    const QkvViews v = qkv_views(c.spec, a.qkv_TN);
+    const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
+    if (c.tokens.cache == nullptr) {
+        ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, v.k_TKd, v.v_TKd, o_THd, a.lse);
+        return;
+    }
+    // Generation: this call's keys and values join those of earlier tokens.
+    KvCache& cache = (*c.tokens.cache)[static_cast<std::size_t>(c.layer())];
+    const int64_t t = a.qkv_TN.size(0), q = c.spec.q_size(), kv = c.spec.kv_size();
+    ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, q, kv), cache.k_SN.narrow(0, cache.length, t));
+    ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, q + kv, kv), cache.v_SN.narrow(0, cache.length, t));
+    cache.length += t;
+    const at::Tensor k = heads_view(cache.k_SN.narrow(0, 0, cache.length), 0, c.spec.num_kv_heads, c.spec.head_dim);
+    const at::Tensor v_all = heads_view(cache.v_SN.narrow(0, 0, cache.length), 0, c.spec.num_kv_heads, c.spec.head_dim);
+    ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, k, v_all, o_THd, {});
+}
+
+}  // namespace
+
+ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer) {
+    const int64_t window = spec.sliding_window.empty() ? 0 : spec.sliding_window[static_cast<std::size_t>(layer)];
+    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window, 1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
+}
+
+void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD, Extent extent) {
+    ops::Context& ctx = c.group.ctx;
+    const LayerLayout& layout = c.group.layout;
+    const ModelSpec& spec = c.spec;
+    const int64_t hidden = spec.hidden_size;
+    const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
+
+    // 1 norm
+    ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c.layer(), 0));
+    observe(c, "input_layernorm", h_TD);
+    // 2 q, k, v
+    const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
+    fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
+    multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, a.qkv_TN);
+    observe_group(c, Group::qkv, a.qkv_TN);
+    if (spec.qk_norm) normalise_heads(c, w, a);
+    // 3 rotary embedding
+    ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
+    // 4 attention
+    attend(c, a, heads_view(a.o_full, 0, spec.num_heads, spec.head_dim));
+    // 5 output projection, onto the residual stream
+    fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
+    multiply_forward(c.group, Group::o, w[Group::o], a.o_full, a.mid_TD, a.x_TD);
+    // 6 norm
+    ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c.layer(), 1));
+    observe(c, "post_attention_layernorm", h_TD);
+    // 7 gate and up
+    const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
+    const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
+    fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
+    multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, gate_up_T2F);
+    observe_group(c, Group::gate_up, gate_up_T2F);
+    // 8 activation
+    ops::swiglu_forward(ctx, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
+    // 9 down, onto the residual stream
+    fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
+    if (extent == Extent::whole) multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, x_next_TD, a.mid_TD);
+}
+
+void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, Keep keep, bool input_gradient) {
+    ops::Context& ctx = c.group.ctx;
+    const LayerLayout& layout = c.group.layout;
+    const ModelSpec& spec = c.spec;
+    const int64_t hidden = spec.hidden_size;
+    const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden), g_TD = c.scratch.g_full.narrow(1, 0, hidden);
+    const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
+    const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
+
+    if (keep == Keep::input) {
+        layer_forward(c, w, a, {}, Extent::until_down);  // leaves the second norm's output in h, SwiGLU's in act
+    } else {
+        ops::swiglu_forward(ctx, gate_up_T2F, act_TF);
+        ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T);
+    }
+    // 9 down: act becomes its own gradient
+    const at::Tensor g_down = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::down].r);
+    group_backward(c.group, Group::down, w[Group::down], g_down, act_TF, a.u_down_TR, act_TF);
+    // 8 activation: gate and up become their gradients
+    ops::swiglu_backward(ctx, act_TF, gate_up_T2F);
+    // 7 gate and up: h becomes its gradient
+    group_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, h_TD, a.u_gate_up_TR, h_TD);
+    // 6 norm, onto the residual stream's gradient
+    ops::rms_norm_backward(ctx, h_TD, a.mid_TD, w.post_norm_D, a.rstd2_T, g_TD, norm_gradient(c, TensorRole::post_norm),
+                           backward_site(c, 1));
+    // 5 output projection
+    const at::Tensor g_o = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::o].r);
+    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
+    const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
+    group_backward(c.group, Group::o, w[Group::o], g_o, o_TN, u_o, do_TN);
+    // 4 attention
+    const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
+    ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments, heads_view(do_TN, 0, spec.num_heads, spec.head_dim),
+                            v.q_THd, v.k_TKd, v.v_TKd, heads_view(o_TN, 0, spec.num_heads, spec.head_dim), a.lse, grad.q_THd,
+                            grad.k_TKd, grad.v_TKd);
+    // 3 rotary embedding
+    ops::rope_apply(ctx, grad.qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true);
+    if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
+    // 2 q, k, v
+    ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T);
+    group_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, h_TD, a.u_qkv_TR, input_gradient ? h_TD : at::Tensor());
+    // 1 norm, onto the residual stream's gradient
+    if (input_gradient)
+        ops::rms_norm_backward(ctx, h_TD, a.x_TD, w.input_norm_D, a.rstd1_T, g_TD, norm_gradient(c, TensorRole::input_norm),
+                               backward_site(c, 0));
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,57 @@
+#include "unsloth/model/layout.h"
+
+#include <algorithm>
+
+namespace unsloth::model {
+namespace {
+
+constexpr int64_t rank_padding = 8;  // 16 bytes of bf16: rows of the wide buffers stay aligned for vector access
+
+int64_t padded_rank(const std::vector<LayerLora>& lora, Projection p) {
+    int64_t r = 0;
+    for (const LayerLora& layer : lora) r = std::max(r, layer[static_cast<std::size_t>(p)].r);
+    return (r + rank_padding - 1) / rank_padding * rank_padding;
+}
+
+}  // namespace
+
+Group group_of(Projection p) {
+    switch (p) {
+        case Projection::q:
+        case Projection::k:
+        case Projection::v: return Group::qkv;
+        case Projection::o: return Group::o;
+        case Projection::gate:
+        case Projection::up: return Group::gate_up;
+        case Projection::down: break;
+    }
+    return Group::down;
+}
+
+LayerLayout make_layout(const ModelSpec& spec, const std::vector<LayerLora>& lora) {
+    LayerLayout layout;
+    for (int index = 0; index < projection_count; ++index) {
+        const auto p = static_cast<Projection>(index);
+        GroupLayout& group = layout.groups[static_cast<std::size_t>(group_of(p))];
+        const int64_t rank = padded_rank(lora, p);
+        group.slices.push_back({p, group.n, spec.out_features(p), group.r, rank});
+        group.n += spec.out_features(p);
+        group.k = spec.in_features(p);
+        group.r += rank;
+    }
+    return layout;
+}
+
+int64_t LayerLayout::elements() const {
+    int64_t sum = 0;
+    for (const GroupLayout& group : groups) sum += group.elements();
+    return sum;
+}
+
+int64_t LayerLayout::widest_rank() const {
+    int64_t widest = 0;
+    for (const GroupLayout& group : groups) widest = std::max(widest, group.r);
+    return widest;
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,159 @@
+#include "unsloth/model/parameters.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/formats/peft.h"
+
+namespace unsloth::model {
+namespace {
+
+constexpr int64_t small_tensor = 4096;  // bitsandbytes keeps smaller ones in 32-bit moments
+
+bool uses_8bit(const Parameter& p, Optimizer optimizer) {
+    const bool embedding = p.role == TensorRole::embed_tokens;
+    return optimizer == Optimizer::adamw_8bit && !embedding && p.elements() >= small_tensor;
+}
+
+int64_t blocks(const Parameter& p) { return (p.elements() + ops::optimizer_block - 1) / ops::optimizer_block; }
+
+struct BlockCounts {
+    int64_t slots32 = 0, slots8 = 0;
+};
+
+BlockCounts count_blocks(const ParameterTable& table, Optimizer optimizer) {
+    BlockCounts counts;
+    for (const Parameter& p : table.parameters()) (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) += blocks(p);
+    return counts;
+}
+
+/// Sizes and types of the flat buffers, in the order of `names`: the plan and the constructor walk the same list.
+struct Flat {
+    const char* name;
+    int64_t elements;
+    at::ScalarType dtype;
+    at::Tensor ops::AdamwState::*member;
+};
+
+std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer, bool trains) {
+    const auto [slots32, slots8] = count_blocks(table, optimizer);
+    const int64_t flat = table.flat_elements(), block = ops::optimizer_block;
+    using State = ops::AdamwState;
+    if (!trains) return {{"trainable values", flat, at::kFloat, &State::params_P}};
+    return {{"trainable values", flat, at::kFloat, &State::params_P},
+            {"trainable gradients", flat, at::kFloat, &State::grads_P},
+            {"block flags", flat / block, at::kByte, &State::flags_b},
+            {"block slots", flat / block, at::kInt, &State::slot_b},
+            {"moments m, 32-bit", slots32 * block, at::kFloat, &State::m32},
+            {"moments v, 32-bit", slots32 * block, at::kFloat, &State::v32},
+            {"moments m, 8-bit", slots8 * block, at::kByte, &State::m8},
+            {"moments v, 8-bit", slots8 * block, at::kByte, &State::v8},
+            {"block maxima m", slots8, at::kFloat, &State::absmax_m8},
+            {"block maxima v", slots8, at::kFloat, &State::absmax_v8},
+            {"dynamic maps", 512, at::kFloat, &State::maps}};
+}
+
+constexpr const char* norm_scratch_name = "gradient norm scratch";
+
+}  // namespace
+
+int64_t Parameter::elements() const {
+    int64_t product = 1;
+    for (const int64_t size : shape) product *= size;
+    return product;
+}
+
+void ParameterTable::add(Parameter parameter) {
+    parameter.offset = flat_;
+    flat_ += blocks(parameter) * ops::optimizer_block;
+    parameters_.push_back(std::move(parameter));
+}
+
+ParameterTable ParameterTable::lora(const ModelSpec& spec, const std::vector<LayerLora>& lora,
+                                    const std::vector<std::string>& modules_to_save) {
+    ParameterTable table;
+    for (std::size_t layer = 0; layer < lora.size(); ++layer) {
+        const auto add = [&](Projection p, Parameter::Kind kind) {
+            const int64_t r = lora[layer][static_cast<std::size_t>(p)].r;
+            if (r == 0) return;
+            const bool is_a = kind == Parameter::Kind::lora_a;
+            std::vector<int64_t> shape = is_a ? std::vector{r, spec.in_features(p)} : std::vector{spec.out_features(p), r};
+            table.add({kind, is_a ? lora_a_name(static_cast<int>(layer), p) : lora_b_name(static_cast<int>(layer), p), TensorRole::linear,
+                       static_cast<int>(layer), p, std::move(shape)});
+        };
+        // A's of a group lie together, so that one product can yield all their gradients.
+        for (int p = 0; p < projection_count; ++p) add(static_cast<Projection>(p), Parameter::Kind::lora_a);
+        for (int p = 0; p < projection_count; ++p) add(static_cast<Projection>(p), Parameter::Kind::lora_b);
+    }
+    for (const std::string& module : modules_to_save) {
+        const TensorRole role = module == "embed_tokens" ? TensorRole::embed_tokens : TensorRole::lm_head;
+        table.add({Parameter::Kind::base, saved_module_name(module), role, -1, Projection::q,
+                   {spec.vocab_size, spec.hidden_size}});
+    }
+    return table;
+}
+
+ParameterTable ParameterTable::full(const ModelSpec& spec) {
+    ParameterTable table;
+    for (const TensorRule& rule : tensor_table(spec))
+        table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.layer, rule.projection, rule.shape, 0,
+                   rule.shape.size() == 2});
+    return table;
+}
+
+int64_t ParameterTable::trainable_elements() const {
+    int64_t sum = 0;
+    for (const Parameter& p : parameters_) sum += p.elements();
+    return sum;
+}
+
+const Parameter* ParameterTable::find(TensorRole role, int layer, Projection projection, Parameter::Kind kind) const {
+    for (const Parameter& p : parameters_) {
+        const bool same_projection = (role != TensorRole::linear && role != TensorRole::bias) || p.projection == projection;
+        if (p.role == role && p.layer == layer && p.kind == kind && same_projection) return &p;
+    }
+    return nullptr;
+}
+
+void Parameters::plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan) {
+    for (const Flat& flat : flat_buffers(table, optimizer, trains)) {
+        const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
+        plan.add(state ? "optimizer state" : flat.name, flat.name, flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+    }
+    if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.flat_elements()));
+}
+
+Parameters::Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena)
+    : table_(std::move(table)) {
+    for (const Flat& flat : flat_buffers(table_, optimizer, trains)) {
+        state_.*flat.member = arena.tensor(arena.plan().find(flat.name), {flat.elements}, flat.dtype);
+        (state_.*flat.member).zero_();
+    }
+    if (!trains) return;
+    norm_scratch = arena.tensor(arena.plan().find(norm_scratch_name),
+                                {ops::gradient_norm_scratch(table_.flat_elements())}, at::kByte);
+    const int64_t block_total = table_.flat_elements() / ops::optimizer_block;
+    at::Tensor flags = at::zeros({block_total}, at::kByte), slots = at::zeros({block_total}, at::kInt);
+    int32_t next32 = 0, next8 = 0;
+    for (const Parameter& p : table_.parameters()) {
+        const bool eight = uses_8bit(p, optimizer);
+        const auto flag = static_cast<uint8_t>((p.decays ? ops::block_decays : 0) | (eight ? ops::block_8bit : 0));
+        const int64_t first = p.offset / ops::optimizer_block;
+        for (int64_t b = first; b < first + blocks(p); ++b) {
+            flags.data_ptr<uint8_t>()[b] = flag;
+            slots.data_ptr<int32_t>()[b] = eight ? next8++ : next32++;
+        }
+    }
+    state_.flags_b.copy_(flags);
+    state_.slot_b.copy_(slots);
+    std::vector<float> maps = ops::dynamic_map(true);
+    const std::vector<float> unsigned_map = ops::dynamic_map(false);
+    maps.insert(maps.end(), unsigned_map.begin(), unsigned_map.end());
+    state_.maps.copy_(at::tensor(maps));
+}
+
+at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {
+    return flat.narrow(0, p.offset, p.elements()).view(p.shape);
+}
+
+}  // namespace unsloth::model

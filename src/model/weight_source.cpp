@@ -1,0 +1,160 @@
+#include "unsloth/model/weight_source.h"
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/rows.h"
+
+namespace unsloth::model {
+namespace {
+
+std::string scratch_name(Group g) { return cat("scratch ", name_of(g)); }
+std::string resident_name(int64_t layer, Group g) { return cat("layer ", layer, " ", name_of(g)); }
+
+GroupWeights make_group(const GroupLayout& layout, at::ScalarType dtype, const memory::Arena& arena, const std::string& name,
+                        const at::Tensor& bias) {
+    at::Tensor buffer = arena.tensor(arena.plan().find(name), {layout.n + layout.r, layout.leading()}, dtype);
+    if (layout.r > 0) buffer.zero_();  // margins that no module uses stay 0 for good
+    return GroupWeights(layout, buffer, bias);
+}
+
+}  // namespace
+
+GroupWeights::GroupWeights(const GroupLayout& layout, at::Tensor whole, at::Tensor bias)
+    : buffer(std::move(whole)), bias_N(std::move(bias)) {
+    forward_NKR = buffer.narrow(0, 0, layout.n);
+    w_NK = forward_NKR.narrow(1, 0, layout.k);
+    b_NR = forward_NKR.narrow(1, layout.k, layout.r);
+    backward_NRK = buffer.narrow(1, 0, layout.k);
+    a_RK = backward_NRK.narrow(0, layout.n, layout.r);
+}
+
+Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora)
+    : parameters_(parameters), lora_(lora), a_(lora.size() * projection_count), b_(lora.size() * projection_count) {
+    for (const Parameter& p : parameters.table().parameters()) {
+        if (p.kind == Parameter::Kind::base) continue;
+        const auto index = static_cast<std::size_t>(p.layer * projection_count + static_cast<int>(p.projection));
+        (p.kind == Parameter::Kind::lora_a ? a_ : b_)[index] = &p;
+    }
+}
+
+void Adapters::fill(ops::Context& ctx, int layer, const LayerLayout& layout, const LayerWeights& weights) const {
+    for (const Group g : all_groups) {
+        for (const Slice& slice : layout[g].slices) {
+            if (slice.r == 0) continue;
+            const at::Tensor a_margin = weights[g].a_RK.narrow(0, slice.r_begin, slice.r);
+            const at::Tensor b_margin = weights[g].b_NR.narrow(0, slice.n_begin, slice.n).narrow(1, slice.r_begin, slice.r);
+            const LoraModule& module = lora(layer)[static_cast<std::size_t>(slice.projection)];
+            if (module.r < slice.r) {  // this layer uses less than the group reserves
+                ops::zero_2d(ctx, a_margin);
+                ops::zero_2d(ctx, b_margin);
+            }
+            if (module.r == 0) continue;
+            ops::copy_2d(ctx, parameters_.value(*a(layer, slice.projection)), a_margin.narrow(0, 0, module.r));
+            ops::copy_2d(ctx, parameters_.value(*b(layer, slice.projection)), b_margin.narrow(1, 0, module.r), module.scale);
+        }
+    }
+}
+
+// --- ScratchSource -------------------------------------------------------------------------------------------------
+
+void ScratchSource::plan(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
+    for (const Group g : all_groups)
+        plan.add("expanded layer", scratch_name(g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
+                 memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
+}
+
+ScratchSource::ScratchSource(const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+                             const memory::Arena& arena, const Adapters* adapters)
+    : layout_(layout), layers_(std::move(layers)), adapters_(adapters) {
+    for (const Group g : all_groups)
+        scratch_.groups[static_cast<std::size_t>(g)] = make_group(layout[g], dtype, arena, scratch_name(g), {});
+}
+
+const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
+    const StoredLayer& stored = layers_.at(static_cast<std::size_t>(layer));
+    if (current_ != layer) {
+        for (const Group g : all_groups) {
+            for (const Slice& slice : layout_[g].slices) {
+                const at::Tensor out_NK = scratch_[g].w_NK.narrow(0, slice.n_begin, slice.n);
+                const StoredWeight& weight = stored.projections[static_cast<std::size_t>(slice.projection)];
+                if (const auto* packed = std::get_if<ops::Quant4Tensor>(&weight)) {
+                    ops::dequantize_4bit(ctx, packed->view(), out_NK);
+                } else {
+                    ops::copy_2d(ctx, std::get<at::Tensor>(weight), out_NK);
+                }
+            }
+            scratch_.groups[static_cast<std::size_t>(g)].bias_N = stored.biases[static_cast<std::size_t>(g)];
+        }
+        scratch_.input_norm_D = stored.input_norm_D;
+        scratch_.post_norm_D = stored.post_norm_D;
+        scratch_.q_norm_d = stored.q_norm_d;
+        scratch_.k_norm_d = stored.k_norm_d;
+    }
+    if (adapters_ != nullptr && (current_ != layer || adapter_version_ != adapters_->version())) {
+        adapters_->fill(ctx, layer, layout_, scratch_);
+        adapter_version_ = adapters_->version();
+    }
+    current_ = layer;
+    return scratch_;
+}
+
+// --- ResidentSource ------------------------------------------------------------------------------------------------
+
+void ResidentSource::plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
+    for (int64_t layer = 0; layer < spec.num_layers; ++layer)
+        for (const Group g : all_groups)
+            plan.add("layer weights", resident_name(layer, g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)));
+}
+
+ResidentSource::ResidentSource(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+                               std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
+                               const Parameters* masters)
+    : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), adapters_(adapters), masters_(masters),
+      versions_(layers_.size(), 0) {
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+        const StoredLayer& stored = layers.at(layer);
+        for (const Group g : all_groups) {
+            const auto index = static_cast<std::size_t>(g);
+            layers_[layer].groups[index] = make_group(layout[g], dtype, arena, resident_name(static_cast<int64_t>(layer), g),
+                                                      stored.biases[index]);
+        }
+        layers_[layer].input_norm_D = stored.input_norm_D;
+        layers_[layer].post_norm_D = stored.post_norm_D;
+        layers_[layer].q_norm_d = stored.q_norm_d;
+        layers_[layer].k_norm_d = stored.k_norm_d;
+    }
+}
+
+void ResidentSource::load(int layer, Projection p, const at::Tensor& w_NK) {
+    const Group g = group_of(p);
+    for (const Slice& slice : layout_[g].slices)
+        if (slice.projection == p)
+            layers_.at(static_cast<std::size_t>(layer))[g].w_NK.narrow(0, slice.n_begin, slice.n).copy_(w_NK);
+}
+
+void ResidentSource::refresh_from_masters(ops::Context& ctx, int layer) {
+    for (const Group g : all_groups) {
+        const GroupWeights& group = layers_[static_cast<std::size_t>(layer)][g];
+        for (const Slice& slice : layout_[g].slices) {
+            const auto find = [&](TensorRole role) {
+                return masters_->table().find(role, layer, slice.projection, Parameter::Kind::base);
+            };
+            ops::copy_2d(ctx, masters_->value(*find(TensorRole::linear)), group.w_NK.narrow(0, slice.n_begin, slice.n));
+            if (const Parameter* bias = find(TensorRole::bias))
+                ops::copy_2d(ctx, masters_->value(*bias).unsqueeze(0), group.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
+        }
+    }
+}
+
+const LayerWeights& ResidentSource::ready(ops::Context& ctx, int layer) {
+    const LayerWeights& weights = layers_.at(static_cast<std::size_t>(layer));
+    uint64_t& held = versions_[static_cast<std::size_t>(layer)];
+    const uint64_t wanted = masters_ != nullptr ? masters_->version : adapters_ != nullptr ? adapters_->version() : 0;
+    if (held != wanted) {
+        if (masters_ != nullptr) refresh_from_masters(ctx, layer);
+        if (adapters_ != nullptr) adapters_->fill(ctx, layer, layout_, weights);
+        held = wanted;
+    }
+    return weights;
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,242 @@
+#include "unsloth/ops/optimizer.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "kernels/adamw_math.h"
+#ifdef UNSLOTH_CUDA
+#include "kernels/optimizer.h"
+#endif
+#include "unsloth/core/error.h"
+#include "unsloth/spec/dynamic_map.h"
+
+namespace unsloth::ops {
+namespace {
+
+namespace adamw = kernels::adamw;
+
+constexpr int64_t norm_chunk_elements = 16384;  // kernels/optimizer.h has the same, for the same order of summation
+
+void check_array(const Context& ctx, const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t count) {
+    UNSLOTH_CHECK(tensor.defined() && tensor.device() == ctx.device() && tensor.is_contiguous(), name,
+                  " must be a contiguous tensor on ", ctx.device());
+    UNSLOTH_CHECK(tensor.scalar_type() == type && tensor.numel() == count, name, " is ", tensor.numel(), " x ",
+                  c10::toString(tensor.scalar_type()), ", expected ", count, " x ", c10::toString(type));
+}
+
+void check_step_state(const Context& ctx) {
+    UNSLOTH_CHECK(ctx.scalars != nullptr && ctx.outcome != nullptr, "the context has no step scalars or no outcome");
+}
+
+void check_state(const Context& ctx, const AdamwState& state) {
+    check_step_state(ctx);
+    const int64_t elements = state.params_P.numel();
+    const int64_t blocks = elements / optimizer_block;
+    UNSLOTH_CHECK(elements % optimizer_block == 0, elements, " parameters are no multiple of ", optimizer_block);
+    check_array(ctx, state.params_P, "params_P", at::kFloat, elements);
+    check_array(ctx, state.grads_P, "grads_P", at::kFloat, elements);
+    check_array(ctx, state.flags_b, "flags_b", at::kByte, blocks);
+    check_array(ctx, state.slot_b, "slot_b", at::kInt, blocks);
+    check_array(ctx, state.maps, "maps", at::kFloat, 512);
+    const int64_t slots32 = state.m32.defined() ? state.m32.numel() / optimizer_block : 0;
+    const int64_t slots8 = state.m8.defined() ? state.m8.numel() / optimizer_block : 0;
+    UNSLOTH_CHECK(slots32 + slots8 >= blocks, blocks, " blocks, but ", slots32, " + ", slots8, " slots of moments");
+    if (slots32 > 0) {
+        check_array(ctx, state.m32, "m32", at::kFloat, slots32 * optimizer_block);
+        check_array(ctx, state.v32, "v32", at::kFloat, slots32 * optimizer_block);
+    }
+    if (slots8 > 0) {
+        check_array(ctx, state.m8, "m8", at::kByte, slots8 * optimizer_block);
+        check_array(ctx, state.v8, "v8", at::kByte, slots8 * optimizer_block);
+        check_array(ctx, state.absmax_m8, "absmax_m8", at::kFloat, slots8);
+        check_array(ctx, state.absmax_v8, "absmax_v8", at::kFloat, slots8);
+    }
+}
+
+adamw::Constants constants_of(const AdamwSettings& settings) {
+    return {.beta1 = static_cast<float>(settings.beta1),
+            .beta2 = static_cast<float>(settings.beta2),
+            .eps = static_cast<float>(settings.eps),
+            .weight_decay = static_cast<float>(settings.weight_decay),
+            .rest1_from_f64 = static_cast<float>(1.0 - settings.beta1),
+            .rest2_from_f64 = static_cast<float>(1.0 - settings.beta2)};
+}
+
+struct Midpoints {
+    std::array<float, 256> m{}, v{};  ///< [255] unused
+    explicit Midpoints(const float* maps) {
+        for (std::size_t i = 0; i < 255; ++i) {
+            m[i] = (maps[i] + maps[i + 1]) * 0.5F;
+            v[i] = (maps[256 + i] + maps[256 + i + 1]) * 0.5F;
+        }
+    }
+};
+
+int code_of(float x, const std::array<float, 256>& midpoints) {
+    const auto* first = std::lower_bound(midpoints.data(), midpoints.data() + 255, x);
+    return adamw::nearest_code(x, midpoints.data(), static_cast<int>(first - midpoints.data()));
+}
+
+/// One block of 256: the arrays begin at the block's parameters, gradients and moments.
+void step_block_32bit(const adamw::Constants& constants, const adamw::Factors& factors, bool decays, const float* g, float* p,
+                      float* m, float* v) {
+    for (int64_t i = 0; i < optimizer_block; ++i) adamw::element_32bit(constants, factors, decays, g[i], p[i], m[i], v[i]);
+}
+
+void step_block_8bit(const adamw::Constants& constants, const adamw::Factors& factors, const float* maps,
+                     const Midpoints& midpoints, bool decays, const float* g, float* p, uint8_t* codes_m, uint8_t* codes_v,
+                     float& absmax_m, float& absmax_v) {
+    std::array<float, optimizer_block> m, v;
+    float largest_m = 0, largest_v = 0;
+    for (std::size_t i = 0; i < m.size(); ++i) {
+        m[i] = maps[codes_m[i]] * absmax_m;
+        v[i] = maps[256 + codes_v[i]] * absmax_v;
+        const float v_floor = adamw::v_floor_8bit(constants, codes_m[i], codes_v[i], maps[256 + 1], absmax_v);
+        adamw::element_8bit(constants, factors, decays, g[i], v_floor, p[i], m[i], v[i]);
+        largest_m = std::max(largest_m, std::fabs(m[i]));
+        largest_v = std::max(largest_v, v[i]);
+    }
+    for (std::size_t i = 0; i < m.size(); ++i) {
+        const float scaled_m = largest_m > 0 ? m[i] / largest_m : 0.0F;
+        const float scaled_v = largest_v > 0 ? v[i] / largest_v : 0.0F;
+        codes_m[i] = static_cast<uint8_t>(adamw::with_sign_of(m[i], code_of(scaled_m, midpoints.m)));
+        codes_v[i] = static_cast<uint8_t>(code_of(scaled_v, midpoints.v));
+    }
+    absmax_m = largest_m;
+    absmax_v = largest_v;
+}
+
+template <class T>
+T* data_or_null(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.data_ptr<T>() : nullptr;
+}
+
+void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
+    if (ctx.outcome->skipped != 0) return;
+    const adamw::Constants constants = constants_of(settings);
+    const adamw::Factors factors = adamw::make_factors(constants, *ctx.scalars, ctx.outcome->clip);
+    const float* maps = state.maps.data_ptr<float>();
+    const Midpoints midpoints(maps);
+    const uint8_t* flags = state.flags_b.data_ptr<uint8_t>();
+    const int32_t* slots = state.slot_b.data_ptr<int32_t>();
+    float *m32 = data_or_null<float>(state.m32), *v32 = data_or_null<float>(state.v32);
+    uint8_t *m8 = data_or_null<uint8_t>(state.m8), *v8 = data_or_null<uint8_t>(state.v8);
+    float *absmax_m8 = data_or_null<float>(state.absmax_m8), *absmax_v8 = data_or_null<float>(state.absmax_v8);
+    at::parallel_for(0, state.flags_b.numel(), 16, [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) {
+            const float* g = state.grads_P.data_ptr<float>() + block * optimizer_block;
+            float* p = state.params_P.data_ptr<float>() + block * optimizer_block;
+            const bool decays = (flags[block] & block_decays) != 0;
+            const int64_t slot = slots[block], place = slot * optimizer_block;
+            if ((flags[block] & block_8bit) != 0) {
+                step_block_8bit(constants, factors, maps, midpoints, decays, g, p, m8 + place, v8 + place, absmax_m8[slot],
+                                absmax_v8[slot]);
+            } else {
+                step_block_32bit(constants, factors, decays, g, p, m32 + place, v32 + place);
+            }
+        }
+    });
+}
+
+void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* partials) {
+    const float* grads = grads_P.data_ptr<float>();
+    const int64_t elements = grads_P.numel();
+    const int64_t chunks = (elements + norm_chunk_elements - 1) / norm_chunk_elements;
+    at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t chunk = begin; chunk < end; ++chunk) {
+            const int64_t first = chunk * norm_chunk_elements;
+            const int64_t last = std::min(elements, first + norm_chunk_elements);
+            double sum = 0;
+            for (int64_t i = first; i < last; ++i) sum += static_cast<double>(grads[i]) * static_cast<double>(grads[i]);
+            partials[chunk] = sum;
+        }
+    });
+    double total = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) total += partials[chunk];
+    adamw::finish_gradient_norm(total, *ctx.scalars, *ctx.outcome);
+}
+
+#ifdef UNSLOTH_CUDA
+static_assert(norm_chunk_elements == kernels::norm_chunk);
+static_assert(block_decays == 1 && block_8bit == 2, "kernels/optimizer.cu spells the flags as numbers");
+
+void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
+    kernels::adamw_step({.blocks = state.flags_b.numel(),
+                         .params = state.params_P.data_ptr<float>(),
+                         .grads = state.grads_P.data_ptr<float>(),
+                         .flags = state.flags_b.data_ptr<uint8_t>(),
+                         .slots = state.slot_b.data_ptr<int32_t>(),
+                         .m32 = data_or_null<float>(state.m32),
+                         .v32 = data_or_null<float>(state.v32),
+                         .m8 = data_or_null<uint8_t>(state.m8),
+                         .v8 = data_or_null<uint8_t>(state.v8),
+                         .absmax_m8 = data_or_null<float>(state.absmax_m8),
+                         .absmax_v8 = data_or_null<float>(state.absmax_v8),
+                         .maps = state.maps.data_ptr<float>(),
+                         .constants = constants_of(settings),
+                         .scalars = ctx.scalars,
+                         .outcome = ctx.outcome},
+                        static_cast<cudaStream_t>(ctx.stream()));
+}
+#endif
+
+bool aligned(const at::Tensor& tensor, std::uintptr_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % bytes == 0;
+}
+
+}  // namespace
+
+std::vector<float> dynamic_map(bool is_signed) {
+    const std::array<float, 256>& map = dynamic_map_256(is_signed);
+    return {map.begin(), map.end()};
+}
+
+at::Tensor dynamic_maps(at::Device device) {
+    at::Tensor maps = at::empty({512}, at::kFloat);
+    const std::array<float, 256>&signed_map = dynamic_map_256(true), &unsigned_map = dynamic_map_256(false);
+    std::copy(signed_map.begin(), signed_map.end(), maps.data_ptr<float>());
+    std::copy(unsigned_map.begin(), unsigned_map.end(), maps.data_ptr<float>() + 256);
+    return maps.to(device);
+}
+
+float bias_correction(double beta, uint32_t step) {
+    return static_cast<float>(-std::expm1(static_cast<double>(step) * std::log(beta)));
+}
+
+int64_t gradient_norm_scratch(int64_t elements) {
+    return (elements + norm_chunk_elements - 1) / norm_chunk_elements * static_cast<int64_t>(sizeof(double));
+}
+
+void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch) {
+    check_step_state(ctx);
+    check_array(ctx, grads_P, "grads_P", at::kFloat, grads_P.numel());
+    UNSLOTH_CHECK(grads_P.numel() % 4 == 0 && aligned(grads_P, 16), "grads_P must have a multiple of 4 elements, aligned to 16");
+    const int64_t needed = gradient_norm_scratch(grads_P.numel());
+    UNSLOTH_CHECK(needed == 0 || (scratch.defined() && scratch.device() == ctx.device() && scratch.is_contiguous() &&
+                                  aligned(scratch, sizeof(double)) && static_cast<int64_t>(scratch.nbytes()) >= needed),
+                  "scratch must have ", needed, " bytes on ", ctx.device());
+    auto* partials = needed == 0 ? nullptr : static_cast<double*>(scratch.data_ptr());
+    if (!ctx.is_cuda()) return gradient_norm_on_cpu(ctx, grads_P, partials);
+#ifdef UNSLOTH_CUDA
+    kernels::gradient_norm({.grads = grads_P.const_data_ptr<float>(),
+                            .elements = grads_P.numel(),
+                            .partials = partials,
+                            .scalars = ctx.scalars,
+                            .outcome = ctx.outcome},
+                           static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
+    check_state(ctx, state);
+    if (!ctx.is_cuda()) return adamw_on_cpu(ctx, state, settings);
+#ifdef UNSLOTH_CUDA
+    UNSLOTH_CHECK(aligned(state.params_P, 16) && aligned(state.grads_P, 16), "flat buffers must be aligned to 16 bytes");
+    adamw_on_cuda(ctx, state, settings);
+#endif
+}
+
+}  // namespace unsloth::ops

@@ -1,0 +1,204 @@
+#include "unsloth/ops/quant.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+#ifdef UNSLOTH_CUDA
+#include <c10/cuda/CUDAGuard.h>
+
+#include "kernels/nf4.h"
+#endif
+
+#include "unsloth/core/error.h"
+#include "unsloth/spec/dynamic_map.h"
+#include "unsloth/spec/quant4_host.h"
+
+namespace unsloth::ops {
+namespace {
+
+constexpr int64_t elements_per_task = 1 << 16;  // a multiple of 2 * quant4_block: tasks share no byte of codes
+
+void check_floating(const at::Tensor& tensor, const char* name) {
+    const at::ScalarType type = tensor.scalar_type();
+    UNSLOTH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name, " is ", c10::toString(type),
+                  ", expected float32, bfloat16 or float16");
+}
+
+void check_view(const Quant4View& weight) {
+    UNSLOTH_CHECK(weight.rows >= 0 && weight.cols >= 0, "a 4-bit weight of shape [", weight.rows, ", ", weight.cols, "]");
+    if (weight.elements() == 0) return;
+    UNSLOTH_CHECK(weight.packed != nullptr && weight.code != nullptr, "a 4-bit weight without codes");
+    UNSLOTH_CHECK(weight.nested() ? weight.nested_map != nullptr && weight.nested_absmax != nullptr
+                                  : weight.absmax_f32 != nullptr,
+                  "a 4-bit weight without block maxima");
+}
+
+template <class T, class Convert>
+void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK, Convert convert) {
+    T* out = out_NK.data_ptr<T>();
+    const int64_t cols = weight.cols, row_stride = out_NK.stride(0);
+    const int64_t rows_per_task = std::max<int64_t>(1, elements_per_task / cols);
+    at::parallel_for(0, weight.rows, rows_per_task, [&](int64_t begin, int64_t end) {
+        if (row_stride == cols) return dequantize_4bit_range(weight, begin * cols, end * cols, out + begin * cols, convert);
+        for (int64_t row = begin; row < end; ++row)
+            dequantize_4bit_range(weight, row * cols, (row + 1) * cols, out + row * row_stride, convert);
+    });
+}
+
+void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK) {
+    switch (out_NK.scalar_type()) {
+        case at::kFloat: return dequantize_on_cpu<float>(weight, out_NK, [](float x) { return x; });
+        case at::kBFloat16: return dequantize_on_cpu<at::BFloat16>(weight, out_NK, [](float x) { return at::BFloat16(x); });
+        default: return dequantize_on_cpu<at::Half>(weight, out_NK, [](float x) { return at::Half(x); });
+    }
+}
+
+/// An empty result for a nested NF4 weight of w's shape, its tables filled.
+Quant4Tensor make_nf4_like(const at::Tensor& w_NK) {
+    const auto bytes = w_NK.options().dtype(at::kByte);
+    const auto floats = w_NK.options().dtype(at::kFloat);
+    const int64_t elements = w_NK.numel();
+    const int64_t blocks = (elements + quant4_block - 1) / quant4_block;
+    Quant4Tensor result;
+    result.rows = w_NK.size(0);
+    result.cols = w_NK.size(1);
+    result.packed = at::empty({(elements + 1) / 2}, bytes);
+    result.absmax = at::empty({blocks}, bytes);
+    result.nested_absmax = at::empty({(blocks + quant4_nested_block - 1) / quant4_nested_block}, floats);
+    at::Tensor tables = at::empty({16 + 256}, at::kFloat);
+    const std::array<float, 256>& map = dynamic_map_256(true);
+    std::copy(std::begin(nf4_code), std::end(nf4_code), tables.data_ptr<float>());
+    std::copy(map.begin(), map.end(), tables.data_ptr<float>() + 16);
+    result.tables = tables.to(w_NK.device());
+    return result;
+}
+
+void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
+    const int64_t elements = w_NK.numel(), blocks = result.absmax.numel();
+    at::Tensor absmax = at::empty({blocks}, at::kFloat);
+    const at::Tensor flat = w_NK.view({-1});
+    const int64_t blocks_per_task = elements_per_task / quant4_block;
+    at::parallel_for(0, blocks, blocks_per_task, [&](int64_t begin, int64_t end) {
+        const int64_t first = begin * quant4_block, last = std::min(elements, end * quant4_block);
+        const at::Tensor values = flat.slice(0, first, last).to(at::kFloat);
+        quantize_nf4_blocks(values.data_ptr<float>(), elements, begin, end, result.packed.data_ptr<uint8_t>(),
+                            absmax.data_ptr<float>());
+    });
+    result.nested_offset = quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
+                                           result.nested_absmax.data_ptr<float>());
+}
+
+#ifdef UNSLOTH_CUDA
+DType dtype_of(const at::Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+        case at::kFloat: return DType::f32;
+        case at::kBFloat16: return DType::bf16;
+        default: return DType::f16;
+    }
+}
+
+void quantize_on_cuda(Context& ctx, const at::Tensor& w_NK, Quant4Tensor& result) {
+    const c10::cuda::CUDAGuard guard(ctx.device());
+    const auto floats = w_NK.options().dtype(at::kFloat);
+    at::Tensor absmax = at::empty({result.absmax.numel()}, floats);
+    at::Tensor offset = at::empty({1}, floats);
+    kernels::quantize_nf4({.w = w_NK.const_data_ptr(),
+                           .type = dtype_of(w_NK),
+                           .elements = w_NK.numel(),
+                           .map = result.tables.data_ptr<float>() + 16,
+                           .packed = result.packed.data_ptr<uint8_t>(),
+                           .absmax = absmax.data_ptr<float>(),
+                           .absmax_codes = result.absmax.data_ptr<uint8_t>(),
+                           .nested_absmax = result.nested_absmax.data_ptr<float>(),
+                           .offset = offset.data_ptr<float>()},
+                          static_cast<cudaStream_t>(ctx.stream()));
+    result.nested_offset = offset.item<float>();
+}
+#endif
+
+/// The host's array as a tensor on `device`; on the CPU without a copy.
+template <class T>
+at::Tensor to_device(const T* data, int64_t count, at::ScalarType type, at::Device device) {
+    // from_blob takes no const pointer; nothing writes through a weight's view
+    return at::from_blob(const_cast<T*>(data), {count}, at::TensorOptions().dtype(type)).to(device);
+}
+
+}  // namespace
+
+Quant4View Quant4Tensor::view() const {
+    Quant4View weight;
+    weight.rows = rows;
+    weight.cols = cols;
+    weight.packed = packed.data_ptr<uint8_t>();
+    weight.code = tables.data_ptr<float>();
+    if (absmax.scalar_type() == at::kFloat) {
+        weight.absmax_f32 = absmax.data_ptr<float>();
+        return weight;
+    }
+    weight.absmax_u8 = absmax.data_ptr<uint8_t>();
+    weight.nested_map = tables.data_ptr<float>() + 16;
+    weight.nested_absmax = nested_absmax.data_ptr<float>();
+    weight.nested_offset = nested_offset;
+    return weight;
+}
+
+void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
+    check_view(weight);
+    check_floating(out_NK, "out_NK");
+    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ", ctx.device());
+    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols, "out_NK is ",
+                  out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
+    if (weight.elements() == 0) return;
+    UNSLOTH_CHECK(weight.cols == 1 || out_NK.stride(1) == 1, "out_NK's last dimension must be contiguous");
+    UNSLOTH_CHECK(weight.rows == 1 || out_NK.stride(0) >= weight.cols, "rows of out_NK overlap: stride ", out_NK.stride(0));
+    if (!ctx.is_cuda()) return dequantize_on_cpu(weight, out_NK);
+#ifdef UNSLOTH_CUDA
+    const int64_t row_stride = weight.rows == 1 ? weight.cols : out_NK.stride(0);
+    kernels::dequantize_4bit(
+        {.weight = weight, .out = out_NK.data_ptr(), .row_stride = row_stride, .out_type = dtype_of(out_NK)},
+        static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+Quant4Tensor upload(Context& ctx, const Quant4View& host) {
+    check_view(host);
+    const int64_t blocks = host.blocks();
+    Quant4Tensor result;
+    result.rows = host.rows;
+    result.cols = host.cols;
+    result.packed = to_device(host.packed, (host.elements() + 1) / 2, at::kByte, ctx.device());
+    at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
+    if (host.code != nullptr) std::copy(host.code, host.code + 16, tables.data_ptr<float>());
+    if (host.nested()) {
+        std::copy(host.nested_map, host.nested_map + 256, tables.data_ptr<float>() + 16);
+        result.absmax = to_device(host.absmax_u8, blocks, at::kByte, ctx.device());
+        const int64_t nested_blocks = (blocks + quant4_nested_block - 1) / quant4_nested_block;
+        result.nested_absmax = to_device(host.nested_absmax, nested_blocks, at::kFloat, ctx.device());
+        result.nested_offset = host.nested_offset;
+    } else {
+        result.absmax = to_device(host.absmax_f32, blocks, at::kFloat, ctx.device());
+    }
+    result.tables = tables.to(ctx.device());
+    return result;
+}
+
+Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK) {
+    check_floating(w_NK, "w_NK");
+    UNSLOTH_CHECK(w_NK.device() == ctx.device(), "w_NK is on ", w_NK.device(), ", the context on ", ctx.device());
+    UNSLOTH_CHECK(w_NK.dim() == 2 && w_NK.is_contiguous(), "w_NK must be a contiguous matrix, is ", w_NK.sizes());
+    Quant4Tensor result = make_nf4_like(w_NK);
+    if (ctx.is_cuda()) {
+#ifdef UNSLOTH_CUDA
+        quantize_on_cuda(ctx, w_NK, result);
+#endif
+    } else {
+        quantize_on_cpu(w_NK, result);
+    }
+    if (!std::isfinite(result.nested_offset))
+        throw input_error(cat("a weight of shape [", result.rows, ", ", result.cols, "] holds a value that is not finite"),
+                          "Check the base model's files.");
+    return result;
+}
+
+}  // namespace unsloth::ops

@@ -1,0 +1,151 @@
+#include "unsloth/spec/lora_spec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+std::regex compile(const std::string& expression, const std::string& option, const std::string& key) {
+    try {
+        return std::regex(expression, std::regex::ECMAScript);
+    } catch (const std::regex_error& error) {
+        throw usage_error(cat(option, ": '", key, "' is no valid regular expression: ", error.what()));
+    }
+}
+
+bool full_match(const std::string& text, const std::regex& expression, const std::string& option) {
+    try {
+        return std::regex_match(text, expression);
+    } catch (const std::regex_error& error) {
+        throw usage_error(cat(option, ": a regular expression cannot be matched against '", text, "': ", error.what()));
+    }
+}
+
+/// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
+template <class Value>
+class Patterns {
+  public:
+    Patterns(std::string option, const std::vector<std::pair<std::string, Value>>& entries)
+        : option_(std::move(option)) {
+        for (const auto& [key, value] : entries)
+            rules_.emplace_back(compile(R"((.*\.)?()" + key + ")$", option_, key), value);
+    }
+
+    Value value_for(const std::string& module, Value otherwise) const {
+        for (const auto& [expression, value] : rules_)
+            if (full_match(module, expression, option_)) return value;
+        return otherwise;
+    }
+
+  private:
+    std::string option_;
+    std::vector<std::pair<std::regex, Value>> rules_;
+};
+
+/// Which modules PEFT would give an adapter: a listed name matches a whole path, or the end of one at a dot.
+class Targets {
+  public:
+    explicit Targets(const LoraSpec& lora) : lora_(lora), used_(lora.target_modules.size(), false) {
+        if (lora.target_is_regex) {
+            if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
+                throw usage_error(
+                    "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
+            expression_ = compile(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
+        }
+    }
+
+    bool contains(const std::string& module, int64_t layer) {
+        if (lora_.target_is_regex) {
+            const bool found = full_match(module, expression_, "lora.target_modules");
+            if (found) used_[0] = true;
+            return found;
+        }
+        bool found = false;
+        for (std::size_t i = 0; i < lora_.target_modules.size(); ++i) {
+            const std::string& target = lora_.target_modules[i];
+            if (module == target) {  // a full path is taken whatever layers_to_transform says
+                used_[i] = true;
+                found = true;
+            } else if (module.ends_with("." + target)) {
+                used_[i] = true;
+                found = found || is_transformed(layer);
+            }
+        }
+        return found;
+    }
+
+    void refuse_unused() const {
+        for (std::size_t i = 0; i < used_.size(); ++i) {
+            if (used_[i]) continue;
+            throw usage_error(
+                cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
+                "Targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.");
+        }
+    }
+
+  private:
+    bool is_transformed(int64_t layer) const {
+        const auto& layers = lora_.layers_to_transform;
+        return layers.empty() || std::find(layers.begin(), layers.end(), layer) != layers.end();
+    }
+
+    const LoraSpec& lora_;
+    std::vector<bool> used_;
+    std::regex expression_;
+};
+
+void check_options(const LoraSpec& lora, const ModelSpec& model) {
+    if (lora.r < 1) throw usage_error(cat("lora.r must be at least 1, but is ", lora.r));
+    if (!std::isfinite(lora.lora_alpha)) throw usage_error("lora.lora_alpha must be a finite number");
+    if (!(lora.lora_dropout >= 0.0 && lora.lora_dropout < 1.0))
+        throw usage_error(cat("lora.lora_dropout must lie in [0, 1), but is ", lora.lora_dropout));
+    for (const int64_t layer : lora.layers_to_transform) {
+        if (layer >= 0 && layer < model.num_layers) continue;
+        throw usage_error(cat("lora.layers_to_transform: there is no layer ", layer, "; the model's layers are 0 to ",
+                              model.num_layers - 1));
+    }
+    for (const std::string& module : lora.modules_to_save) {
+        if (module == "embed_tokens" || module == "lm_head") continue;
+        throw usage_error(cat("lora.modules_to_save: '", module, "' cannot be trained in full"),
+                          "Modules to save are embed_tokens and lm_head.");
+    }
+    if (lora.target_modules.empty())
+        throw usage_error("lora.target_modules is empty: no projection would get an adapter");
+}
+
+LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std::string& path) {
+    if (r < 1) throw usage_error(cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
+    if (!std::isfinite(alpha))
+        throw usage_error(cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
+    const auto rank = static_cast<double>(r);
+    return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank)};
+}
+
+}  // namespace
+
+std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model) {
+    check_options(lora, model);
+    const Patterns<int64_t> ranks("lora.rank_pattern", lora.rank_pattern);
+    const Patterns<double> alphas("lora.alpha_pattern", lora.alpha_pattern);
+    Targets targets(lora);
+    std::vector<LayerLora> layers(static_cast<std::size_t>(model.num_layers));
+    bool any = false;
+    for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+        for (std::size_t p = 0; p < projection_count; ++p) {
+            const std::string path = cat("model.layers.", layer, ".", projection_paths[p]);
+            if (!targets.contains(path, layer)) continue;
+            layers[static_cast<std::size_t>(layer)][p] =
+                make_module(lora, ranks.value_for(path, lora.r), alphas.value_for(path, lora.lora_alpha), path);
+            any = true;
+        }
+    }
+    targets.refuse_unused();
+    UNSLOTH_CHECK(any, "every target was used, but no module has an adapter");
+    return layers;
+}
+
+}  // namespace unsloth

@@ -1,0 +1,148 @@
+#include "unsloth/spec/model_spec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+/// theta^(-2i/d) for i in [0, d/2).
+std::vector<double> geometric_frequencies(double theta, int64_t head_dim) {
+    std::vector<double> frequencies(static_cast<std::size_t>(head_dim / 2));
+    for (std::size_t i = 0; i < frequencies.size(); ++i)
+        frequencies[i] = 1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+    return frequencies;
+}
+
+int64_t original_length(const ModelSpec& spec) {
+    const int64_t length = spec.rope.original_max_position_embeddings;
+    return length > 0 ? length : spec.max_position_embeddings;
+}
+
+/// NTK-aware scaling: beyond the trained length the base grows with the sequence.
+double dynamic_theta(const ModelSpec& spec, int64_t seq_len) {
+    const auto trained = static_cast<double>(spec.max_position_embeddings);
+    const double length = std::max(static_cast<double>(seq_len), trained);
+    const double factor = spec.rope.factor;
+    const auto d = static_cast<double>(spec.head_dim);
+    return spec.rope.theta * std::pow(factor * length / trained - (factor - 1.0), d / (d - 2.0));
+}
+
+/// Llama 3.1: long wavelengths are interpolated, short ones kept, those between are blended.
+void scale_llama3(const ModelSpec& spec, std::vector<double>& frequencies) {
+    const RopeSpec& rope = spec.rope;
+    const auto length = static_cast<double>(original_length(spec));
+    for (double& frequency : frequencies) {
+        const double wavelength = 2.0 * std::numbers::pi / frequency;
+        if (wavelength > length / rope.low_freq_factor) {
+            frequency /= rope.factor;
+        } else if (wavelength >= length / rope.high_freq_factor) {
+            const double smooth =
+                (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
+            frequency = (1.0 - smooth) * frequency / rope.factor + smooth * frequency;
+        }
+    }
+}
+
+/// The dimension that turns `rotations` times over the original length (YaRN, arXiv:2309.00071, section 3.2).
+double yarn_dimension(const ModelSpec& spec, double rotations) {
+    const double turns = static_cast<double>(original_length(spec)) / (rotations * 2.0 * std::numbers::pi);
+    return static_cast<double>(spec.head_dim) * std::log(turns) / (2.0 * std::log(spec.rope.theta));
+}
+
+void scale_yarn(const ModelSpec& spec, std::vector<double>& frequencies) {
+    double low = yarn_dimension(spec, spec.rope.beta_fast);
+    double high = yarn_dimension(spec, spec.rope.beta_slow);
+    if (spec.rope.truncate) {
+        low = std::floor(low);
+        high = std::ceil(high);
+    }
+    low = std::max(low, 0.0);
+    high = std::min(high, static_cast<double>(spec.head_dim - 1));
+    if (low == high) high += 0.001;  // a ramp of no width would divide by zero
+    for (std::size_t i = 0; i < frequencies.size(); ++i) {
+        const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+        frequencies[i] = frequencies[i] / spec.rope.factor * ramp + frequencies[i] * (1.0 - ramp);
+    }
+}
+
+double yarn_mscale(double factor, double mscale) {
+    return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+double yarn_attention_scaling(const RopeSpec& rope) {
+    if (rope.attention_factor) return *rope.attention_factor;
+    const double numerator = rope.mscale.value_or(0.0);
+    const double denominator = rope.mscale_all_dim.value_or(0.0);
+    if (numerator != 0.0 && denominator != 0.0)
+        return yarn_mscale(rope.factor, numerator) / yarn_mscale(rope.factor, denominator);
+    return yarn_mscale(rope.factor, 1.0);
+}
+
+}  // namespace
+
+int64_t ModelSpec::out_features(Projection p) const {
+    switch (p) {
+        case Projection::q:
+            return q_size();
+        case Projection::k:
+        case Projection::v:
+            return kv_size();
+        case Projection::gate:
+        case Projection::up:
+            return intermediate_size;
+        case Projection::o:
+        case Projection::down:
+            return hidden_size;
+    }
+    UNSLOTH_CHECK(false, "projection ", static_cast<int>(p));
+    return 0;
+}
+
+int64_t ModelSpec::in_features(Projection p) const {
+    if (p == Projection::o) return q_size();
+    return p == Projection::down ? intermediate_size : hidden_size;
+}
+
+bool ModelSpec::has_bias(Projection p) const {
+    switch (p) {
+        case Projection::q:
+        case Projection::k:
+        case Projection::v:
+            return qkv_bias;
+        case Projection::o:
+            return o_bias;
+        default:
+            return mlp_bias;
+    }
+}
+
+RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len) {
+    UNSLOTH_CHECK(spec.head_dim > 0 && spec.head_dim % 2 == 0, "head_dim ", spec.head_dim);
+    const RopeSpec& rope = spec.rope;
+    const double theta = rope.type == RopeSpec::Type::dynamic ? dynamic_theta(spec, seq_len) : rope.theta;
+    std::vector<double> frequencies = geometric_frequencies(theta, spec.head_dim);
+    RopeFrequencies result;
+    switch (rope.type) {
+        case RopeSpec::Type::standard:
+        case RopeSpec::Type::dynamic:
+            break;
+        case RopeSpec::Type::linear:
+            for (double& frequency : frequencies) frequency /= rope.factor;
+            break;
+        case RopeSpec::Type::llama3:
+            scale_llama3(spec, frequencies);
+            break;
+        case RopeSpec::Type::yarn:
+            scale_yarn(spec, frequencies);
+            result.attention_scaling = static_cast<float>(yarn_attention_scaling(rope));
+            break;
+    }
+    result.inv_freq.assign(frequencies.begin(), frequencies.end());
+    return result;
+}
+
+}  // namespace unsloth

@@ -1,0 +1,106 @@
+#include "tokenizer/added_tokens.h"
+
+#include <algorithm>
+
+#include "tokenizer/unicode.h"
+
+namespace unsloth {
+namespace {
+
+bool ends_with_word(std::string_view text) {
+    return !text.empty() &&
+           unicode::is_word(unicode::decode(text, unicode::previous(text, text.size())).code_point);
+}
+
+bool starts_with_word(std::string_view text) {
+    return !text.empty() && unicode::is_word(unicode::decode(text, 0).code_point);
+}
+
+std::size_t trailing_space_begin(std::string_view text) {
+    std::size_t end = text.size();
+    while (end > 0) {
+        const std::size_t at = unicode::previous(text, end);
+        if (!unicode::is_white_space(unicode::decode(text, at).code_point)) break;
+        end = at;
+    }
+    return end;
+}
+
+std::size_t leading_space_end(std::string_view text) {
+    std::size_t at = 0;
+    while (at < text.size()) {
+        const unicode::Decoded d = unicode::decode(text, at);
+        if (!unicode::is_white_space(d.code_point)) break;
+        at += d.size;
+    }
+    return at;
+}
+
+}  // namespace
+
+AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized) : nodes_(1) {
+    for (const AddedToken& token : tokens) {
+        if (token.normalized != normalized || token.pattern().empty()) continue;
+        starts_[static_cast<uint8_t>(token.pattern()[0])] = true;
+        int32_t node = 0;
+        for (const char c : token.pattern()) {
+            const auto byte = static_cast<uint8_t>(c);
+            auto& children = nodes_[node].children;
+            const auto child = std::find_if(children.begin(), children.end(),
+                                            [&](const auto& entry) { return entry.first == byte; });
+            if (child != children.end()) {
+                node = child->second;
+                continue;
+            }
+            const auto created = static_cast<int32_t>(nodes_.size());
+            children.emplace_back(byte, created);
+            nodes_.emplace_back();
+            node = created;
+        }
+        nodes_[node].token = &token;
+    }
+}
+
+const AddedToken* AddedTokenFinder::longest_at(std::string_view text, std::size_t at) const {
+    const AddedToken* found = nullptr;
+    for (int32_t node = 0; at < text.size(); ++at) {
+        const auto& children = nodes_[node].children;
+        const auto child = std::find_if(children.begin(), children.end(), [&](const auto& entry) {
+            return entry.first == static_cast<uint8_t>(text[at]);
+        });
+        if (child == children.end()) break;
+        node = child->second;
+        if (nodes_[node].token) found = nodes_[node].token;
+    }
+    return found;
+}
+
+void AddedTokenFinder::split(std::string_view text, std::vector<Stretch>& out) const {
+    out.clear();
+    const auto add = [&](std::size_t begin, std::size_t end, int32_t id) {
+        if (begin < end) out.push_back({begin, end, id});
+    };
+    std::size_t done = 0;
+    for (std::size_t at = 0; !empty() && at < text.size();) {
+        const AddedToken* token = starts_[static_cast<uint8_t>(text[at])] ? longest_at(text, at) : nullptr;
+        if (!token) {
+            ++at;
+            continue;
+        }
+        std::size_t begin = at, end = at + token->pattern().size();
+        at = end;
+        if (token->single_word &&
+            (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) {
+            continue;
+        }
+        // White space goes to the first token that asks for it.
+        if (token->lstrip) begin = std::max(trailing_space_begin(text.substr(0, begin)), done);
+        if (token->rstrip) end += leading_space_end(text.substr(end));
+        add(done, begin, -1);
+        add(begin, end, token->id);
+        done = end;
+    }
+    add(done, text.size(), -1);
+}
+
+}  // namespace unsloth

@@ -1,0 +1,243 @@
+#include "tokenizer/regex.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+/// Copies a pattern while refusing what Oniguruma reads in another way than PCRE2.
+class Translator {
+  public:
+    Translator(std::string_view pattern, const std::string& where) : in_(pattern), where_(where) {}
+
+    std::string run() {
+        while (at_ < in_.size()) {
+            const char c = in_[at_];
+            if (c == '\\') {
+                escape();
+            } else if (c == '[') {
+                character_class();
+            } else if (c == '(') {
+                group();
+            } else if (c == '{') {
+                repeat();
+            } else {
+                take(1);
+            }
+        }
+        return std::move(out_);
+    }
+
+  private:
+    [[noreturn]] void refuse(std::string_view construct) const {
+        throw input_error(cat(where_, ": the regular expression uses '", construct, "' at position ", at_,
+                              ", which this program does not know: ", in_));
+    }
+    std::string_view rest() const { return in_.substr(at_); }
+    void take(std::size_t n) {
+        out_ += in_.substr(at_, n);
+        at_ += n;
+    }
+
+    void escape() {
+        if (at_ + 1 >= in_.size()) refuse("\\");
+        const char c = in_[at_ + 1];
+        if (c == 'p' || c == 'P') return property();
+        if (c == 'u') return hexadecimal();
+        if (c == 'x') return braced_hexadecimal();
+        // White space, decimal digits and line feeds mean the same; \w, \b, \h, \R and others do not.
+        const bool same = std::ispunct(static_cast<unsigned char>(c)) || c == ' ' ||
+                          std::string_view("sSdDnrtf").find(c) != std::string_view::npos;
+        if (!same) refuse(rest().substr(0, 2));
+        take(2);
+    }
+
+    void property() {
+        const std::size_t close = rest().find('}');
+        if (in_.substr(at_ + 2, 1) != "{" || close == std::string_view::npos) refuse(rest().substr(0, 3));
+        static constexpr std::array known = {
+            "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",   "Nd",       "Nl",
+            "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm",  "Sc",       "Sk",
+            "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn", "Han", "Hiragana", "Katakana"};
+        const std::string_view name = rest().substr(3, close - 3);
+        bool found = false;
+        for (const char* candidate : known) found = found || name == candidate;
+        if (!found) refuse(rest().substr(0, close + 1));
+        take(close + 1);
+    }
+
+    void hexadecimal() {
+        const std::string_view digits = rest().substr(2, 4);
+        if (digits.size() < 4 || !all_hexadecimal(digits)) refuse(rest().substr(0, 2));
+        out_ += cat("\\x{", digits, "}");
+        at_ += 6;
+    }
+
+    void braced_hexadecimal() {
+        const std::size_t close = rest().find('}');
+        const bool braced = in_.substr(at_ + 2, 1) == "{" && close != std::string_view::npos;
+        if (!braced || !all_hexadecimal(rest().substr(3, close - 3))) refuse(rest().substr(0, 2));
+        take(close + 1);
+    }
+    static bool all_hexadecimal(std::string_view digits) {
+        for (const char c : digits) {
+            if (!std::isxdigit(static_cast<unsigned char>(c))) return false;
+        }
+        return !digits.empty();
+    }
+
+    void character_class() {
+        take(in_.substr(at_, 2) == "[^" ? 2 : 1);
+        if (in_.substr(at_, 1) == "]") refuse("]");
+        while (at_ < in_.size() && in_[at_] != ']') {
+            if (in_[at_] == '[') refuse("[ within [ ]");  // a nested set there, a character here
+            if (in_.substr(at_, 2) == "&&") refuse("&&");
+            if (in_[at_] == '\\') {
+                escape();
+            } else {
+                take(1);
+            }
+        }
+        if (at_ >= in_.size()) refuse("[ without ]");
+        take(1);
+    }
+
+    void group() {
+        static constexpr std::array<std::string_view, 9> known = {
+            "(?:", "(?i:", "(?-i:", "(?i)", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
+        if (in_.substr(at_, 2) != "(?") return take(1);
+        for (const std::string_view opening : known) {
+            if (rest().substr(0, opening.size()) == opening) return take(opening.size());
+        }
+        refuse(rest().substr(0, 3));
+    }
+
+    void repeat() {
+        const std::size_t close = rest().find('}');
+        if (close == std::string_view::npos) refuse("{");
+        const std::string_view body = rest().substr(1, close - 1);
+        const bool counted = !body.empty() && std::isdigit(static_cast<unsigned char>(body[0])) &&
+                             body.find_first_not_of("0123456789,") == std::string_view::npos;
+        if (!counted) refuse(rest().substr(0, close + 1));
+        const std::string_view next = in_.substr(at_ + close + 1, 1);
+        // {n,m}+ repeats once more there and is possessive here; {n}? is optional there and lazy here.
+        if (next == "+" || (next == "?" && body.find(',') == std::string_view::npos)) {
+            refuse(rest().substr(0, close + 2));
+        }
+        take(close + 1);
+    }
+
+    std::string_view in_;
+    const std::string& where_;
+    std::string out_;
+    std::size_t at_ = 0;
+};
+
+/// What a thread needs to match. PCRE2's own default stack is 32 KiB, too little for long nested repeats.
+struct ThreadState {
+    pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+    pcre2_match_context* context = pcre2_match_context_create(nullptr);
+    pcre2_jit_stack* stack = pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr);
+
+    ThreadState() {
+        UNSLOTH_CHECK(data && context, "no memory for matching");
+        pcre2_jit_stack_assign(context, nullptr, stack);
+    }
+    ThreadState(const ThreadState&) = delete;
+    ThreadState& operator=(const ThreadState&) = delete;
+    ~ThreadState() {
+        pcre2_jit_stack_free(stack);
+        pcre2_match_context_free(context);
+        pcre2_match_data_free(data);
+    }
+    static ThreadState& get() {
+        thread_local ThreadState state;
+        return state;
+    }
+};
+
+std::string message_of(int code) {
+    std::array<PCRE2_UCHAR, 256> text{};
+    pcre2_get_error_message(code, text.data(), text.size());
+    return reinterpret_cast<const char*>(text.data());
+}
+
+}  // namespace
+
+struct Regex::Code {
+    pcre2_code* code = nullptr;
+    bool compiled_to_machine_code = false;
+    Code() = default;
+    Code(const Code&) = delete;
+    Code& operator=(const Code&) = delete;
+    ~Code() { pcre2_code_free(code); }
+};
+
+Regex::Regex(std::string_view pattern, const std::string& where) : where_(where) {
+    compile(Translator(pattern, where).run());
+}
+
+Regex Regex::literal(std::string_view text, const std::string& where) {
+    std::string pattern;
+    for (const char c : text) {
+        if (std::ispunct(static_cast<unsigned char>(c))) pattern += '\\';
+        pattern += c;
+    }
+    Regex regex;
+    regex.where_ = where;
+    regex.compile(pattern);
+    return regex;
+}
+
+void Regex::compile(const std::string& pattern) {
+    auto code = std::make_shared<Code>();
+    pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
+    UNSLOTH_CHECK(context, "no memory for a regular expression");
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    int error = 0;
+    PCRE2_SIZE offset = 0;
+    // Ruby's ^ and $ always work by line, and its groups with names or numbers are not known here.
+    const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_AUTO_CAPTURE;
+    code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error,
+                               &offset, context);
+    pcre2_compile_context_free(context);
+    if (!code->code) {
+        throw input_error(cat(where_, ": the regular expression is not valid at position ", offset, " (",
+                              message_of(error), "): ", pattern));
+    }
+    // Where a platform has no JIT, the interpreter gives the same matches.
+    code->compiled_to_machine_code = pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE) == 0;
+    code_ = std::move(code);
+}
+
+bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const {
+    ThreadState& thread = ThreadState::get();
+    // Enough for patterns that look at each character a few times, too little for exponential ones to hang.
+    constexpr std::size_t steps_per_byte = 16, least = 10'000'000, most = 0xFFFFFFFF;
+    pcre2_set_match_limit(thread.context,
+                          static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
+    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+    const int found = code_->compiled_to_machine_code
+                          ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
+                                            thread.data, thread.context)
+                          : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
+                                        thread.data, thread.context);
+    if (found == PCRE2_ERROR_NOMATCH) return false;
+    if (found < 0) {
+        throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(),
+                              " bytes (", message_of(found), ")"));
+    }
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(thread.data);
+    begin = range[0];
+    end = range[1];
+    return true;
+}
+
+}  // namespace unsloth

@@ -1,0 +1,32 @@
+// Regular expressions as tokenizer.json means them (Oniguruma's Ruby syntax, Unicode 16.0), run by PCRE2.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace unsloth {
+
+/// A compiled pattern; matching is safe from any thread.
+class Regex {
+  public:
+    /// Accepts what means the same to Oniguruma and PCRE2; anything else is an input Error that names the
+    /// construct and `where` (file and key).
+    Regex(std::string_view pattern, const std::string& where);
+    /// Matches the text itself.
+    static Regex literal(std::string_view text, const std::string& where);
+
+    /// Finds the first match at or behind `from` in valid UTF-8. False when there is none.
+    /// Input Error when the pattern takes too many steps.
+    bool search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const;
+
+  private:
+    struct Code;
+    Regex() = default;
+    void compile(const std::string& pattern);
+    std::shared_ptr<const Code> code_;
+    std::string where_;
+};
+
+}  // namespace unsloth

@@ -1,0 +1,305 @@
+#include "unsloth/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <array>
+#include <unordered_set>
+
+#include "tokenizer/byte_level.h"
+#include "tokenizer/flat_map.h"
+#include "tokenizer/special_tokens.h"
+#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/unicode.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using Span = std::pair<std::size_t, std::size_t>;
+
+/// Strings by id, in one allocation.
+class StringsById {
+  public:
+    explicit StringsById(const std::vector<std::string>& strings) {
+        std::size_t total = 0;
+        for (const std::string& s : strings) total += s.size();
+        text_.reserve(total);
+        begin_.reserve(strings.size() + 1);
+        begin_.push_back(0);
+        for (const std::string& s : strings) {
+            text_ += s;
+            begin_.push_back(static_cast<uint32_t>(text_.size()));
+        }
+    }
+    std::size_t size() const { return begin_.size() - 1; }
+    std::string_view operator[](std::size_t id) const {
+        return std::string_view(text_).substr(begin_[id], begin_[id + 1] - begin_[id]);
+    }
+
+  private:
+    std::string text_;
+    std::vector<uint32_t> begin_;
+};
+
+std::size_t id_count(const TokenizerJson& json) {
+    int32_t last = -1;
+    for (const auto& [token, id] : json.model.vocab) last = std::max(last, id);
+    for (const AddedToken& token : json.added) last = std::max(last, token.id);
+    return static_cast<std::size_t>(last + 1);
+}
+
+/// Raw forms by id; with `searched`, added tokens in the form in which texts contain them (what decoding
+/// starts from).
+std::vector<std::string> tokens_by_id(const TokenizerJson& json, bool searched) {
+    std::vector<std::string> tokens(id_count(json));
+    for (const auto& [token, id] : json.model.vocab) tokens[id] = token;
+    for (const AddedToken& token : json.added) tokens[token.id] = searched ? token.pattern() : token.content;
+    return tokens;
+}
+
+std::vector<std::string> bytes_by_id(const TokenizerJson& json) {
+    std::vector<std::string> tokens = tokens_by_id(json, true);
+    for (std::string& token : tokens) {
+        if (std::optional<std::string> bytes = bytes_of_token(token)) token = std::move(*bytes);
+    }
+    return tokens;
+}
+
+}  // namespace
+
+struct Tokenizer::Impl {
+    Impl(TokenizerJson json, const std::filesystem::path& source)
+        : folder(source),
+          nfc(json.nfc),
+          pre_tokenizer(std::move(json.steps)),
+          bpe(json.model),
+          added(json.added),
+          raw_finder(added, false),
+          normalized_finder(added, true),
+          raw(tokens_by_id(json, false)),
+          bytes(bytes_by_id(json)),
+          ids(raw.size()),
+          special(raw.size()),
+          exists(raw.size()),
+          prefix_ids(std::move(json.prefix_ids)),
+          suffix_ids(std::move(json.suffix_ids)) {
+        for (const auto& [token, id] : json.model.vocab) exists[id] = true;
+        for (const AddedToken& token : added) exists[token.id] = true;
+        for (std::size_t id = 0; id < raw.size(); ++id) {
+            if (exists[id]) ids.insert(raw[id], static_cast<int32_t>(id));
+        }
+        std::unordered_set<std::string> names;
+        for (const AddedToken& token : added) {
+            if (token.special) names.insert(token.content);
+        }
+        const std::vector<std::string> searched = tokens_by_id(json, true);
+        for (std::size_t id = 0; id < raw.size(); ++id)
+            special[id] = exists[id] && names.count(searched[id]) != 0;
+    }
+
+    struct Output {
+        std::vector<int32_t> ids;
+        std::vector<Span> offsets;
+        bool with_offsets = false;
+
+        void add(int32_t id, Span span) {
+            ids.push_back(id);
+            if (with_offsets) offsets.push_back(span);
+        }
+    };
+    void encode(std::string_view text, bool add_special, Output& out) const;
+    void encode_stretch(std::string_view text, std::size_t base, const Alignment& to_text, Output& out) const;
+    void encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch,
+                      std::size_t stretch_base, const Alignment& to_text, Output& out) const;
+
+    std::filesystem::path folder;
+    bool nfc;
+    PreTokenizer pre_tokenizer;
+    Bpe bpe;
+    std::vector<AddedToken> added;
+    AddedTokenFinder raw_finder, normalized_finder;
+    StringsById raw, bytes;
+    StringTable ids;  ///< of raw forms
+    std::vector<bool> special, exists;
+    std::vector<int32_t> prefix_ids, suffix_ids;
+    SpecialTokens roles;
+};
+
+/// A text as given: repaired where it is not UTF-8, then cut at added tokens.
+void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& out) const {
+    const std::size_t size = text.size();
+    if (add_special) {
+        for (const int32_t id : prefix_ids) out.add(id, {0, 0});
+    }
+    std::string repaired;
+    Alignment to_text;
+    if (unicode::valid_prefix(text) < text.size()) {
+        unicode::append_lossy(repaired, text, &to_text);
+        text = repaired;
+    }
+    std::vector<AddedTokenFinder::Stretch> stretches;
+    raw_finder.split(text, stretches);
+    for (const auto& stretch : stretches) {
+        if (stretch.id >= 0) {
+            out.add(stretch.id, to_text.to_input({stretch.begin, stretch.end}));
+        } else {
+            encode_stretch(text.substr(stretch.begin, stretch.end - stretch.begin), stretch.begin, to_text,
+                           out);
+        }
+    }
+    if (add_special) {
+        for (const int32_t id : suffix_ids) out.add(id, {size, size});
+    }
+}
+
+/// A stretch without tokens of the first kind: normalised, then cut at tokens of the second.
+void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, const Alignment& to_text,
+                                     Output& out) const {
+    std::string normalized;
+    Alignment to_stretch;
+    if (nfc && unicode::to_nfc(text, normalized, to_stretch)) text = normalized;
+    if (normalized_finder.empty()) return encode_words(text, 0, to_stretch, base, to_text, out);
+    std::vector<AddedTokenFinder::Stretch> parts;
+    normalized_finder.split(text, parts);
+    for (const auto& part : parts) {
+        if (part.id >= 0) {
+            const Span span = to_stretch.to_input({part.begin, part.end});
+            out.add(part.id, to_text.to_input({base + span.first, base + span.second}));
+        } else {
+            encode_words(text.substr(part.begin, part.end - part.begin), part.begin, to_stretch, base,
+                         to_text, out);
+        }
+    }
+}
+
+/// Words and their tokens. `base` is the text's place in its normalised stretch, `stretch_base` the stretch's
+/// place.
+void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch,
+                                   std::size_t stretch_base, const Alignment& to_text, Output& out) const {
+    SplitText split;
+    pre_tokenizer.split(text, split);
+    std::vector<uint32_t> lengths;
+    const TokenSink sink{&out.ids, out.with_offsets ? &lengths : nullptr};
+    for (const Word& word : split.words) {
+        lengths.clear();
+        bpe.encode(split.text.substr(word.begin, word.end - word.begin), sink);
+        std::size_t at = word.begin;
+        for (const uint32_t length : lengths) {
+            Span span = split.alignment.to_input({at, at + length});
+            at += length;
+            span = to_stretch.to_input({base + span.first, base + span.second});
+            out.offsets.push_back(to_text.to_input({stretch_base + span.first, stretch_base + span.second}));
+        }
+    }
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
+    auto impl = std::make_shared<Impl>(read_tokenizer_json(folder / "tokenizer.json"), folder);
+    const auto id_of = [&](std::string_view token) -> std::optional<int32_t> {
+        const int32_t id = impl->ids.find(token);
+        return id < 0 ? std::nullopt : std::optional(id);
+    };
+    impl->roles = read_special_tokens(folder, id_of);
+    SpecialTokens& roles = impl->roles;
+    // A folder without tokenizer_config.json still says what stands in front of every text.
+    if (!roles.bos && !impl->prefix_ids.empty()) roles.bos = impl->prefix_ids.front();
+    std::erase_if(roles.stop, [&](int32_t id) { return static_cast<std::size_t>(id) >= impl->raw.size(); });
+    return Tokenizer(std::move(impl));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special) const {
+    Impl::Output out;
+    out.ids.reserve(text.size() / 3 + 2);
+    impl_->encode(text, add_special, out);
+    return std::move(out.ids);
+}
+
+Encoding Tokenizer::encode_with_offsets(std::string_view text, bool add_special) const {
+    Impl::Output out;
+    out.with_offsets = true;
+    impl_->encode(text, add_special, out);
+    return {std::move(out.ids), std::move(out.offsets)};
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+    std::string bytes, text;
+    for (const int32_t id : ids) {
+        if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id]))
+            continue;
+        bytes += impl_->bytes[id];
+    }
+    if (unicode::valid_prefix(bytes) == bytes.size()) return bytes;
+    unicode::append_lossy(text, bytes);
+    return text;
+}
+
+int64_t Tokenizer::vocab_size() const {
+    return static_cast<int64_t>(impl_->raw.size());
+}
+
+std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
+    const int32_t id = impl_->ids.find(token);
+    return id < 0 ? std::nullopt : std::optional(id);
+}
+
+std::string Tokenizer::token(int32_t id) const {
+    UNSLOTH_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " of ", vocab_size());
+    return std::string(impl_->raw[id]);
+}
+
+std::optional<int32_t> Tokenizer::added_token_id(std::string_view token) const {
+    for (const AddedToken& added : impl_->added) {
+        if (added.content == token) return added.id;
+    }
+    return std::nullopt;
+}
+
+bool Tokenizer::is_special(int32_t id) const {
+    return id >= 0 && id < vocab_size() && impl_->special[id];
+}
+
+std::optional<int32_t> Tokenizer::bos_id() const {
+    return impl_->roles.bos;
+}
+
+std::optional<int32_t> Tokenizer::eos_id() const {
+    return impl_->roles.eos;
+}
+
+const std::vector<int32_t>& Tokenizer::stop_ids() const {
+    return impl_->roles.stop;
+}
+
+bool Tokenizer::adds_bos() const {
+    return bos_id() && !impl_->prefix_ids.empty() && impl_->prefix_ids.front() == *bos_id();
+}
+
+bool Tokenizer::adds_eos() const {
+    return eos_id() && !impl_->suffix_ids.empty() && impl_->suffix_ids.back() == *eos_id();
+}
+
+const std::filesystem::path& Tokenizer::folder() const {
+    return impl_->folder;
+}
+
+std::vector<std::filesystem::path> Tokenizer::files() const {
+    static constexpr std::array names = {"tokenizer.json",
+                                         "tokenizer_config.json",
+                                         "special_tokens_map.json",
+                                         "added_tokens.json",
+                                         "vocab.json",
+                                         "merges.txt",
+                                         "tokenizer.model",
+                                         "chat_template.jinja",
+                                         "chat_template.json"};
+    std::vector<std::filesystem::path> found;
+    for (const char* name : names) {
+        if (std::filesystem::is_regular_file(folder() / name)) found.push_back(folder() / name);
+    }
+    return found;
+}
+
+const std::string& Tokenizer::chat_template() const {
+    return impl_->roles.chat_template;
+}
+
+}  // namespace unsloth

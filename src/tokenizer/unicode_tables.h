@@ -1,0 +1,34 @@
+// Tables made by make_unicode_tables.py, each sorted by its first column.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace unsloth::unicode {
+
+struct Range {
+    char32_t first, last;
+};
+/// Every code point of a range stands for `replacement` (see CategoryShadow).
+struct Replacement {
+    char32_t first, last, replacement;
+};
+struct ClassRange {
+    char32_t first, last;
+    uint32_t combining_class;
+};
+/// Full canonical decomposition, padded with zeros.
+struct Decomposition {
+    char32_t code_point, parts[4];
+};
+struct Composition {
+    char32_t first, second, composed;
+};
+
+const std::vector<Range>& word_ranges();             ///< \w of UTS 18, Unicode 16.0
+const std::vector<Replacement>& category_drift();    ///< categories that differ between Unicode 14.0 and 18.0
+const std::vector<ClassRange>& combining_classes();  ///< non-zero ones, Unicode 9.0
+const std::vector<Decomposition>& decompositions();  ///< Unicode 9.0, without Hangul
+const std::vector<Composition>& compositions();      ///< Unicode 9.0, without Hangul
+
+}  // namespace unsloth::unicode

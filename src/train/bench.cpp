@@ -1,0 +1,157 @@
+// `bench step`: the training step on random tokens, against this device's measured ceilings.
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/philox.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/train/bench_ops.h"
+#include "unsloth/train/commands.h"
+#include "unsloth/train/session.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+/// `batch` rows of `seq` random tokens, every one but the first a target, as peers' step benchmarks use.
+StepBatch random_step(const ModelSpec& spec, int64_t batch, int64_t seq, uint32_t step) {
+    std::vector<Sample> samples(static_cast<std::size_t>(batch));
+    for (std::size_t row = 0; row < samples.size(); ++row) {
+        Sample& sample = samples[row];
+        for (int32_t t = 0; t < static_cast<int32_t>(seq); ++t) {
+            const uint32_t word = philox4x32(1, 2, static_cast<uint32_t>(t), static_cast<uint32_t>(row), step, 0).w[0];
+            sample.ids.push_back(static_cast<int32_t>(word % static_cast<uint32_t>(spec.vocab_size)));
+            sample.positions.push_back(t);
+        }
+        sample.labels = sample.ids;
+        sample.row = static_cast<int64_t>(row);
+    }
+    std::vector<const Sample*> pointers;
+    for (const Sample& sample : samples) pointers.push_back(&sample);
+    StepBatch result;
+    result.micro.push_back(make_batch(pointers));
+    result.labels = result.micro.front().labels;
+    result.tokens = result.micro.front().tokens();
+    return result;
+}
+
+/// Operations that a step cannot do without, in multiply-adds times two: base products (forward, dx, and the forward again under
+/// Keep::input without down_proj), attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
+struct StepOperations {
+    double gemm = 0, attention = 0;
+};
+
+StepOperations count_operations(const ModelSpec& spec, int64_t batch, int64_t seq, Keep keep) {
+    const auto tokens = static_cast<double>(batch * seq);
+    double weights = 0;
+    for (int p = 0; p < projection_count; ++p)
+        weights += static_cast<double>(spec.out_features(static_cast<Projection>(p)) * spec.in_features(static_cast<Projection>(p)));
+    const double down = static_cast<double>(spec.hidden_size * spec.intermediate_size);
+    const double layers = static_cast<double>(spec.num_layers);
+    const double passes = layers * (2 * weights + (keep == Keep::input ? weights - down : 0));
+    const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
+    const double scores = layers * tokens * static_cast<double>(seq) / 2 * static_cast<double>(spec.q_size()) * 4;
+    return {2 * tokens * (passes + head), scores * (3.5 + (keep == Keep::input ? 1 : 0))};
+}
+
+/// The rate of a large product in the compute type on this device now, in operations per second.
+double measure_gemm_rate(ops::Context& ctx, at::ScalarType dtype) {
+    const int64_t n = ctx.is_cuda() ? 8192 : 1024;
+    const auto options = at::TensorOptions().dtype(dtype).device(ctx.device());
+    const at::Tensor a = at::randn({n, n}, options), b = at::randn({n, n}, options), c = at::empty({n, n}, options);
+    const int rounds = ctx.is_cuda() ? 20 : 3;
+    std::vector<double> seconds;
+    for (int i = 0; i < rounds + 3; ++i) {
+        synchronize(ctx);
+        const auto start = Clock::now();
+        ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true});
+        synchronize(ctx);
+        if (i >= 3) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    return 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / median(seconds);
+}
+
+struct StepTimes {
+    std::vector<double> ms;
+    double loss = 0;
+    bool skipped = false;
+};
+
+StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& config, const BenchRequest& request) {
+    const TrainingOptions& t = config.training;
+    Stepper stepper(ctx, model, {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm,
+                                 .seed = 1, .loss_scaling = config.model.dtype == DType::f16});
+    const StepBatch batch = random_step(model.spec(), request.batch, request.seq, 0);
+    StepTimes times;
+    for (int64_t step = 1; step <= request.warmup + request.steps; ++step) {
+        synchronize(ctx);
+        const auto start = Clock::now();
+        stepper.issue(batch, step, t.learning_rate);
+        synchronize(ctx);
+        if (step > request.warmup) times.ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+        while (const auto result = stepper.take(true)) {
+            times.loss = result->outcome.loss;
+            times.skipped = times.skipped || result->outcome.skipped != 0;
+        }
+    }
+    return times;
+}
+
+void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
+    const OpenedModel opened = open_model(loaded.config);
+    const ModelSpec& spec = opened.file->spec;
+    const at::Device device = choose_device(loaded.config.hardware.device);
+    model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
+    load.sizes.tokens = load.sizes.head_rows = request.batch * request.seq;
+    load.sizes.segments = request.batch;
+    load.sizes.longest = request.seq;
+    load.sizes.head_chunk = head_chunk_rows(spec, load.dtype, load.sizes.head_rows);
+    load.sizes.keep = loaded.config.training.gradient_checkpointing == GradientCheckpointing::full ? Keep::input : Keep::everything;
+    model::ModelPlan plan(opened.file, load);
+    require_memory(plan);
+    ops::Context ctx(device);
+    ctx.deterministic = loaded.config.training.deterministic;
+    model::Model model(ctx, plan.load(ctx));
+    const StepTimes times = time_steps(model, ctx, loaded.config, request);
+    const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
+    const double rate = measure_gemm_rate(ctx, load.dtype), ms = median(times.ms);
+    const StepOperations operations = count_operations(spec, request.batch, request.seq, load.sizes.keep);
+    const double floor_ms = 1000 * (operations.gemm + operations.attention) / rate;
+    const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+    const nlohmann::ordered_json result{
+        {"bench", "step"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"base", plan.base_description()},
+        {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"batch", request.batch}, {"seq", request.seq},
+        {"gradient_checkpointing", load.sizes.keep == Keep::input ? "full" : "none"}, {"steps", request.steps}, {"step_ms", ms},
+        {"step_ms_min", *std::min_element(times.ms.begin(), times.ms.end())}, {"step_ms_max", *std::max_element(times.ms.begin(), times.ms.end())},
+        {"tokens_per_second", 1000.0 * static_cast<double>(request.batch * request.seq) / ms}, {"peak_gib", gib(peak)},
+        {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rate / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},
+        {"loss", times.loss}, {"skipped", times.skipped}};
+    if (request.json) {
+        std::cout << result.dump() << std::endl;
+        return;
+    }
+    std::cout << result.dump(2) << std::endl;
+}
+
+}  // namespace
+
+void run_bench(const LoadedConfig& loaded, const BenchRequest& request) {
+    if (request.what == BenchSubject::step) {
+        bench_step(loaded, request);
+    } else {
+        bench_ops(loaded, request);
+    }
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/tokenizer/chat.h"
+#include "unsloth/train/commands.h"
+#include "unsloth/train/session.h"
+
+namespace unsloth::train {
+namespace {
+
+using Prompt = std::vector<int32_t>;
+
+Prompt encode_row(const nlohmann::json& row, const Tokenizer& tokenizer, const std::string& template_name, const std::string& where) {
+    if (row.contains("text") && row["text"].is_string()) return tokenizer.encode(row["text"].get<std::string>(), true);
+    if (!row.contains("messages") || !row["messages"].is_array())
+        throw input_error(cat(where, ": expected {\"text\"} or {\"messages\"}"));
+    std::vector<Message> messages;
+    for (const auto& message : row["messages"]) {
+        if (!message.is_object() || !message.value("role", nlohmann::json()).is_string() || !message.value("content", nlohmann::json()).is_string())
+            throw input_error(cat(where, ": each message needs a role and a content, both strings"));
+        messages.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
+    }
+    return encode_rendered(tokenizer, render(template_name, messages, /*add_generation_prompt=*/true, tokenizer)).ids;
+}
+
+/// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
+std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer, const std::string& template_name) {
+    if (request.file.empty()) return {tokenizer.encode(request.prompt, true)};
+    const std::string content = read_file(request.file);
+    const std::size_t first = content.find_first_not_of(" \t\r\n");
+    if (first == std::string::npos) throw input_error(cat(request.file, ": the file is empty"));
+    if (content[first] != '{') return {tokenizer.encode(content, true)};
+    std::vector<Prompt> prompts;
+    std::istringstream lines(content);
+    std::string line;
+    for (int64_t number = 1; std::getline(lines, line); ++number) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::string where = cat(request.file, ":", number);
+        const nlohmann::json row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+        if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
+        prompts.push_back(encode_row(row, tokenizer, template_name, where));
+    }
+    return prompts;
+}
+
+std::vector<int32_t> stop_ids(const Tokenizer& tokenizer, const ModelSpec& spec) {
+    std::vector<int32_t> stops = tokenizer.stop_ids();
+    for (const int64_t id : spec.eos_token_ids) stops.push_back(static_cast<int32_t>(id));
+    // Chat models end a turn with a token of its own.
+    for (const char* name : {"<|eot_id|>", "<|im_end|>"})
+        if (const auto id = tokenizer.added_token_id(name)) stops.push_back(*id);
+    return stops;
+}
+
+std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, int64_t max_new_tokens, const std::vector<int32_t>& stops) {
+    std::vector<model::KvCache> caches = model.make_caches(static_cast<int64_t>(prompt.size()) + max_new_tokens);
+    std::vector<int32_t> made, next = prompt;
+    while (static_cast<int64_t>(made.size()) < max_new_tokens) {
+        const int32_t id = model.next_token(next, caches);
+        if (std::find(stops.begin(), stops.end(), id) != stops.end()) break;
+        made.push_back(id);
+        next = {id};
+    }
+    return made;
+}
+
+}  // namespace
+
+void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
+    const OpenedModel opened = open_model(loaded.config);
+    const Tokenizer tokenizer = opened.tokenizer();
+    const std::vector<Prompt> prompts = read_prompts(request, tokenizer, resolve_template(loaded.config.data.template_name, tokenizer));
+    std::size_t longest = 1;
+    for (const Prompt& prompt : prompts) {
+        if (prompt.empty()) throw input_error("a prompt has no tokens, and the tokenizer adds none");
+        longest = std::max(longest, prompt.size());
+    }
+    const auto room = static_cast<int64_t>(longest) + request.max_new_tokens;
+    if (room > opened.file->spec.max_position_embeddings)
+        throw usage_error(cat("prompt and max_new_tokens take ", room, " positions, the model allows ", opened.file->spec.max_position_embeddings));
+    const LoadedModel loaded_model = load_for_inference(loaded, opened, static_cast<int64_t>(longest), 1, 1);
+    const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
+    for (const Prompt& prompt : prompts) {
+        const std::vector<int32_t> ids = continue_prompt(*loaded_model.model, prompt, request.max_new_tokens, stops);
+        const std::string text = tokenizer.decode(ids, /*skip_special=*/true);
+        if (request.json) {
+            std::cout << nlohmann::ordered_json{{"prompt_ids", prompt}, {"ids", ids}, {"text", text}}.dump() << "\n";
+        } else {
+            std::cout << text << "\n";
+        }
+    }
+    std::cout.flush();
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,172 @@
+// `init`: a model folder with random weights, a tensor at a time.
+#include <cmath>
+#include <numbers>
+#include <thread>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/philox.h"
+#include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/model/loader.h"
+#include "unsloth/ops/quant.h"
+#include "unsloth/spec/convert.h"
+#include "unsloth/tokenizer/tokenizer.h"
+#include "unsloth/train/commands.h"
+#include "unsloth/train/save.h"
+#include "unsloth/train/session.h"
+#include "unsloth/train/shapes.h"
+
+namespace unsloth::train {
+namespace {
+
+constexpr float initializer_range = 0.02F;  // transformers' default
+
+/// Four normal values from one Philox draw (Box and Muller, 1958), named by (seed, tensor, element): any number of threads
+/// gives the same weights.
+void fill_normal(float* out, int64_t begin, int64_t end, uint64_t seed, uint32_t tensor) {
+    for (int64_t i = begin; i < end; i += 4) {
+        const auto block = static_cast<uint64_t>(i / 4);
+        const PhiloxWords words = philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(block),
+                                             static_cast<uint32_t>(block >> 32), tensor, 0x1417);
+        float normal[4];
+        for (int pair = 0; pair < 2; ++pair) {
+            const float radius = std::sqrt(-2.0F * std::log(1.0F - unit_float(words.w[2 * pair])));
+            const float angle = 2.0F * std::numbers::pi_v<float> * unit_float(words.w[2 * pair + 1]);
+            normal[2 * pair] = radius * std::cos(angle);
+            normal[2 * pair + 1] = radius * std::sin(angle);
+        }
+        for (int64_t j = i; j < std::min(end, i + 4); ++j) out[j] = normal[j - i] * initializer_range;
+    }
+}
+
+std::vector<float> make_values(const TensorRule& rule, uint64_t seed, uint32_t tensor) {
+    int64_t count = 1;
+    for (const int64_t size : rule.shape) count *= size;
+    if (rule.shape.size() == 1) return std::vector<float>(static_cast<std::size_t>(count), rule.role == TensorRole::bias ? 0.0F : 1.0F);
+    std::vector<float> values(static_cast<std::size_t>(count));
+    const int64_t workers = std::clamp<int64_t>(count / (1 << 18), 1, std::max(1U, std::thread::hardware_concurrency()));
+    const int64_t share = ((count + workers - 1) / workers + 3) / 4 * 4;
+    std::vector<std::thread> threads;
+    for (int64_t begin = 0; begin < count; begin += share)
+        threads.emplace_back([&, begin] { fill_normal(values.data(), begin, std::min(count, begin + share), seed, tensor); });
+    for (std::thread& thread : threads) thread.join();
+    return values;
+}
+
+bool quantised(const TensorRule& rule, InitQuantize how) { return how == InitQuantize::nf4 && rule.may_be_quantised; }
+
+std::vector<TensorDecl> declarations(const TensorRule& rule, InitQuantize how, DType dtype) {
+    if (quantised(rule, how)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype);
+    return {{rule.hf_name, dtype, rule.shape}};
+}
+
+/// Quantises on the GPU where there is one: an 8B model takes seconds there.
+Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const TensorRule& rule) {
+    if (!ctx.is_cuda()) return quantize_nf4(values.data(), rule.shape[0], rule.shape[1]);
+    const at::Tensor host = at::from_blob(const_cast<float*>(values.data()), rule.shape, at::kFloat);
+    const ops::Quant4Tensor made = ops::quantize_nf4(ctx, host.to(ctx.device()));
+    const auto bytes = [](const at::Tensor& t) {
+        const at::Tensor cpu = t.cpu().contiguous();
+        return std::vector<uint8_t>(cpu.data_ptr<uint8_t>(), cpu.data_ptr<uint8_t>() + cpu.numel());
+    };
+    const auto floats = [](const at::Tensor& t) {
+        const at::Tensor cpu = t.cpu().contiguous();
+        return std::vector<float>(cpu.data_ptr<float>(), cpu.data_ptr<float>() + cpu.numel());
+    };
+    Quant4Owned owned;
+    owned.rows = rule.shape[0];
+    owned.cols = rule.shape[1];
+    owned.packed = bytes(made.packed);
+    owned.absmax = bytes(made.absmax);
+    owned.nested_absmax = floats(made.nested_absmax);
+    owned.tables = floats(made.tables);
+    owned.nested_offset = made.nested_offset;
+    return owned;
+}
+
+/// Values rounded to the storage type first, as quantising a saved 16-bit checkpoint would see them.
+void round_through(std::vector<float>& values, DType dtype) {
+    if (dtype == DType::f32) return;
+    std::vector<std::byte> stored(values.size() * size_of(dtype));
+    convert_from_f32(dtype, values.data(), static_cast<int64_t>(values.size()), stored.data());
+    convert_to_f32(dtype, stored.data(), static_cast<int64_t>(values.size()), values.data());
+}
+
+class Writer {
+  public:
+    Writer(const InitRequest& request, const ModelSpec& spec) : request_(request), rules_(tensor_table(spec)), ctx_(choose_device("auto")) {}
+
+    /// One file a shard of at most 5 GB of tensors.
+    void write() {
+        constexpr std::size_t shard_bytes = 5'000'000'000;
+        std::vector<std::vector<std::size_t>> shards(1);
+        std::size_t filled = 0;
+        for (std::size_t i = 0; i < rules_.size(); ++i) {
+            std::size_t bytes = 0;
+            for (const TensorDecl& decl : declarations(rules_[i], request_.quantize, request_.dtype)) bytes += decl.bytes();
+            if (filled > 0 && filled + bytes > shard_bytes) {
+                shards.emplace_back();
+                filled = 0;
+            }
+            shards.back().push_back(i);
+            filled += bytes;
+            total_ += bytes;
+        }
+        for (std::size_t s = 0; s < shards.size(); ++s) write_shard(shards[s], shard_file_name(s, shards.size()));
+        if (shards.size() > 1) write_file_atomically(std::filesystem::path(request_.out) / "model.safetensors.index.json", shard_index_json(where_, total_));
+    }
+    std::size_t total_bytes() const { return total_; }
+
+  private:
+    void write_shard(const std::vector<std::size_t>& members, const std::string& file) {
+        std::vector<TensorDecl> declared;
+        for (const std::size_t i : members)
+            for (TensorDecl& decl : declarations(rules_[i], request_.quantize, request_.dtype)) {
+                where_[decl.name] = file;
+                declared.push_back(std::move(decl));
+            }
+        SafetensorsWriter writer(std::filesystem::path(request_.out) / file, std::move(declared));
+        for (const std::size_t i : members) write_tensor(writer, rules_[i], static_cast<uint32_t>(i));
+        writer.finish();
+    }
+
+    void write_tensor(SafetensorsWriter& writer, const TensorRule& rule, uint32_t index) {
+        std::vector<float> values = make_values(rule, static_cast<uint64_t>(request_.seed), index);
+        if (quantised(rule, request_.quantize)) {
+            round_through(values, request_.dtype);
+            for (const TensorBlob& blob : quant4_tensors(rule.hf_name, quantise(ctx_, values, rule), request_.dtype))
+                writer.append(blob.decl.name, blob.data);
+            return;
+        }
+        std::vector<std::byte> bytes(values.size() * size_of(request_.dtype));
+        convert_from_f32(request_.dtype, values.data(), static_cast<int64_t>(values.size()), bytes.data());
+        writer.append(rule.hf_name, bytes);
+    }
+
+    const InitRequest& request_;
+    std::vector<TensorRule> rules_;
+    ops::Context ctx_;
+    std::map<std::string, std::string> where_;
+    std::size_t total_ = 0;
+};
+
+}  // namespace
+
+void run_init(const InitRequest& request) {
+    ModelSpec spec = request.config_file.empty() ? builtin_shape(request.shape)
+                                                 : parse_model_spec(read_file(request.config_file), request.config_file);
+    spec.dtype = request.dtype;
+    std::filesystem::create_directories(request.out);
+    Writer writer(request, spec);
+    writer.write();
+    const std::string original = request.config_file.empty() ? std::string() : read_file(request.config_file);
+    write_file_atomically(std::filesystem::path(request.out) / "config.json",
+                          write_model_config(spec, request.quantize == InitQuantize::nf4 ? std::optional(QuantizationConfig{}) : std::nullopt, original));
+    if (!request.tokenizer.empty()) copy_files(Tokenizer::load(request.tokenizer).files(), request.out);
+    log::info("random weights (seed ", request.seed, ") in ", request.out, ": ", memory::human_bytes(static_cast<int64_t>(writer.total_bytes())));
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,102 @@
+#include "unsloth/train/save.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/safetensors.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth::train {
+namespace {
+
+/// A parameter's values in a storage type, on the host.
+std::vector<std::byte> bytes_of(const model::Parameters& parameters, const model::Parameter& p, DType type) {
+    const at::Tensor values = parameters.value(p).cpu().contiguous();
+    std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * size_of(type));
+    convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
+    return bytes;
+}
+
+using Shard = std::vector<const model::Parameter*>;
+
+std::vector<Shard> make_shards(const model::ParameterTable& table, DType type, int64_t shard_bytes) {
+    std::vector<Shard> shards(1);
+    int64_t filled = 0;
+    for (const model::Parameter& p : table.parameters()) {
+        const int64_t bytes = p.elements() * static_cast<int64_t>(size_of(type));
+        if (filled > 0 && filled + bytes > shard_bytes) {
+            shards.emplace_back();
+            filled = 0;
+        }
+        shards.back().push_back(&p);
+        filled += bytes;
+    }
+    return shards;
+}
+
+void write_shard(const std::filesystem::path& path, const Shard& shard, const model::Parameters& parameters, DType type) {
+    std::vector<TensorDecl> declared;
+    for (const model::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
+    SafetensorsWriter writer(path, declared);
+    for (const TensorDecl& decl : writer.tensors()) {
+        const auto found = std::find_if(shard.begin(), shard.end(), [&](const model::Parameter* p) { return p->name == decl.name; });
+        writer.append(decl.name, bytes_of(parameters, **found, type));
+    }
+    writer.finish();
+}
+
+}  // namespace
+
+std::string shard_file_name(std::size_t index, std::size_t count) {
+    if (count == 1) return "model.safetensors";
+    char name[64];
+    std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
+    return name;
+}
+
+std::string shard_index_json(const std::map<std::string, std::string>& file_of_tensor, std::size_t total_bytes) {
+    const nlohmann::ordered_json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", file_of_tensor}};
+    return index.dump(2) + "\n";
+}
+
+void save_adapter(const std::filesystem::path& folder, const model::Parameters& parameters, const LoraSpec& lora, const std::string& base) {
+    std::filesystem::create_directories(folder);
+    Shard all;
+    for (const model::Parameter& p : parameters.table().parameters()) all.push_back(&p);
+    write_shard(folder / "adapter_model.safetensors", all, parameters, DType::f32);
+    write_file_atomically(folder / "adapter_config.json", write_peft_config({lora, base}));
+}
+
+void save_model(const std::filesystem::path& folder, const model::Parameters& parameters, const ModelSpec& spec,
+                const std::filesystem::path& source_folder, int64_t shard_bytes) {
+    std::filesystem::create_directories(folder);
+    const std::vector<Shard> shards = make_shards(parameters.table(), spec.dtype, shard_bytes);
+    std::map<std::string, std::string> where;
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+        const std::string file = shard_file_name(i, shards.size());
+        write_shard(folder / file, shards[i], parameters, spec.dtype);
+        for (const model::Parameter* p : shards[i]) {
+            where[p->name] = file;
+            total += static_cast<std::size_t>(p->elements()) * size_of(spec.dtype);
+        }
+    }
+    if (shards.size() > 1) write_file_atomically(folder / "model.safetensors.index.json", shard_index_json(where, total));
+    write_file_atomically(folder / "config.json", write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
+}
+
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& folder) {
+    for (const auto& file : files) {
+        const auto target = folder / file.filename();
+        std::error_code ignored;
+        if (std::filesystem::equivalent(file, target, ignored)) continue;
+        write_file_atomically(target, read_file(file));
+    }
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,216 @@
+#include "unsloth/train/session.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+
+#ifdef UNSLOTH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace unsloth::train {
+namespace {
+
+constexpr int64_t head_chunk_bytes = 256 << 20;  // of logits at a time: large enough for full-rate products
+constexpr double usable_share = 0.97;            // of free memory: the CUDA context and libraries grow a little later
+
+int gpu_count() {
+    int count = 0;
+#ifdef UNSLOTH_CUDA
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        (void)cudaGetLastError();  // no driver: not an error of ours
+        count = 0;
+    }
+#endif
+    return count;
+}
+
+/// A lora option that the user gave must say what the adapter folder says.
+void check_against_adapter(const LoadedConfig& loaded, const LoraSpec& asked, const LoraSpec& adapter) {
+    const auto require = [&](const char* option, bool same) {
+        if (loaded.is_given(cat("lora.", option)) && !same)
+            throw usage_error(cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
+                              "Leave the option out: the adapter's own config decides.");
+    };
+    const auto sorted = [](std::vector<std::string> names) {
+        std::sort(names.begin(), names.end());
+        return names;
+    };
+    require("r", asked.r == adapter.r);
+    require("lora_alpha", asked.lora_alpha == adapter.lora_alpha);
+    require("use_rslora", asked.use_rslora == adapter.use_rslora);
+    require("target_modules", sorted(asked.target_modules) == sorted(adapter.target_modules));
+    require("modules_to_save", sorted(asked.modules_to_save) == sorted(adapter.modules_to_save));
+    require("rank_pattern", asked.rank_pattern == adapter.rank_pattern);
+    require("alpha_pattern", asked.alpha_pattern == adapter.alpha_pattern);
+    require("layers_to_transform", asked.layers_to_transform == adapter.layers_to_transform);
+}
+
+}  // namespace
+
+at::Device choose_device(const std::string& option) {
+    if (option == "cpu") return at::kCPU;
+    const int count = gpu_count();
+    if (option == "auto") return count > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+    const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : 0;
+    if (index >= count)
+        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
+#ifdef UNSLOTH_CUDA
+                              ""
+#else
+                              " (this build has no CUDA)"
+#endif
+                              ),
+                          "Use --device cpu or auto, or check the driver with nvidia-smi.");
+    return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+}
+
+std::string describe_device(at::Device device) {
+    const std::string memory = memory::human_bytes(memory::device_memory(device).total);
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) {
+        cudaDeviceProp properties{};
+        if (cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess) return cat(properties.name, " (", memory, ")");
+    }
+#endif
+    return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
+}
+
+OpenedModel open_model(const Config& config) {
+    if (config.model.path.empty())
+        throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
+    OpenedModel opened;
+    opened.file = std::make_shared<const WeightFile>(WeightFile::open(config.model.path));
+    opened.tokenizer_folder = opened.file->checkpoint.folder();
+    const auto& adapter = config.model.adapter_name_or_path;
+    if (adapter && std::filesystem::exists(std::filesystem::path(*adapter) / "tokenizer.json")) opened.tokenizer_folder = *adapter;
+    return opened;
+}
+
+Tokenizer OpenedModel::tokenizer() const {
+    if (!std::filesystem::exists(tokenizer_folder / "tokenizer.json"))
+        throw input_error(cat(tokenizer_folder.string(), ": no tokenizer.json, which text needs"),
+                          "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
+    Tokenizer loaded = Tokenizer::load(tokenizer_folder);
+    if (loaded.vocab_size() > file->spec.vocab_size)
+        throw input_error(cat(tokenizer_folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1, ", the model's vocabulary ends at ",
+                              file->spec.vocab_size - 1),
+                          "Use the tokenizer that belongs to the checkpoint.");
+    return loaded;
+}
+
+std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
+    std::vector<std::filesystem::path> files;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+                             "tokenizer.model", "chat_template.jinja", "generation_config.json"})
+        if (std::filesystem::exists(tokenizer_folder / name)) files.push_back(tokenizer_folder / name);
+    return files;
+}
+
+std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config) {
+    return [&opened, template_name = config.data.template_name] { return make_row_encoder(opened.tokenizer(), template_name); };
+}
+
+LoraSpec lora_spec(const LoraOptions& options) {
+    LoraSpec lora;
+    lora.r = options.r;
+    lora.lora_alpha = options.lora_alpha;
+    lora.lora_dropout = options.lora_dropout;
+    lora.use_rslora = options.use_rslora;
+    lora.target_modules = options.target_modules;
+    lora.modules_to_save = options.modules_to_save;
+    lora.rank_pattern = options.rank_pattern;
+    lora.alpha_pattern = options.alpha_pattern;
+    lora.layers_to_transform = options.layers_to_transform.value_or(std::vector<int64_t>{});
+    return lora;
+}
+
+model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, bool trains) {
+    const Config& config = loaded.config;
+    model::LoadRequest request;
+    request.device = device;
+    request.dtype = model::scalar_type(config.model.dtype);
+    request.load_in_4bit = config.model.load_in_4bit;
+    request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
+    request.adapter = config.model.adapter_name_or_path;
+    request.trains = trains;
+    request.optim = config.training.optim;
+    request.seed = static_cast<uint64_t>(config.training.seed);
+    if (request.finetuning_type == FinetuningType::full) {
+        if (request.adapter) throw usage_error("finetuning_type full does not take an adapter_name_or_path", "Merge the adapter first, or train a LoRA.");
+        return request;
+    }
+    if (trains) request.lora = lora_spec(config.lora);
+    if (request.adapter) {
+        const PeftConfig adapter = read_peft_config(*request.adapter);
+        if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);
+        log::info("adapter ", *request.adapter, ": r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha, ", trained on ",
+                  adapter.base_model_name_or_path);
+        if (!loaded.is_given("lora.lora_dropout") || !trains) {
+            if (request.lora) request.lora->lora_dropout = adapter.lora.lora_dropout;
+        }
+    }
+    return request;
+}
+
+int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
+    const int64_t row_bytes = spec.vocab_size * static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t chunk = std::clamp<int64_t>(head_chunk_bytes / row_bytes / 128 * 128, 128, 8192);
+    return std::max<int64_t>(1, std::min(chunk, rows));
+}
+
+void require_memory(const model::ModelPlan& plan) {
+    const memory::DeviceMemory memory = memory::device_memory(plan.request().device);
+    if (static_cast<double>(plan.total_bytes()) <= usable_share * static_cast<double>(memory.free)) return;
+    // What would fit: try the usual remedies on the plan itself.
+    std::string advice = "Would fit:";
+    const model::ActivationSizes asked = plan.request().sizes;
+    const auto fits = [&](const model::ActivationSizes& sizes) {
+        model::ModelPlan other = plan;
+        other.set_sizes(sizes);
+        return static_cast<double>(other.total_bytes()) <= usable_share * static_cast<double>(memory.free);
+    };
+    std::vector<std::string> remedies;
+    model::ActivationSizes sizes = asked;
+    sizes.keep = Keep::input;
+    if (asked.training && asked.keep != Keep::input && fits(sizes)) remedies.push_back("gradient_checkpointing full");
+    for (int64_t divisor = 2; divisor <= 1024 && remedies.size() < 2; divisor *= 2) {
+        sizes.tokens = std::max<int64_t>(1, asked.tokens / divisor);
+        sizes.head_rows = std::max<int64_t>(1, asked.head_rows / divisor);
+        sizes.segments = std::max<int64_t>(1, asked.segments / divisor);
+        sizes.longest = std::min(sizes.longest, sizes.tokens);
+        sizes.head_chunk = std::min(sizes.head_chunk, sizes.head_rows);
+        if (fits(sizes))
+            remedies.push_back(cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
+                                   "more gradient_accumulation_steps instead", asked.training ? ", gradient_checkpointing full" : ""));
+    }
+    for (const std::string& remedy : remedies) advice += "\n    " + remedy;
+    if (remedies.empty()) advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
+    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ", memory::human_bytes(plan.total_bytes()), ", ",
+                              memory::human_bytes(memory.free), " are free\n", plan.table_text()), advice);
+}
+
+LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
+                               int64_t head_rows) {
+    const at::Device device = choose_device(loaded.config.hardware.device);
+    LoadedModel result;
+    result.ctx = std::make_unique<ops::Context>(device);
+    result.ctx->deterministic = loaded.config.training.deterministic;
+    model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
+    request.sizes.tokens = request.sizes.longest = tokens;
+    request.sizes.segments = segments;
+    request.sizes.head_rows = head_rows;
+    request.sizes.head_chunk = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
+    request.sizes.training = false;
+    request.sizes.deterministic = loaded.config.training.deterministic;
+    const model::ModelPlan plan(opened.file, request);
+    require_memory(plan);
+    result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
+    return result;
+}
+
+}  // namespace unsloth::train

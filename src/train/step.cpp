@@ -1,0 +1,115 @@
+#include "unsloth/train/step.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::train {
+namespace {
+
+constexpr double initial_loss_scale = 65536.0, largest_loss_scale = 16777216.0;
+constexpr int64_t growth_interval = 2000;  // as torch.amp.GradScaler
+
+at::Tensor bytes(std::size_t count, at::Device device, bool pinned) {
+    return at::zeros({static_cast<int64_t>(count)}, at::TensorOptions().dtype(at::kByte).device(device).pinned_memory(pinned));
+}
+
+template <class T>
+T& as(const at::Tensor& tensor) {
+    return *reinterpret_cast<T*>(tensor.data_ptr<uint8_t>());
+}
+
+}  // namespace
+
+/// Host memory of one step under way.
+struct Stepper::Slot {
+    at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
+    std::optional<c10::Event> done;
+};
+
+Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings) : ctx_(ctx), model_(model), settings_(settings) {
+    const bool cuda = ctx.is_cuda();
+    device_scalars_ = bytes(sizeof(StepScalars), ctx.device(), false);
+    device_outcome_ = bytes(sizeof(StepOutcome), ctx.device(), false);
+    ctx_.scalars = reinterpret_cast<const StepScalars*>(device_scalars_.data_ptr<uint8_t>());
+    ctx_.outcome = reinterpret_cast<StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
+    for (int i = 0; i < 2; ++i) {
+        auto slot = std::make_unique<Slot>();
+        slot->scalars = bytes(sizeof(StepScalars), at::kCPU, cuda);
+        slot->outcome_start = bytes(sizeof(StepOutcome), at::kCPU, cuda);
+        as<StepOutcome>(slot->outcome_start).first_bad_site = all_finite;
+        slot->outcome = bytes(sizeof(StepOutcome), at::kCPU, cuda);
+        if (cuda) slot->done.emplace(c10::DeviceType::CUDA);
+        slots_.push_back(std::move(slot));
+    }
+    if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
+}
+
+Stepper::~Stepper() {
+    ctx_.scalars = nullptr;
+    ctx_.outcome = nullptr;
+}
+
+void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) {
+    UNSLOTH_CHECK(pending_.size() < slots_.size(), "results were not taken");
+    Slot& slot = *slots_[next_slot_];
+    next_slot_ = (next_slot_ + 1) % slots_.size();
+    const double t = static_cast<double>(++updates_);
+    as<StepScalars>(slot.scalars) = {
+        .step = static_cast<uint32_t>(step),
+        .epoch = batch.epoch_index,
+        .seed_lo = static_cast<uint32_t>(settings_.seed),
+        .seed_hi = static_cast<uint32_t>(settings_.seed >> 32),
+        .learning_rate = static_cast<float>(learning_rate),
+        .bias_correction1 = static_cast<float>(1.0 - std::pow(settings_.adamw.beta1, t)),
+        .bias_correction2 = static_cast<float>(1.0 - std::pow(settings_.adamw.beta2, t)),
+        .inv_loss_divisor = batch.labels > 0 ? static_cast<float>(1.0 / static_cast<double>(batch.labels)) : 0.0F,
+        .loss_scale = static_cast<float>(loss_scale_),
+        .max_grad_norm = static_cast<float>(settings_.max_grad_norm)};
+    device_scalars_.copy_(slot.scalars, /*non_blocking=*/true);
+    device_outcome_.copy_(slot.outcome_start, /*non_blocking=*/true);
+
+    model::Parameters& parameters = *model_.parameters();
+    parameters.state().grads_P.zero_();
+    for (const Batch& micro : batch.micro) model_.train(micro);
+    ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
+    ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
+    model_.parameters_changed();
+
+    slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
+    if (slot.done) slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(ctx_.device()));
+    StepResult result{.step = step, .epoch = batch.epoch, .learning_rate = learning_rate, .tokens = batch.tokens,
+                      .labels = batch.labels, .loss_scale = loss_scale_};
+    for (const Batch& micro : batch.micro) result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
+    pending_.emplace_back(&slot, std::move(result));
+}
+
+std::optional<StepResult> Stepper::take(bool must) {
+    const std::size_t may_be_under_way = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
+    if (pending_.size() <= may_be_under_way) return std::nullopt;
+    auto [slot, result] = std::move(pending_.front());
+    pending_.pop_front();
+    if (slot->done) slot->done->synchronize();
+    result.outcome = as<StepOutcome>(slot->outcome);
+    if (settings_.loss_scaling) adjust_loss_scale(result.outcome);
+    return result;
+}
+
+void Stepper::adjust_loss_scale(const StepOutcome& outcome) {
+    if (outcome.skipped != 0) {
+        loss_scale_ /= 2;
+        good_steps_ = 0;
+        --updates_;
+        if (loss_scale_ < 1)
+            throw runtime_failure("fp16: gradients overflow even without a loss scale", "Use dtype bfloat16 or float32, or a lower learning_rate.");
+    } else if (++good_steps_ == growth_interval) {
+        loss_scale_ = std::min(2 * loss_scale_, largest_loss_scale);
+        good_steps_ = 0;
+    }
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,300 @@
+#include "unsloth/train/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "unsloth/config/load.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/data/describe.h"
+#include "unsloth/data/prefetch.h"
+#include "unsloth/train/save.h"
+
+namespace unsloth::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string count_text(int64_t count) {
+    char text[32];
+    const auto value = static_cast<double>(count);
+    if (value >= 1e9) std::snprintf(text, sizeof text, "%.2f B", value / 1e9);
+    else if (value >= 1e6) std::snprintf(text, sizeof text, "%.2f M", value / 1e6);
+    else if (value >= 1e4) std::snprintf(text, sizeof text, "%.1f k", value / 1e3);
+    else std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
+    return text;
+}
+
+/// Keeps the `limit` newest checkpoint-N folders; 0: all.
+void remove_old_checkpoints(const std::filesystem::path& folder, int64_t limit) {
+    if (limit == 0) return;
+    constexpr std::string_view prefix = "checkpoint-";
+    std::vector<std::pair<int64_t, std::filesystem::path>> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        const std::string name = entry.path().filename().string();
+        if (!entry.is_directory() || name.rfind(prefix, 0) != 0) continue;
+        const std::string number = name.substr(prefix.size());
+        if (number.empty() || number.size() > 18 || number.find_first_not_of("0123456789") != std::string::npos) continue;
+        found.emplace_back(std::stoll(number), entry.path());
+    }
+    std::sort(found.begin(), found.end());
+    for (std::size_t i = 0; i + static_cast<std::size_t>(limit) < found.size(); ++i) std::filesystem::remove_all(found[i].second);
+}
+
+}  // namespace
+
+Trainer::Trainer(const LoadedConfig& loaded) : loaded_(loaded), device_(choose_device(loaded.config.hardware.device)) {
+    for (const std::string& note : loaded.notes) log::info(note);
+    opened_ = open_model(config());
+    open_data();
+    make_plan();
+}
+
+// --- before the first step -----------------------------------------------------------------------------------------
+
+void Trainer::open_data() {
+    TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()));
+    if (data.eval) eval_rows_ = std::move(*data.eval);
+    LoaderOptions options = loader_options(config());
+    // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
+    const auto& saved = config().lora.modules_to_save;
+    options.order_tokens = full() || config().model.adapter_name_or_path ||
+                           std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
+    loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
+    total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
+    schedule_ = schedule_options(config().training, total_steps_);
+    if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) plateau_.emplace(schedule_);
+}
+
+void Trainer::make_plan() {
+    model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
+    BatchLimits limits = loader_->limits();
+    if (eval_rows_.size() > 0) {
+        limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
+        eval_.emplace(eval_rows_, limits.tokens);
+        const BatchLimits eval_limits = eval_->limits();
+        limits.segments = std::max(limits.segments, eval_limits.segments);
+        limits.longest = std::max(limits.longest, eval_limits.longest);
+        limits.labels = std::max(limits.labels, eval_limits.labels);
+    }
+    model::ActivationSizes& sizes = request.sizes;
+    sizes.tokens = limits.tokens;
+    sizes.segments = limits.segments;
+    sizes.longest = limits.longest;
+    sizes.head_rows = limits.labels;
+    sizes.head_chunk = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+    sizes.deterministic = config().training.deterministic;
+    const GradientCheckpointing asked = config().training.gradient_checkpointing;
+    sizes.keep = asked == GradientCheckpointing::full ? Keep::input : Keep::everything;
+    plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
+    if (asked == GradientCheckpointing::automatic &&
+        static_cast<double>(plan_->total_bytes()) > 0.9 * static_cast<double>(memory::device_memory(device_).free)) {
+        sizes.keep = Keep::input;
+        plan_->set_sizes(sizes);
+    }
+}
+
+void Trainer::banner() const {
+    const ModelSpec& spec = opened_.file->spec;
+    const model::ParameterTable& table = *plan_->table();
+    const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
+    char share[32];
+    std::snprintf(share, sizeof share, "%.3f %%", 100.0 * static_cast<double>(trainable) / static_cast<double>(total));
+    log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ", spec.hidden_size, ", ",
+              count_text(total), " parameters; base: ", plan_->base_description());
+    log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)", full() ? ", all of it" : "");
+    log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype), ", residual stream in the same type");
+    log::info("data       ", describe(*loader_));
+    log::info("steps      ", total_steps_);
+    log::info("keeps      ", plan_->request().sizes.keep == Keep::input ? "each layer's input; the rest is recomputed (gradient_checkpointing full)"
+                                                                        : "every layer's activations (gradient_checkpointing none)");
+    log::info("memory plan\n", plan_->table_text());
+    if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
+        log::warning("embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: after a merge the "
+                     "two are no longer tied");
+}
+
+void Trainer::load() {
+    require_memory(*plan_);
+    ctx_ = std::make_unique<ops::Context>(device_);
+    ctx_->deterministic = config().training.deterministic;
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_));
+    const TrainingOptions& t = config().training;
+    StepSettings settings;
+    settings.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay};
+    settings.max_grad_norm = t.max_grad_norm;
+    settings.seed = static_cast<uint64_t>(t.seed);
+    settings.loss_scaling = config().model.dtype == DType::f16;
+    stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
+}
+
+double Trainer::learning_rate(int64_t step) const {
+    const TrainingOptions& t = config().training;
+    if (plateau_) return plateau_->learning_rate();
+    return t.learning_rate * schedule_multiplier(t.lr_scheduler_type, schedule_, step - 1);
+}
+
+// --- the loop ------------------------------------------------------------------------------------------------------
+
+void Trainer::run() {
+    banner();
+    if (config().training.max_steps == 0) {
+        require_memory(*plan_);
+        log::info("max_steps 0: everything is valid and planned; nothing was trained");
+        return;
+    }
+    const std::filesystem::path folder = config().training.output_dir;
+    std::error_code failed;
+    std::filesystem::create_directories(folder, failed);
+    if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
+    write_file_atomically(folder / "run_config.json", config_to_json(config()));
+    const Clock::time_point start = Clock::now();
+    load();
+    char loaded_in[32];
+    std::snprintf(loaded_in, sizeof loaded_in, "%.1f", seconds_since(start));
+    log::info("loaded in ", loaded_in, " s");
+    observers_.push_back(make_console(::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info));
+    if (!config().logging.metrics_file.empty()) observers_.push_back(make_metrics_file(folder / config().logging.metrics_file));
+    if (config().training.eval_on_start) maybe_evaluate(0, 0.0);
+    const Clock::time_point first_step = Clock::now();
+    loop();
+    const double seconds = seconds_since(first_step);
+    maybe_evaluate(total_steps_, last_epoch_);
+    observers_.clear();
+    save(folder, total_steps_, last_epoch_);
+    char rate[64];
+    std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds, static_cast<double>(seen_tokens_) / seconds);
+    log::info("done: ", total_steps_, " steps, ", seen_tokens_, " tokens in ", rate, "; ", full() ? "model" : "adapter", " in ", folder.string());
+}
+
+void Trainer::loop() {
+    const TrainingOptions& t = config().training;
+    Prefetcher batches([this](int64_t step) { return loader_->step(step); }, 0, total_steps_);
+    last_report_ = Clock::now();
+    int64_t step = 0;
+    const auto drain = [&](bool must) {
+        while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
+    };
+    while (std::optional<StepBatch> batch = batches.next()) {
+        ++step;
+        stepper_->issue(*batch, step, learning_rate(step));
+        drain(false);
+        const int signal = interrupt_requested();
+        const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_;
+        const bool saves = t.save_steps > 0 && step % t.save_steps == 0 && step < total_steps_;
+        if (signal == 0 && !evaluates && !saves) continue;
+        drain(true);
+        if (evaluates) maybe_evaluate(step, last_epoch_);
+        if (saves) {
+            save(std::filesystem::path(t.output_dir) / cat("checkpoint-", step), step, last_epoch_);
+            remove_old_checkpoints(t.output_dir, t.save_total_limit);
+        }
+        if (signal != 0) {
+            observers_.clear();
+            save(t.output_dir, step, last_epoch_);
+            throw Interrupted(signal, cat("stopped after step ", step, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ", t.output_dir));
+        }
+        last_report_ = Clock::now();
+    }
+    drain(true);
+}
+
+void Trainer::report(const StepResult& result) {
+    if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
+    if (result.outcome.skipped != 0) {
+        log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale, "; the update was skipped, the scale is now ",
+                     stepper_->loss_scale());
+    }
+    const double seconds = seconds_since(last_report_);
+    last_report_ = Clock::now();
+    seen_tokens_ += result.tokens;
+    last_epoch_ = result.epoch;
+    const int64_t every = config().training.logging_steps;
+    if (every <= 0 || (result.step % every != 0 && result.step != total_steps_)) return;
+    StepReport report;
+    report.step = result.step;
+    report.total_steps = total_steps_;
+    report.epoch = result.epoch;
+    report.loss = result.outcome.loss;
+    report.grad_norm = result.outcome.grad_norm;
+    report.learning_rate = result.learning_rate;
+    report.tokens = result.tokens;
+    report.trained_tokens = result.labels;
+    report.step_ms = 1000 * seconds;
+    report.tokens_per_second = static_cast<double>(result.tokens) / seconds;
+    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) : plan_->total_bytes();
+    report.memory_gib = static_cast<double>(peak) / (1 << 30);
+    for (const auto& observer : observers_) observer->on_step(report);
+    history_.on_step(report);
+}
+
+void Trainer::stop_at_bad_step(const StepResult& result) {
+    observers_.clear();
+    save(config().training.output_dir, result.step - 1, last_epoch_);
+    std::string rows;
+    for (std::size_t i = 0; i < result.rows.size(); ++i) rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
+    throw runtime_failure(cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
+                              " is not finite. First seen at: ", model_->describe_site(result.outcome.first_bad_site),
+                              ". Rows of the step: ", rows, "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
+                              config().training.output_dir),
+                          "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+}
+
+// --- evaluation and saving -----------------------------------------------------------------------------------------
+
+EvalReport Trainer::evaluate(int64_t step, double epoch) {
+    const Clock::time_point start = Clock::now();
+    double sum = 0;
+    int64_t labels = 0;
+    for (int64_t i = 0; i < eval_->batches(); ++i) {
+        const Batch batch = eval_->batch(i);
+        sum += model_->score(batch).to(at::kDouble).sum().item<double>();
+        labels += batch.labels;
+    }
+    return {step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels, seconds_since(start)};
+}
+
+void Trainer::maybe_evaluate(int64_t step, double epoch) {
+    if (!eval_) return;
+    const EvalReport report = evaluate(step, epoch);
+    for (const auto& observer : observers_) observer->on_eval(report);
+    history_.on_eval(report);
+    if (plateau_) plateau_->observe(report.loss);
+    if (!best_eval_ || report.loss < *best_eval_) {
+        best_eval_ = report.loss;
+        best_step_ = report.step;
+    }
+}
+
+void Trainer::save(const std::filesystem::path& folder, int64_t step, double epoch) {
+    if (full()) {
+        save_model(folder, *model_->parameters(), opened_.file->spec, opened_.file->checkpoint.folder());
+    } else {
+        save_adapter(folder, *model_->parameters(), *plan_->lora(), config().model.path);
+    }
+    copy_files(opened_.tokenizer_files(), folder);
+    TrainerState state;
+    state.epoch = epoch;
+    state.eval_steps = config().training.eval_steps;
+    state.global_step = step;
+    state.log_history = history_.rows;
+    state.logging_steps = config().training.logging_steps;
+    state.max_steps = total_steps_;
+    state.num_input_tokens_seen = seen_tokens_;
+    state.num_train_epochs = config().training.num_train_epochs;
+    state.save_steps = config().training.save_steps;
+    state.train_batch_size = config().training.per_device_train_batch_size;
+    if (best_eval_) {
+        state.best_metric = best_eval_;
+        state.best_global_step = best_step_;
+    }
+    write_trainer_state(folder, state);
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,160 @@
+// The commands: which one is meant, what it carries, and what is missing.
+#include "unsloth/config/command_line.h"
+
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "tests/config/support.h"
+#include "unsloth/core/version.h"
+
+namespace unsloth::testing {
+namespace {
+
+std::string error_of(const std::vector<std::string>& arguments) {
+    return usage_message([&] { parse_command_line(arguments); });
+}
+
+TEST(CommandLine, TrainIsTheDefaultWhenAnOptionComesFirst) {
+    for (const bool named : {false, true}) {
+        std::vector<std::string> arguments = {"--model.path", "m", "--train_file", "t", "--r", "4"};
+        if (named) arguments.insert(arguments.begin(), "train");
+        const CommandLine line = parse_command_line(arguments);
+        EXPECT_EQ(line.command, Command::train);
+        EXPECT_EQ(line.loaded.config.model.path, "m");
+        EXPECT_EQ(line.loaded.config.lora.r, 4);
+        EXPECT_TRUE(line.loaded.is_given("lora.r"));
+    }
+}
+
+TEST(CommandLine, TheFileIsReadBeforeTheFlagsWhereverItStands) {
+    const TemporaryFolder folder;
+    const auto file =
+        folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t"}, "lora": {"r": 8},
+                                                  "logging": {"level": "error"}})");
+    const CommandLine line = parse_command_line({"--lora.r", "4", "--config", file.string()});
+    EXPECT_EQ(line.loaded.config.lora.r, 4);
+    EXPECT_EQ(line.loaded.config.model.path, "m");
+    EXPECT_EQ(line.log_level, "error");
+}
+
+TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
+    EXPECT_EQ(parse_command_line({"--help"}).command, Command::help);
+    EXPECT_EQ(parse_command_line({"-h"}).help_topic, "");
+    EXPECT_EQ(parse_command_line({"score", "--bogus", "--help"}).help_topic, "score");
+    EXPECT_EQ(parse_command_line({"help", "bench"}).help_topic, "bench");
+    EXPECT_EQ(parse_command_line({"help"}).help_topic, "");
+    EXPECT_EQ(parse_command_line({"--version"}).command, Command::version);
+    EXPECT_CONTAINS(error_of({"scoer", "--help"}), "Did you mean score?");
+    EXPECT_CONTAINS(usage_message([] { help_text("tokenzie"); }), "Did you mean tokenize?");
+}
+
+TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
+    const CommandLine line = parse_command_line(
+        {"score", "--model.path", "m", "--data.train_file", "f", "--out", "o", "--logits", "l", "--dtype", "float32"});
+    EXPECT_EQ(line.command, Command::score);
+    EXPECT_EQ(line.score.out, "o");
+    EXPECT_EQ(line.score.logits, "l");
+    EXPECT_EQ(line.loaded.config.model.dtype, DType::f32);
+    EXPECT_CONTAINS(error_of({"score", "--path", "m", "--train_file", "f"}), "score needs --out");
+    EXPECT_CONTAINS(error_of({"score", "--out", "", "--path", "m", "--train_file", "f"}), "score needs --out");
+    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m"}), "score needs --data.train_file");
+    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--train_file", "m"}), "score needs --model.path");
+}
+
+TEST(CommandLine, GenerateTakesAPromptOrAFile) {
+    const CommandLine line =
+        parse_command_line({"generate", "--path", "m", "--prompt", "-5 + 3 =", "--max-new-tokens", "7", "--json"});
+    EXPECT_EQ(line.generate.prompt, "-5 + 3 =");
+    EXPECT_EQ(line.generate.max_new_tokens, 7);
+    EXPECT_TRUE(line.generate.json);
+    EXPECT_EQ(parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt or --file");
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--file", "b"}), "not both");
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--max_new_tokens", "0"}), ">= 1");
+}
+
+TEST(CommandLine, TokenizeInspectInitBench) {
+    const CommandLine tokenize = parse_command_line(
+        {"tokenize", "--tokenizer", "d", "--template", "chatml", "--decode", "--no-special", "--log_level", "debug"});
+    EXPECT_EQ(tokenize.tokenize.tokenizer, "d");
+    EXPECT_EQ(tokenize.tokenize.chat_template, "chatml");
+    EXPECT_TRUE(tokenize.tokenize.decode);
+    EXPECT_TRUE(tokenize.tokenize.no_special);
+    EXPECT_EQ(tokenize.log_level, "debug");
+    EXPECT_CONTAINS(error_of({"tokenize"}), "tokenize needs --tokenizer");
+    EXPECT_CONTAINS(error_of({"tokenize", "--tokenizer", "d", "--lora.r", "1"}), "unknown option --lora.r");
+
+    const CommandLine inspect = parse_command_line({"inspect", "--json", "folder"});
+    EXPECT_EQ(inspect.inspect.path, "folder");
+    EXPECT_TRUE(inspect.inspect.json);
+    EXPECT_CONTAINS(error_of({"inspect"}), "inspect needs DIR");
+    EXPECT_CONTAINS(error_of({"inspect", "a", "b"}), "unexpected argument 'b'");
+    EXPECT_CONTAINS(error_of({"inspect", "--path", "a"}), "unknown option --path");
+
+    const CommandLine init = parse_command_line({"init", "--shape", "llama-3.1-8b", "--out", "o", "--quantize", "nf4",
+                                                 "--seed", "5", "--dtype", "float32", "--tokenizer", "t"});
+    EXPECT_EQ(init.init.shape, "llama-3.1-8b");
+    EXPECT_EQ(init.init.quantize, InitQuantize::nf4);
+    EXPECT_EQ(init.init.seed, 5);
+    EXPECT_EQ(init.init.dtype, DType::f32);
+    EXPECT_EQ(init.init.tokenizer, "t");
+    EXPECT_EQ(parse_command_line({"init", "--config", "c.json", "--out", "o"}).init.config_file, "c.json");
+    EXPECT_CONTAINS(error_of({"init", "--out", "o"}), "init needs --shape or --model_config");
+
+    const CommandLine bench = parse_command_line(
+        {"bench", "step", "--path", "m", "--batch", "2", "--seq", "64", "--steps", "3", "--warmup", "0", "--json"});
+    EXPECT_EQ(bench.bench.what, BenchSubject::step);
+    EXPECT_EQ(bench.bench.batch, 2);
+    EXPECT_EQ(bench.bench.seq, 64);
+    EXPECT_EQ(bench.bench.steps, 3);
+    EXPECT_EQ(bench.bench.warmup, 0);
+    EXPECT_TRUE(bench.bench.json);
+    EXPECT_EQ(parse_command_line({"bench", "ops"}).bench.what, BenchSubject::ops);
+    EXPECT_CONTAINS(error_of({"bench", "step"}), "bench step needs --model.path");
+    EXPECT_CONTAINS(error_of({"bench", "stp"}), "Did you mean step?");
+    EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops");
+}
+
+TEST(CommandLine, MistakesAreNamed) {
+    EXPECT_CONTAINS(error_of({}), "nothing to do");
+    EXPECT_CONTAINS(error_of({"trian"}), "Did you mean train?");
+    EXPECT_CONTAINS(error_of({"--train_file", "t"}), "train needs --model.path");
+    EXPECT_CONTAINS(error_of({"--path", "m"}), "train needs --data.train_file");
+    EXPECT_CONTAINS(error_of({"config", "--schema", "--markdown"}), "not both");
+    EXPECT_CONTAINS(error_of({"config", "--config", "/nonexistent.json"}), "/nonexistent.json");
+}
+
+TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
+    const std::string help = help_text("");
+    const Json sections = Json::parse(config_schema()).at("properties");
+    int listed = 0;
+    for (const auto& [section, content] : sections.items()) {
+        if (section == "$schema") continue;
+        for (const auto& [key, option] : content.at("properties").items()) {
+            if (!option.contains("default")) continue;
+            EXPECT_CONTAINS(help, "--" + section + "." + key + " ");
+            ++listed;
+        }
+    }
+    EXPECT_GE(listed, 48);
+    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "bench"}) {
+        EXPECT_CONTAINS(help, std::string("\n  ") + command);
+        EXPECT_CONTAINS(help_text(command), std::string("Usage: unsloth-train ") + command);
+    }
+    EXPECT_CONTAINS(help_text("generate"), "--max_new_tokens N");
+    EXPECT_CONTAINS(help, "(default: 0.0002)");
+}
+
+TEST(Version, IsTheBuildSystems) {
+    std::ifstream file(UNSLOTH_SOURCE_DIR "/CMakeLists.txt");
+    std::stringstream text;
+    text << file.rdbuf();
+    const std::string content = text.str();
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(content, found, std::regex(R"(project\(\S+ VERSION (\S+))")));
+    EXPECT_EQ(found[1].str(), version);
+}
+
+}  // namespace
+}  // namespace unsloth::testing

@@ -1,0 +1,48 @@
+// An engine without LibTorch for executable_test, which compiles it beside a copy of the executable: it ends in the way
+// that training.output_dir names, so that errors and signals cross the library's border as the real engine's do.
+#include "unsloth/config/engine.h"
+
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <stdexcept>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+
+namespace {
+
+using namespace unsloth;
+
+void end_as_asked(const std::string& how) {
+    if (how == "usage") throw usage_error("usage from the engine");
+    if (how == "input") throw input_error("input from the engine", "Advice.");
+    if (how == "runtime") throw runtime_failure("runtime from the engine");
+    if (how == "check") UNSLOTH_CHECK(1 + 1 == 3, "sums");
+    if (how == "foreign") throw std::out_of_range("first line\nframe #0: a stack trace");
+    if (how == "memory") throw std::bad_alloc();
+    if (how == "sigint") std::raise(SIGINT);
+    if (how == "sigterm") std::raise(SIGTERM);
+    if (const int signal = interrupt_requested()) throw Interrupted(signal, "saved the adapter");
+}
+
+class FakeEngine : public Engine {
+  public:
+    void train(const LoadedConfig& loaded) override { end_as_asked(loaded.config.training.output_dir); }
+    void score(const LoadedConfig&, const ScoreRequest& request) override {
+        std::printf("score %s\n", request.out.c_str());
+    }
+    void generate(const LoadedConfig&, const GenerateRequest& request) override {
+        std::printf("generate %s\n", request.prompt.c_str());
+    }
+    void init(const InitRequest& request) override { std::printf("init %s\n", request.shape.c_str()); }
+    void bench(const LoadedConfig&, const BenchRequest& request) override {
+        std::printf("bench %ld\n", static_cast<long>(request.batch));
+    }
+};
+
+}  // namespace
+
+extern "C" unsloth::Engine* unsloth_create_engine() {
+    return new FakeEngine;
+}

@@ -1,0 +1,216 @@
+// Every option: file -> Config -> JSON, flag -> Config -> JSON, and that each is bound to its own field.
+#include <algorithm>
+#include <map>
+
+#include "tests/config/support.h"
+
+namespace unsloth::testing {
+namespace {
+
+Json effective(const LoadedConfig& loaded) {
+    return Json::parse(config_to_json(loaded.config));
+}
+
+struct Example {
+    Json value;
+    Json companions = Json::object();  ///< sections with what this value needs
+};
+
+// Values that the schema alone cannot find, because other options have a say.
+const std::map<std::string, Example>& special_examples() {
+    static const std::map<std::string, Example> examples = {
+        {"lora.target_modules", {Json::array({"v_proj", "q_proj"})}},
+        {"lora.rank_pattern", {{{"layers.1.*q_proj", 4}, {"a", 8}}}},
+        {"lora.alpha_pattern", {{{"z", 0.5}, {"a", 8}}}},
+        {"lora.layers_to_transform", {Json::array({3, 0})}},
+        {"training.eval_steps", {7, {{"data", {{"val_size", 2}}}}}},
+        {"training.warmup_ratio", {0.25, {{"training", {{"warmup_steps", 0}}}}}},
+        {"training.lr_scheduler_kwargs",
+         {{{"num_decay_steps", 20}, {"decay_type", "1-sqrt"}, {"min_lr_ratio", 0.05}},
+          {{"training", {{"lr_scheduler_type", "warmup_stable_decay"}}}}}},
+        {"lora.finetuning_type", {"full", {{"model", {{"load_in_4bit", false}}}}}},
+        {"hardware.device", {"cuda:3"}}};
+    return examples;
+}
+
+/// A value that fits the schema and is not the default.
+Example example_for(const std::string& name, const Json& schema) {
+    if (const auto special = special_examples().find(name); special != special_examples().end()) return special->second;
+    const Json initial = schema.at("default");
+    if (schema.contains("enum")) return {schema["enum"].at(0) == initial ? schema["enum"].at(1) : schema["enum"].at(0)};
+    const Json type = schema.at("type").is_array() ? schema["type"].at(0) : schema["type"];
+    if (type == "boolean") return {!initial.get<bool>()};
+    if (type == "integer") return {initial.get<int64_t>() + 3};
+    if (type == "number") {
+        const double half_way = 0.375;  // within every range
+        return {half_way};
+    }
+    if (type == "array") return {Json::array({schema.at("items").at("enum").at(0)})};
+    return {"some text"};
+}
+
+/// Calls visit(full name, section, key, schema) for every option except reserved ones and aliases.
+template <class Visit>
+int for_each_option(const Visit& visit) {
+    int count = 0;
+    const Json sections = Json::parse(config_schema()).at("properties");
+    for (const auto& [section, content] : sections.items()) {
+        if (section == "$schema") continue;
+        for (const auto& [key, schema] : content.at("properties").items()) {
+            const bool is_alias = !schema.contains("default");
+            if (is_alias || key == "resume_from_checkpoint") continue;
+            SCOPED_TRACE(section + "." + key);
+            visit(section + "." + key, section, key, schema);
+            ++count;
+        }
+    }
+    return count;
+}
+
+std::string as_flag_text(const Json& value) {
+    return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+TEST(OptionTable, EveryOptionIsReadFromAFileAndPrintedBack) {
+    const int count = for_each_option([](const auto& name, const auto& section, const auto& key, const Json& schema) {
+        const Example example = example_for(name, schema);
+        const Json before = effective(load_text(example.companions.dump()));
+        ASSERT_NE(before[section][key], example.value) << "the example must differ from the default";
+
+        Json file = example.companions;
+        file[section][key] = example.value;
+        const LoadedConfig loaded = load_text(file.dump());
+        const Json after = effective(loaded);
+        EXPECT_EQ(after[section][key], example.value);
+        EXPECT_TRUE(loaded.is_given(name));
+
+        // Nothing else moved: no two options share a field.
+        Json expected = before;
+        expected[section][key] = example.value;
+        EXPECT_EQ(after, expected);
+        // And what is printed reads back to the same.
+        EXPECT_EQ(effective(load_text(after.dump())), after);
+    });
+    EXPECT_GE(count, 47);
+}
+
+TEST(OptionTable, EveryOptionIsReadFromAFlag) {
+    for_each_option([](const auto& name, const auto& section, const auto& key, const Json& schema) {
+        const Example example = example_for(name, schema);
+        std::string dashed = name;
+        std::replace(dashed.begin(), dashed.end(), '_', '-');
+        for (const std::string& spelling : {"--" + name, "--" + dashed}) {
+            const auto companions = example.companions.dump();
+            const auto separate = load_text(companions, {spelling, as_flag_text(example.value)});
+            EXPECT_EQ(effective(separate)[section][key], example.value);
+            EXPECT_TRUE(separate.is_given(name));
+            const auto joined = load_text(companions, {spelling + "=" + as_flag_text(example.value)});
+            EXPECT_EQ(effective(joined)[section][key], example.value);
+        }
+    });
+}
+
+TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
+    for_each_option([](const auto& name, const auto& section, const auto& key, const Json& schema) {
+        const Example example = example_for(name, schema);
+        const auto loaded = load_text(example.companions.dump(), {"--" + key, as_flag_text(example.value)});
+        EXPECT_EQ(effective(loaded)[section][key], example.value);
+    });
+}
+
+// Guards the binding of names to fields, which a round trip through the same table cannot see.
+TEST(OptionTable, NamesReachTheirFields) {
+    const Config config = load_text(R"({
+      "model": {"path": "m", "load_in_4bit": false, "dtype": "float16", "adapter_name_or_path": "a", "max_seq_length": 11},
+      "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true,
+               "target_modules": ["o_proj"], "modules_to_save": ["lm_head"], "rank_pattern": {"b": 2, "a": 1},
+               "alpha_pattern": {"c": 1.5}, "layers_to_transform": [4, 2]},
+      "data": {"train_file": "t", "val_size": 0.125, "format": "messages", "template": "chatml", "train_on_prompt": true,
+               "shuffle": false, "packing": true, "skip_bad_rows": true},
+      "training": {"output_dir": "o", "per_device_train_batch_size": 12, "gradient_accumulation_steps": 13,
+               "num_train_epochs": 1.5, "max_steps": 14, "learning_rate": 0.001, "lr_scheduler_type": "polynomial",
+               "lr_scheduler_kwargs": {"power": 2.0, "lr_end": 1e-05}, "warmup_steps": 15, "weight_decay": 0.02,
+               "max_grad_norm": 0.5, "optim": "adamw_torch", "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6,
+               "seed": 16, "gradient_checkpointing": "full", "deterministic": true, "eval_steps": 17, "save_steps": 18,
+               "save_total_limit": 19, "logging_steps": 20},
+      "hardware": {"device": "cpu"},
+      "logging": {"level": "debug", "metrics_file": "f"}})")
+                              .config;
+    EXPECT_EQ(config.model.path, "m");
+    EXPECT_FALSE(config.model.load_in_4bit);
+    EXPECT_EQ(config.model.dtype, DType::f16);
+    EXPECT_EQ(config.model.adapter_name_or_path, "a");
+    EXPECT_EQ(config.model.max_seq_length, 11);
+    EXPECT_EQ(config.lora.finetuning_type, FinetuningType::lora);
+    EXPECT_EQ(config.lora.r, 3);
+    EXPECT_EQ(config.lora.lora_alpha, 5.5);
+    EXPECT_EQ(config.lora.lora_dropout, 0.25);
+    EXPECT_TRUE(config.lora.use_rslora);
+    EXPECT_EQ(config.lora.target_modules, std::vector<std::string>{"o_proj"});
+    EXPECT_EQ(config.lora.modules_to_save, std::vector<std::string>{"lm_head"});
+    const std::vector<std::pair<std::string, int64_t>> ranks = {{"b", 2}, {"a", 1}};  // in the file's order
+    EXPECT_EQ(config.lora.rank_pattern, ranks);
+    const std::vector<std::pair<std::string, double>> alphas = {{"c", 1.5}};
+    EXPECT_EQ(config.lora.alpha_pattern, alphas);
+    EXPECT_EQ(config.lora.layers_to_transform, (std::vector<int64_t>{4, 2}));
+    EXPECT_EQ(config.data.train_file, "t");
+    EXPECT_EQ(config.data.eval_file, std::nullopt);
+    EXPECT_EQ(config.data.val_size, 0.125);
+    EXPECT_EQ(config.data.format, DataFormat::messages);
+    EXPECT_EQ(config.data.template_name, "chatml");
+    EXPECT_TRUE(config.data.train_on_prompt);
+    EXPECT_FALSE(config.data.shuffle);
+    EXPECT_TRUE(config.data.packing);
+    EXPECT_TRUE(config.data.skip_bad_rows);
+    const TrainingOptions& training = config.training;
+    EXPECT_EQ(training.output_dir, "o");
+    EXPECT_EQ(training.per_device_train_batch_size, 12);
+    EXPECT_EQ(training.gradient_accumulation_steps, 13);
+    EXPECT_EQ(training.num_train_epochs, 1.5);
+    EXPECT_EQ(training.max_steps, 14);
+    EXPECT_EQ(training.learning_rate, 0.001);
+    EXPECT_EQ(training.lr_scheduler_type, Schedule::polynomial);
+    const std::vector<std::pair<std::string, std::string>> arguments = {{"power", "2.0"}, {"lr_end", "1e-05"}};
+    EXPECT_EQ(training.lr_scheduler_kwargs, arguments);
+    EXPECT_EQ(training.warmup_steps, 15);
+    EXPECT_EQ(training.weight_decay, 0.02);
+    EXPECT_EQ(training.max_grad_norm, 0.5);
+    EXPECT_EQ(training.optim, Optimizer::adamw_torch);
+    EXPECT_EQ(training.adam_beta1, 0.8);
+    EXPECT_EQ(training.adam_beta2, 0.9);
+    EXPECT_EQ(training.adam_epsilon, 1e-6);
+    EXPECT_EQ(training.seed, 16);
+    EXPECT_EQ(training.gradient_checkpointing, GradientCheckpointing::full);
+    EXPECT_TRUE(training.deterministic);
+    EXPECT_EQ(training.eval_steps, 17);
+    EXPECT_EQ(training.save_steps, 18);
+    EXPECT_EQ(training.save_total_limit, 19);
+    EXPECT_EQ(training.logging_steps, 20);
+    EXPECT_EQ(config.hardware.device, "cpu");
+    EXPECT_EQ(config.logging.level, "debug");
+    EXPECT_EQ(config.logging.metrics_file, "f");
+}
+
+// The file that interface.md shows, whose values are the defaults but for the paths.
+TEST(OptionTable, DefaultsAreThePublishedOnes) {
+    const std::string published = R"({
+  "model":    {"load_in_4bit": true, "dtype": "bfloat16", "adapter_name_or_path": null, "max_seq_length": 2048},
+  "lora":     {"finetuning_type": "lora", "r": 16, "lora_alpha": 16, "lora_dropout": 0.0, "use_rslora": false,
+               "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+               "modules_to_save": [], "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": null},
+  "data":     {"eval_file": null, "val_size": 0, "format": "auto", "template": "auto",
+               "train_on_prompt": false, "shuffle": true, "packing": false, "skip_bad_rows": false},
+  "training": {"output_dir": "out/run1", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+               "num_train_epochs": 1, "max_steps": -1, "learning_rate": 2e-4, "lr_scheduler_type": "linear",
+               "warmup_steps": 5, "warmup_ratio": 0.0, "weight_decay": 0.01, "max_grad_norm": 1.0,
+               "optim": "adamw_8bit", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "seed": 3407,
+               "gradient_checkpointing": "auto", "deterministic": false, "eval_steps": 0, "save_steps": 0,
+               "save_total_limit": 0, "logging_steps": 1, "resume_from_checkpoint": null},
+  "hardware": {"device": "auto"},
+  "logging":  {"level": "info", "metrics_file": "metrics.jsonl"}
+})";
+    EXPECT_EQ(effective(load_text(published)), effective(load_config({}, {})));
+}
+
+}  // namespace
+}  // namespace unsloth::testing

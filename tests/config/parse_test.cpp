@@ -1,0 +1,199 @@
+// Reading: precedence, spellings, aliases, and what is said about mistakes.
+#include "tests/config/support.h"
+
+namespace unsloth::testing {
+namespace {
+
+TEST(Precedence, FlagsWinOverTheFileAndLaterFlagsOverEarlierOnes) {
+    const auto loaded = load_text(R"({"lora": {"r": 8, "lora_alpha": 4}})", {"--lora.r", "32", "--r=64"});
+    EXPECT_EQ(loaded.config.lora.r, 64);
+    EXPECT_EQ(loaded.config.lora.lora_alpha, 4);
+    EXPECT_EQ(loaded.given, (std::set<std::string>{"lora.r", "lora.lora_alpha"}));
+}
+
+TEST(Precedence, NullTakesAnOptionalValueBack) {
+    const auto loaded = load_text(R"({"data": {"eval_file": "e.jsonl"}})", {"--eval_file", "null"});
+    EXPECT_EQ(loaded.config.data.eval_file, std::nullopt);
+}
+
+TEST(File, CommentsAndASchemaReferenceAreAllowed) {
+    const auto loaded = load_text("// a run\n{\"$schema\": \"s.json\", \"lora\": {\"r\": 4 /* small */}}");
+    EXPECT_EQ(loaded.config.lora.r, 4);
+}
+
+TEST(File, MalformedJsonNamesFileLineAndColumn) {
+    const std::string message = file_error("{\n  \"lora\": {\n    \"r\": 8,,\n  }\n}\n");
+    EXPECT_CONTAINS(message, "run.json:3:12: ");
+    EXPECT_CONTAINS(file_error("{\n\"lora\": {\"r\": 8}"), "run.json:2:17: ");
+    EXPECT_CONTAINS(file_error(""), "run.json:1:1: ");
+}
+
+TEST(File, StructuralMistakesAreRefused) {
+    EXPECT_CONTAINS(file_error("[1]"), "expected an object of sections");
+    EXPECT_CONTAINS(file_error(R"({"lora": 3})"), "lora: expected an object of options");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), "the key \"r\" stands twice");
+    EXPECT_CONTAINS(file_error(R"({"": {}})"), "unknown section");
+    const std::string missing = usage_message([] { load_config("/nonexistent/run.json", {}); });
+    EXPECT_CONTAINS(missing, "/nonexistent/run.json");
+}
+
+TEST(File, AnUnknownKeySuggestsTheNearestOne) {
+    EXPECT_CONTAINS(file_error(R"({"training": {"lerning_rate": 1}})"), "Did you mean training.learning_rate?");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"lora_dropuot": 0}})"), "Did you mean lora.lora_dropout?");
+    EXPECT_CONTAINS(file_error(R"({"model": {"r": 8}})"), "Did you mean lora.r?");
+    EXPECT_CONTAINS(file_error(R"({"modle": {}})"), "Did you mean model?");
+    EXPECT_CONTAINS(file_error(R"({"learning_rate": 1e-4})"), "Did you mean training.learning_rate?");
+    const std::string far = file_error(R"({"lora": {"xyzzy_quux": 8}})");
+    EXPECT_CONTAINS(far, "unknown option lora.xyzzy_quux");
+    EXPECT_FALSE(contains(far, "Did you mean"));
+}
+
+TEST(File, NamesOfOtherProgramsAreSuggestedButNotTaken) {
+    EXPECT_CONTAINS(file_error(R"({"training": {"lr": 1e-4}})"), "Did you mean training.learning_rate?");
+    EXPECT_CONTAINS(file_error(R"({"training": {"batch_size": 1}})"), "training.per_device_train_batch_size");
+    EXPECT_CONTAINS(flag_error({"--epochs", "3"}), "Did you mean --training.num_train_epochs?");
+}
+
+TEST(File, AWrongTypeSaysKeyExpectedFoundAndFile) {
+    const std::string message = file_error(R"({"lora": {"r": "eight"}})");
+    EXPECT_CONTAINS(message, "run.json: lora.r: expected an integer >= 1, found the string \"eight\"");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 1.5}})"), "found the number 1.5");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": null}})"), "found null");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 18446744073709551615}})"), "expected an integer");
+    EXPECT_CONTAINS(file_error(R"({"data": {"shuffle": 1}})"), "expected true or false, found the number 1");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": "q_proj"}})"), "expected a list of strings");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": [1]}})"), "expected a list of strings");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"rank_pattern": {"a": "b"}}})"), "expected an object of integers");
+    EXPECT_CONTAINS(file_error(R"({"training": {"lr_scheduler_kwargs": {"a": [1]}}})"),
+                    "expected an object of numbers");
+    EXPECT_CONTAINS(file_error(R"({"data": {"eval_file": ""}})"), "expected a string that is not empty, or null");
+    EXPECT_CONTAINS(file_error(R"({"training": {"weight_decay": "0.1"}})"), "expected a number");
+    EXPECT_EQ(load_text(R"({"lora": {"r": 8.0}})").config.lora.r, 8);  // JSON knows one kind of number
+}
+
+TEST(File, RangesAreChecked) {
+    EXPECT_CONTAINS(file_error(R"({"lora": {"r": 0}})"), "expected an integer >= 1, found 0");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"lora_dropout": 1}})"), "expected a number >= 0 and < 1, found 1");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"lora_alpha": 0}})"), "expected a number > 0");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"rank_pattern": {"a": 0}}})"), "an object of integers >= 1, found 0");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"layers_to_transform": [0, -1]}})"), "found -1");
+    EXPECT_CONTAINS(file_error(R"({"training": {"warmup_ratio": 1.01}})"), "<= 1");
+    EXPECT_CONTAINS(file_error(R"({"training": {"adam_beta1": 1.0}})"), "< 1");
+    EXPECT_CONTAINS(file_error(R"({"training": {"max_steps": -2}})"), ">= -1");
+    EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": 1e999}})"), "number overflow");
+    EXPECT_EQ(load_text(R"({"training": {"warmup_ratio": 1, "max_steps": 0}})").config.training.warmup_ratio, 1);
+}
+
+TEST(File, AnUnknownChoiceListsAndSuggests) {
+    const std::string message = file_error(R"({"training": {"lr_scheduler_type": "cosin"}})");
+    EXPECT_CONTAINS(message, "expected one of linear, cosine,");
+    EXPECT_CONTAINS(message, "Did you mean cosine?");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": ["q_proj", "kproj"]}})"), "Did you mean k_proj?");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"modules_to_save": ["embed"]}})"), "embed_tokens");
+    EXPECT_CONTAINS(file_error(R"({"logging": {"level": "verbose"}})"), "expected one of debug,");
+}
+
+TEST(Flags, BooleansStandAloneOrTakeAValue) {
+    EXPECT_TRUE(load_config({}, {"--packing"}).config.data.packing);
+    EXPECT_TRUE(load_config({}, {"--packing", "--r", "8"}).config.data.packing);
+    EXPECT_FALSE(load_config({}, {"--shuffle", "false"}).config.data.shuffle);
+    EXPECT_FALSE(load_config({}, {"--data.shuffle=no"}).config.data.shuffle);
+    EXPECT_FALSE(load_config({}, {"--shuffle", "0"}).config.data.shuffle);
+    EXPECT_CONTAINS(flag_error({"--packing=maybe"}), "expected true or false");
+    EXPECT_CONTAINS(flag_error({"--packing", "maybe"}), "unexpected argument 'maybe'");
+}
+
+TEST(Flags, ListsAreJsonOrCommaSeparated) {
+    const std::vector<std::string> two = {"q_proj", "v_proj"};
+    EXPECT_EQ(load_config({}, {"--target-modules", "q_proj,v_proj"}).config.lora.target_modules, two);
+    EXPECT_EQ(load_config({}, {"--target_modules", "q_proj, v_proj"}).config.lora.target_modules, two);
+    EXPECT_EQ(load_config({}, {"--target_modules=[\"q_proj\", \"v_proj\"]"}).config.lora.target_modules, two);
+    const std::vector<int64_t> layers = {0, 5};
+    EXPECT_EQ(load_config({}, {"--layers_to_transform", "0,5"}).config.lora.layers_to_transform, layers);
+    EXPECT_EQ(load_config({}, {"--layers_to_transform", "[0,5]"}).config.lora.layers_to_transform, layers);
+    EXPECT_TRUE(load_config({}, {"--modules_to_save", ""}).config.lora.modules_to_save.empty());
+    EXPECT_CONTAINS(flag_error({"--layers_to_transform", "0,x"}), "expected a list of integers");
+    EXPECT_CONTAINS(flag_error({"--target_modules", "[q_proj"}), "expected JSON");
+}
+
+TEST(Flags, MapsAreJson) {
+    const std::vector<std::pair<std::string, int64_t>> ranks = {{"z", 4}, {"a", 8}};
+    EXPECT_EQ(load_config({}, {"--rank_pattern", R"({"z": 4, "a": 8})"}).config.lora.rank_pattern, ranks);
+    EXPECT_CONTAINS(flag_error({"--rank_pattern", "a=4"}), "expected JSON, found 'a=4'");
+}
+
+TEST(Flags, ValuesMayStartWithOneDashButNotBeMissing) {
+    EXPECT_EQ(load_config({}, {"--max_steps", "-1"}).config.training.max_steps, -1);
+    EXPECT_EQ(load_config({}, {"--output_dir=--odd"}).config.training.output_dir, "--odd");
+    EXPECT_CONTAINS(flag_error({"--r"}), "--r needs a value: an integer >= 1");
+    EXPECT_CONTAINS(flag_error({"--r", "--packing"}), "--r needs a value");
+}
+
+TEST(Flags, MistakesNameTheFlagAsItWasWritten) {
+    EXPECT_CONTAINS(flag_error({"--lora-r", "8"}), "unknown option --lora-r");
+    EXPECT_CONTAINS(flag_error({"--lora.r", "8x"}), "--lora.r: expected an integer");
+    EXPECT_CONTAINS(flag_error({"--learning_rate", "nan"}), "--learning_rate: expected a number");
+    EXPECT_CONTAINS(flag_error({"--learning_rate", "inf"}), "--learning_rate: expected a number");
+    EXPECT_CONTAINS(flag_error({"--lerning-rate", "1"}), "Did you mean --training.learning_rate?");
+    EXPECT_CONTAINS(flag_error({"--max_lenght", "1"}), "Did you mean --model.max_seq_length?");
+    EXPECT_CONTAINS(flag_error({"-r", "8"}), "unknown option -r");
+    EXPECT_CONTAINS(flag_error({"run.json"}), "unexpected argument 'run.json'");
+}
+
+TEST(Aliases, MaxLength) {
+    EXPECT_EQ(load_text(R"({"model": {"max_length": 77}})").config.model.max_seq_length, 77);
+    const auto loaded = load_config({}, {"--max_length", "78"});
+    EXPECT_EQ(loaded.config.model.max_seq_length, 78);
+    EXPECT_TRUE(loaded.is_given("model.max_seq_length"));
+    const std::string both = file_error(R"({"model": {"max_length": 7, "max_seq_length": 8}})");
+    EXPECT_CONTAINS(both, "model.max_length and model.max_seq_length contradict each other");
+}
+
+TEST(Aliases, GradientCheckpointingAsBooleanOrUnsloth) {
+    const auto of = [](const std::string& value) {
+        return load_text(R"({"training": {"gradient_checkpointing": )" + value + "}}");
+    };
+    EXPECT_EQ(of("true").config.training.gradient_checkpointing, GradientCheckpointing::full);
+    EXPECT_EQ(of("false").config.training.gradient_checkpointing, GradientCheckpointing::none);
+    EXPECT_TRUE(of("true").notes.empty());
+    const auto unsloth = of("\"unsloth\"");
+    EXPECT_EQ(unsloth.config.training.gradient_checkpointing, GradientCheckpointing::full);
+    ASSERT_EQ(unsloth.notes.size(), 1u);
+    EXPECT_CONTAINS(unsloth.notes[0], "later version");
+
+    const auto flag = [](std::vector<std::string> flags) {
+        return load_config({}, flags).config.training.gradient_checkpointing;
+    };
+    EXPECT_EQ(flag({"--gradient_checkpointing"}), GradientCheckpointing::full);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "false"}), GradientCheckpointing::none);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "none"}), GradientCheckpointing::none);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "unsloth"}), GradientCheckpointing::full);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "auto"}), GradientCheckpointing::automatic);
+}
+
+TEST(Aliases, HalfPrecisionByBoolean) {
+    EXPECT_EQ(load_text(R"({"training": {"fp16": true, "bf16": false}})").config.model.dtype, DType::f16);
+    EXPECT_EQ(load_text(R"({"model": {"bf16": true}})", {"--dtype", "float32"}).config.model.dtype, DType::f32);
+    EXPECT_EQ(load_config({}, {"--dtype", "float32", "--fp16"}).config.model.dtype, DType::f16);
+    EXPECT_EQ(load_config({}, {"--dtype", "float32", "--bf16=false"}).config.model.dtype, DType::f32);
+    EXPECT_CONTAINS(file_error(R"({"training": {"fp16": true, "bf16": true}})"), "contradict each other");
+    EXPECT_CONTAINS(file_error(R"({"model": {"bf16": true, "dtype": "float32"}})"), "contradict each other");
+    EXPECT_CONTAINS(file_error(R"({"model": {"bf16": "yes"}})"), "expected true or false");
+    EXPECT_EQ(load_text(R"({"model": {"dtype": "bfloat16"}, "training": {"bf16": true}})").config.model.dtype,
+              DType::bf16);
+}
+
+TEST(Aliases, LearningRateAsText) {
+    EXPECT_EQ(load_text(R"({"training": {"learning_rate": "2e-5"}})").config.training.learning_rate, 2e-5);
+    EXPECT_EQ(load_config({}, {"--learning_rate", "3e-5"}).config.training.learning_rate, 3e-5);
+    EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": "fast"}})"), "expected a number");
+    EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": "-1"}})"), ">= 0");
+}
+
+TEST(Aliases, LogLevel) {
+    EXPECT_EQ(load_config({}, {"--log_level", "debug"}).config.logging.level, "debug");
+    EXPECT_EQ(load_config({}, {"--level", "error"}).config.logging.level, "error");
+}
+
+}  // namespace
+}  // namespace unsloth::testing

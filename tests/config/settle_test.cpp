@@ -1,0 +1,79 @@
+// What options say together.
+#include "tests/config/support.h"
+
+namespace unsloth::testing {
+namespace {
+
+TEST(Settle, FullTrainingTurnsFourBitOffUnlessAskedForIt) {
+    EXPECT_FALSE(load_config({}, {"--finetuning_type", "full"}).config.model.load_in_4bit);
+    const std::string message = flag_error({"--finetuning_type", "full", "--load_in_4bit"});
+    EXPECT_CONTAINS(message, "load_in_4bit");
+    EXPECT_CONTAINS(message, "Set model.load_in_4bit to false");
+}
+
+TEST(Settle, FullTrainingTakesNoAdapterOptions) {
+    EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--target_modules", "q_proj"}), "lora.target_modules");
+    EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--modules_to_save", "lm_head"}), "lora.modules_to_save");
+    EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--rank_pattern", "{\"a\":1}"}), "lora.rank_pattern");
+    EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--adapter_name_or_path", "a"}), "adapter_name_or_path");
+    const auto loaded = load_config({}, {"--finetuning_type", "full", "--r", "4"});
+    ASSERT_EQ(loaded.notes.size(), 1u);
+    EXPECT_CONTAINS(loaded.notes[0], "lora.r has no effect");
+}
+
+TEST(Settle, AFullTrainingConfigurationReadsBack) {
+    const auto loaded = load_config({}, {"--finetuning_type", "full", "--warmup_ratio", "0.1"});
+    const auto again = load_text(config_to_json(loaded.config));
+    EXPECT_EQ(config_to_json(again.config), config_to_json(loaded.config));
+}
+
+TEST(Settle, AdaptersNeedAModuleAndALayer) {
+    EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": []}})"), "lora.target_modules is empty");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"layers_to_transform": []}})"), "lora.layers_to_transform is empty");
+    EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": ["q_proj", "q_proj"]}})"), "'q_proj' is listed twice");
+}
+
+TEST(Settle, EvaluationRowsComeFromOnePlace) {
+    EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}), "data.eval_file and data.val_size");
+    EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}), "whole number of rows");
+    EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}), "no rows to evaluate on");
+    EXPECT_EQ(load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
+    EXPECT_EQ(load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
+}
+
+TEST(Settle, AWarmupRatioReplacesTheDefaultSteps) {
+    const auto loaded = load_config({}, {"--warmup_ratio", "0.1"});
+    EXPECT_EQ(loaded.config.training.warmup_steps, 0);
+    EXPECT_EQ(loaded.config.training.warmup_ratio, 0.1);
+    EXPECT_EQ(load_config({}, {}).config.training.warmup_steps, 5);
+    EXPECT_CONTAINS(flag_error({"--warmup_ratio", "0.1", "--warmup_steps", "3"}), "both given");
+    EXPECT_EQ(load_config({}, {"--warmup_ratio", "0", "--warmup_steps", "3"}).config.training.warmup_steps, 3);
+}
+
+TEST(Settle, ScheduleArgumentsBelongToTheSchedule) {
+    EXPECT_CONTAINS(flag_error({"--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", "{\"num_cycle\": 1}"}),
+                    "Did you mean num_cycles?");
+    EXPECT_CONTAINS(flag_error({"--lr_scheduler_kwargs", "{\"num_cycles\": 1}"}), "takes no arguments");
+    EXPECT_CONTAINS(flag_error({"--lr_scheduler_type", "polynomial", "--lr_scheduler_kwargs", "{\"exponent\": 1}"}),
+                    "It takes: lr_end, power.");
+}
+
+TEST(Settle, DeviceSyntax) {
+    for (const char* good : {"auto", "cpu", "cuda", "cuda:0", "cuda:12"})
+        EXPECT_EQ(load_config({}, {"--device", good}).config.hardware.device, good);
+    for (const char* bad : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "CPU", "", "cuda:99999999999999999999"})
+        EXPECT_CONTAINS(flag_error({"--device", bad}), "expected auto, cpu, cuda or cuda:N");
+}
+
+TEST(Settle, ResumingIsRefusedClearly) {
+    const std::string message = flag_error({"--resume_from_checkpoint", "out/checkpoint-3"});
+    EXPECT_CONTAINS(message, "later version");
+    EXPECT_CONTAINS(message, "model.adapter_name_or_path");
+}
+
+TEST(Settle, TheOutputFolderHasAName) {
+    EXPECT_CONTAINS(flag_error({"--output_dir", ""}), "training.output_dir is empty");
+}
+
+}  // namespace
+}  // namespace unsloth::testing

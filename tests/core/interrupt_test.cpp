@@ -1,0 +1,42 @@
+#include "unsloth/core/interrupt.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+namespace unsloth {
+namespace {
+
+// Each case runs in a child process, so that handlers and remembered signals do not leak into other tests.
+void stop_once(int signal) {
+    install_interrupt_handlers();
+    if (interrupt_requested() != 0) std::_Exit(1);
+    std::raise(signal);
+    std::_Exit(interrupt_requested() == signal ? 42 : 2);
+}
+
+void stop_twice(int first, int second) {
+    install_interrupt_handlers();
+    std::raise(first);
+    std::raise(second);
+    std::_Exit(3);  // not reached
+}
+
+TEST(InterruptDeathTest, TheFirstSignalIsRemembered) {
+    EXPECT_EXIT(stop_once(SIGINT), ::testing::ExitedWithCode(42), "Stopping after this step");
+    EXPECT_EXIT(stop_once(SIGTERM), ::testing::ExitedWithCode(42), "Stopping after this step");
+}
+
+TEST(InterruptDeathTest, TheSecondSignalEndsTheProcess) {
+    EXPECT_EXIT(stop_twice(SIGINT, SIGINT), ::testing::ExitedWithCode(130), "");
+    EXPECT_EXIT(stop_twice(SIGINT, SIGTERM), ::testing::ExitedWithCode(143), "");
+}
+
+TEST(Interrupted, CarriesTheShellsExitCode) {
+    EXPECT_EQ(Interrupted(SIGINT, "saved").exit_code(), 130);
+    EXPECT_EQ(Interrupted(SIGTERM, "saved").exit_code(), 143);
+    EXPECT_STREQ(Interrupted(SIGTERM, "saved").what(), "saved");
+}
+
+}  // namespace
+}  // namespace unsloth

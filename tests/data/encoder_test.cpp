@@ -1,0 +1,242 @@
+// Rows through a real tokenizer: one of bytes, made here, and with UNSLOTH_SHARED also Llama 3.1's against
+// the reference's renderings.
+#include "unsloth/data/encoder.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "data/toy.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth {
+namespace {
+
+using Json = nlohmann::json;
+using Ints = std::vector<int32_t>;
+
+std::string utf8(uint32_t code_point) {
+    if (code_point < 0x80) return {static_cast<char>(code_point)};
+    return {static_cast<char>(0xC0 | (code_point >> 6)), static_cast<char>(0x80 | (code_point & 0x3F))};
+}
+
+/// GPT-2's spelling of a byte: printable ones as they are, the others counted from U+0100.
+std::vector<std::string> byte_spellings() {
+    std::vector<std::string> spellings;
+    uint32_t next = 256;
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+        spellings.push_back(utf8(printable ? byte : next++));
+    }
+    return spellings;
+}
+
+constexpr int32_t special_base = 256;
+const std::vector<std::string> specials{"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
+                                        "<|end_header_id|>", "<|eot_id|>"};
+constexpr int32_t bos = special_base, eos = bos + 1, header = bos + 2, header_end = bos + 3,
+                  turn_end = bos + 4;
+
+/// A Llama 3 style tokenizer without merges: byte b has id b. It adds BOS; `names_eos` leaves eos_token out.
+Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = true) {
+    Json vocabulary, added = Json::array();
+    const auto spellings = byte_spellings();
+    for (std::size_t byte = 0; byte < 256; ++byte) vocabulary[spellings[byte]] = byte;
+    for (std::size_t i = 0; i < specials.size(); ++i)
+        added.push_back({{"id", special_base + static_cast<int32_t>(i)},
+                         {"content", specials[i]},
+                         {"single_word", false},
+                         {"lstrip", false},
+                         {"rstrip", false},
+                         {"normalized", false},
+                         {"special", true}});
+    const Json first{{"SpecialToken", {{"id", specials[0]}, {"type_id", 0}}}},
+        text{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, pair{{"Sequence", {{"id", "B"}, {"type_id", 1}}}};
+    const Json tokenizer{
+        {"version", "1.0"},
+        {"truncation", nullptr},
+        {"padding", nullptr},
+        {"added_tokens", added},
+        {"normalizer", nullptr},
+        {"pre_tokenizer",
+         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+        {"post_processor",
+         {{"type", "TemplateProcessing"},
+          {"single", {first, text}},
+          {"pair", {first, text, first, pair}},
+          {"special_tokens",
+           {{specials[0], {{"id", specials[0]}, {"ids", {bos}}, {"tokens", {specials[0]}}}}}}}},
+        {"decoder",
+         {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
+        {"model",
+         {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", nullptr},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", false},
+          {"byte_fallback", false},
+          {"ignore_merges", false},
+          {"vocab", vocabulary},
+          {"merges", Json::array()}}}};
+    Json config{{"bos_token", specials[0]}};
+    if (names_eos) config["eos_token"] = specials[1];
+    folder.write("tokenizer_config.json", config.dump());
+    return Tokenizer::load(folder.write("tokenizer.json", tokenizer.dump()).parent_path());
+}
+
+Ints bytes(std::string_view text) {
+    Ints ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+}
+
+Ints joined(std::initializer_list<Ints> parts) {
+    Ints all;
+    for (const Ints& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+
+/// The only row of a file with this line.
+Sample row_of(const RowEncoder& encoder, const std::string& line) {
+    const toy::Folder folder;
+    return Dataset::load(folder.write("a.jsonl", line + "\n"), {}, &encoder).sample(0);
+}
+
+/// The ids of a row must be `prompt`, not trained, and `answer`, trained.
+void expect_row(const Sample& row, const Ints& prompt, const Ints& answer) {
+    EXPECT_EQ(row.ids, joined({prompt, answer}));
+    EXPECT_EQ(row.labels, joined({Ints(prompt.size(), ignore_label), answer}));
+}
+
+TEST(TokenizerEncoder, TextBeginsWithBosAndEndsWithOneEos) {
+    const toy::Folder folder;
+    const auto encoder = make_row_encoder(byte_tokenizer(folder), "auto");
+    EXPECT_EQ(row_of(*encoder, R"({"text": "h\u00e9 "})").ids, joined({{bos}, bytes("h\xC3\xA9 "), {eos}}));
+    EXPECT_EQ(row_of(*encoder, R"({"text": "x<|end_of_text|>"})").ids, joined({{bos}, bytes("x"), {eos}}));
+    const Sample row = row_of(*encoder, R"({"text": "xy"})");
+    EXPECT_EQ(row.labels, row.ids);
+}
+
+TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
+    const toy::Folder folder;
+    const Tokenizer tokenizer = byte_tokenizer(folder);
+    for (const char* name : {"auto", "alpaca"}) {
+        const auto encoder = make_row_encoder(tokenizer, name);
+        expect_row(
+            row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+            joined({{bos}, bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
+            joined({bytes("3"), {eos}}));
+        const Sample plain = row_of(*encoder, R"({"instruction": "Add.", "output": "3"})");
+        expect_row(
+            plain,
+            joined(
+                {{bos},
+                 bytes("Below is an instruction that describes a task. Write a response that appropriately "
+                       "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
+            joined({bytes("3"), {eos}}));
+    }
+}
+
+TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
+    const toy::Folder folder;
+    const auto encoder = make_row_encoder(byte_tokenizer(folder), "llama-3");
+    const auto turn = [](const char* role, const char* content) {
+        return joined({{header}, bytes(role), {header_end}, bytes("\n\n"), bytes(content)});
+    };
+    expect_row(
+        row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+        joined({{bos},
+                turn("system", "Count."),
+                {turn_end},
+                turn("user", "Add.\n\n1 2"),
+                {turn_end},
+                turn("assistant", "")}),
+        joined({bytes("3"), {turn_end}}));
+    expect_row(row_of(*encoder, R"({"instruction": "Hi", "output": "Yo"})"),
+               joined({{bos}, turn("user", "Hi"), {turn_end}, turn("assistant", "")}),
+               joined({bytes("Yo"), {turn_end}}));
+}
+
+TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
+    const toy::Folder folder;
+    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const std::string line =
+        R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]})";
+    const Sample row = row_of(*make_row_encoder(tokenizer, "auto"), line);
+    expect_row(row,
+               joined({{bos, header},
+                       bytes("user"),
+                       {header_end},
+                       bytes("\n\nHi"),
+                       {turn_end, header},
+                       bytes("assistant"),
+                       {header_end},
+                       bytes("\n\n")}),
+               joined({bytes("Yo"), {turn_end}}));
+    EXPECT_EQ(row_of(*make_row_encoder(tokenizer, "alpaca"), line).ids.back(), eos);
+}
+
+TEST(TokenizerEncoder, WhatCannotBeEncodedIsAnErrorWithTheRow) {
+    const toy::Folder folder, files;
+    const Tokenizer tokenizer = byte_tokenizer(folder, false);
+    const auto encoder = make_row_encoder(tokenizer, "auto");
+    for (const char* line : {R"({"text": "x"})", R"({"instruction": "a", "output": "b"})"}) {
+        const auto path = files.write("a.jsonl", line);
+        toy::expect_contains(
+            toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+            {"a.jsonl:1: ", "eos_token"});
+    }
+    const auto path = files.write("b.jsonl", R"({"messages": [{"role": "assistant", "content": "x"}]})");
+    const auto chatml = make_row_encoder(tokenizer, "chatml");
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, chatml.get()); }),
+                         {"b.jsonl:1: ", "<|im_start|>"});
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { make_row_encoder(tokenizer, "vicuna"); }),
+                         {"vicuna", "llama-3"});
+}
+
+/// Unpacks a shared file into `folder`; false when that is not possible.
+bool unpack(const std::filesystem::path& packed, const toy::Folder& folder, const std::string& name) {
+    const std::string target = folder.write(name, "").string();
+    return std::filesystem::exists(packed) &&
+           std::system(cat("xz -dc '", packed.string(), "' > '", target, "'").c_str()) == 0;
+}
+
+TEST(TokenizerEncoder, Llama31ConversationsEqualTheReference) {
+    const char* const shared = std::getenv("UNSLOTH_SHARED");
+    if (!shared) GTEST_SKIP() << "UNSLOTH_SHARED does not name the folder of shared reference data";
+    const std::filesystem::path root(shared);
+    const toy::Folder folder;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+        if (!unpack(root / "tokenizers/llama3_1" / (std::string(name) + ".xz"), folder, name))
+            GTEST_SKIP() << "no " << name;
+    const Tokenizer tokenizer = Tokenizer::load(folder.write("unused", "").parent_path());
+    const auto encoder = make_row_encoder(tokenizer, "llama-3");
+
+    // What the built-in template covers: plain roles, no generation prompt, no system text that the
+    // reference's own template adds (dates, tools). Whether a case is one of these is told by its text.
+    int compared = 0;
+    std::istringstream cases(read_file(root / "golden/chat/llama3_1.jsonl"));
+    for (std::string line; std::getline(cases, line);) {
+        const Json reference = Json::parse(line);
+        if (reference["add_generation_prompt"].get<bool>() || !reference.contains("ids") ||
+            reference["assistant_tokens"].empty())
+            continue;
+        if (reference["text"].get<std::string>().find("Cutting Knowledge Date") != std::string::npos)
+            continue;
+        const Sample row = row_of(*encoder, Json{{"messages", reference["messages"]}}.dump());
+        const auto ids = reference["ids"].get<Ints>();
+        EXPECT_EQ(row.ids, ids) << line;
+        Ints labels(ids.size(), ignore_label);
+        for (const Json& span : reference["assistant_tokens"])
+            for (std::size_t t = span[0]; t < span[1].get<std::size_t>(); ++t) labels[t] = ids[t];
+        EXPECT_EQ(row.labels, labels) << line;
+        ++compared;
+    }
+    EXPECT_GE(compared, 5);
+}
+
+}  // namespace
+}  // namespace unsloth

@@ -1,0 +1,127 @@
+// What the data tests share: a folder that goes away, a tokenizer of bytes, and a look at errors.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "unsloth/core/error.h"
+#include "unsloth/data/dataset.h"
+
+namespace unsloth::toy {
+
+class Folder {
+  public:
+    Folder() {
+        std::string pattern = (std::filesystem::temp_directory_path() / "unsloth-data-XXXXXX").string();
+        path_ = ::mkdtemp(pattern.data());
+    }
+    ~Folder() { std::filesystem::remove_all(path_); }
+    std::filesystem::path write(const std::string& name, const std::string& content) const {
+        std::ofstream(path_ / name, std::ios::binary) << content;
+        return path_ / name;
+    }
+
+  private:
+    std::filesystem::path path_;
+};
+
+/// The source folder's golden files.
+inline std::filesystem::path golden(const std::string& name) {
+    return std::filesystem::path(UNSLOTH_SOURCE_DIR) / "tests/golden" / name;
+}
+
+constexpr int32_t bos = 1, eos = 2, first_byte = 3;  // byte b has id b + 3
+constexpr int64_t vocabulary = 259;
+
+inline void append_bytes(EncodedRow& row, std::string_view text) {
+    for (const char c : text) row.ids.push_back(first_byte + static_cast<unsigned char>(c));
+}
+
+inline std::vector<int32_t> bytes(std::string_view text) {
+    EncodedRow row;
+    append_bytes(row, text);
+    return row.ids;
+}
+
+/// Bytes as tokens. An Alpaca prompt is "SYSTEM|INSTRUCTION|INPUT>", a turn is "ROLE:CONTENT" and EOS.
+class Encoder : public RowEncoder {
+  public:
+    EncodedRow text(std::string_view text) const override {
+        EncodedRow row{{bos}, {}};
+        append_bytes(row, text);
+        row.ids.push_back(eos);
+        row.trained = {{0, size(row)}};
+        return row;
+    }
+    EncodedRow alpaca(const AlpacaFields& fields) const override {
+        EncodedRow row{{bos}, {}};
+        append_bytes(row, fields.system + "|" + fields.instruction + "|" + fields.input + ">");
+        add_trained(row, fields.output);
+        return row;
+    }
+    EncodedRow messages(const std::vector<Message>& turns) const override {
+        EncodedRow row{{bos}, {}};
+        for (const Message& turn : turns) {
+            if (turn.role == "tool") throw input_error("the template knows no role \"tool\"");
+            append_bytes(row, turn.role + ":");
+            if (turn.role == "assistant") {
+                add_trained(row, turn.content);
+                continue;
+            }
+            append_bytes(row, turn.content);
+            row.ids.push_back(eos);
+        }
+        return row;
+    }
+
+  private:
+    static int32_t size(const EncodedRow& row) { return static_cast<int32_t>(row.ids.size()); }
+    static void add_trained(EncodedRow& row, std::string_view text) {
+        const int32_t begin = size(row);
+        append_bytes(row, text);
+        row.ids.push_back(eos);
+        row.trained.emplace_back(begin, size(row));
+    }
+};
+
+/// Runs `action`, which must throw an Error of this kind, and gives its message.
+template <class Action>
+std::string message_of(ErrorKind kind, Action&& action) {
+    try {
+        action();
+    } catch (const Error& error) {
+        EXPECT_EQ(static_cast<int>(error.kind()), static_cast<int>(kind)) << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "expected an Error";
+    return {};
+}
+
+inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts)
+        EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
+}
+
+/// `count` samples of lengths 2 ... 2 + spread, source rows 0 ..., all trained; the ids name row and token.
+inline std::vector<Sample> samples(int64_t count, int64_t spread) {
+    std::vector<Sample> result;
+    for (int64_t row = 0; row < count; ++row) {
+        Sample sample;
+        sample.row = row;
+        const int64_t length = 2 + (spread == 0 ? 0 : (row * 7919) % (spread + 1));
+        for (int64_t t = 0; t < length; ++t) {
+            sample.ids.push_back(static_cast<int32_t>(row * 100 + t));
+            sample.positions.push_back(static_cast<int32_t>(t));
+        }
+        sample.labels = sample.ids;
+        result.push_back(std::move(sample));
+    }
+    return result;
+}
+
+}  // namespace unsloth::toy

@@ -1,0 +1,107 @@
+#include "unsloth/data/training_data.h"
+
+#include <gtest/gtest.h>
+
+#include "data/toy.h"
+
+namespace unsloth {
+namespace {
+
+std::string rows(const std::string& column, int count) {
+    std::string text;
+    for (int row = 0; row < count; ++row)
+        text += column == "text" ? cat("{\"text\": \"row ", row, "\"}\n")
+                                 : cat("{\"input_ids\": [1, 2, ", row, "]}\n");
+    return text;
+}
+
+struct Files {
+    toy::Folder folder;
+    std::string text = folder.write("text.jsonl", rows("text", 20)).string();
+    std::string tokens = folder.write("tokens.jsonl", rows("input_ids", 10)).string();
+    int encoders = 0;
+
+    TrainingData load(const Config& config, const ModelLimits& limits = {}) {
+        return load_training_data(config, limits, [&]() -> std::unique_ptr<RowEncoder> {
+            ++encoders;
+            return std::make_unique<toy::Encoder>();
+        });
+    }
+};
+
+TEST(TrainingData, TokenisedRowsNeedNoTokenizer) {
+    Files files;
+    Config config;
+    config.data.train_file = files.tokens;
+    const TrainingData data = files.load(config);
+    EXPECT_EQ(data.train.size(), 10);
+    EXPECT_FALSE(data.eval.has_value());
+    EXPECT_EQ(files.encoders, 0);
+    EXPECT_EQ(load_training_data(config, {}, nullptr).train.size(), 10);
+
+    config.data.train_file = files.text;
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load_training_data(config, {}, nullptr); }),
+                         {"tokenizer"});
+}
+
+TEST(TrainingData, EvalFileOrPartOfTheRows) {
+    Files files;
+    Config config;
+    config.data.train_file = files.text;
+    config.data.eval_file = files.text;
+    TrainingData data = files.load(config);
+    EXPECT_EQ(files.encoders, 1);
+    EXPECT_EQ(data.eval.value().size(), 20);
+
+    config.data.val_size = 0.25;
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }),
+                         {"eval_file", "val_size"});
+    config.data.eval_file.reset();
+    data = files.load(config);
+    EXPECT_EQ(data.train.size(), 15);
+    EXPECT_EQ(data.eval.value().size(), 5);
+
+    config.data.train_file.clear();
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"data.train_file"});
+}
+
+TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
+    Files files;
+    Config config;
+    config.data.train_file = files.text;
+    config.data.packing = true;
+    config.data.shuffle = false;
+    config.model.max_seq_length = 5;
+    config.training.per_device_train_batch_size = 3;
+    config.training.gradient_accumulation_steps = 5;
+    config.training.seed = 11;
+    EXPECT_EQ(files.load(config).train.stats().longest, 5);
+    const LoaderOptions loader = loader_options(config, 1, 2);
+    EXPECT_TRUE(loader.packing && !loader.shuffle);
+    EXPECT_EQ(loader.max_seq_length, 5);
+    EXPECT_EQ(loader.per_device_train_batch_size, 3);
+    EXPECT_EQ(loader.gradient_accumulation_steps, 5);
+    EXPECT_EQ(loader.seed, 11u);
+    EXPECT_EQ(loader.rank, 1);
+    EXPECT_EQ(loader.world_size, 2);
+
+    const ModelLimits small{100, 4};
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config, small); }),
+                         {"text.jsonl:1", "vocabulary"});
+    const ModelLimits short_model{toy::vocabulary, 4};
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config, short_model); }),
+                         {"text.jsonl:1", "4 positions"});
+
+    config.data.train_on_prompt = true;
+    const toy::Folder folder;
+    config.data.train_file =
+        folder.write("a.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\nbad\n").string();
+    config.data.skip_bad_rows = true;
+    EXPECT_EQ(files.load(config).train.targets(0), 4);
+    config.data.format = DataFormat::text;
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }),
+                         {"none of its 2 rows"});
+}
+
+}  // namespace
+}  // namespace unsloth

@@ -1,0 +1,279 @@
+#include "unsloth/formats/hf_config.h"
+
+#include "formats/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+using nlohmann::json;
+
+ModelSpec parse(const json& config) {
+    return parse_model_spec(config.dump(), "config.json");
+}
+json config_of(const std::string& name) {
+    return golden_json("configs/" + name + ".json");
+}
+ModelSpec golden_spec(const std::string& name) {
+    return parse(config_of(name));
+}
+
+json changed(const std::string& name, const json& changes) {
+    json config = config_of(name);
+    for (const auto& [key, value] : changes.items()) config[key] = value;
+    return config;
+}
+json without(json config, const std::string& key) {
+    config.erase(key);
+    return config;
+}
+
+void expect_equal(const ModelSpec& a, const ModelSpec& b) {
+    EXPECT_EQ(a.architecture, b.architecture);
+    EXPECT_EQ(a.model_type, b.model_type);
+    EXPECT_EQ(a.hidden_size, b.hidden_size);
+    EXPECT_EQ(a.intermediate_size, b.intermediate_size);
+    EXPECT_EQ(a.num_layers, b.num_layers);
+    EXPECT_EQ(a.num_heads, b.num_heads);
+    EXPECT_EQ(a.num_kv_heads, b.num_kv_heads);
+    EXPECT_EQ(a.head_dim, b.head_dim);
+    EXPECT_EQ(a.vocab_size, b.vocab_size);
+    EXPECT_EQ(a.max_position_embeddings, b.max_position_embeddings);
+    EXPECT_EQ(a.rms_norm_eps, b.rms_norm_eps);
+    EXPECT_EQ(a.tie_word_embeddings, b.tie_word_embeddings);
+    EXPECT_EQ(a.qkv_bias, b.qkv_bias);
+    EXPECT_EQ(a.o_bias, b.o_bias);
+    EXPECT_EQ(a.mlp_bias, b.mlp_bias);
+    EXPECT_EQ(a.qk_norm, b.qk_norm);
+    EXPECT_EQ(a.sliding_window, b.sliding_window);
+    EXPECT_EQ(a.bos_token_id, b.bos_token_id);
+    EXPECT_EQ(a.pad_token_id, b.pad_token_id);
+    EXPECT_EQ(a.eos_token_ids, b.eos_token_ids);
+    EXPECT_EQ(a.dtype, b.dtype);
+    EXPECT_EQ(a.rope.type, b.rope.type);
+    EXPECT_EQ(a.rope.theta, b.rope.theta);
+    EXPECT_EQ(a.rope.factor, b.rope.factor);
+    EXPECT_EQ(a.rope.original_max_position_embeddings, b.rope.original_max_position_embeddings);
+    EXPECT_EQ(a.rope.low_freq_factor, b.rope.low_freq_factor);
+    EXPECT_EQ(a.rope.high_freq_factor, b.rope.high_freq_factor);
+    EXPECT_EQ(a.rope.attention_factor, b.rope.attention_factor);
+    EXPECT_EQ(a.rope.beta_fast, b.rope.beta_fast);
+    EXPECT_EQ(a.rope.truncate, b.rope.truncate);
+}
+
+TEST(HfConfig, ReadsBothGenerationsAlike) {
+    for (const char* const name : {"small_llama", "tiny_llama"}) {
+        const ModelSpec spec = golden_spec(name);
+        expect_equal(spec, golden_spec(std::string(name) + "_v4_names"));
+        EXPECT_EQ(spec.dtype, DType::bf16);
+        EXPECT_EQ(spec.bos_token_id, 1);
+        EXPECT_EQ(spec.eos_token_ids, std::vector<int64_t>{2});
+        EXPECT_EQ(spec.pad_token_id, std::nullopt);
+    }
+    const ModelSpec tiny = golden_spec("tiny_llama");
+    EXPECT_EQ(tiny.rope.type, RopeSpec::Type::llama3);
+    EXPECT_EQ(tiny.rope.theta, 500000.0);
+    EXPECT_EQ(tiny.rope.factor, 8.0);
+    EXPECT_EQ(tiny.rope.low_freq_factor, 1.0);
+    EXPECT_EQ(tiny.rope.high_freq_factor, 4.0);
+    EXPECT_EQ(tiny.rope.original_max_position_embeddings, 8192);
+    EXPECT_EQ(tiny.intermediate_size, 688);
+    EXPECT_EQ(tiny.num_layers, 4);
+    EXPECT_EQ(tiny.rms_norm_eps, 1e-5);
+}
+
+TEST(HfConfig, ReadsEveryArchitecture) {
+    const ModelSpec bias = golden_spec("llama_bias");
+    EXPECT_TRUE(bias.qkv_bias && bias.o_bias && bias.mlp_bias);
+    EXPECT_FALSE(bias.qk_norm || bias.tie_word_embeddings);
+    EXPECT_TRUE(golden_spec("llama_tied").tie_word_embeddings);
+    const ModelSpec mistral = golden_spec("mistral_window");
+    EXPECT_EQ(mistral.architecture, Architecture::mistral);
+    EXPECT_EQ(mistral.sliding_window, (std::vector<int64_t>{16, 16}));
+    EXPECT_EQ(mistral.rope.theta, 1e6);
+    const ModelSpec qwen2 = golden_spec("qwen2");
+    EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
+    EXPECT_EQ(qwen2.head_dim, 16) << "hidden_size / num_attention_heads";
+    EXPECT_EQ(qwen2.sliding_window, (std::vector<int64_t>{0, 0}));
+    const ModelSpec qwen3 = golden_spec("qwen3");
+    EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias && !qwen3.o_bias);
+    EXPECT_EQ(qwen3.q_size(), 256);
+    EXPECT_TRUE(parse(changed("qwen3", {{"attention_bias", true}})).o_bias);
+}
+
+TEST(HfConfig, FillsInTheDefaultsOfTheClasses) {
+    const json llama = config_of("small_llama_v4_names");
+    EXPECT_EQ(parse(without(llama, "num_key_value_heads")).num_kv_heads, 4);
+    EXPECT_EQ(parse(without(llama, "head_dim")).head_dim, 32);
+    EXPECT_EQ(parse(without(llama, "rope_theta")).rope.theta, 10000.0);
+    EXPECT_EQ(parse(without(llama, "torch_dtype")).dtype, DType::f32);
+    EXPECT_EQ(parse(without(llama, "rms_norm_eps")).rms_norm_eps, 1e-6);
+    EXPECT_EQ(parse(without(config_of("qwen3"), "head_dim")).head_dim, 128);
+    EXPECT_EQ(parse(without(config_of("mistral_window"), "sliding_window")).sliding_window[0], 4096);
+    EXPECT_EQ(parse(changed("mistral_window", {{"sliding_window", nullptr}})).sliding_window[0], 0);
+    expect_input_error({"num_key_value_heads"}, [] { parse(without(config_of("qwen2"), "num_key_value_heads")); });
+}
+
+TEST(HfConfig, ReadsWindowsLayerByLayer) {
+    const json window = {{"use_sliding_window", true}, {"sliding_window", 8}};
+    auto by_index = changed("qwen2", window);
+    by_index["max_window_layers"] = 1;
+    EXPECT_EQ(parse(without(by_index, "layer_types")).sliding_window, (std::vector<int64_t>{0, 8}));
+    by_index["layer_types"] = {"sliding_attention", "full_attention"};
+    EXPECT_EQ(parse(by_index).sliding_window, (std::vector<int64_t>{8, 0}));
+    by_index["layer_types"] = {"full_attention"};
+    expect_input_error({"layer_types", "1", "2"}, [&] { parse(by_index); });
+    by_index["layer_types"] = {"full_attention", "chunked_attention"};
+    expect_input_error({"chunked_attention"}, [&] { parse(by_index); });
+    auto unused = changed("qwen3", {{"sliding_window", 8}, {"max_window_layers", 0}});
+    EXPECT_EQ(parse(without(unused, "layer_types")).sliding_window, (std::vector<int64_t>{0, 0}));
+    unused["layer_types"] = {"sliding_attention", "full_attention"};
+    expect_input_error({"layer 0", "use_sliding_window"}, [&] { parse(unused); });
+    expect_input_error({"sliding_window", "-3"}, [] { parse(changed("mistral_window", {{"sliding_window", -3}})); });
+}
+
+TEST(HfConfig, ReadsEveryRopeType) {
+    const auto rope = [](const json& scaling) {
+        return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).rope;
+    };
+    EXPECT_EQ(rope({{"type", "linear"}, {"factor", 2}}).type, RopeSpec::Type::linear);
+    EXPECT_EQ(rope({{"rope_type", "dynamic"}, {"factor", 2.5}}).factor, 2.5);
+    EXPECT_EQ(rope({{"rope_type", "default"}}).type, RopeSpec::Type::standard);
+    const RopeSpec yarn = rope({{"type", "yarn"},
+                                {"original_max_position_embeddings", 32768},
+                                {"attention_factor", 1.5},
+                                {"truncate", false}});
+    EXPECT_EQ(yarn.factor, 4.0) << "131072 / 32768";
+    EXPECT_EQ(yarn.attention_factor, 1.5);
+    EXPECT_EQ(yarn.beta_fast, 32.0);
+    EXPECT_FALSE(yarn.truncate);
+    const auto refuse = [&](const json& scaling, const std::string& word) {
+        expect_input_error({word}, [&] { rope(scaling); });
+    };
+    refuse({{"rope_type", "longrope"}, {"factor", 2}}, "longrope");
+    refuse({{"rope_type", "linear"}}, "factor");
+    refuse({{"rope_type", "linear"}, {"factor", 0.5}}, "factor");
+    refuse({{"rope_type", "linear"}, {"factor", "2"}}, "factor");
+    refuse({{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}},
+           "high_freq_factor");
+    refuse({{"rope_type", "llama3"}, {"factor", 8}}, "low_freq_factor");
+    refuse({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0.5}}, "beta_fast");
+    refuse({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
+    refuse("linear", "rope_scaling");
+    expect_input_error({"full_attention"}, [] {
+        parse(changed("small_llama", {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}));
+    });
+    expect_input_error({"rope_theta"}, [] { parse(changed("small_llama_v4_names", {{"rope_theta", 0}})); });
+}
+
+TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
+    const auto refuse = [](const json& changes, const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { parse(changed("small_llama", changes)); });
+    };
+    refuse({{"model_type", "gemma2"}}, {"model_type", "gemma2", "qwen3"});
+    refuse({{"model_type", nullptr}}, {"model_type"});
+    refuse({{"architectures", {"LlamaForSequenceClassification"}}}, {"LlamaForSequenceClassification"});
+    refuse({{"architectures", {"MistralForCausalLM"}}}, {"MistralForCausalLM"});
+    refuse({{"hidden_act", "gelu"}}, {"hidden_act", "gelu"});
+    refuse({{"dtype", "int8"}}, {"dtype", "int8"});
+    refuse({{"hidden_size", "128"}}, {"hidden_size", "\"128\""});
+    refuse({{"hidden_size", -128}}, {"hidden_size", "-128"});
+    refuse({{"hidden_size", nullptr}}, {"hidden_size", "nothing"});
+    refuse({{"hidden_size", 128.5}}, {"hidden_size", "128.5"});
+    refuse({{"hidden_size", 18446744073709551615U}}, {"hidden_size", "2^63"});
+    refuse({{"intermediate_size", int64_t{1} << 40}}, {"intermediate_size"});
+    refuse({{"num_hidden_layers", 1000000000}}, {"num_hidden_layers"});
+    refuse({{"num_hidden_layers", 0}}, {"num_hidden_layers"});
+    refuse({{"num_attention_heads", 0}}, {"num_attention_heads"});
+    refuse({{"num_key_value_heads", 3}}, {"num_attention_heads 4", "num_key_value_heads 3"});
+    refuse({{"num_key_value_heads", 8}}, {"num_key_value_heads"});
+    refuse({{"head_dim", 31}}, {"head_dim", "even"});
+    refuse({{"vocab_size", 0}}, {"vocab_size"});
+    refuse({{"max_position_embeddings", -1}}, {"max_position_embeddings"});
+    refuse({{"rms_norm_eps", 0}}, {"rms_norm_eps"});
+    refuse({{"rms_norm_eps", "1e-6"}}, {"rms_norm_eps"});
+    refuse({{"tie_word_embeddings", 1}}, {"tie_word_embeddings"});
+    refuse({{"eos_token_id", {2, "x"}}}, {"eos_token_id"});
+    expect_input_error({"hidden_size 128", "num_attention_heads 3"}, [] {
+        parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim"));
+    });
+    expect_input_error({"config.json", "not valid JSON"}, [] { parse_model_spec("{", "config.json"); });
+    expect_input_error({"must be a JSON object"}, [] { parse_model_spec("3", "config.json"); });
+    expect_input_error({"'vocab_size'", "twice"},
+                       [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
+    expect_input_error({"config.json"}, [] { read_model_spec("/nowhere"); });
+}
+
+TEST(HfConfig, ReadsAListOfEndTokens) {
+    EXPECT_EQ(parse(changed("small_llama", {{"eos_token_id", {5, 7}}})).eos_token_ids, (std::vector<int64_t>{5, 7}));
+    EXPECT_TRUE(parse(changed("small_llama", {{"eos_token_id", nullptr}})).eos_token_ids.empty());
+    EXPECT_EQ(parse(changed("small_llama", {{"pad_token_id", -1}})).pad_token_id, std::nullopt);
+}
+
+TEST(HfConfig, ReadsTheQuantisation) {
+    const auto config = read_quantization_config(golden("small_llama/nf4_dq"));
+    ASSERT_TRUE(config);
+    EXPECT_TRUE(config->load_in_4bit && config->bnb_4bit_use_double_quant && !config->load_in_8bit);
+    EXPECT_EQ(config->bnb_4bit_quant_type, "nf4");
+    EXPECT_EQ(config->bnb_4bit_compute_dtype, "bfloat16");
+    EXPECT_EQ(parse_quantization_config(config_of("small_llama").dump(), "config.json"), std::nullopt);
+    const auto refuse = [](const json& quantization, const std::string& word) {
+        expect_input_error({word}, [&] {
+            parse_quantization_config(json{{"quantization_config", quantization}}.dump(), "config.json");
+        });
+    };
+    refuse({{"quant_method", "gptq"}}, "gptq");
+    refuse({{"quant_method", "bitsandbytes"}, {"bnb_4bit_quant_type", "int4"}}, "int4");
+    refuse(3, "quantization_config");
+}
+
+bool operator==(const QuantizationConfig& a, const QuantizationConfig& b) {
+    return a.load_in_4bit == b.load_in_4bit && a.bnb_4bit_quant_type == b.bnb_4bit_quant_type &&
+           a.bnb_4bit_use_double_quant == b.bnb_4bit_use_double_quant &&
+           a.llm_int8_skip_modules == b.llm_int8_skip_modules;
+}
+
+TEST(WriteModelConfig, IsReadBackTheSame) {
+    for (const char* const name :
+         {"small_llama", "tiny_llama", "llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3"}) {
+        SCOPED_TRACE(name);
+        const ModelSpec spec = golden_spec(name);
+        expect_equal(parse_model_spec(write_model_config(spec), "written"), spec);
+        EXPECT_EQ(parse_quantization_config(write_model_config(spec), "written"), std::nullopt);
+    }
+    ModelSpec windowed = golden_spec("qwen2");
+    windowed.sliding_window = {0, 8};
+    windowed.eos_token_ids = {3, 4};
+    windowed.rope = {.type = RopeSpec::Type::yarn,
+                     .theta = 1e4,
+                     .factor = 4.0,
+                     .attention_factor = 1.25,
+                     .beta_fast = 16.0,
+                     .truncate = false};
+    QuantizationConfig quantization;
+    quantization.llm_int8_skip_modules = {"lm_head"};
+    const std::string text = write_model_config(windowed, quantization);
+    expect_equal(parse_model_spec(text, "written"), windowed);
+    EXPECT_TRUE(*parse_quantization_config(text, "written") == quantization);
+}
+
+TEST(WriteModelConfig, KeepsWhatAnOriginalSays) {
+    for (const char* const name : {"tiny_llama", "tiny_llama_v4_names", "mistral_window", "qwen2", "qwen3"}) {
+        SCOPED_TRACE(name);
+        const json original =
+            changed(name, {{"our_own_key", {1, 2}}, {"quantization_config", {{"quant_method", "bitsandbytes"}}}});
+        json expected = original;
+        expected.erase("quantization_config");
+        EXPECT_EQ(json::parse(write_model_config(parse(original), {}, original.dump())), expected);
+    }
+    ModelSpec spec = golden_spec("tiny_llama");
+    spec.dtype = DType::f32;
+    spec.rope = {.type = RopeSpec::Type::standard, .theta = 7000.0};
+    const json written = json::parse(write_model_config(spec, {}, config_of("tiny_llama").dump()));
+    EXPECT_EQ(written.at("dtype"), "float32");
+    EXPECT_FALSE(written.contains("torch_dtype") || written.contains("rope_theta"));
+    EXPECT_EQ(written.at("rope_parameters"), (json{{"rope_type", "default"}, {"rope_theta", 7000.0}}));
+}
+
+}  // namespace
+}  // namespace unsloth

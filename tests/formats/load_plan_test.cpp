@@ -1,0 +1,164 @@
+#include "unsloth/formats/load_plan.h"
+
+#include "formats/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+TEST(WeightFile, ResolvesAQuantisedModel) {
+    WeightFile opened = WeightFile::open(golden("small_llama/nf4_dq").string());
+    const WeightFile file = std::move(opened);
+    EXPECT_EQ(file.tensors.all().size(), 2U * 9 + 3);
+    EXPECT_EQ(file.tensors.quantised_linears(), 14);
+    EXPECT_TRUE(file.quantization && file.quantization->load_in_4bit);
+    EXPECT_EQ(file.tensors.stored_bytes(), file.checkpoint.total_bytes())
+        << "every byte of the file belongs to a tensor";
+    EXPECT_EQ(file.tensors.parameters(), 264192 + 2 * 256 * 128 + 5 * 128);
+    const TensorSource& down = file.tensors.linear(1, Projection::down);
+    EXPECT_TRUE(down.quantised());
+    EXPECT_EQ(down.rows(), 128);
+    EXPECT_EQ(down.cols(), 216);
+    EXPECT_FALSE(file.tensors.head().quantised());
+    EXPECT_EQ(file.tensors.head().rule.hf_name, "lm_head.weight");
+    EXPECT_EQ(file.tensors.of(TensorRole::post_norm, 1).rule.hf_name, "model.layers.1.post_attention_layernorm.weight");
+    EXPECT_EQ(file.tensors.bias(0, Projection::q), nullptr);
+    EXPECT_THROW(file.tensors.linear(2, Projection::q), CheckError);
+    EXPECT_THROW(file.tensors.of(TensorRole::q_norm, 0), CheckError);
+}
+
+TEST(TensorSource, ReadsRowsInFp32) {
+    const WeightFile file = WeightFile::open(golden("small_llama/nf4_dq").string());
+    const TensorSource& down = file.tensors.linear(0, Projection::down);
+    std::vector<float> whole(128 * 216), part(3 * 216);
+    down.read_f32(whole.data());
+    EXPECT_EQ(sha256(whole),
+              golden_json("small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
+    down.read_f32(5, 8, part.data());
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 5 * 216));
+
+    const TensorSource& embedding = file.tensors.of(TensorRole::embed_tokens);
+    std::vector<float> rows(2 * 128), all(256 * 128);
+    embedding.read_f32(all.data());
+    embedding.read_f32(254, 256, rows.data());
+    EXPECT_TRUE(std::equal(rows.begin(), rows.end(), all.end() - 256));
+    uint16_t bits = 0;
+    std::memcpy(&bits, embedding.tensor->data.data() + 2 * 12345, sizeof bits);
+    uint32_t widened = 0;
+    std::memcpy(&widened, &all[12345], sizeof widened);
+    EXPECT_EQ(widened, static_cast<uint32_t>(bits) << 16);
+    std::vector<float> norm(128);
+    file.tensors.of(TensorRole::final_norm).read_f32(norm.data());
+    EXPECT_NEAR(norm[0], 1.0F, 0.6F);
+    EXPECT_THROW(embedding.read_f32(0, 257, all.data()), CheckError);
+}
+
+/// A small 16-bit model whose tensors a test may change.
+class PlainModel : public testing::Test {
+  protected:
+    PlainModel() {
+        spec_ = read_model_spec(golden("small_llama/nf4_dq"));
+        for (const TensorRule& rule : tensor_table(spec_)) add(rule.hf_name, DType::bf16, rule.shape);
+    }
+    void add(const std::string& name, DType dtype, std::vector<int64_t> shape) {
+        const TensorDecl decl{name, dtype, std::move(shape)};
+        blobs_.push_back({decl, std::vector<std::byte>(decl.bytes())});
+    }
+    void remove(const std::string& name) {
+        std::erase_if(blobs_, [&](const TensorBlob& blob) { return blob.decl.name == name; });
+    }
+    void replace(const std::string& name, DType dtype, std::vector<int64_t> shape) {
+        remove(name);
+        add(name, dtype, std::move(shape));
+    }
+    ModelTensors resolve() {
+        write_safetensors(folder_ / "model.safetensors", blobs_);
+        checkpoint_.emplace(Checkpoint::open(folder_.path().string()));
+        return resolve_tensors(*checkpoint_, spec_);
+    }
+    void expect_refused(const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { resolve(); });
+    }
+
+    const std::string q_ = "model.layers.1.self_attn.q_proj.weight";
+    ModelSpec spec_;
+    std::vector<TensorBlob> blobs_;
+    ScratchFolder folder_;
+    std::optional<Checkpoint> checkpoint_;
+};
+
+TEST_F(PlainModel, IsAccepted) {
+    EXPECT_EQ(resolve().quantised_linears(), 0);
+}
+
+TEST_F(PlainModel, MayMixTypesAndKinds) {
+    replace(q_, DType::f32, {128, 128});
+    replace("model.norm.weight", DType::f16, {128});
+    const std::string k = "model.layers.0.self_attn.k_proj.weight";
+    remove(k);
+    const std::vector<float> w(64 * 128, 0.5F);
+    for (TensorBlob& blob : quant4_tensors(k, quantize_nf4(w.data(), 64, 128), DType::bf16))
+        blobs_.push_back(std::move(blob));
+    const ModelTensors tensors = resolve();
+    EXPECT_EQ(tensors.quantised_linears(), 1);
+    EXPECT_TRUE(tensors.linear(0, Projection::k).quantised());
+    EXPECT_FALSE(tensors.linear(1, Projection::k).quantised());
+}
+
+TEST_F(PlainModel, NamesWhatIsMissing) {
+    remove(q_);
+    expect_refused({"missing tensors (1 tensor)", q_, "[128, 128]"});
+    for (int layer = 0; layer < 2; ++layer)
+        for (const char* const name : {"input_layernorm", "mlp.up_proj", "mlp.gate_proj"})
+            remove(cat("model.layers.", layer, ".", name, ".weight"));
+    expect_refused({"missing tensors (7 tensors, the first five)"});
+}
+
+TEST_F(PlainModel, NamesWhatIsUnknown) {
+    add("model.layers.2.self_attn.q_proj.weight", DType::bf16, {128, 128});
+    add("model.layers.0.self_attn.q_proj.bias", DType::bf16, {128});
+    add("model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {16});
+    expect_refused({"unknown tensors (2 tensors)", "model.layers.2.self_attn.q_proj.weight", "q_proj.bias BF16 [128]"});
+}
+
+TEST_F(PlainModel, IgnoresWhatNobodyNeeds) {
+    add("model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {16});
+    spec_.tie_word_embeddings = true;  // lm_head.weight is then a copy
+    EXPECT_EQ(resolve().head().rule.hf_name, "model.embed_tokens.weight");
+}
+
+TEST_F(PlainModel, NamesAWrongShapeOrType) {
+    replace(q_, DType::bf16, {128, 64});
+    expect_refused({q_, "[128, 128]", "[128, 64]"});
+    replace(q_, DType::i32, {128, 128});
+    expect_refused({q_, "I32"});
+    replace(q_, DType::f8_e4m3, {128, 128});
+    expect_refused({q_, "F8_E4M3"});
+    replace(q_, DType::u8, {8192, 1});
+    expect_refused({q_, "without their quant_state"});
+}
+
+TEST_F(PlainModel, SaysThatInt8IsNotReadable) {
+    replace(q_, DType::i8, {128, 128});
+    add("model.layers.1.self_attn.q_proj.SCB", DType::f32, {128});
+    expect_refused({q_, "INT8", "not readable yet"});
+}
+
+TEST_F(PlainModel, RefusesQuantisedEmbeddingsAndOtherShapes) {
+    const auto quantised = [&](const std::string& name, int64_t rows, int64_t cols) {
+        remove(name);
+        const std::vector<float> w(static_cast<std::size_t>(rows * cols), 0.5F);
+        for (TensorBlob& blob : quant4_tensors(name, quantize_nf4(w.data(), rows, cols), DType::bf16))
+            blobs_.push_back(std::move(blob));
+    };
+    quantised("lm_head.weight", 256, 128);
+    expect_refused({"lm_head.weight", "only the linears"});
+    std::erase_if(blobs_, [](const TensorBlob& blob) { return blob.decl.name.starts_with("lm_head"); });
+    add("lm_head.weight", DType::bf16, {256, 128});
+    quantised(q_, 64, 256);
+    expect_refused({q_, "[128, 128]", "quant_state says [64, 256]"});
+}
+
+}  // namespace
+}  // namespace unsloth

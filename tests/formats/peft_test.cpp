@@ -1,0 +1,175 @@
+#include "unsloth/formats/peft.h"
+
+#include "formats/support.h"
+#include "unsloth/formats/hf_config.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+using nlohmann::json;
+
+ModelSpec small_llama() {
+    return read_model_spec(golden("small_llama/nf4_dq"));
+}
+
+PeftConfig parse(const json& config) {
+    return parse_peft_config(config.dump(), "adapter_config.json");
+}
+json changed(const json& changes) {
+    json config = golden_json("adapters/patterns/adapter_config.json");
+    config.update(changes);
+    return config;
+}
+
+TEST(PeftConfig, RoundTripsByteForByte) {
+    for (const char* const variant : {"lora", "rslora", "patterns", "modules_to_save"}) {
+        const fs::path folder = golden(cat("adapters/", variant));
+        EXPECT_EQ(write_peft_config(read_peft_config(folder)), read_file(folder / "adapter_config.json")) << variant;
+    }
+}
+
+TEST(PeftConfig, ReadsWhatPeftWrote) {
+    const PeftConfig config = read_peft_config(golden("adapters/patterns"));
+    EXPECT_EQ(config.base_model_name_or_path, "small_llama/nf4_dq");
+    EXPECT_EQ(config.lora.r, 4);
+    EXPECT_EQ(config.lora.lora_alpha, 8.0);
+    EXPECT_EQ(config.lora.layers_to_transform, std::vector<int64_t>{1});
+    EXPECT_EQ(config.lora.rank_pattern,
+              (std::vector<std::pair<std::string, int64_t>>{{"layers.1.mlp.down_proj", 2}, {"q_proj", 6}}));
+    EXPECT_EQ(config.lora.alpha_pattern, (std::vector<std::pair<std::string, double>>{{"q_proj", 3}, {"v_proj", 20}}));
+    EXPECT_TRUE(read_peft_config(golden("adapters/rslora")).lora.use_rslora);
+    EXPECT_EQ(read_peft_config(golden("adapters/modules_to_save")).lora.modules_to_save,
+              (std::vector<std::string>{"embed_tokens", "lm_head"}));
+}
+
+TEST(PeftConfig, KeepsTheOrderOfPatterns) {
+    const std::string text =
+        R"({"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "rank_pattern": {"q_proj": 8, ".*": 1}})";
+    const PeftConfig config = parse_peft_config(text, "adapter_config.json");
+    EXPECT_EQ(config.lora.rank_pattern[0].first, "q_proj");
+    EXPECT_EQ(parse_peft_config(write_peft_config(config), "written").lora.rank_pattern, config.lora.rank_pattern);
+}
+
+TEST(PeftConfig, ReadsTheOtherFormsOfTargets) {
+    EXPECT_EQ(parse(changed({{"target_modules", "all-linear"}})).lora.target_modules.size(), 7U);
+    const PeftConfig expression = parse(changed({{"target_modules", ".*q_proj"}, {"layers_to_transform", nullptr}}));
+    EXPECT_TRUE(expression.lora.target_is_regex);
+    EXPECT_EQ(json::parse(write_peft_config(expression)).at("target_modules"), ".*q_proj");
+    EXPECT_EQ(parse(changed({{"layers_to_transform", 1}})).lora.layers_to_transform, std::vector<int64_t>{1});
+    PeftConfig odd = expression;
+    odd.lora.lora_alpha = 2.5;
+    odd.lora.lora_dropout = 0.05;
+    odd.base_model_name_or_path = "a \"quoted\" \xc3\xa9";
+    const PeftConfig back = parse_peft_config(write_peft_config(odd), "written");
+    EXPECT_EQ(back.lora.lora_alpha, 2.5);
+    EXPECT_EQ(back.lora.lora_dropout, 0.05);
+    EXPECT_EQ(back.base_model_name_or_path, odd.base_model_name_or_path);
+}
+
+TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
+    expect_input_error({"adapters/dora/adapter_config.json", "use_dora", "DoRA"},
+                       [] { read_peft_config(golden("adapters/dora")); });
+    const auto refuse = [](const json& changes, const std::string& word) {
+        expect_input_error({"adapter_config.json", word}, [&] { parse(changed(changes)); });
+    };
+    refuse({{"bias", "all"}}, "bias");
+    refuse({{"fan_in_fan_out", true}}, "fan_in_fan_out");
+    refuse({{"peft_type", "IA3"}}, "IA3");
+    refuse({{"peft_type", nullptr}}, "peft_type");
+    refuse({{"task_type", "SEQ_CLS"}}, "task_type");
+    refuse({{"lora_bias", true}}, "lora_bias");
+    refuse({{"init_lora_weights", "pissa"}}, "pissa");
+    refuse({{"trainable_token_indices", {1, 2}}}, "trainable_token_indices");
+    refuse({{"target_modules", nullptr}}, "target_modules");
+    refuse({{"target_modules", {1}}}, "target_modules");
+    refuse({{"r", "8"}}, "r: expected");
+    refuse({{"rank_pattern", {{"q_proj", 1.5}}}}, "rank_pattern.q_proj");
+    refuse({{"alpha_pattern", {{"q_proj", "x"}}}}, "alpha_pattern.q_proj");
+    refuse({{"modules_to_save", "lm_head"}}, "modules_to_save");
+    EXPECT_NO_THROW(
+        parse(changed({{"init_lora_weights", "gaussian"}, {"layers_pattern", "layers"}, {"lora_bias", nullptr}})));
+}
+
+TEST(Adapter, ReadsAFolderThatFitsItsModel) {
+    const Adapter adapter = read_adapter(golden("adapters/patterns"), small_llama());
+    const auto scales = golden_json("adapters/patterns/lora_scaling.json");
+    for (int i = 0; i < projection_count; ++i) {
+        const auto p = static_cast<Projection>(i);
+        EXPECT_EQ(adapter.layers[0][static_cast<std::size_t>(i)].r, 0) << "layers_to_transform is [1]";
+        const LoraModule& module = adapter.layers[1][static_cast<std::size_t>(i)];
+        EXPECT_EQ(module.scale, scales.at(cat("model.layers.1.", path_of(p))).get<double>()) << name_of(p);
+        EXPECT_EQ(adapter.a(1, p).shape, (std::vector<int64_t>{module.r, small_llama().in_features(p)}));
+        EXPECT_EQ(adapter.b(1, p).shape, (std::vector<int64_t>{small_llama().out_features(p), module.r}));
+    }
+    EXPECT_EQ(adapter.file.tensors().size(), 14U);
+}
+
+/// A folder that the writers of this module made, which a test may break.
+class WrittenAdapter : public testing::Test {
+  protected:
+    WrittenAdapter() {
+        config_.lora.r = 4;
+        config_.lora.target_modules = {"q_proj", "down_proj"};
+        config_.lora.modules_to_save = {"lm_head"};
+        for (const TensorDecl& decl : adapter_tensors(config_.lora, model_))
+            blobs_.push_back({decl, std::vector<std::byte>(decl.bytes())});
+    }
+    Adapter write_and_read() {
+        write_file_atomically(folder_ / "adapter_config.json", write_peft_config(config_));
+        write_safetensors(folder_ / "adapter_model.safetensors", blobs_);
+        return read_adapter(folder_.path(), model_);
+    }
+    void expect_refused(const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { write_and_read(); });
+    }
+
+    ModelSpec model_ = small_llama();
+    PeftConfig config_;
+    std::vector<TensorBlob> blobs_;
+    ScratchFolder folder_;
+};
+
+TEST_F(WrittenAdapter, IsReadBack) {
+    const Adapter adapter = write_and_read();
+    EXPECT_EQ(adapter.file.tensors().size(), 2U * 2 * 2 + 1);
+    EXPECT_EQ(adapter.file.find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"),
+              &adapter.a(1, Projection::q));
+    EXPECT_EQ(adapter.b(0, Projection::down).shape, (std::vector<int64_t>{128, 4}));
+    EXPECT_EQ(adapter.saved_module("lm_head").name, "base_model.model.lm_head.weight");
+    EXPECT_EQ(saved_module_name("embed_tokens"), "base_model.model.model.embed_tokens.weight");
+    EXPECT_EQ(adapter.file.metadata().at("format"), "pt");
+}
+
+TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
+    const auto intact = blobs_;
+    blobs_.pop_back();
+    expect_refused({"missing tensors", "base_model.model.lm_head.weight", "[256, 128]"});
+    blobs_ = intact;
+    blobs_.push_back({{"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", DType::f32, {1}},
+                      std::vector<std::byte>(4)});
+    expect_refused({"unknown tensors", "k_proj.lora_A"});
+    blobs_ = intact;
+    blobs_[0].decl.shape = {2, 256};
+    expect_refused({"q_proj.lora_A", "[4, 128]", "[2, 256]"});
+    blobs_ = intact;
+    config_.lora.r = 8;
+    expect_refused({"wrong type or shape", "[8, 128]"});
+    config_.lora.r = 4;
+    config_.lora.layers_to_transform = {7};
+    expect_refused({"adapter_config.json", "layer 7"});
+    config_.lora.layers_to_transform = {};
+    blobs_[0] = {{blobs_[0].decl.name, DType::i32, {4, 128}}, std::vector<std::byte>(4 * 4 * 128)};
+    expect_refused({"q_proj.lora_A", "I32"});
+}
+
+TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
+    expect_input_error({"adapter_config.json is missing"}, [&] { read_adapter(folder_.path(), model_); });
+    write_text(folder_ / "adapter_config.json", write_peft_config(config_));
+    write_text(folder_ / "adapter_model.bin", "x");
+    expect_input_error({"adapter_model.safetensors is missing", "pickle"},
+                       [&] { read_adapter(folder_.path(), model_); });
+}
+
+}  // namespace
+}  // namespace unsloth

@@ -1,0 +1,126 @@
+#include "unsloth/spec/lora_spec.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+ModelSpec model() {
+    ModelSpec spec;
+    spec.num_layers = 12;
+    return spec;
+}
+
+LoraSpec all_linears() {
+    LoraSpec lora;
+    lora.r = 4;
+    lora.lora_alpha = 8;
+    lora.target_modules.assign(projection_names.begin(), projection_names.end());
+    return lora;
+}
+
+const LoraModule& at(const std::vector<LayerLora>& layers, int layer, Projection p) {
+    return layers.at(static_cast<std::size_t>(layer)).at(static_cast<std::size_t>(p));
+}
+
+void expect_usage_error(const LoraSpec& lora, const std::string& word) {
+    try {
+        resolve_lora(lora, model());
+        FAIL() << "accepted; expected an error about " << word;
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+}
+
+TEST(ResolveLora, ScalesByRankOrByItsRoot) {
+    LoraSpec lora = all_linears();
+    EXPECT_EQ(at(resolve_lora(lora, model()), 3, Projection::up).scale, 2.0);
+    lora.use_rslora = true;
+    EXPECT_EQ(at(resolve_lora(lora, model()), 3, Projection::up).scale, 4.0);
+}
+
+TEST(ResolveLora, GivesAdaptersToTheTargetsOnly) {
+    LoraSpec lora = all_linears();
+    lora.target_modules = {"q_proj", "v_proj"};
+    const auto layers = resolve_lora(lora, model());
+    ASSERT_EQ(layers.size(), 12U);
+    for (const LayerLora& layer : layers)
+        for (int i = 0; i < projection_count; ++i) {
+            const auto p = static_cast<Projection>(i);
+            EXPECT_EQ(layer[static_cast<std::size_t>(i)].r, p == Projection::q || p == Projection::v ? 4 : 0);
+        }
+}
+
+TEST(ResolveLora, MatchesWholePathsAndEndsAtADot) {
+    LoraSpec lora = all_linears();
+    lora.target_modules = {"model.layers.3.self_attn.q_proj", "mlp.up_proj"};
+    lora.layers_to_transform = {1};
+    const auto layers = resolve_lora(lora, model());
+    EXPECT_EQ(at(layers, 3, Projection::q).r, 4);  // a whole path is taken whatever layers_to_transform says
+    EXPECT_EQ(at(layers, 1, Projection::q).r, 0);
+    EXPECT_EQ(at(layers, 1, Projection::up).r, 4);
+    EXPECT_EQ(at(layers, 3, Projection::up).r, 0);
+}
+
+TEST(ResolveLora, TakesATargetExpression) {
+    LoraSpec lora = all_linears();
+    lora.target_modules = {R"(.*\.layers\.(1|11)\.self_attn\.(q|k)_proj)"};
+    lora.target_is_regex = true;
+    const auto layers = resolve_lora(lora, model());
+    EXPECT_EQ(at(layers, 1, Projection::q).r, 4);
+    EXPECT_EQ(at(layers, 11, Projection::k).r, 4);
+    EXPECT_EQ(at(layers, 0, Projection::q).r, 0);
+    EXPECT_EQ(at(layers, 1, Projection::v).r, 0);
+    lora.target_modules = {"self_attn.q_proj"};  // it must match a whole path
+    expect_usage_error(lora, "self_attn.q_proj");
+}
+
+TEST(ResolveLora, TakesTheFirstPatternThatMatches) {
+    LoraSpec lora = all_linears();
+    lora.rank_pattern = {{"layers.1.mlp.down_proj", 2}, {"down_proj", 6}, {R"(.*\.[0-3]\.self_attn\.q_proj)", 16}};
+    lora.alpha_pattern = {{"q_proj|v_proj", 3}, {"v_proj", 100}};
+    const auto layers = resolve_lora(lora, model());
+    EXPECT_EQ(at(layers, 1, Projection::down).r, 2);
+    EXPECT_EQ(at(layers, 1, Projection::down).scale, 4.0);
+    EXPECT_EQ(at(layers, 11, Projection::down).r, 6) << "layers.1 must not match layers.11";
+    EXPECT_EQ(at(layers, 3, Projection::q).r, 16);
+    EXPECT_EQ(at(layers, 4, Projection::q).r, 4);
+    EXPECT_EQ(at(layers, 0, Projection::v).alpha, 3);
+    EXPECT_EQ(at(layers, 0, Projection::k).alpha, 8);
+}
+
+TEST(ResolveLora, MatchesAKeyAtADotOnly) {
+    LoraSpec lora = all_linears();
+    lora.rank_pattern = {{"_proj", 2}, {"proj", 3}, {"^model.layers.0.mlp.up_proj", 5}};
+    const auto layers = resolve_lora(lora, model());
+    EXPECT_EQ(at(layers, 0, Projection::q).r, 4);
+    EXPECT_EQ(at(layers, 0, Projection::up).r, 5);
+}
+
+TEST(ResolveLora, RefusesWhatCannotBe) {
+    auto changed = [](auto&& change) {
+        LoraSpec lora = all_linears();
+        change(lora);
+        return lora;
+    };
+    expect_usage_error(changed([](LoraSpec& lora) { lora.r = 0; }), "lora.r");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.lora_dropout = 1.0; }), "lora_dropout");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.lora_alpha = NAN; }), "lora_alpha");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.target_modules = {}; }), "target_modules");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.target_modules = {"q_proj", "query"}; }), "query");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.target_modules = {"proj"}; }), "proj");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.modules_to_save = {"norm"}; }), "norm");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.layers_to_transform = {12}; }), "12");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.layers_to_transform = {-1}; }), "-1");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.rank_pattern = {{"q_proj", 0}}; }), "rank_pattern");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.rank_pattern = {{"q_proj(", 2}}; }), "q_proj(");
+    expect_usage_error(changed([](LoraSpec& lora) { lora.alpha_pattern = {{"[", 2}}; }), "alpha_pattern");
+}
+
+}  // namespace
+}  // namespace unsloth

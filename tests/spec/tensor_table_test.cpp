@@ -1,0 +1,79 @@
+#include "unsloth/spec/tensor_table.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+namespace unsloth {
+namespace {
+
+ModelSpec model() {
+    ModelSpec spec;
+    spec.hidden_size = 8;
+    spec.intermediate_size = 12;
+    spec.num_layers = 2;
+    spec.num_heads = 2;
+    spec.num_kv_heads = 1;
+    spec.head_dim = 6;
+    spec.vocab_size = 20;
+    return spec;
+}
+
+const TensorRule* find(const std::vector<TensorRule>& table, const std::string& name) {
+    const auto it =
+        std::find_if(table.begin(), table.end(), [&](const TensorRule& rule) { return rule.hf_name == name; });
+    return it == table.end() ? nullptr : &*it;
+}
+
+TEST(TensorTable, ListsAPlainLlama) {
+    const auto table = tensor_table(model());
+    EXPECT_EQ(table.size(), 2U * 9 + 3);
+    EXPECT_EQ(table.front().hf_name, "model.embed_tokens.weight");
+    EXPECT_EQ(table.front().shape, (std::vector<int64_t>{20, 8}));
+    EXPECT_EQ(table.back().hf_name, "lm_head.weight");
+    const TensorRule* const o = find(table, "model.layers.1.self_attn.o_proj.weight");
+    ASSERT_NE(o, nullptr);
+    EXPECT_EQ(o->role, TensorRole::linear);
+    EXPECT_EQ(o->projection, Projection::o);
+    EXPECT_EQ(o->layer, 1);
+    EXPECT_EQ(o->shape, (std::vector<int64_t>{8, 12}));
+    EXPECT_TRUE(o->may_be_quantised);
+    const TensorRule* const norm = find(table, "model.layers.0.post_attention_layernorm.weight");
+    ASSERT_NE(norm, nullptr);
+    EXPECT_EQ(norm->role, TensorRole::post_norm);
+    EXPECT_FALSE(norm->may_be_quantised);
+    std::set<std::string> names;
+    for (const TensorRule& rule : table) EXPECT_TRUE(names.insert(rule.hf_name).second) << rule.hf_name;
+}
+
+TEST(TensorTable, FollowsTheOptionsOfTheArchitecture) {
+    ModelSpec spec = model();
+    spec.tie_word_embeddings = true;
+    spec.qkv_bias = true;
+    spec.qk_norm = true;
+    const auto table = tensor_table(spec);
+    EXPECT_EQ(find(table, "lm_head.weight"), nullptr);
+    const TensorRule* const bias = find(table, "model.layers.0.self_attn.k_proj.bias");
+    ASSERT_NE(bias, nullptr);
+    EXPECT_EQ(bias->role, TensorRole::bias);
+    EXPECT_EQ(bias->shape, std::vector<int64_t>{6});
+    EXPECT_EQ(find(table, "model.layers.0.self_attn.o_proj.bias"), nullptr);
+    const TensorRule* const q_norm = find(table, "model.layers.1.self_attn.q_norm.weight");
+    ASSERT_NE(q_norm, nullptr);
+    EXPECT_EQ(q_norm->shape, std::vector<int64_t>{6});
+    EXPECT_EQ(table.size(), 2U * (9 + 3 + 2) + 2);
+}
+
+TEST(TensorTable, IgnoresOnlyWhatNobodyNeeds) {
+    ModelSpec spec = model();
+    EXPECT_TRUE(is_ignorable_tensor(spec, "model.layers.0.self_attn.rotary_emb.inv_freq"));
+    EXPECT_FALSE(is_ignorable_tensor(spec, "lm_head.weight"));
+    EXPECT_FALSE(is_ignorable_tensor(spec, "model.layers.0.self_attn.q_proj.weight"));
+    EXPECT_FALSE(is_ignorable_tensor(spec, "rotary_emb.inv_freq.more"));
+    spec.tie_word_embeddings = true;
+    EXPECT_TRUE(is_ignorable_tensor(spec, "lm_head.weight"));
+}
+
+}  // namespace
+}  // namespace unsloth

@@ -1,0 +1,102 @@
+// What the tokenizer's tests share: golden rows and folders made on the fly.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "unsloth/core/error.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth::test {
+
+using nlohmann::json;
+
+inline std::filesystem::path golden(const std::string& name) {
+    return std::filesystem::path(UNSLOTH_SOURCE_DIR) / "tests/golden" / name;
+}
+
+inline std::string read_text(const std::filesystem::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    EXPECT_TRUE(in.good()) << path;
+    std::ostringstream text;
+    text << in.rdbuf();
+    return text.str();
+}
+
+inline std::vector<json> read_rows(const std::filesystem::path& path) {
+    std::istringstream in(read_text(path));
+    std::vector<json> rows;
+    for (std::string line; std::getline(in, line);) rows.push_back(json::parse(line));
+    EXPECT_FALSE(rows.empty()) << path;
+    return rows;
+}
+
+inline json small_json(const std::string& name) {
+    return json::parse(read_text(golden("tokenizer/" + name + "/tokenizer.json")));
+}
+
+/// An empty folder that goes away with the object.
+class TemporaryFolder {
+  public:
+    TemporaryFolder() {
+        std::string name = (std::filesystem::temp_directory_path() / "unsloth-tokenizer-XXXXXX").string();
+        if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
+        path_ = name;
+    }
+    TemporaryFolder(const TemporaryFolder&) = delete;
+    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+    ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+    const std::filesystem::path& path() const { return path_; }
+    void write(const std::string& name, const std::string& text) const {
+        std::ofstream(path_ / name) << text;
+    }
+
+  private:
+    std::filesystem::path path_;
+};
+
+/// The folder of a real tokenizer, expanded from $UNSLOTH_SHARED/tokenizers; false when that is not there.
+inline bool expand_shared(const std::string& name, const TemporaryFolder& into) {
+    const char* shared = std::getenv("UNSLOTH_SHARED");
+    if (!shared) return false;
+    const std::filesystem::path from = std::filesystem::path(shared) / "tokenizers" / name;
+    for (const char* file : {"tokenizer.json", "tokenizer_config.json"}) {
+        const std::string command =
+            "xz -dc '" + (from / file).string() + ".xz' > '" + (into.path() / file).string() + "'";
+        if (std::system(command.c_str()) != 0) return false;
+    }
+    return true;
+}
+
+/// Lines of $UNSLOTH_SHARED/golden/NAME or of NAME.xz.
+inline std::vector<json> shared_rows(const std::string& name, const TemporaryFolder& scratch) {
+    const std::filesystem::path path = std::filesystem::path(std::getenv("UNSLOTH_SHARED")) / "golden" / name;
+    if (std::filesystem::exists(path)) return read_rows(path);
+    const std::filesystem::path plain = scratch.path() / "rows.jsonl";
+    const std::string command = "xz -dc '" + path.string() + ".xz' > '" + plain.string() + "'";
+    EXPECT_EQ(std::system(command.c_str()), 0) << path;
+    return read_rows(plain);
+}
+
+/// The message of the Error that `call` throws, or a failure.
+template <class Call>
+std::string error_of(ErrorKind kind, Call call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), kind) << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "no error";
+    return {};
+}
+
+}  // namespace unsloth::test

@@ -1,0 +1,98 @@
+#include "unsloth/tokenizer/tokenize_command.h"
+
+#include "tokenizer/support.h"
+#include "unsloth/tokenizer/chat.h"
+
+namespace unsloth::test {
+namespace {
+
+class TokenizeCommand : public testing::Test {
+  protected:
+    std::vector<json> run(const TokenizeOptions& options, const std::string& input) const {
+        std::istringstream in(input);
+        std::ostringstream out;
+        tokenize_stream(tokenizer, options, in, out);
+        std::vector<json> rows;
+        std::istringstream lines(out.str());
+        for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
+        return rows;
+    }
+    Tokenizer tokenizer = Tokenizer::load(golden("tokenizer/llama3_small"));
+};
+
+TEST_F(TokenizeCommand, Text) {
+    const std::vector<json> rows = run({}, "{\"text\": \"the caf\\u00e9\"}\n\n{\"text\": \"\"}\r\n");
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(rows[0]["ids"], json(tokenizer.encode("the café", true)));
+    EXPECT_EQ(rows[0]["text"], "the café");
+    EXPECT_EQ(rows[0]["trained"], json::array());
+    EXPECT_EQ(rows[1]["ids"], json::array({*tokenizer.bos_id()}));
+    TokenizeOptions options;
+    options.no_special = true;
+    EXPECT_EQ(run(options, "{\"text\": \"the\"}")[0]["ids"], json(tokenizer.encode("the", false)));
+}
+
+TEST_F(TokenizeCommand, Messages) {
+    const std::string input =
+        R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
+        "add_generation_prompt": true, "enable_thinking": false})";
+    std::string line = input;
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    const json row = run({}, line)[0];
+    const std::vector<Message> messages = {{"user", "Q"}, {"assistant", "A"}};
+    const Rendered rendered = render("llama-3", messages, true, tokenizer);
+    const EncodedTurns turns = encode_rendered(tokenizer, rendered);
+    EXPECT_EQ(row["text"], rendered.text);
+    EXPECT_EQ(row["ids"], json(turns.ids));
+    EXPECT_EQ(row["trained"], json(turns.trained));
+    ASSERT_EQ(row["trained"].size(), 1u);
+    TokenizeOptions options;
+    options.chat_template = "alpaca";
+    EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"),
+              std::string::npos);
+}
+
+TEST_F(TokenizeCommand, Decode) {
+    TokenizeOptions options;
+    options.decode = true;
+    const json ids = tokenizer.encode("the café", true);
+    EXPECT_EQ(run(options, json{{"ids", ids}}.dump())[0]["text"], "<|begin_of_text|>the café");
+    options.no_special = true;
+    const json row = run(options, json{{"ids", ids}}.dump())[0];
+    EXPECT_EQ(row["text"], "the café");
+    EXPECT_EQ(row["ids"], ids);
+    EXPECT_EQ(row["trained"], json::array());
+}
+
+TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
+    const auto message = [&](const std::string& bad) {
+        return error_of(ErrorKind::input, [&] { run({}, "{\"text\": \"fine\"}\n" + bad + "\n"); });
+    };
+    for (const char* bad :
+         {"{\"text\": ", "[]", "{}", "{\"ids\": [1]}", "{\"text\": 5}", "{\"messages\": []}",
+          "{\"messages\": 1}", "{\"messages\": [{\"role\": \"user\"}]}",
+          "{\"messages\": [{\"role\": \"user\", \"content\": null}]}", "{\"text\": \"\xff\"}",
+          "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"add_generation_prompt\": 1}"}) {
+        const std::string text = message(bad);
+        EXPECT_EQ(text.rfind("line 2: ", 0), 0u) << text;
+    }
+    EXPECT_NE(message("{\"messages\": [{\"role\": \"user\"}]}").find("messages[0]: 'content' is missing"),
+              std::string::npos);
+    EXPECT_NE(message(std::string(10000, '[') + "\n").find("line 2"), std::string::npos);
+}
+
+TEST_F(TokenizeCommand, RowsBeforeABadLineAreWritten) {
+    std::istringstream in("{\"text\": \"one\"}\n{\"text\": 2}\n");
+    std::ostringstream out;
+    error_of(ErrorKind::input, [&] { tokenize_stream(tokenizer, {}, in, out); });
+    EXPECT_EQ(json::parse(out.str())["text"], "one");
+}
+
+TEST_F(TokenizeCommand, UnknownTemplateIsAUsageError) {
+    TokenizeOptions options;
+    options.chat_template = "vicuna";
+    EXPECT_NE(error_of(ErrorKind::usage, [&] { run(options, ""); }).find("vicuna"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace unsloth::test

@@ -1,0 +1,302 @@
+#include <atomic>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "tokenizer/support.h"
+
+namespace unsloth::test {
+namespace {
+
+Tokenizer llama() {
+    return Tokenizer::load(golden("tokenizer/llama3_small"));
+}
+
+Tokenizer qwen() {
+    return Tokenizer::load(golden("tokenizer/qwen_small"));
+}
+
+/// Joins the best pair again and again, straight from the definition.
+std::vector<int32_t> reference_bpe(const json& model, const std::string& ascii_word) {
+    std::map<std::pair<std::string, std::string>, std::size_t> ranks;
+    for (const json& merge : model["merges"]) ranks.emplace(std::pair{merge[0], merge[1]}, ranks.size());
+    std::vector<std::string> parts;
+    for (const char c : ascii_word) parts.emplace_back(1, c);
+    for (;;) {
+        std::size_t best = ranks.size(), at = 0;
+        for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+            const auto it = ranks.find({parts[i], parts[i + 1]});
+            if (it != ranks.end() && it->second < best) best = it->second, at = i;
+        }
+        if (best == ranks.size()) break;
+        parts[at] += parts[at + 1];
+        parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    }
+    std::vector<int32_t> ids;
+    for (const std::string& part : parts) ids.push_back(model["vocab"][part].get<int32_t>());
+    return ids;
+}
+
+TEST(Tokenizer, MergesLongWordsByTheDefinition) {
+    const json model = small_json("qwen_small")["model"];
+    const Tokenizer tokenizer = qwen();
+    std::mt19937 random(7);
+    for (const std::size_t length : {1u, 2u, 31u, 32u, 33u, 34u, 60u, 200u, 700u}) {
+        for (int repeat = 0; repeat < 4; ++repeat) {
+            std::string word;
+            const std::string letters = repeat % 2 ? "thea" : "aeinorstdhlcum";
+            while (word.size() < length) word += letters[random() % letters.size()];
+            EXPECT_EQ(tokenizer.encode(word, false), reference_bpe(model, word)) << word;
+        }
+    }
+}
+
+TEST(Tokenizer, DecodesWhatItEncoded) {
+    const Tokenizer tokenizer = llama();
+    std::mt19937 random(3);
+    for (int i = 0; i < 200; ++i) {
+        std::string text;
+        for (int k = 0; k < 40; ++k) text += static_cast<char>(random() % 128);
+        text += "äß中🎉";
+        EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, false), false), text);
+    }
+}
+
+TEST(Tokenizer, TakesAMegabyteWithoutSpaces) {
+    const Tokenizer tokenizer = llama();
+    for (const std::string unit : {"a", "the", " ", "\n", "é", "!", "<|"}) {
+        std::string text;
+        while (text.size() < 1'000'000) text += unit;
+        EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, false), false), text);
+    }
+}
+
+/// A pattern that backs off over every byte of a run needs more steps than PCRE2 allows by default.
+TEST(Tokenizer, TakesARunOfSpacesBeyondTheDefaultMatchLimit) {
+    const std::string text(12'000'000, ' ');
+    const Encoding encoding = llama().encode_with_offsets(text, false);
+    std::size_t covered = 0;
+    for (const auto& [begin, end] : encoding.offsets) {
+        EXPECT_EQ(begin, covered);
+        covered = end;
+    }
+    EXPECT_EQ(covered, text.size());
+}
+
+TEST(Tokenizer, ReadsInvalidUtf8AsReplacementCharacters) {
+    const Tokenizer tokenizer = llama();
+    const std::vector<std::pair<std::string, std::string>> cases = {
+        {"a\xff"
+         "b",
+         "a\uFFFDb"},
+        {"\xe2\x82", "\uFFFD"},  // a cut character is one
+        {"\xe2\x82\xe2\x82\xac", "\uFFFD\u20AC"},
+        {"\xc0\xaf", "\uFFFD\uFFFD"},            // an overlong form is one per byte
+        {"\xed\xa0\x80", "\uFFFD\uFFFD\uFFFD"},  // so is a surrogate
+        {"\xf0\x9f\x8e", "\uFFFD"},
+        {"\xf4\x90\x80\x80", "\uFFFD\uFFFD\uFFFD\uFFFD"},
+        {"x\x80", "x\uFFFD"}};
+    for (const auto& [bytes, text] : cases)
+        EXPECT_EQ(tokenizer.encode(bytes, false), tokenizer.encode(text, false));
+    // Offsets are those of the bytes that came in.
+    const Encoding encoding = tokenizer.encode_with_offsets("\xff<|eot_id|>\xfe", false);
+    const auto eot = std::find(encoding.ids.begin(), encoding.ids.end(), *tokenizer.token_id("<|eot_id|>"));
+    ASSERT_NE(eot, encoding.ids.end());
+    EXPECT_EQ(encoding.offsets[eot - encoding.ids.begin()], (std::pair<std::size_t, std::size_t>(1, 11)));
+    EXPECT_EQ(encoding.offsets.back().second, 12u);
+}
+
+TEST(Tokenizer, OffsetsReachBackThroughNormalisation) {
+    const Tokenizer tokenizer = qwen();
+    const std::string text = "x e\u0301<|im_end|>y";  // e + accent become one character of two bytes
+    const Encoding encoding = tokenizer.encode_with_offsets(text, false);
+    const auto end = std::find(encoding.ids.begin(), encoding.ids.end(), *tokenizer.token_id("<|im_end|>"));
+    ASSERT_NE(end, encoding.ids.end());
+    const auto at = static_cast<std::size_t>(end - encoding.ids.begin());
+    EXPECT_EQ(encoding.offsets[at], (std::pair<std::size_t, std::size_t>(5, 15)));
+    EXPECT_EQ(encoding.offsets[at - 1].second, 5u);
+    EXPECT_EQ(encoding.offsets.back(), (std::pair<std::size_t, std::size_t>(15, 16)));
+}
+
+TEST(Tokenizer, KnowsItsSpecialTokens) {
+    const Tokenizer a = llama();
+    EXPECT_EQ(a.bos_id(), a.token_id("<|begin_of_text|>"));
+    EXPECT_EQ(a.eos_id(), a.token_id("<|eot_id|>"));
+    EXPECT_TRUE(a.adds_bos());
+    EXPECT_FALSE(a.adds_eos());
+    EXPECT_TRUE(a.is_special(*a.bos_id()));
+    EXPECT_FALSE(a.is_special(*a.token_id("a")));
+    EXPECT_FALSE(a.is_special(-1));
+    EXPECT_EQ(a.token(*a.token_id("Ġthe")), "Ġthe");
+    EXPECT_EQ(a.vocab_size(), 256 + 400 + 5);
+    EXPECT_EQ(a.added_token_id("the"), std::nullopt);
+    EXPECT_EQ(a.token_id("not a token"), std::nullopt);
+    EXPECT_THROW(a.token(static_cast<int32_t>(a.vocab_size())), CheckError);
+    const Tokenizer b = qwen();
+    EXPECT_EQ(b.bos_id(), std::nullopt);
+    EXPECT_EQ(b.eos_id(), b.token_id("<|im_end|>"));
+    EXPECT_FALSE(b.adds_bos());
+    EXPECT_FALSE(b.is_special(*b.added_token_id("<think>")));
+    const Tokenizer c = Tokenizer::load(golden("tokenizer/gpt2_small"));
+    EXPECT_TRUE(c.adds_bos());
+    EXPECT_TRUE(c.adds_eos());
+}
+
+TEST(Tokenizer, ReadsTheFilesBesideIt) {
+    const TemporaryFolder folder;
+    folder.write("tokenizer.json", small_json("llama3_small").dump());
+    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), std::nullopt);
+    EXPECT_TRUE(Tokenizer::load(folder.path()).adds_bos());  // the post-processor says it
+    const auto id = [&](const char* token) { return *Tokenizer::load(folder.path()).token_id(token); };
+    const int32_t eot = id("<|eot_id|>"), eos = id("<|end_of_text|>");
+    folder.write("config.json", json{{"eos_token_id", eos}}.dump());
+    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), eos);
+    folder.write("generation_config.json", json{{"eos_token_id", {eot, eos, 1 << 20}}}.dump());
+    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), eot);
+    folder.write("special_tokens_map.json", R"({"eos_token": {"content": "<|end_of_text|>"}})");
+    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), eos);
+    folder.write("tokenizer_config.json",
+                 R"({"eos_token": "<|eot_id|>", "chat_template": [{"name": "tool_use", "template": "T"},
+                     {"name": "default", "template": "D"}]})");
+    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    EXPECT_EQ(tokenizer.eos_id(), eot);
+    EXPECT_EQ(tokenizer.stop_ids(), (std::vector<int32_t>{eot, eos}));
+    EXPECT_EQ(tokenizer.chat_template(), "D");
+    EXPECT_EQ(tokenizer.files().size(),
+              3u);  // tokenizer.json, tokenizer_config.json, special_tokens_map.json
+    folder.write("chat_template.jinja", "J");
+    EXPECT_EQ(Tokenizer::load(folder.path()).chat_template(), "J");
+    EXPECT_EQ(Tokenizer::load(folder.path()).folder(), folder.path());
+}
+
+TEST(Tokenizer, MergesMayBeStrings) {
+    json document = small_json("qwen_small");
+    for (json& merge : document["model"]["merges"]) {
+        merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+    }
+    const TemporaryFolder folder;
+    folder.write("tokenizer.json", document.dump());
+    const Tokenizer strings = Tokenizer::load(folder.path()), pairs = qwen();
+    for (const json& row : read_rows(golden("tokenizer/qwen_small.jsonl"))) {
+        const auto text = row["text"].get<std::string>();
+        EXPECT_EQ(strings.encode(text, false), pairs.encode(text, false));
+    }
+}
+
+/// Two tokenizers and eight threads share the per-thread caches.
+TEST(Tokenizer, IsSafeFromManyThreads) {
+    const Tokenizer a = llama(), b = qwen();
+    const std::vector<json> rows_a = read_rows(golden("tokenizer/llama3_small.jsonl"));
+    const std::vector<json> rows_b = read_rows(golden("tokenizer/qwen_small.jsonl"));
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 8; ++t) {
+        threads.emplace_back([&] {
+            for (std::size_t i = 0; i < std::min(rows_a.size(), rows_b.size()); ++i) {
+                wrong += a.encode(rows_a[i]["text"].get<std::string>(), false) != rows_a[i]["ids"];
+                wrong += b.encode(rows_b[i]["text"].get<std::string>(), false) != rows_b[i]["ids"];
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, 0);
+}
+
+struct BadFile {
+    const char* patch;     ///< JSON merge patch to a good tokenizer.json
+    const char* expected;  ///< within the message
+};
+
+class BadTokenizerJson : public testing::TestWithParam<BadFile> {};
+
+TEST_P(BadTokenizerJson, IsRefusedByName) {
+    json document = small_json("llama3_small");
+    document.merge_patch(json::parse(GetParam().patch));
+    const TemporaryFolder folder;
+    folder.write("tokenizer.json", document.dump());
+    const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    EXPECT_NE(message.find((folder.path() / "tokenizer.json").string()), std::string::npos) << message;
+    EXPECT_NE(message.find(GetParam().expected), std::string::npos) << message;
+}
+INSTANTIATE_TEST_SUITE_P(
+    Tokenizer, BadTokenizerJson,
+    testing::Values(
+        BadFile{R"({"version": "2.0"})", "key version"},
+        BadFile{R"({"model": {"type": "Unigram"}})", "Unigram"},
+        BadFile{R"({"model": null})", "'model' is missing"},
+        BadFile{R"({"model": {"byte_fallback": true}})", "key model.byte_fallback"},
+        BadFile{R"({"model": {"dropout": 0.1}})", "key model.dropout"},
+        BadFile{R"({"model": {"continuing_subword_prefix": "##"}})", "key model.continuing_subword_prefix"},
+        BadFile{R"({"model": {"end_of_word_suffix": "</w>"}})", "key model.end_of_word_suffix"},
+        BadFile{R"({"model": {"unk_token": "no such"}})", "key model.unk_token"},
+        BadFile{R"({"model": {"new_option": 1}})", "new_option"},
+        BadFile{R"({"model": {"vocab": {"a": -1}}})", "model.vocab['a']"},
+        BadFile{R"({"model": {"vocab": {"zzzz": 3}}})", "the id 3"},
+        BadFile{R"({"model": {"vocab": {"zzzz": 4000000000}}})", "model.vocab['zzzz']"},
+        BadFile{R"({"model": {"vocab": []}})", "key model.vocab"},
+        BadFile{R"({"model": {"merges": [["a", "nope"]]}})", "model.merges[0]: 'nope'"},
+        BadFile{R"({"model": {"merges": ["a b c"]}})", "model.merges[0]"},
+        BadFile{R"({"model": {"merges": [["a", 1]]}})", "model.merges[0]"},
+        BadFile{R"({"normalizer": {"type": "Lowercase"}})", "Lowercase"},
+        BadFile{R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}})",
+                "normalizers[0]"},
+        BadFile{R"({"pre_tokenizer": {"type": "Metaspace"}})", "Metaspace"},
+        BadFile{R"({"pre_tokenizer": null})", "key pre_tokenizer"},
+        BadFile{R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}})", "key pre_tokenizer"},
+        BadFile{R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "ByteLevel", "add_prefix_space": false}, {"type": "Digits", "individual_digits": true}]}})",
+                "after ByteLevel"},
+        BadFile{R"({"post_processor": {"type": "RobertaProcessing"}})", "RobertaProcessing"},
+        BadFile{R"({"post_processor": {"processors": [{"type": "TemplateProcessing", "single":
+            [{"SpecialToken": {"id": "<x>", "type_id": 0}}], "pair": [], "special_tokens": {}}]}})",
+                "'<x>' is missing"},
+        BadFile{R"({"decoder": {"type": "WordPiece"}})", "WordPiece"},
+        BadFile{R"({"decoder": null})", "key decoder"},
+        BadFile{R"({"added_tokens": [{"id": 0, "content": 5}]})", "key added_tokens[0].content"},
+        BadFile{R"({"added_tokens": {}})", "key added_tokens"}));
+
+/// What Oniguruma, the reference's engine, reads in another way than PCRE2 does is refused, not guessed.
+TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
+    json document = small_json("llama3_small");
+    json& split = document["pre_tokenizer"]["pretokenizers"][0];
+    const TemporaryFolder folder;
+    const auto message = [&] {
+        folder.write("tokenizer.json", document.dump());
+        return error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    };
+    const std::vector<std::pair<const char*, const char*>> cases = {
+        {"(a", "not valid"},  {"\\w+", "'\\w'"},
+        {"\\h", "'\\h'"},     {"\\x41", "'\\x'"},
+        {"[a&&b]", "'&&'"},   {"[a[b]]", "[ within"},
+        {"a{2}+", "'{2}+'"},  {"a{2}?", "'{2}?'"},
+        {"a{,2}", "'{,2}'"},  {"(?m:.)", "'(?m'"},
+        {"(?<n>a)", "'(?<'"}, {"[]a]", "']'"},
+        {"[a", "[ without"},  {"\\p{Greek}", "\\p{Greek}"},
+        {"a\\", "'\\'"}};
+    for (const auto& [pattern, expected] : cases) {
+        split["pattern"]["Regex"] = pattern;
+        const std::string text = message();
+        EXPECT_NE(text.find("key pre_tokenizer.pretokenizers[0].pattern.Regex"), std::string::npos) << text;
+        EXPECT_NE(text.find(expected), std::string::npos) << text;
+    }
+    split["pattern"]["Regex"] = "a";
+    split["behavior"] = "Other";
+    EXPECT_NE(message().find("pretokenizers[0].behavior"), std::string::npos);
+    split["type"] = "Whitespace";
+    EXPECT_NE(message().find("'Whitespace'"), std::string::npos);
+}
+
+TEST(Tokenizer, BrokenJsonNamesFileAndLine) {
+    const TemporaryFolder folder;
+    folder.write("tokenizer.json", "{\n\"version\": \"1.0\",\n oops}");
+    const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    EXPECT_NE(message.find("tokenizer.json:3"), std::string::npos) << message;
+    folder.write("tokenizer.json", std::string(100000, '['));
+    error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    std::filesystem::remove(folder.path() / "tokenizer.json");
+    const std::string missing = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    EXPECT_NE(missing.find("tokenizer.json"), std::string::npos) << missing;
+}
+
+}  // namespace
+}  // namespace unsloth::test
