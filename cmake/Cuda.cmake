@@ -11,7 +11,8 @@ add_library(unsloth_cuda INTERFACE)
 target_include_directories(unsloth_cuda SYSTEM INTERFACE
   "${cuda_wheel}/include" "${cudnn_wheel}/include" "${UNSLOTH_SITE_PACKAGES}/include")
 target_link_libraries(unsloth_cuda INTERFACE
-  "${cuda_wheel}/lib/libcudart.so.13" "${cuda_wheel}/lib/libcublasLt.so.13" "${cudnn_wheel}/lib/libcudnn.so.9")
+  "${cuda_wheel}/lib/libcudart.so.13" "${cuda_wheel}/lib/libcublasLt.so.13"
+  "${cuda_wheel}/lib/libnvrtc.so.13" "${cudnn_wheel}/lib/libcudnn.so.9")  # cuDNN's frontend refers to NVRTC
 target_compile_definitions(unsloth_cuda INTERFACE UNSLOTH_CUDA=1)
 # LibTorch's own CUDA headers include cuda_runtime.h.
 target_link_libraries(unsloth_torch_headers INTERFACE unsloth_cuda)

@@ -1,7 +1,6 @@
-#include "kernels/attention_portable.h"
-
 #include <type_traits>
 
+#include "kernels/attention_portable.h"
 #include "kernels/common.h"
 #include "kernels/device.cuh"
 #include "unsloth/core/error.h"
@@ -13,7 +12,9 @@ constexpr int threads = 256;
 /// Columns of padding after a tile's row: rows then start in different banks for 16-byte reads.
 constexpr int pad = 4;
 
-__device__ float4 load4(const float* x) { return *reinterpret_cast<const float4*>(x); }
+__device__ float4 load4(const float* x) {
+    return *reinterpret_cast<const float4*>(x);
+}
 
 /// N consecutive floats, aligned to N * 4 bytes (N = 1, 2, 4).
 template <int N>
@@ -30,8 +31,8 @@ __device__ void load_vector(const float* x, float (&y)[N]) {
     }
 }
 
-/// A block's place: `tile` rows of one segment. Segment s owns the slots from offsets[s] / rows + s on, at least as many as it has
-/// tiles, so a slot finds its segment by bisection and no list of tiles is needed.
+/// A block's place: `tile` rows of one segment. Segment s owns the slots from offsets[s] / rows + s on, at
+/// least as many as it has tiles, so a slot finds its segment by bisection and no list of tiles is needed.
 struct Place {
     int segment, first;  ///< first row within the segment
     int q_begin, q_count, k_begin, k_count;
@@ -42,8 +43,10 @@ __device__ bool find_place(const PortableAttention& a, const int32_t* offsets, i
     int low = 0, high = a.segments - 1;
     while (low < high) {
         const int middle = (low + high + 1) / 2;
-        if (offsets[middle] / Rows + middle <= slot) low = middle;
-        else high = middle - 1;
+        if (offsets[middle] / Rows + middle <= slot)
+            low = middle;
+        else
+            high = middle - 1;
     }
     place.segment = low;
     place.first = (slot - (offsets[low] / Rows + low)) * Rows;
@@ -73,24 +76,27 @@ __device__ Range visible_queries(const PortableAttention& a, const Place& p, int
 }
 __device__ bool sees(const PortableAttention& a, const Place& p, int row, int key) {
     const int position = row + p.k_count - p.q_count;
-    return row < p.q_count && key < p.k_count && key <= position && (a.window == 0 || key > position - a.window);
+    return row < p.q_count && key < p.k_count && key <= position &&
+           (a.window == 0 || key > position - a.window);
 }
 
 /// tile[r][c] = rows [first, first + Rows) of one head, times factor, zero outside the segment and beyond d.
 template <class T, int Rows, int D, int Threads>
-__device__ void load_tile(float* tile, const HeadRows& x, int head, int64_t begin, int first, int count, int d, int thread,
-                          float factor = 1.0f) {
+__device__ void load_tile(float* tile, const HeadRows& x, int head, int64_t begin, int first, int count,
+                          int d, int thread, float factor = 1.0f) {
     const T* source = static_cast<const T*>(x.data) + begin * x.row_stride + head * x.head_stride;
 #pragma unroll 2
     for (int i = thread; i < Rows * D; i += Threads) {
         const int r = i / D, c = i % D, row = first + r;
-        tile[r * (D + pad) + c] = row < count && c < d ? factor * to_float(source[row * x.row_stride + c]) : 0.0f;
+        tile[r * (D + pad) + c] =
+            row < count && c < d ? factor * to_float(source[row * x.row_stride + c]) : 0.0f;
     }
 }
 
 /// acc[i][j] = sum over D of left[row0 + i * row_step][.] * right[col0 + j * col_step][.].
 template <int D, int I, int J>
-__device__ void rows_times_rows(const float* left, int row0, int row_step, const float* right, int col0, int col_step, float (&acc)[I][J]) {
+__device__ void rows_times_rows(const float* left, int row0, int row_step, const float* right, int col0,
+                                int col_step, float (&acc)[I][J]) {
 #pragma unroll
     for (int i = 0; i < I; ++i)
 #pragma unroll
@@ -110,9 +116,11 @@ __device__ void rows_times_rows(const float* left, int row0, int row_step, const
     }
 }
 
-/// acc[i][4 g + e] += sum over n of weights[row(i)][n] * tile[n][64 g + 4 tx + e], row(i) = row0 + i * row_step.
+/// acc[i][4 g + e] += sum over n of weights[row(i)][n] * tile[n][64 g + 4 tx + e], row(i) = row0 + i *
+/// row_step.
 template <int D, int N, int I>
-__device__ void weights_times_tile(const float* weights, int row0, int row_step, const float* tile, int tx, float (&acc)[I][D / 16]) {
+__device__ void weights_times_tile(const float* weights, int row0, int row_step, const float* tile, int tx,
+                                   float (&acc)[I][D / 16]) {
 #pragma unroll 2
     for (int n = 0; n < N; n += 4) {
         float w[I][4];
@@ -137,7 +145,8 @@ __device__ void weights_times_tile(const float* weights, int row0, int row_step,
 
 /// acc[i][4 g + e] += sum over m of weights[m][col0 + i] * tile[m][64 g + 4 tx + e]: the transposed weights.
 template <int D, int M, int N, int I>
-__device__ void transposed_times_tile(const float* weights, int col0, const float* tile, int tx, float (&acc)[I][D / 16]) {
+__device__ void transposed_times_tile(const float* weights, int col0, const float* tile, int tx,
+                                      float (&acc)[I][D / 16]) {
 #pragma unroll 2
     for (int m = 0; m < M; ++m) {
         float w[I];
@@ -158,7 +167,8 @@ __device__ void transposed_times_tile(const float* weights, int col0, const floa
 
 /// x[row][...] = factor * acc, for one row of a thread's columns 64 g + 4 tx + e.
 template <class T, int D>
-__device__ void store_row(const HeadRows& x, int head, int64_t token, int d, int tx, const float (&acc)[D / 16], float factor) {
+__device__ void store_row(const HeadRows& x, int head, int64_t token, int d, int tx,
+                          const float (&acc)[D / 16], float factor) {
     T* target = static_cast<T*>(x.data) + token * x.row_stride + head * x.head_stride;
 #pragma unroll
     for (int g = 0; g < D / 64; ++g)
@@ -178,24 +188,27 @@ __device__ float& statistic(const RowStatistics& s, const Place& p, int head, in
     return s.data[p.q_begin * s.token_stride + head * s.head_stride + row * s.row_stride];
 }
 
-// ---------------------------------------------------------------------------------------------------------------- forward
+// ----------------------------------------------------------------------------------------------------------------
+// forward
 
-/// A block: M queries of one head against all keys they see, N at a time. 16 x 16 threads; thread (ty, tx) holds the scores of rows
-/// ty + 16 i and keys tx + 16 j, and of the output the same rows and columns 64 g + 4 tx + e.
+/// A block: M queries of one head against all keys they see, N at a time. 16 x 16 threads; thread (ty, tx)
+/// holds the scores of rows ty + 16 i and keys tx + 16 j, and of the output the same rows and columns 64 g +
+/// 4 tx + e.
 template <class T, int D, int M, int N>
 __global__ void __launch_bounds__(threads, 2) forward_kernel(PortableAttention a) {
     constexpr int I = M / 16, J = N / 16;
     extern __shared__ float shared[];
-    float* q_tile = shared;                       // [M][D + pad]
-    float* kv_tile = q_tile + M * (D + pad);      // [N][D + pad], keys then values
-    float* p_tile = kv_tile + N * (D + pad);      // [M][N + pad], rows private to their 16 lanes
+    float* q_tile = shared;                   // [M][D + pad]
+    float* kv_tile = q_tile + M * (D + pad);  // [N][D + pad], keys then values
+    float* p_tile = kv_tile + N * (D + pad);  // [M][N + pad], rows private to their 16 lanes
     Place p;
     // Late tiles see the most keys: they start first.
     if (!find_place<M>(a, a.q_offsets, gridDim.x - 1 - blockIdx.x, p)) return;
     const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
     const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
 
-    load_tile<T, M, D, threads>(q_tile, a.q, head, p.q_begin, p.first, p.q_count, a.head_dim, thread, a.scale);
+    load_tile<T, M, D, threads>(q_tile, a.q, head, p.q_begin, p.first, p.q_count, a.head_dim, thread,
+                                a.scale);
     float out[I][D / 16] = {}, top[I], sum[I];
 #pragma unroll
     for (int i = 0; i < I; ++i) top[i] = -INFINITY, sum[i] = 0.0f;
@@ -245,7 +258,8 @@ __global__ void __launch_bounds__(threads, 2) forward_kernel(PortableAttention a
     }
 }
 
-/// One query a segment (generation with a KV cache): a block a head, its warps take the keys in turn and join at the end.
+/// One query a segment (generation with a KV cache): a block a head, its warps take the keys in turn and join
+/// at the end.
 template <class T, int D>
 __global__ void __launch_bounds__(threads) decode_kernel(PortableAttention a) {
     constexpr int warps = threads / 32, columns = D / 32;
@@ -298,11 +312,13 @@ __global__ void __launch_bounds__(threads) decode_kernel(PortableAttention a) {
         a.lse.data[q_token * a.lse.token_stride + head * a.lse.head_stride] = most + logf(total);
 }
 
-// --------------------------------------------------------------------------------------------------------------- backward
+// ---------------------------------------------------------------------------------------------------------------
+// backward
 
 /// delta[h][t] = sum over d of out * dout: a warp a row.
 template <class T>
-__global__ void __launch_bounds__(threads) delta_kernel(HeadRows out, HeadRows dout, int64_t tokens, int d, float* delta) {
+__global__ void __launch_bounds__(threads)
+    delta_kernel(HeadRows out, HeadRows dout, int64_t tokens, int d, float* delta) {
     const int64_t token = int64_t{blockIdx.x} * (threads / 32) + threadIdx.x / 32;
     const int head = blockIdx.y, lane = threadIdx.x % 32;
     if (token >= tokens) return;
@@ -321,13 +337,20 @@ struct BackwardTiles {
     float *p, *ds;            // [M][N + pad]
     static constexpr int floats = 2 * (M + N) * (D + pad) + 2 * M * (N + pad);
     __device__ explicit BackwardTiles(float* shared)
-        : q(shared), dout(q + M * (D + pad)), k(dout + M * (D + pad)), v(k + N * (D + pad)), p(v + N * (D + pad)), ds(p + M * (N + pad)) {}
+        : q(shared),
+          dout(q + M * (D + pad)),
+          k(dout + M * (D + pad)),
+          v(k + N * (D + pad)),
+          p(v + N * (D + pad)),
+          ds(p + M * (N + pad)) {}
 };
 
-/// p = exp(scale q k^T - lse) and ds = p (dout v^T - delta) of one pair of tiles. The first half of the block makes p, the second
-/// dout v^T; 8 x 16 threads each hold rows ty + 8 i and keys tx + 16 j. Begins with tiles loaded, ends with both visible to all.
+/// p = exp(scale q k^T - lse) and ds = p (dout v^T - delta) of one pair of tiles. The first half of the block
+/// makes p, the second dout v^T; 8 x 16 threads each hold rows ty + 8 i and keys tx + 16 j. Begins with tiles
+/// loaded, ends with both visible to all.
 template <int D, int M, int N>
-__device__ void score_gradients(const PortableAttention& a, const Place& p, const BackwardTiles<D, M, N>& tiles, int head, const float* delta,
+__device__ void score_gradients(const PortableAttention& a, const Place& p,
+                                const BackwardTiles<D, M, N>& tiles, int head, const float* delta,
                                 int q_first, int k_first) {
     constexpr int I = M / 8, J = N / 16;
     const bool scores = threadIdx.x < threads / 2;
@@ -361,10 +384,11 @@ __device__ void score_gradients(const PortableAttention& a, const Place& p, cons
     __syncthreads();
 }
 
-/// A block: N keys of one kv head against all queries that see them, of all heads that share it. The first half of the threads
-/// sums dv = p^T dout, the second dk = ds^T q.
+/// A block: N keys of one kv head against all queries that see them, of all heads that share it. The first
+/// half of the threads sums dv = p^T dout, the second dk = ds^T q.
 template <class T, int D, int M, int N>
-__global__ void __launch_bounds__(threads, 2) dkdv_kernel(PortableAttention a, HeadRows dout, HeadRows dk, HeadRows dv, const float* delta) {
+__global__ void __launch_bounds__(threads, 2)
+    dkdv_kernel(PortableAttention a, HeadRows dout, HeadRows dk, HeadRows dv, const float* delta) {
     constexpr int I = N / 8, half = threads / 2;
     extern __shared__ float shared[];
     const BackwardTiles<D, M, N> tiles(shared);
@@ -384,19 +408,23 @@ __global__ void __launch_bounds__(threads, 2) dkdv_kernel(PortableAttention a, H
             load_tile<T, M, D, threads>(tiles.dout, dout, head, p.q_begin, first, p.q_count, d, threadIdx.x);
             __syncthreads();
             score_gradients<D, M, N>(a, p, tiles, head, delta, first, p.first);
-            transposed_times_tile<D, M, N>(values ? tiles.p : tiles.ds, ty * I, values ? tiles.dout : tiles.q, tx, acc);
+            transposed_times_tile<D, M, N>(values ? tiles.p : tiles.ds, ty * I, values ? tiles.dout : tiles.q,
+                                           tx, acc);
         }
     }
 #pragma unroll
     for (int i = 0; i < I; ++i) {
         const int row = p.first + ty * I + i;
-        if (row < p.k_count) store_row<T, D>(values ? dv : dk, kv_head, p.k_begin + row, d, tx, acc[i], values ? 1.0f : a.scale);
+        if (row < p.k_count)
+            store_row<T, D>(values ? dv : dk, kv_head, p.k_begin + row, d, tx, acc[i],
+                            values ? 1.0f : a.scale);
     }
 }
 
 /// A block: M queries of one head against all keys they see; all threads sum dq = ds k.
 template <class T, int D, int M, int N>
-__global__ void __launch_bounds__(threads, 2) dq_kernel(PortableAttention a, HeadRows dout, HeadRows dq, const float* delta) {
+__global__ void __launch_bounds__(threads, 2)
+    dq_kernel(PortableAttention a, HeadRows dout, HeadRows dq, const float* delta) {
     constexpr int I = M / 16;
     extern __shared__ float shared[];
     const BackwardTiles<D, M, N> tiles(shared);
@@ -423,9 +451,11 @@ __global__ void __launch_bounds__(threads, 2) dq_kernel(PortableAttention a, Hea
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- launchers
+// ---------------------------------------------------------------------------------------------------------------
+// launchers
 
-/// Tile sizes by the padded head_dim: as large as 99 KiB of shared memory (the least that cards from sm_80 on grant a block) allow.
+/// Tile sizes by the padded head_dim: as large as 99 KiB of shared memory (the least that cards from sm_80 on
+/// grant a block) allow.
 template <int D>
 struct ForwardTile {
     static constexpr int m = D <= 128 ? 64 : 32, n = m;
@@ -440,25 +470,30 @@ static_assert(ForwardTile<128>::bytes <= 99 * 1024 && ForwardTile<256>::bytes <=
 static_assert(BackwardTile<128>::bytes <= 99 * 1024 && BackwardTile<256>::bytes <= 99 * 1024);
 
 /// Slots for tiles of `rows` rows: see Place.
-unsigned slots(int64_t tokens, int segments, int rows) { return static_cast<unsigned>(tokens / rows + segments); }
+unsigned slots(int64_t tokens, int segments, int rows) {
+    return static_cast<unsigned>(tokens / rows + segments);
+}
 
 /// Grants a kernel more shared memory than the 48 KiB that need no asking.
 template <class Kernel>
 void grant_shared(Kernel kernel, int bytes) {
-    if (bytes > 48 * 1024) UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    if (bytes > 48 * 1024)
+        UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
 template <class T, int D>
 void forward(const PortableAttention& a, cudaStream_t stream) {
     const unsigned heads = static_cast<unsigned>(a.heads);
     if (a.longest_q == 1) {
-        UNSLOTH_LAUNCH((decode_kernel<T, D>), dim3(static_cast<unsigned>(a.segments), heads), threads, 0, stream, a);
+        UNSLOTH_LAUNCH((decode_kernel<T, D>), dim3(static_cast<unsigned>(a.segments), heads), threads, 0,
+                       stream, a);
         return;
     }
     using Tile = ForwardTile<D>;
     const auto kernel = forward_kernel<T, D, Tile::m, Tile::n>;
     grant_shared(kernel, Tile::bytes);
-    UNSLOTH_LAUNCH(kernel, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream, a);
+    UNSLOTH_LAUNCH(kernel, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream,
+                   a);
 }
 
 template <class T, int D>
@@ -469,31 +504,39 @@ void backward(const PortableAttention& a, const PortableAttentionGradients& g, c
     UNSLOTH_LAUNCH(delta_kernel<T>, rows, threads, 0, stream, a.out, g.dout, a.q_tokens, a.head_dim, g.delta);
     const auto dkdv = dkdv_kernel<T, D, Tile::m, Tile::n>;
     grant_shared(dkdv, Tile::bytes);
-    UNSLOTH_LAUNCH(dkdv, dim3(slots(a.k_tokens, a.segments, Tile::n), kv_heads), threads, Tile::bytes, stream, a, g.dout, g.dk, g.dv,
-                   g.delta);
+    UNSLOTH_LAUNCH(dkdv, dim3(slots(a.k_tokens, a.segments, Tile::n), kv_heads), threads, Tile::bytes, stream,
+                   a, g.dout, g.dk, g.dv, g.delta);
     const auto dq = dq_kernel<T, D, Tile::m, Tile::n>;
     grant_shared(dq, Tile::bytes);
-    UNSLOTH_LAUNCH(dq, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream, a, g.dout, g.dq, g.delta);
+    UNSLOTH_LAUNCH(dq, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream, a,
+                   g.dout, g.dq, g.delta);
 }
 
 /// Calls f(TypeTag<T>, padded head_dim as an integral constant).
 template <class F>
 void dispatch(const PortableAttention& a, F f) {
-    UNSLOTH_CHECK(a.head_dim > 0 && a.head_dim <= portable_most_head_dim, "portable attention: head_dim ", a.head_dim);
+    UNSLOTH_CHECK(a.head_dim > 0 && a.head_dim <= portable_most_head_dim, "portable attention: head_dim ",
+                  a.head_dim);
     dispatch_floating(a.dtype, [&](auto type) {
-        if (a.head_dim <= 64) f(type, std::integral_constant<int, 64>{});
-        else if (a.head_dim <= 128) f(type, std::integral_constant<int, 128>{});
-        else f(type, std::integral_constant<int, 256>{});
+        if (a.head_dim <= 64)
+            f(type, std::integral_constant<int, 64>{});
+        else if (a.head_dim <= 128)
+            f(type, std::integral_constant<int, 128>{});
+        else
+            f(type, std::integral_constant<int, 256>{});
     });
 }
 
 }  // namespace
 
 void attention_portable_forward(const PortableAttention& args, cudaStream_t stream) {
-    dispatch(args, [&](auto type, auto size) { forward<typename decltype(type)::type, decltype(size)::value>(args, stream); });
+    dispatch(args, [&](auto type, auto size) {
+        forward<typename decltype(type)::type, decltype(size)::value>(args, stream);
+    });
 }
 
-void attention_portable_backward(const PortableAttention& args, const PortableAttentionGradients& gradients, cudaStream_t stream) {
+void attention_portable_backward(const PortableAttention& args, const PortableAttentionGradients& gradients,
+                                 cudaStream_t stream) {
     dispatch(args, [&](auto type, auto size) {
         backward<typename decltype(type)::type, decltype(size)::value>(args, gradients, stream);
     });

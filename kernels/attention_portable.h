@@ -1,5 +1,6 @@
-// Attention on any CUDA card, in fp32 arithmetic with a fixed order of summation (no atomics): the oracle on the device, the path of
-// fp32 runs and of deterministic ones, and the fallback. Tiles and online softmax after Dao, "FlashAttention-2" (2023).
+// Attention on any CUDA card, in fp32 arithmetic with a fixed order of summation (no atomics): the oracle on
+// the device, the path of fp32 runs and of deterministic ones, and the fallback. Tiles and online softmax
+// after Dao, "FlashAttention-2" (2023).
 //
 // Legend: T query tokens, S key tokens, H heads, K kv heads, d head_dim.
 #pragma once
@@ -33,7 +34,9 @@ struct RowStatistics {
     /// [T, H]
     static RowStatistics by_token(float* data, int64_t heads) { return {data, heads, 1, heads}; }
     /// [B, H, S]: segments of one length
-    static RowStatistics by_segment(float* data, int64_t heads, int64_t length) { return {data, heads, length, 1}; }
+    static RowStatistics by_segment(float* data, int64_t heads, int64_t length) {
+        return {data, heads, length, 1};
+    }
 };
 
 struct PortableAttention {
@@ -56,6 +59,7 @@ struct PortableAttentionGradients {
 
 /// Issue on `stream`; runtime Error when a launch fails.
 void attention_portable_forward(const PortableAttention& args, cudaStream_t stream);
-void attention_portable_backward(const PortableAttention& args, const PortableAttentionGradients& gradients, cudaStream_t stream);
+void attention_portable_backward(const PortableAttention& args, const PortableAttentionGradients& gradients,
+                                 cudaStream_t stream);
 
 }  // namespace unsloth::kernels

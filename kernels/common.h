@@ -34,15 +34,26 @@ struct TypeTag {
 template <class F>
 void dispatch_floating(DType type, F f) {
     switch (type) {
-        case DType::f32: f(TypeTag<float>{}); return;
-        case DType::bf16: f(TypeTag<__nv_bfloat16>{}); return;
-        case DType::f16: f(TypeTag<__half>{}); return;
-        default: unsupported_dtype(type);
+        case DType::f32:
+            f(TypeTag<float>{});
+            return;
+        case DType::bf16:
+            f(TypeTag<__nv_bfloat16>{});
+            return;
+        case DType::f16:
+            f(TypeTag<__half>{});
+            return;
+        default:
+            unsupported_dtype(type);
     }
 }
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+constexpr int64_t round_up(int64_t a, int64_t multiple) {
+    return ceil_div(a, multiple) * multiple;
+}
 constexpr int next_power_of_two(int64_t n) {
     int power = 1;
     while (power < n) power *= 2;
@@ -64,8 +75,8 @@ inline bool aligned_16(const void* data, std::initializer_list<int64_t> strides,
 #define UNSLOTH_CUDA_CHECK(call) ::unsloth::kernels::check_cuda((call), #call, __FILE__, __LINE__)
 
 /// UNSLOTH_LAUNCH((kernel<T, 4>), grid, block, shared_bytes, stream, arguments...): launches and checks the launch.
-#define UNSLOTH_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
-    do {                                                                                                \
-        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);                             \
+#define UNSLOTH_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                \
+    do {                                                                                              \
+        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);                           \
         ::unsloth::kernels::check_cuda(cudaGetLastError(), "launch of " #kernel, __FILE__, __LINE__); \
     } while (false)

@@ -1,12 +1,13 @@
-// Cross-entropy over long rows (V is 32,000 to 256,000): a block a row, one pass for maximum and sum, one for the gradient.
+// Cross-entropy over long rows (V is 32,000 to 256,000): a block a row, one pass for maximum and sum, one for the
+// gradient.
 //
-// A row of 128,256 bf16 logits is larger than shared memory, but the rows in work on all multiprocessors (a block of 1024
-// threads each) fit the L2 cache: the second pass reads from there, backwards, so that it begins with what was read last.
-#include "kernels/cross_entropy.h"
-
+// A row of 128,256 bf16 logits is larger than shared memory, but the rows in work on all multiprocessors (a block of
+// 1024 threads each) fit the L2 cache: the second pass reads from there, backwards, so that it begins with what was
+// read last.
 #include <cfloat>
 
 #include "kernels/common.h"
+#include "kernels/cross_entropy.h"
 #include "kernels/device.cuh"
 
 namespace unsloth::kernels {
@@ -37,7 +38,8 @@ struct SoftmaxSum {
     __device__ __forceinline__ void merge(float other_maximum, float other_sum) {
         const float highest = fmaxf(maximum, other_maximum);
         // No fused multiply-add: merging a into b and b into a must give the same bits.
-        sum = __fadd_rn(__fmul_rn(sum, __expf(maximum - highest)), __fmul_rn(other_sum, __expf(other_maximum - highest)));
+        sum =
+            __fadd_rn(__fmul_rn(sum, __expf(maximum - highest)), __fmul_rn(other_sum, __expf(other_maximum - highest)));
         maximum = highest;
     }
     /// Merges over the warp: a butterfly, so that every lane holds the same bits.

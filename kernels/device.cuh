@@ -28,9 +28,15 @@ __device__ __forceinline__ void store_pack(T* p, const Pack<T, N>& pack) {
     *reinterpret_cast<Pack<T, N>*>(p) = pack;
 }
 
-__device__ __forceinline__ float to_float(float v) { return v; }
-__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+__device__ __forceinline__ float to_float(float v) {
+    return v;
+}
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) {
+    return __bfloat162float(v);
+}
+__device__ __forceinline__ float to_float(__half v) {
+    return __half2float(v);
+}
 
 /// Rounds to nearest, ties to even.
 template <class T>

@@ -28,23 +28,29 @@ void check(cublasStatus_t status, const char* call) {
 
 cudaDataType_t cuda_type(DType type) {
     switch (type) {
-        case DType::f32: return CUDA_R_32F;
-        case DType::bf16: return CUDA_R_16BF;
-        case DType::f16: return CUDA_R_16F;
-        default: UNSLOTH_CHECK(false, "gemm: no CUDA type for ", name_of(type)); return CUDA_R_32F;
+        case DType::f32:
+            return CUDA_R_32F;
+        case DType::bf16:
+            return CUDA_R_16BF;
+        case DType::f16:
+            return CUDA_R_16F;
+        default:
+            UNSLOTH_CHECK(false, "gemm: no CUDA type for ", name_of(type));
+            return CUDA_R_32F;
     }
 }
 
 uint32_t alignment_of(const void* pointer) {
     const auto address = reinterpret_cast<uintptr_t>(pointer);
-    return address == 0 ? most_alignment : static_cast<uint32_t>(std::min<uintptr_t>(address & -address, most_alignment));
+    return address == 0 ? most_alignment
+                        : static_cast<uint32_t>(std::min<uintptr_t>(address & -address, most_alignment));
 }
 
 /// Everything that a choice of algorithm may depend on.
 struct Key {
     int64_t m, n, k, lda, ldb, ldc, ldd, workspace;
     uint32_t align_a, align_b, align_c, align_d;
-    uint32_t flags;  ///< types, transposes, bias, in-place accumulation
+    uint32_t flags;       ///< types, transposes, bias, in-place accumulation
     uint32_t unused = 0;  // the key is compared and hashed as bytes: no padding may remain
 
     bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof(Key)) == 0; }
@@ -66,28 +72,38 @@ struct KeyHash {
 
 Key key_of(const GemmCase& p, int64_t workspace_bytes) {
     const bool accumulates = p.beta != 0.0f;
-    Key key{.m = p.m, .n = p.n, .k = p.k, .lda = p.a.row_stride, .ldb = p.b.row_stride,
-            .ldc = accumulates ? p.c.row_stride : p.out.row_stride, .ldd = p.out.row_stride,
+    Key key{.m = p.m,
+            .n = p.n,
+            .k = p.k,
+            .lda = p.a.row_stride,
+            .ldb = p.b.row_stride,
+            .ldc = accumulates ? p.c.row_stride : p.out.row_stride,
+            .ldd = p.out.row_stride,
             .workspace = std::min(workspace_bytes, most_workspace),
-            .align_a = alignment_of(p.a.data), .align_b = alignment_of(p.b.data),
-            .align_c = alignment_of(accumulates ? p.c.data : p.out.data), .align_d = alignment_of(p.out.data), .flags = 0};
+            .align_a = alignment_of(p.a.data),
+            .align_b = alignment_of(p.b.data),
+            .align_c = alignment_of(accumulates ? p.c.data : p.out.data),
+            .align_d = alignment_of(p.out.data),
+            .flags = 0};
     key.flags = static_cast<uint32_t>(p.input_type) | static_cast<uint32_t>(p.output_type) << 4 |
-                uint32_t{p.a.transpose} << 8 | uint32_t{p.b.transpose} << 9 | uint32_t{p.bias != nullptr} << 10 |
-                uint32_t{accumulates} << 11;
+                uint32_t{p.a.transpose} << 8 | uint32_t{p.b.transpose} << 9 |
+                uint32_t{p.bias != nullptr} << 10 | uint32_t{accumulates} << 11;
     return key;
 }
 
 std::string describe(const GemmCase& p) {
-    return cat("[", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides ", p.a.row_stride, p.a.transpose ? "T" : "",
-               ", ", p.b.row_stride, p.b.transpose ? "T" : "", ", ", p.out.row_stride, ", ", name_of(p.input_type), " to ",
-               name_of(p.output_type), p.bias ? " with bias" : "", p.beta != 0 ? " accumulating" : "");
+    return cat("[", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides ", p.a.row_stride,
+               p.a.transpose ? "T" : "", ", ", p.b.row_stride, p.b.transpose ? "T" : "", ", ",
+               p.out.row_stride, ", ", name_of(p.input_type), " to ", name_of(p.output_type),
+               p.bias ? " with bias" : "", p.beta != 0 ? " accumulating" : "");
 }
 
-/// Descriptors and algorithm of one kind of product. The opaque structs are initialised in place: no allocation.
+/// Descriptors and algorithm of one kind of product. The opaque structs are initialised in place: no
+/// allocation.
 ///
-/// cuBLASLt is column-major. A row-major matrix is the column-major transpose, so out^T[n, m] = b^T[n, k] a^T[k, m]:
-/// the operands trade places, their leading dimensions are the row strides, and a row-major bias over n is a bias over
-/// the rows of what the library sees.
+/// cuBLASLt is column-major. A row-major matrix is the column-major transpose, so out^T[n, m] = b^T[n, k]
+/// a^T[k, m]: the operands trade places, their leading dimensions are the row strides, and a row-major bias
+/// over n is a bias over the rows of what the library sees.
 struct Plan {
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t first, second, addend, result;
@@ -103,19 +119,24 @@ struct Plan {
         layout(result, out, p.n, p.m, key.ldd);
         const uint32_t in_size = static_cast<uint32_t>(size_of(p.input_type));
         const uint32_t out_size = static_cast<uint32_t>(size_of(p.output_type));
-        // Odd leading dimensions leave rows aligned to an element only, which the pointers' alignment does not tell.
+        // Odd leading dimensions leave rows aligned to an element only, which the pointers' alignment does
+        // not tell.
         if (!choose(handle, key, {key.align_b, key.align_a, key.align_c, key.align_d}) &&
             !choose(handle, key, {in_size, in_size, out_size, out_size}))
-            UNSLOTH_CHECK(false, "cuBLASLt has no algorithm for ", describe(p), " within ", key.workspace, " bytes of workspace");
+            UNSLOTH_CHECK(false, "cuBLASLt has no algorithm for ", describe(p), " within ", key.workspace,
+                          " bytes of workspace");
     }
 
     void set_bias(const void* bias) {
-        CHECK_LT(cublasLtMatmulDescSetAttribute(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+        CHECK_LT(cublasLtMatmulDescSetAttribute(&operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                                sizeof bias));
     }
 
   private:
-    static void layout(cublasLtMatrixLayoutOpaque_t& out, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld) {
-        CHECK_LT(cublasLtMatrixLayoutInit(&out, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld));
+    static void layout(cublasLtMatrixLayoutOpaque_t& out, cudaDataType_t type, int64_t rows, int64_t cols,
+                       int64_t ld) {
+        CHECK_LT(cublasLtMatrixLayoutInit(&out, type, static_cast<uint64_t>(rows),
+                                          static_cast<uint64_t>(cols), ld));
     }
 
     void describe_operation(const GemmCase& p) {
@@ -142,15 +163,16 @@ struct Plan {
         };
         prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(key.workspace));
         // In fp32 and in a pass of its own: neither sums of rounded parts nor an order that varies.
-        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+               static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
         cublasLtMatmulHeuristicResult_t found{};
         int count = 0;
-        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &operation, &first, &second, &addend, &result,
-                                                                     &preference, 1, &found, &count);
+        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+            handle, &operation, &first, &second, &addend, &result, &preference, 1, &found, &count);
         if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return false;
         check(status, "cublasLtMatmulAlgoGetHeuristic");
         if (count == 0 || found.state != CUBLAS_STATUS_SUCCESS) return false;
@@ -188,9 +210,9 @@ void CublasLt::run(const GemmCase& p, void* workspace, int64_t workspace_bytes, 
     if (p.bias) plan.set_bias(p.bias);
     const void* addend = p.beta != 0.0f ? p.c.data : p.out.data;
     const cublasStatus_t status =
-        cublasLtMatmul(impl_->handle, &plan.operation, &p.alpha, p.b.data, &plan.first, p.a.data, &plan.second, &p.beta, addend,
-                       &plan.addend, p.out.data, &plan.result, &plan.algorithm, workspace,
-                       static_cast<size_t>(plan.workspace), static_cast<cudaStream_t>(stream));
+        cublasLtMatmul(impl_->handle, &plan.operation, &p.alpha, p.b.data, &plan.first, p.a.data,
+                       &plan.second, &p.beta, addend, &plan.addend, p.out.data, &plan.result, &plan.algorithm,
+                       workspace, static_cast<size_t>(plan.workspace), static_cast<cudaStream_t>(stream));
     if (status != CUBLAS_STATUS_SUCCESS)
         throw runtime_failure(cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
 }
@@ -198,7 +220,8 @@ void CublasLt::run(const GemmCase& p, void* workspace, int64_t workspace_bytes, 
 int64_t cublaslt_workspace(int device) {
     int major = 0;
     const cudaError_t status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (status != cudaSuccess) throw runtime_failure(cat("CUDA device ", device, ": ", cudaGetErrorString(status)));
+    if (status != cudaSuccess)
+        throw runtime_failure(cat("CUDA device ", device, ": ", cudaGetErrorString(status)));
     return (major >= 9 ? 32 : 8) * mebibyte;
 }
 

@@ -15,7 +15,8 @@ struct GemmOperand {
     bool transpose = false;  ///< the product uses the transposed matrix
 };
 
-/// out[m, n] = alpha a[m, k] b[k, n] + beta c[m, n] + bias[n]; a and b as they are after their own transposes.
+/// out[m, n] = alpha a[m, k] b[k, n] + beta c[m, n] + bias[n]; a and b as they are after their own
+/// transposes.
 struct GemmCase {
     int64_t m = 0, n = 0, k = 0;
     GemmOperand a, b, c, out;
@@ -25,8 +26,8 @@ struct GemmCase {
     float alpha = 1, beta = 0;
 };
 
-/// A cuBLASLt handle and the plans made with it: descriptors and algorithm by shape, strides, types and alignment.
-/// Used by one thread at a time.
+/// A cuBLASLt handle and the plans made with it: descriptors and algorithm by shape, strides, types and
+/// alignment. Used by one thread at a time.
 class CublasLt {
   public:
     /// Runtime Error when cuBLASLt cannot start on `device`.
@@ -35,8 +36,9 @@ class CublasLt {
     CublasLt(const CublasLt&) = delete;
     CublasLt& operator=(const CublasLt&) = delete;
 
-    /// Issues the product on `stream`. fp32 accumulation, never TF32; a split K is reduced in fp32 in a separate pass
-    /// (fixed order). CheckError when cuBLASLt knows no algorithm; runtime Error when a call fails.
+    /// Issues the product on `stream`. fp32 accumulation, never TF32; a split K is reduced in fp32 in a
+    /// separate pass (fixed order). CheckError when cuBLASLt knows no algorithm; runtime Error when a call
+    /// fails.
     void run(const GemmCase& problem, void* workspace, int64_t workspace_bytes, void* stream);
 
   private:

@@ -1,9 +1,9 @@
 // RMSNorm, forward and backward, over rows that stay in registers between the reduction and the result.
 //
-// A row belongs to `blockDim.x` threads: up to 32 lanes of a warp (then blockDim.y rows share the block), or the whole block.
-// Each thread owns the same columns of every row it meets, so weights are read once and the weight's gradient is
-// summed in registers. Blocks loop over rows. Rows too long for registers, and rows that 16-byte packs do not fit, take the
-// streaming kernels, which read a row twice (again from the L1 cache).
+// A row belongs to `blockDim.x` threads: up to 32 lanes of a warp (then blockDim.y rows share the block), or the whole
+// block. Each thread owns the same columns of every row it meets, so weights are read once and the weight's gradient is
+// summed in registers. Blocks loop over rows. Rows too long for registers, and rows that 16-byte packs do not fit, take
+// the streaming kernels, which read a row twice (again from the L1 cache).
 #include "kernels/common.h"
 #include "kernels/device.cuh"
 #include "kernels/norm.h"
@@ -13,16 +13,16 @@ namespace unsloth::kernels {
 namespace {
 
 constexpr int max_threads = 512;
-constexpr int group_threads = 256;    // of a block whose warps hold several rows
+constexpr int group_threads = 256;  // of a block whose warps hold several rows
 constexpr int stream_threads = 256;
-constexpr int dweight_blocks = 264;   // fixed, so that the order of summation does not depend on the card
-constexpr int max_packs = 2;          // 16-byte packs of a row in one thread's registers
+constexpr int dweight_blocks = 264;  // fixed, so that the order of summation does not depend on the card
+constexpr int max_packs = 2;         // 16-byte packs of a row in one thread's registers
 
 /// How a row of `columns` elements is spread over threads by packs of `width` elements.
 struct Geometry {
     int packs = 0;  ///< per thread: 1 or 2; 0: the streaming kernels
     int threads = stream_threads;
-    int rows = 1;   ///< per block
+    int rows = 1;  ///< per block
 };
 
 Geometry geometry_for(int64_t columns, int width) {
@@ -80,7 +80,9 @@ struct RowPart {
             if (p < packs) store_pack(row + p * V, pack[i]);
         }
     }
-    __device__ __forceinline__ float at(int i, int k) const { return to_float(pack[i].v[k]); }
+    __device__ __forceinline__ float at(int i, int k) const {
+        return to_float(pack[i].v[k]);
+    }
 };
 
 /// V columns of the weight, in fp32.
@@ -299,8 +301,8 @@ __global__ void __launch_bounds__(stream_threads) norm_backward_stream_kernel(co
 }
 
 /// dweight[c] += sum of partials[:, c]: 32 interleaved sums, then a tree, the same for every launch.
-__global__ void __launch_bounds__(1024) sum_partials_kernel(const float* partials, int64_t count, int64_t columns,
-                                                            float* dweight) {
+__global__ void __launch_bounds__(1024)
+    sum_partials_kernel(const float* partials, int64_t count, int64_t columns, float* dweight) {
     __shared__ float tile[32][33];
     const int64_t column = blockIdx.x * 32 + threadIdx.x;
     float sum = 0.f;
@@ -342,7 +344,8 @@ template <class T, int N, bool kWithinWarp>
 void launch_backward(const NormBackward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
     const int packs = static_cast<int>(params.shape.columns / vector_width<T>);
     if (params.dweight != nullptr) {
-        launch_over_rows(norm_backward_kernel<T, N, kWithinWarp, true>, geometry, dweight_blocks, rows, params, stream, packs);
+        launch_over_rows(norm_backward_kernel<T, N, kWithinWarp, true>, geometry, dweight_blocks, rows, params, stream,
+                         packs);
     } else {
         const auto kernel = norm_backward_kernel<T, N, kWithinWarp, false>;
         launch_over_rows(kernel, geometry, resident(kernel, geometry), rows, params, stream, packs);
@@ -366,7 +369,9 @@ bool is_aligned(const ConstHeads& view, const NormShape& shape) {
 bool is_aligned(const Heads& view, const NormShape& shape) {
     return is_aligned(ConstHeads{view.data, view.token_stride, view.head_stride}, shape);
 }
-bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
+bool is_aligned(const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
 
 }  // namespace
 
@@ -386,7 +391,8 @@ void norm_forward(const NormForward& params, cudaStream_t stream) {
             geometry.rows > 1 ? launch_forward<T, 1, true>(params, geometry, rows, stream)
                               : launch_forward<T, 1, false>(params, geometry, rows, stream);
         } else {
-            vector ? launch_forward_stream<T, V>(params, rows, stream) : launch_forward_stream<T, 1>(params, rows, stream);
+            vector ? launch_forward_stream<T, V>(params, rows, stream)
+                   : launch_forward_stream<T, 1>(params, rows, stream);
         }
     });
 }
@@ -408,11 +414,12 @@ void norm_backward(const NormBackward& params, cudaStream_t stream) {
             geometry.rows > 1 ? launch_backward<T, 1, true>(params, geometry, rows, stream)
                               : launch_backward<T, 1, false>(params, geometry, rows, stream);
         } else {
-            vector ? launch_backward_stream<T, V>(params, rows, stream) : launch_backward_stream<T, 1>(params, rows, stream);
+            vector ? launch_backward_stream<T, V>(params, rows, stream)
+                   : launch_backward_stream<T, 1>(params, rows, stream);
         }
         if (params.dweight != nullptr) {
-            UNSLOTH_LAUNCH(sum_partials_kernel, static_cast<unsigned>(ceil_div(shape.columns, 32)), dim3(32, 32), 0, stream,
-                           params.partials, partial_rows(rows, geometry), shape.columns, params.dweight);
+            UNSLOTH_LAUNCH(sum_partials_kernel, static_cast<unsigned>(ceil_div(shape.columns, 32)), dim3(32, 32), 0,
+                           stream, params.partials, partial_rows(rows, geometry), shape.columns, params.dweight);
         }
     });
 }

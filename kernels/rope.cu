@@ -1,8 +1,7 @@
 // Rotary position embedding: a table of cosines and sines per token, and the rotation of all heads in place.
-#include "kernels/rope.h"
-
 #include "kernels/common.h"
 #include "kernels/device.cuh"
+#include "kernels/rope.h"
 
 namespace unsloth::kernels {
 
@@ -15,7 +14,8 @@ __global__ void __launch_bounds__(table_threads) rope_table_kernel(const RopeTab
     const int64_t i = static_cast<int64_t>(blockIdx.x) * table_threads + threadIdx.x;
     if (i >= p.tokens * p.pairs) return;
     const int64_t token = i / p.pairs;
-    const float angle = static_cast<float>(p.positions[token]) * p.inv_freq[i - token * p.pairs];
+    // Rounded to fp32 on its own, never fused into what follows.
+    const float angle = __fmul_rn(static_cast<float>(p.positions[token]), p.inv_freq[i - token * p.pairs]);
     p.cos[i] = cosf(angle) * p.scaling;
     p.sin[i] = sinf(angle) * p.scaling;
 }
@@ -61,7 +61,8 @@ void launch_apply(const RopeApply& params, cudaStream_t stream) {
 }
 
 bool is_vectorizable(const RopeApply& p, int width) {
-    return p.pairs % width == 0 && aligned_16(p.x.data, {p.x.token_stride, p.heads > 1 ? p.x.head_stride : 0}, p.type) &&
+    return p.pairs % width == 0 &&
+           aligned_16(p.x.data, {p.x.token_stride, p.heads > 1 ? p.x.head_stride : 0}, p.type) &&
            aligned_16(p.cos, {}, DType::f32) && aligned_16(p.sin, {}, DType::f32);
 }
 
@@ -70,8 +71,8 @@ bool is_vectorizable(const RopeApply& p, int width) {
 void rope_table(const RopeTable& params, cudaStream_t stream) {
     const int64_t elements = params.tokens * params.pairs;
     if (elements == 0) return;
-    UNSLOTH_LAUNCH(rope_table_kernel, static_cast<unsigned>(ceil_div(elements, table_threads)), table_threads, 0, stream,
-                   params);
+    UNSLOTH_LAUNCH(rope_table_kernel, static_cast<unsigned>(ceil_div(elements, table_threads)), table_threads, 0,
+                   stream, params);
 }
 
 void rope_apply(const RopeApply& params, cudaStream_t stream) {

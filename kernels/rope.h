@@ -10,11 +10,11 @@ namespace unsloth::kernels {
 
 struct RopeTable {
     int64_t tokens = 0;
-    int64_t pairs = 0;                    ///< head_dim / 2
-    const int32_t* positions = nullptr;   ///< [tokens]
-    const float* inv_freq = nullptr;      ///< [pairs]
+    int64_t pairs = 0;                   ///< head_dim / 2
+    const int32_t* positions = nullptr;  ///< [tokens]
+    const float* inv_freq = nullptr;     ///< [pairs]
     float scaling = 1;
-    float* cos = nullptr;                 ///< [tokens, pairs]
+    float* cos = nullptr;  ///< [tokens, pairs]
     float* sin = nullptr;
 };
 void rope_table(const RopeTable& params, cudaStream_t stream);

@@ -1,7 +1,6 @@
 // Moving and summing rows. Copies, gathers and scatters are one operation with optional row indices.
-#include "kernels/rows.h"
-
 #include "kernels/map_rows.cuh"
+#include "kernels/rows.h"
 #include "unsloth/core/philox.h"
 
 namespace unsloth::kernels {
@@ -34,9 +33,13 @@ struct CopyOperation {
 
 template <class In, class Out, int N>
 void run_copy(const CopyRows& p, cudaStream_t stream) {
-    const CopyOperation<In, Out, N> operation{
-        static_cast<const In*>(p.source.data), p.source.stride, static_cast<Out*>(p.out.data), p.out.stride,
-        p.source_index, p.out_index, p.scale};
+    const CopyOperation<In, Out, N> operation{static_cast<const In*>(p.source.data),
+                                              p.source.stride,
+                                              static_cast<Out*>(p.out.data),
+                                              p.out.stride,
+                                              p.source_index,
+                                              p.out_index,
+                                              p.scale};
     map_rows<N>(operation, p.rows, p.columns, stream);
 }
 
@@ -45,7 +48,8 @@ constexpr int embedding_runs = 8;
 
 /// A block sums one token id's rows for 32 columns: 8 interleaved parts of the run, then the parts in order.
 template <class T>
-__global__ void __launch_bounds__(embedding_lanes* embedding_runs) embedding_backward_kernel(const EmbeddingBackward p) {
+__global__ void __launch_bounds__(embedding_lanes* embedding_runs)
+    embedding_backward_kernel(const EmbeddingBackward p) {
     __shared__ float parts[embedding_runs][embedding_lanes];
     const int64_t column = static_cast<int64_t>(blockIdx.y) * embedding_lanes + threadIdx.x;
     const T* dy = static_cast<const T*>(p.dy.data);
@@ -151,7 +155,7 @@ void copy_rows(const CopyRows& p, cudaStream_t stream) {
         using In = typename decltype(in_tag)::type;
         dispatch_floating(p.out_type, [&](auto out_tag) {
             using Out = typename decltype(out_tag)::type;
-            constexpr int width = vector_width<In> > vector_width<Out> ? vector_width<In> : vector_width<Out>;
+            constexpr int width = vector_width < In >> vector_width<Out> ? vector_width<In> : vector_width<Out>;
             const bool vector = p.columns % width == 0 && aligned_16(p.source.data, {p.source.stride}, p.source_type) &&
                                 aligned_16(p.out.data, {p.out.stride}, p.out_type);
             vector ? run_copy<In, Out, width>(p, stream) : run_copy<In, Out, 1>(p, stream);
@@ -183,7 +187,8 @@ void column_sums(const ColumnSums& p, cudaStream_t stream) {
     if (p.rows == 0 || p.columns == 0) return;
     dispatch_floating(p.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(column_sums_kernel<T>, static_cast<unsigned>(ceil_div(p.columns, 32)), dim3(32, 32), 0, stream, p);
+        UNSLOTH_LAUNCH(column_sums_kernel<T>, static_cast<unsigned>(ceil_div(p.columns, 32)), dim3(32, 32), 0, stream,
+                       p);
     });
 }
 

@@ -53,7 +53,7 @@ struct Dropout {
     int64_t columns = 0;
     DType type = DType::bf16;
     ConstMatrix x;
-    Matrix out;  ///< may be x
+    Matrix out;                       ///< may be x
     const int32_t* row = nullptr;     ///< [tokens]: source row
     const int32_t* offset = nullptr;  ///< [tokens]: token in the source row
     const StepScalars* scalars = nullptr;

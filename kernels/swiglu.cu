@@ -1,13 +1,14 @@
 // act = silu(gate) * up and its gradient, in one pass over the fused [gate | up] buffer.
-#include "kernels/swiglu.h"
-
 #include "kernels/map_rows.cuh"
+#include "kernels/swiglu.h"
 
 namespace unsloth::kernels {
 
 namespace {
 
-__device__ __forceinline__ float sigmoid(float v) { return __fdividef(1.f, 1.f + __expf(-v)); }
+__device__ __forceinline__ float sigmoid(float v) {
+    return __fdividef(1.f, 1.f + __expf(-v));
+}
 
 template <class T, int N>
 struct ForwardOperation {

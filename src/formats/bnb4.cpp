@@ -16,8 +16,10 @@ namespace {
 using formats::ObjectReader;
 using formats::OrderedJson;
 
-constexpr std::array<std::string_view, 4> companion_suffixes = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"};
-constexpr std::array<std::string_view, 2> state_suffixes = {".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"};
+constexpr std::array<std::string_view, 4> companion_suffixes = {".absmax", ".quant_map", ".nested_absmax",
+                                                                ".nested_quant_map"};
+constexpr std::array<std::string_view, 2> state_suffixes = {".quant_state.bitsandbytes__nf4",
+                                                            ".quant_state.bitsandbytes__fp4"};
 
 /// What the JSON text of a quant_state says.
 struct QuantState {
@@ -45,7 +47,8 @@ QuantState read_state(const TensorView& tensor, Quant4Type type) {
     const auto parsed = formats::parse_json<OrderedJson>(text, source);
     const ObjectReader json(parsed, source);
     if (json.text("quant_type") != name_of(type)) json.fail("quant_type", cat('"', name_of(type), '"'));
-    if (json.required_integer("blocksize") != quant4_block) json.fail("blocksize", "64 (other block sizes are not supported)");
+    if (json.required_integer("blocksize") != quant4_block)
+        json.fail("blocksize", "64 (other block sizes are not supported)");
     const auto shape = json.integers("shape");
     constexpr int64_t largest = int64_t{1} << 31;
     if (shape.size() != 2 || shape[0] < 1 || shape[1] < 1 || shape[0] > largest || shape[1] > largest)
@@ -55,7 +58,8 @@ QuantState read_state(const TensorView& tensor, Quant4Type type) {
     state.cols = shape[1];
     const auto dtype = json.text("dtype");
     const auto known = {DType::bf16, DType::f16, DType::f32};
-    const auto it = std::find_if(known.begin(), known.end(), [&](DType candidate) { return dtype == name_of(candidate); });
+    const auto it =
+        std::find_if(known.begin(), known.end(), [&](DType candidate) { return dtype == name_of(candidate); });
     if (it == known.end()) json.fail("dtype", "bfloat16, float16 or float32");
     state.dtype = *it;
     read_nested(json, state);
@@ -66,14 +70,18 @@ QuantState read_state(const TensorView& tensor, Quant4Type type) {
 class PartReader {
   public:
     PartReader(const Checkpoint& checkpoint, const std::string& name, Quant4Weight& weight)
-        : checkpoint_(checkpoint), name_(name), weight_(weight), copies_(std::make_shared<std::vector<std::vector<float>>>()) {
+        : checkpoint_(checkpoint),
+          name_(name),
+          weight_(weight),
+          copies_(std::make_shared<std::vector<std::vector<float>>>()) {
         copies_->reserve(companion_suffixes.size());  // pointers into it must stay
     }
 
     const TensorView& part(std::string_view suffix) {
         const TensorView* const tensor = checkpoint_.find(name_ + std::string(suffix));
         if (tensor == nullptr)
-            throw input_error(cat(checkpoint_.folder().string(), ": tensor '", name_, suffix, "' of a 4-bit weight is missing"));
+            throw input_error(
+                cat(checkpoint_.folder().string(), ": tensor '", name_, suffix, "' of a 4-bit weight is missing"));
         weight_.parts.push_back(tensor);
         return *tensor;
     }
@@ -81,8 +89,9 @@ class PartReader {
     const TensorView& vector(std::string_view suffix, DType dtype, int64_t length) {
         const TensorView& tensor = part(suffix);
         if (tensor.dtype != dtype || tensor.shape != std::vector<int64_t>{length})
-            throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name, "': expected ", safetensors_name(dtype), " [",
-                                  length, "], found ", safetensors_name(tensor.dtype), " ", shape_text(tensor.shape)));
+            throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name, "': expected ",
+                                  safetensors_name(dtype), " [", length, "], found ", safetensors_name(tensor.dtype),
+                                  " ", shape_text(tensor.shape)));
         return tensor;
     }
 
@@ -97,7 +106,8 @@ class PartReader {
     const float* finite_table(std::string_view suffix, int64_t length) {
         const float* const table = floats(suffix, length);
         if (!std::all_of(table, table + length, [](float value) { return std::isfinite(value); }))
-            throw input_error(cat(checkpoint_.folder().string(), ": tensor '", name_, suffix, "' holds a value that is not finite"));
+            throw input_error(
+                cat(checkpoint_.folder().string(), ": tensor '", name_, suffix, "' holds a value that is not finite"));
         return table;
     }
 
@@ -114,12 +124,15 @@ class PartReader {
 void check_packed(const TensorView& packed, const Quant4View& view) {
     const std::string where = cat(packed.file->path().string(), ": tensor '", packed.name, "'");
     if (packed.dtype != DType::u8 && !is_floating(packed.dtype))
-        throw input_error(cat(where, ": 4-bit codes lie in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
+        throw input_error(
+            cat(where, ": 4-bit codes lie in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
     const auto bytes = static_cast<std::size_t>((view.elements() + 1) / 2);
-    const bool is_column = std::count_if(packed.shape.begin(), packed.shape.end(), [](int64_t size) { return size != 1; }) <= 1;
+    const bool is_column =
+        std::count_if(packed.shape.begin(), packed.shape.end(), [](int64_t size) { return size != 1; }) <= 1;
     if (packed.data.size() != bytes || !is_column)
-        throw input_error(cat(where, ": a 4-bit weight ", shape_text({view.rows, view.cols}), " takes ", bytes, " bytes in one column, found ",
-                              safetensors_name(packed.dtype), " ", shape_text(packed.shape)));
+        throw input_error(cat(where, ": a 4-bit weight ", shape_text({view.rows, view.cols}), " takes ", bytes,
+                              " bytes in one column, found ", safetensors_name(packed.dtype), " ",
+                              shape_text(packed.shape)));
 }
 
 /// code[16] * absmax for one block: sixteen products instead of sixty-four, each rounded as the element's own would be.
@@ -166,7 +179,8 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
     const TensorView* const fp4 = checkpoint.find(weight_name + std::string(state_suffixes[1]));
     if (nf4 == nullptr && fp4 == nullptr) return std::nullopt;
     if (nf4 != nullptr && fp4 != nullptr)
-        throw input_error(cat(checkpoint.folder().string(), ": tensor '", weight_name, "' has both an NF4 and an FP4 quant_state"));
+        throw input_error(
+            cat(checkpoint.folder().string(), ": tensor '", weight_name, "' has both an NF4 and an FP4 quant_state"));
     Quant4Weight weight;
     weight.type = nf4 != nullptr ? Quant4Type::nf4 : Quant4Type::fp4;
     const QuantState state = read_state(nf4 != nullptr ? *nf4 : *fp4, weight.type);
@@ -181,9 +195,11 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
     view.packed = reinterpret_cast<const uint8_t*>(packed.data.data());
     view.code = reader.finite_table(".quant_map", 16);
     if (state.nested) {
-        view.absmax_u8 = reinterpret_cast<const uint8_t*>(reader.vector(".absmax", DType::u8, view.blocks()).data.data());
+        view.absmax_u8 =
+            reinterpret_cast<const uint8_t*>(reader.vector(".absmax", DType::u8, view.blocks()).data.data());
         view.nested_map = reader.finite_table(".nested_quant_map", 256);
-        view.nested_absmax = reader.finite_table(".nested_absmax", (view.blocks() + quant4_nested_block - 1) / quant4_nested_block);
+        view.nested_absmax =
+            reader.finite_table(".nested_absmax", (view.blocks() + quant4_nested_block - 1) / quant4_nested_block);
         view.nested_offset = state.nested_offset;
     } else {
         view.absmax_f32 = reader.floats(".absmax", view.blocks());
@@ -194,7 +210,8 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
 }
 
 void dequantize_rows(const Quant4View& weight, int64_t row_begin, int64_t row_end, float* out) {
-    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ", row_end);
+    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ",
+                  row_end);
     int64_t element = row_begin * weight.cols;
     const int64_t end = row_end * weight.cols;
     while (element < end) {

@@ -19,10 +19,12 @@ constexpr int64_t blocks_per_thread = 1 << 14;
 /// Runs body(begin, end) over disjoint ranges of blocks.
 template <class Body>
 void for_block_ranges(int64_t blocks, int threads, const Body& body) {
-    const int64_t wanted = threads > 0 ? threads : static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+    const int64_t wanted =
+        threads > 0 ? threads : static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
     const int64_t count = std::clamp<int64_t>(blocks / blocks_per_thread, 1, wanted);
     std::vector<std::jthread> workers;
-    for (int64_t i = 1; i < count; ++i) workers.emplace_back([&, i] { body(blocks * i / count, blocks * (i + 1) / count); });
+    for (int64_t i = 1; i < count; ++i)
+        workers.emplace_back([&, i] { body(blocks * i / count, blocks * (i + 1) / count); });
     body(0, blocks / count);
 }
 
@@ -78,14 +80,18 @@ void quantize_absmax(const std::vector<float>& absmax, Quant4Owned& result) {
     for (std::size_t begin = 0; begin < absmax.size(); begin += quant4_nested_block) {
         const std::size_t end = std::min(absmax.size(), begin + quant4_nested_block);
         float largest = 0.0F;
-        for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(absmax[i] - result.nested_offset));
+        for (std::size_t i = begin; i < end; ++i)
+            largest = std::max(largest, std::abs(absmax[i] - result.nested_offset));
         result.nested_absmax.push_back(largest);
         const float inverse = largest > 0.0F ? 1.0F / largest : 0.0F;
-        for (std::size_t i = begin; i < end; ++i) result.absmax[i] = nearest((absmax[i] - result.nested_offset) * inverse);
+        for (std::size_t i = begin; i < end; ++i)
+            result.absmax[i] = nearest((absmax[i] - result.nested_offset) * inverse);
     }
 }
 
-int64_t nested_blocks(int64_t blocks) { return (blocks + quant4_nested_block - 1) / quant4_nested_block; }
+int64_t nested_blocks(int64_t blocks) {
+    return (blocks + quant4_nested_block - 1) / quant4_nested_block;
+}
 
 /// The quant_state's text, padded with spaces (which JSON allows) to a length that does not depend on the offset.
 std::string quant_state_text(const Quant4Owned& weight, DType dtype) {
@@ -145,7 +151,9 @@ Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads
             encode_block(w + first, count, largest, result.packed.data() + first / 2);
         }
     });
-    if (!finite) throw input_error(cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
+    if (!finite)
+        throw input_error(
+            cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
     quantize_absmax(absmax, result);
     result.tables.assign(std::begin(nf4_code), std::end(nf4_code));
     const auto& map = dynamic_map_256(true);
@@ -170,14 +178,16 @@ std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int6
 std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, DType dtype) {
     const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype);
     const std::string state = quant_state_text(weight, dtype);
-    std::vector<TensorBlob> blobs = {{declarations[0], bytes_of(weight.packed.data(), weight.packed.size())},
-                                     {declarations[1], bytes_of(weight.absmax.data(), weight.absmax.size())},
-                                     {declarations[2], bytes_of(weight.nested_absmax.data(), weight.nested_absmax.size())},
-                                     {declarations[3], bytes_of(weight.tables.data() + 16, 256)},
-                                     {declarations[4], bytes_of(weight.tables.data(), 16)},
-                                     {declarations[5], bytes_of(state.data(), state.size())}};
+    std::vector<TensorBlob> blobs = {
+        {declarations[0], bytes_of(weight.packed.data(), weight.packed.size())},
+        {declarations[1], bytes_of(weight.absmax.data(), weight.absmax.size())},
+        {declarations[2], bytes_of(weight.nested_absmax.data(), weight.nested_absmax.size())},
+        {declarations[3], bytes_of(weight.tables.data() + 16, 256)},
+        {declarations[4], bytes_of(weight.tables.data(), 16)},
+        {declarations[5], bytes_of(state.data(), state.size())}};
     for (const TensorBlob& blob : blobs)
-        UNSLOTH_CHECK(blob.data.size() == blob.decl.bytes(), blob.decl.name, ": ", blob.data.size(), " of ", blob.decl.bytes(), " bytes");
+        UNSLOTH_CHECK(blob.data.size() == blob.decl.bytes(), blob.decl.name, ": ", blob.data.size(), " of ",
+                      blob.decl.bytes(), " bytes");
     return blobs;
 }
 

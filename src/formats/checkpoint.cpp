@@ -36,11 +36,12 @@ std::optional<fs::path> hub_cache() {
 /// `org/name` of the characters that the hub allows.
 bool looks_like_hub_id(const std::string& path) {
     const auto slash = path.find('/');
-    if (slash == std::string::npos || slash == 0 || slash + 1 == path.size() || path.find('/', slash + 1) != std::string::npos)
+    if (slash == std::string::npos || slash == 0 || slash + 1 == path.size() ||
+        path.find('/', slash + 1) != std::string::npos)
         return false;
     const auto allowed = [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' ||
-               c == '/';
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+               c == '.' || c == '/';
     };
     return std::all_of(path.begin(), path.end(), allowed) && path.front() != '.' && path[slash + 1] != '.';
 }
@@ -89,12 +90,13 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
 fs::path resolve_model_path(const std::string& path) {
     std::error_code ignored;
     if (fs::exists(path, ignored)) return path;
-    if (!looks_like_hub_id(path)) throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"));
+    if (!looks_like_hub_id(path))
+        throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"));
     const auto cache = hub_cache();
     if (cache)
         if (auto snapshot = cached_snapshot(*cache, path)) return *snapshot;
-    throw input_error(cat(path, ": no such folder, and the Hugging Face cache", cache ? " (" + cache->string() + ")" : "",
-                          " does not hold it"),
+    throw input_error(cat(path, ": no such folder, and the Hugging Face cache",
+                          cache ? " (" + cache->string() + ")" : "", " does not hold it"),
                       cat("Download it with: hf download ", path));
 }
 
@@ -103,7 +105,8 @@ Checkpoint Checkpoint::open(const std::string& path) {
     Checkpoint checkpoint;
     if (!fs::is_directory(place)) {
         if (place.extension() != ".safetensors")
-            throw input_error(cat(place.string(), ": not a .safetensors file"), "model.path is a model folder or a .safetensors file.");
+            throw input_error(cat(place.string(), ": not a .safetensors file"),
+                              "model.path is a model folder or a .safetensors file.");
         checkpoint.folder_ = place.parent_path().empty() ? fs::path(".") : place.parent_path();
         checkpoint.files_.emplace_back(place);
         checkpoint.add_tensors_of(checkpoint.files_.back());
@@ -115,8 +118,9 @@ Checkpoint Checkpoint::open(const std::string& path) {
         } else if (fs::exists(place / index_file)) {
             checkpoint.open_shards(place / index_file);
         } else {
-            throw input_error(cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
-                              "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.");
+            throw input_error(
+                cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
+                "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.");
         }
     }
     for (const auto& [name, tensor] : checkpoint.tensors_) checkpoint.names_.push_back(name);
@@ -131,15 +135,17 @@ void Checkpoint::open_shards(const fs::path& index) {
     for (const std::string& shard : shards) {
         const fs::path path = folder_ / shard;
         if (!fs::exists(path))
-            throw input_error(cat(path.string(), ": this shard is missing (", index.string(), " names it)"), "Download the model again.");
+            throw input_error(cat(path.string(), ": this shard is missing (", index.string(), " names it)"),
+                              "Download the model again.");
         files_.emplace_back(path);
         add_tensors_of(files_.back());
     }
     for (const auto& [name, shard] : weight_map) {
         const TensorView* const tensor = find(name);
         if (tensor == nullptr || tensor->file->path().filename() != shard)
-            throw input_error(cat(index.string(), ": tensor '", name, "' should lie in ", shard, ", but ",
-                                  tensor == nullptr ? "is in no shard" : "lies in " + tensor->file->path().filename().string()));
+            throw input_error(
+                cat(index.string(), ": tensor '", name, "' should lie in ", shard, ", but ",
+                    tensor == nullptr ? "is in no shard" : "lies in " + tensor->file->path().filename().string()));
     }
 }
 
@@ -147,7 +153,8 @@ void Checkpoint::add_tensors_of(const SafetensorsFile& file) {
     for (const TensorView& tensor : file.tensors()) {
         const auto [it, is_new] = tensors_.emplace(tensor.name, &tensor);
         if (!is_new)
-            throw input_error(cat(file.path().string(), ": tensor '", tensor.name, "' also lies in ", it->second->file->path().string()));
+            throw input_error(cat(file.path().string(), ": tensor '", tensor.name, "' also lies in ",
+                                  it->second->file->path().string()));
         total_bytes_ += tensor.data.size();
     }
 }

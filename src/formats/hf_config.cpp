@@ -36,8 +36,9 @@ void read_architecture(const ObjectReader& config, ModelSpec& spec) {
         throw input_error(cat(config.source(), ": model_type: '", *type, "' is not supported"), known_models_text);
     for (const std::string& name : config.texts("architectures"))
         if (name != known->class_name)
-            throw input_error(cat(config.source(), ": architectures: '", name, "' is not supported; expected ", known->class_name),
-                              known_models_text);
+            throw input_error(
+                cat(config.source(), ": architectures: '", name, "' is not supported; expected ", known->class_name),
+                known_models_text);
     spec.model_type = *type;
     spec.architecture = known->architecture;
 }
@@ -50,16 +51,18 @@ void read_sizes(const ObjectReader& config, ModelSpec& spec) {
     spec.vocab_size = config.required_integer("vocab_size");
     spec.max_position_embeddings = config.required_integer("max_position_embeddings");
     // Only Llama's config class falls back to one key-value head a query head; the others have fixed defaults.
-    spec.num_kv_heads = spec.architecture == Architecture::llama ? config.integer("num_key_value_heads").value_or(spec.num_heads)
-                                                                 : config.required_integer("num_key_value_heads");
+    spec.num_kv_heads = spec.architecture == Architecture::llama
+                            ? config.integer("num_key_value_heads").value_or(spec.num_heads)
+                            : config.required_integer("num_key_value_heads");
     if (const auto head_dim = config.integer("head_dim")) {
         spec.head_dim = *head_dim;
     } else if (spec.architecture == Architecture::qwen3) {
         spec.head_dim = 128;  // Qwen3Config's default
     } else {
         if (spec.num_heads < 1 || spec.hidden_size % spec.num_heads != 0)
-            throw input_error(cat(config.source(), ": hidden_size ", spec.hidden_size, " is no multiple of num_attention_heads ",
-                                  spec.num_heads, ", and head_dim is absent"));
+            throw input_error(cat(config.source(), ": hidden_size ", spec.hidden_size,
+                                  " is no multiple of num_attention_heads ", spec.num_heads,
+                                  ", and head_dim is absent"));
         spec.head_dim = spec.hidden_size / spec.num_heads;
     }
     spec.rms_norm_eps = config.number("rms_norm_eps").value_or(1e-6);
@@ -77,8 +80,11 @@ void read_structure(const ObjectReader& config, ModelSpec& spec) {
             spec.qkv_bias = spec.o_bias = attention_bias;
             spec.mlp_bias = mlp_bias;
             break;
-        case Architecture::mistral: break;  // its class has no biases, whatever the file says
-        case Architecture::qwen2: spec.qkv_bias = true; break;
+        case Architecture::mistral:
+            break;  // its class has no biases, whatever the file says
+        case Architecture::qwen2:
+            spec.qkv_bias = true;
+            break;
         case Architecture::qwen3:
             spec.qkv_bias = spec.o_bias = attention_bias;
             spec.qk_norm = true;
@@ -105,7 +111,8 @@ double required_number(const ObjectReader& rope, const std::string& key) {
 }
 
 void refuse_partial_rotation(const ObjectReader& reader) {
-    if (reader.number("partial_rotary_factor").value_or(1.0) != 1.0) reader.fail("partial_rotary_factor", "1 (rotation of whole heads)");
+    if (reader.number("partial_rotary_factor").value_or(1.0) != 1.0)
+        reader.fail("partial_rotary_factor", "1 (rotation of whole heads)");
 }
 
 void read_rope_options(const ObjectReader& rope, ModelSpec& spec) {
@@ -116,7 +123,8 @@ void read_rope_options(const ObjectReader& rope, ModelSpec& spec) {
     if (out.type == RopeSpec::Type::standard) return;
     out.original_max_position_embeddings = rope.integer("original_max_position_embeddings").value_or(0);
     if (out.type == RopeSpec::Type::yarn && !rope.has("factor") && out.original_max_position_embeddings > 0) {
-        out.factor = static_cast<double>(spec.max_position_embeddings) / static_cast<double>(out.original_max_position_embeddings);
+        out.factor = static_cast<double>(spec.max_position_embeddings) /
+                     static_cast<double>(out.original_max_position_embeddings);
     } else {
         out.factor = required_number(rope, "factor");
     }
@@ -146,7 +154,8 @@ void read_rope(const ObjectReader& config, ModelSpec& spec) {
         read_rope_options(*scaling, spec);
     } else if (parameters) {
         for (const auto& item : parameters->json().items())
-            if (item.value().is_object()) parameters->fail(item.key(), "a number (parameters per layer type are not supported)");
+            if (item.value().is_object())
+                parameters->fail(item.key(), "a number (parameters per layer type are not supported)");
         read_rope_options(*parameters, spec);
     }
 }
@@ -155,9 +164,11 @@ void read_rope(const ObjectReader& config, ModelSpec& spec) {
 void read_qwen_windows(const ObjectReader& config, ModelSpec& spec) {
     const auto layer_types = config.texts("layer_types");
     if (config.has("layer_types") && static_cast<int64_t>(layer_types.size()) != spec.num_layers)
-        throw input_error(cat(config.source(), ": layer_types has ", layer_types.size(), " entries for ", spec.num_layers, " layers"));
+        throw input_error(cat(config.source(), ": layer_types has ", layer_types.size(), " entries for ",
+                              spec.num_layers, " layers"));
     const bool in_use = config.boolean("use_sliding_window", false);
-    const int64_t window = config.integer("sliding_window").value_or(in_use && !config.json().contains("sliding_window") ? 4096 : 0);
+    const int64_t window =
+        config.integer("sliding_window").value_or(in_use && !config.json().contains("sliding_window") ? 4096 : 0);
     const int64_t first = config.integer("max_window_layers").value_or(28);
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
         bool windowed = in_use && window != 0 && layer >= first;
@@ -179,7 +190,8 @@ void read_windows(const ObjectReader& config, ModelSpec& spec) {
     if (config.integer("sliding_window").value_or(1) < 1) config.fail("sliding_window", "a positive integer or null");
     if (spec.architecture == Architecture::mistral) {
         // MistralConfig's default is 4096; null means none.
-        const int64_t window = config.json().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
+        const int64_t window =
+            config.json().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
         spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), window);
     } else if (spec.architecture != Architecture::llama) {
         read_qwen_windows(config, spec);
@@ -210,20 +222,24 @@ void check_range(const std::string& source, const char* key, int64_t value, int6
 
 void check_rope(const RopeSpec& rope, const std::string& source) {
     const auto require = [&](bool holds, const char* key, const char* expected, double found) {
-        if (!holds) throw input_error(cat(source, ": rope parameter ", key, ": expected ", expected, ", found ", found));
+        if (!holds)
+            throw input_error(cat(source, ": rope parameter ", key, ": expected ", expected, ", found ", found));
     };
     require(std::isfinite(rope.theta) && rope.theta > 1.0, "rope_theta", "more than 1", rope.theta);
     require(std::isfinite(rope.factor) && rope.factor >= 1.0, "factor", "at least 1", rope.factor);
     require(rope.original_max_position_embeddings >= 0 && rope.original_max_position_embeddings <= int64_t{1} << 31,
-            "original_max_position_embeddings", "1 to 2^31", static_cast<double>(rope.original_max_position_embeddings));
+            "original_max_position_embeddings", "1 to 2^31",
+            static_cast<double>(rope.original_max_position_embeddings));
     if (rope.type == RopeSpec::Type::llama3) {
         require(rope.low_freq_factor > 0.0, "low_freq_factor", "more than 0", rope.low_freq_factor);
-        require(rope.high_freq_factor > rope.low_freq_factor, "high_freq_factor", "more than low_freq_factor", rope.high_freq_factor);
+        require(rope.high_freq_factor > rope.low_freq_factor, "high_freq_factor", "more than low_freq_factor",
+                rope.high_freq_factor);
     }
     if (rope.type == RopeSpec::Type::yarn) {
         require(rope.beta_slow > 0.0, "beta_slow", "more than 0", rope.beta_slow);
         require(rope.beta_fast >= rope.beta_slow, "beta_fast", "at least beta_slow", rope.beta_fast);
-        require(rope.attention_factor.value_or(1.0) > 0.0, "attention_factor", "more than 0", rope.attention_factor.value_or(1.0));
+        require(rope.attention_factor.value_or(1.0) > 0.0, "attention_factor", "more than 0",
+                rope.attention_factor.value_or(1.0));
     }
 }
 
@@ -240,14 +256,17 @@ void check_model_spec(const ModelSpec& spec, const std::string& source) {
     check_range(source, "vocab_size", spec.vocab_size, int64_t{1} << 26);
     check_range(source, "max_position_embeddings", spec.max_position_embeddings, int64_t{1} << 31);
     if (spec.num_heads % spec.num_kv_heads != 0)
-        throw input_error(cat(source, ": num_attention_heads ", spec.num_heads, " is no multiple of num_key_value_heads ", spec.num_kv_heads));
-    if (spec.head_dim % 2 != 0) throw input_error(cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
+        throw input_error(cat(source, ": num_attention_heads ", spec.num_heads,
+                              " is no multiple of num_key_value_heads ", spec.num_kv_heads));
+    if (spec.head_dim % 2 != 0)
+        throw input_error(cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
     if (spec.rope.type == RopeSpec::Type::dynamic && spec.head_dim <= 2)
         throw input_error(cat(source, ": head_dim: dynamic rope needs more than 2, found ", spec.head_dim));
     if (!(spec.rms_norm_eps > 0.0 && spec.rms_norm_eps < 1.0))
         throw input_error(cat(source, ": rms_norm_eps: expected a number between 0 and 1, found ", spec.rms_norm_eps));
     if (static_cast<int64_t>(spec.sliding_window.size()) != spec.num_layers)
-        throw input_error(cat(source, ": sliding windows for ", spec.sliding_window.size(), " layers of ", spec.num_layers));
+        throw input_error(
+            cat(source, ": sliding windows for ", spec.sliding_window.size(), " layers of ", spec.num_layers));
     check_rope(spec.rope, source);
 }
 
@@ -282,12 +301,14 @@ std::optional<QuantizationConfig> parse_quantization_config(const std::string& j
     QuantizationConfig config;
     config.quant_method = reader->text("quant_method").value_or("bitsandbytes");
     if (config.quant_method != "bitsandbytes")
-        throw input_error(cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
-                          "Use the 16-bit model, or one quantised with bitsandbytes.");
+        throw input_error(
+            cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
+            "Use the 16-bit model, or one quantised with bitsandbytes.");
     config.load_in_4bit = reader->boolean("load_in_4bit", false);
     config.load_in_8bit = reader->boolean("load_in_8bit", false);
     config.bnb_4bit_quant_type = reader->text("bnb_4bit_quant_type").value_or("fp4");  // bitsandbytes' default
-    if (config.bnb_4bit_quant_type != "nf4" && config.bnb_4bit_quant_type != "fp4") reader->fail("bnb_4bit_quant_type", "nf4 or fp4");
+    if (config.bnb_4bit_quant_type != "nf4" && config.bnb_4bit_quant_type != "fp4")
+        reader->fail("bnb_4bit_quant_type", "nf4 or fp4");
     config.bnb_4bit_use_double_quant = reader->boolean("bnb_4bit_use_double_quant", false);
     config.bnb_4bit_compute_dtype = reader->text("bnb_4bit_compute_dtype").value_or("float32");
     config.bnb_4bit_quant_storage = reader->text("bnb_4bit_quant_storage").value_or("uint8");

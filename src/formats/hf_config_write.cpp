@@ -12,31 +12,44 @@ using formats::Json;
 
 const char* class_name(Architecture architecture) {
     switch (architecture) {
-        case Architecture::llama: return "LlamaForCausalLM";
-        case Architecture::mistral: return "MistralForCausalLM";
-        case Architecture::qwen2: return "Qwen2ForCausalLM";
-        case Architecture::qwen3: return "Qwen3ForCausalLM";
+        case Architecture::llama:
+            return "LlamaForCausalLM";
+        case Architecture::mistral:
+            return "MistralForCausalLM";
+        case Architecture::qwen2:
+            return "Qwen2ForCausalLM";
+        case Architecture::qwen3:
+            return "Qwen3ForCausalLM";
     }
     return "?";
 }
 
 const char* model_type(Architecture architecture) {
     switch (architecture) {
-        case Architecture::llama: return "llama";
-        case Architecture::mistral: return "mistral";
-        case Architecture::qwen2: return "qwen2";
-        case Architecture::qwen3: return "qwen3";
+        case Architecture::llama:
+            return "llama";
+        case Architecture::mistral:
+            return "mistral";
+        case Architecture::qwen2:
+            return "qwen2";
+        case Architecture::qwen3:
+            return "qwen3";
     }
     return "?";
 }
 
 const char* rope_type_name(RopeSpec::Type type) {
     switch (type) {
-        case RopeSpec::Type::standard: return "default";
-        case RopeSpec::Type::linear: return "linear";
-        case RopeSpec::Type::dynamic: return "dynamic";
-        case RopeSpec::Type::yarn: return "yarn";
-        case RopeSpec::Type::llama3: return "llama3";
+        case RopeSpec::Type::standard:
+            return "default";
+        case RopeSpec::Type::linear:
+            return "linear";
+        case RopeSpec::Type::dynamic:
+            return "dynamic";
+        case RopeSpec::Type::yarn:
+            return "yarn";
+        case RopeSpec::Type::llama3:
+            return "llama3";
     }
     return "?";
 }
@@ -50,7 +63,8 @@ Json or_null(const std::optional<Value>& value) {
 Json rope_scaling(const RopeSpec& rope) {
     if (rope.type == RopeSpec::Type::standard) return nullptr;
     Json json = {{"rope_type", rope_type_name(rope.type)}, {"factor", rope.factor}};
-    if (rope.original_max_position_embeddings > 0) json["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+    if (rope.original_max_position_embeddings > 0)
+        json["original_max_position_embeddings"] = rope.original_max_position_embeddings;
     if (rope.type == RopeSpec::Type::llama3) {
         json["low_freq_factor"] = rope.low_freq_factor;
         json["high_freq_factor"] = rope.high_freq_factor;
@@ -88,7 +102,8 @@ void write_windows(const ModelSpec& spec, Json& config) {
     for (const int64_t window : windows)
         UNSLOTH_CHECK(window == 0 || window == *first, "config.json has one sliding_window for all layers");
     if (spec.architecture == Architecture::mistral) {
-        UNSLOTH_CHECK(!any || std::count(windows.begin(), windows.end(), 0) == 0, "Mistral has a window in all layers or in none");
+        UNSLOTH_CHECK(!any || std::count(windows.begin(), windows.end(), 0) == 0,
+                      "Mistral has a window in all layers or in none");
         return;
     }
     config["use_sliding_window"] = any;
@@ -122,9 +137,11 @@ void write_structure(const ModelSpec& spec, Json& config) {
     config["rms_norm_eps"] = spec.rms_norm_eps;
     config["tie_word_embeddings"] = spec.tie_word_embeddings;
     // Qwen2's own class has no head_dim, but every version of it reads the key where it stands.
-    if (spec.architecture != Architecture::qwen2 || spec.num_heads * spec.head_dim != spec.hidden_size || config.contains("head_dim"))
+    if (spec.architecture != Architecture::qwen2 || spec.num_heads * spec.head_dim != spec.hidden_size ||
+        config.contains("head_dim"))
         config["head_dim"] = spec.head_dim;
-    if (spec.architecture == Architecture::llama || spec.architecture == Architecture::qwen3) config["attention_bias"] = spec.qkv_bias;
+    if (spec.architecture == Architecture::llama || spec.architecture == Architecture::qwen3)
+        config["attention_bias"] = spec.qkv_bias;
     if (spec.architecture == Architecture::llama) config["mlp_bias"] = spec.mlp_bias;
 }
 
@@ -140,7 +157,8 @@ Json quantization_json(const QuantizationConfig& config) {
             {"bnb_4bit_quant_storage", config.bnb_4bit_quant_storage},
             {"llm_int8_enable_fp32_cpu_offload", false},
             {"llm_int8_has_fp16_weight", false},
-            {"llm_int8_skip_modules", config.llm_int8_skip_modules.empty() ? Json(nullptr) : Json(config.llm_int8_skip_modules)},
+            {"llm_int8_skip_modules",
+             config.llm_int8_skip_modules.empty() ? Json(nullptr) : Json(config.llm_int8_skip_modules)},
             {"llm_int8_threshold", 6.0}};
 }
 

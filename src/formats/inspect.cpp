@@ -41,7 +41,8 @@ void add_tensor(Inspection& inspection, InspectedTensor tensor) {
 }
 
 void add_plain(Inspection& inspection, const TensorView& tensor) {
-    add_tensor(inspection, {tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, tensor.data.size()});
+    add_tensor(inspection,
+               {tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, tensor.data.size()});
 }
 
 /// Every block's maximum must be a number; the bytes are read once and given back to the system.
@@ -50,7 +51,8 @@ void check_block_maxima(const std::string& name, const Quant4Weight& weight) {
     dequantize_absmax(weight.view, absmax.data());
     weight.drop();
     for (std::size_t block = 0; block < absmax.size(); ++block)
-        if (!std::isfinite(absmax[block])) throw input_error(cat("tensor '", name, "': the absmax of block ", block, " is not finite"));
+        if (!std::isfinite(absmax[block]))
+            throw input_error(cat("tensor '", name, "': the absmax of block ", block, " is not finite"));
 }
 
 /// The names of all weights that have a quant_state.
@@ -75,7 +77,8 @@ void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
         note_problem(inspection, [&] {
             const auto weight = find_quant4(checkpoint, name);
             UNSLOTH_CHECK(weight.has_value(), name);
-            add_tensor(inspection, {name, name_of(weight->type), {weight->view.rows, weight->view.cols}, weight->stored_bytes()});
+            add_tensor(inspection,
+                       {name, name_of(weight->type), {weight->view.rows, weight->view.cols}, weight->stored_bytes()});
             ++inspection.quant_states_checked;
             check_block_maxima(name, *weight);
         });
@@ -138,7 +141,8 @@ void inspect_adapter(Inspection& inspection, const fs::path& folder) {
     note_problem(inspection, [&] {
         const PeftConfig config = read_peft_config(folder);
         describe_adapter(inspection, config);
-        if (!config.base_model_name_or_path.empty()) check_against_base(inspection, folder, config.base_model_name_or_path);
+        if (!config.base_model_name_or_path.empty())
+            check_against_base(inspection, folder, config.base_model_name_or_path);
     });
 }
 

@@ -63,12 +63,14 @@ std::vector<TensorGroup> group_tensors(const std::vector<InspectedTensor>& tenso
 }
 
 std::string model_text(const ModelSpec& model) {
-    std::string text = cat("architecture  ", model.model_type, ": ", model.num_layers, " layers, hidden ", model.hidden_size,
-                           ", intermediate ", model.intermediate_size, ", ", model.num_heads, " heads / ", model.num_kv_heads,
-                           " kv of ", model.head_dim, ", vocabulary ", model.vocab_size, ", up to ", model.max_position_embeddings,
-                           " positions", model.tie_word_embeddings ? ", tied embeddings" : "", model.qkv_bias ? ", biases" : "",
-                           model.qk_norm ? ", q/k norm" : "");
-    const auto window = std::find_if(model.sliding_window.begin(), model.sliding_window.end(), [](int64_t w) { return w > 0; });
+    std::string text =
+        cat("architecture  ", model.model_type, ": ", model.num_layers, " layers, hidden ", model.hidden_size,
+            ", intermediate ", model.intermediate_size, ", ", model.num_heads, " heads / ", model.num_kv_heads,
+            " kv of ", model.head_dim, ", vocabulary ", model.vocab_size, ", up to ", model.max_position_embeddings,
+            " positions", model.tie_word_embeddings ? ", tied embeddings" : "", model.qkv_bias ? ", biases" : "",
+            model.qk_norm ? ", q/k norm" : "");
+    const auto window =
+        std::find_if(model.sliding_window.begin(), model.sliding_window.end(), [](int64_t w) { return w > 0; });
     if (window != model.sliding_window.end()) text += cat(", sliding window ", *window);
     return text + "\n";
 }
@@ -94,13 +96,13 @@ std::string inspect_text(const Inspection& inspection) {
     std::string text = cat("path          ", inspection.path, "\nkind          ", inspection.kind, "\n");
     if (inspection.model) text += model_text(*inspection.model);
     for (const auto& [key, value] : inspection.adapter) text += cat(key, ": ", value, "\n");
-    text += cat("parameters    ", grouped_digits(inspection.parameters), "\nstored        ", size_text(inspection.stored_bytes), "\ntensors       ",
-                inspection.tensors.size(), ":");
+    text += cat("parameters    ", grouped_digits(inspection.parameters), "\nstored        ",
+                size_text(inspection.stored_bytes), "\ntensors       ", inspection.tensors.size(), ":");
     for (const auto& [kind, count] : inspection.kinds) text += cat(" ", count, " ", kind);
     text += "\n";
     for (const TensorGroup& group : group_tensors(inspection.tensors))
-        text += cat("  ", group.pattern, "  ", group.dtype, " ", group.shape, group.count > 1 ? cat(" x ", group.count) : "", "  ",
-                    size_text(group.bytes), "\n");
+        text += cat("  ", group.pattern, "  ", group.dtype, " ", group.shape,
+                    group.count > 1 ? cat(" x ", group.count) : "", "  ", size_text(group.bytes), "\n");
     if (inspection.kind == "model") text += cat("quant_states  ", inspection.quant_states_checked, " checked\n");
     text += cat("problems      ", inspection.ok() ? "none" : std::to_string(inspection.problems.size()), "\n");
     for (const std::string& problem : inspection.problems) text += cat("  - ", problem, "\n");
@@ -110,7 +112,8 @@ std::string inspect_text(const Inspection& inspection) {
 std::string inspect_json(const Inspection& inspection) {
     Json tensors = Json::array();
     for (const InspectedTensor& tensor : inspection.tensors)
-        tensors.push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
+        tensors.push_back(
+            {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
     const Json json = {{"path", inspection.path},
                        {"kind", inspection.kind},
                        {"ok", inspection.ok()},

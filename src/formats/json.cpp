@@ -12,8 +12,10 @@ int nesting_depth(std::string_view text) {
     for (std::size_t i = 0; i < text.size(); ++i) {
         const char c = text[i];
         if (in_string) {
-            if (c == '\\') ++i;
-            else if (c == '"') in_string = false;
+            if (c == '\\')
+                ++i;
+            else if (c == '"')
+                in_string = false;
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
@@ -39,7 +41,8 @@ AnyJson parse_json(std::string_view text, const std::string& source) {
         } else if (event == Event::object_end) {
             keys.pop_back();
         } else if (event == Event::key && !keys.back().insert(parsed.template get<std::string>()).second) {
-            throw input_error(cat(source, ": the key '", parsed.template get<std::string>(), "' stands twice in one object"));
+            throw input_error(
+                cat(source, ": the key '", parsed.template get<std::string>(), "' stands twice in one object"));
         }
         return true;
     };

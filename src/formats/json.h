@@ -4,12 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
 
@@ -22,7 +21,8 @@ using OrderedJson = nlohmann::ordered_json;
 /// Deeper nesting than any file we read has; a parser that recurses on its input needs a bound.
 inline constexpr int max_json_depth = 64;
 
-/// Refuses a text that nests too deep, is no JSON or UTF-8, or names a key twice in an object. `source` stands in messages.
+/// Refuses a text that nests too deep, is no JSON or UTF-8, or names a key twice in an object. `source` stands in
+/// messages.
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& source);
 
@@ -34,7 +34,8 @@ class ObjectReader {
   public:
     ObjectReader(const OrderedJson& object, std::string source, std::string prefix = {})
         : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
-        if (!object_.is_object()) throw input_error(cat(source_, ": ", prefix_.empty() ? "the file" : prefix_, " must be a JSON object"));
+        if (!object_.is_object())
+            throw input_error(cat(source_, ": ", prefix_.empty() ? "the file" : prefix_, " must be a JSON object"));
     }
 
     const std::string& source() const { return source_; }
@@ -48,7 +49,8 @@ class ObjectReader {
 
     [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
         const OrderedJson* value = find(key);
-        std::string found = value == nullptr ? "nothing" : value->dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+        std::string found =
+            value == nullptr ? "nothing" : value->dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
         if (found.size() > 80) found = found.substr(0, 77) + "...";
         throw input_error(cat(source_, ": ", name(key), ": expected ", expected, ", found ", found));
     }
@@ -113,7 +115,8 @@ class ObjectReader {
   private:
     int64_t integer_of(const OrderedJson& value, const std::string& key) const {
         constexpr auto largest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-        if (value.is_number_unsigned() && value.get<uint64_t>() <= largest) return static_cast<int64_t>(value.get<uint64_t>());
+        if (value.is_number_unsigned() && value.get<uint64_t>() <= largest)
+            return static_cast<int64_t>(value.get<uint64_t>());
         if (value.is_number_integer() && !value.is_number_unsigned()) return value.get<int64_t>();
         // Python writes 1e4 as 10000.0: a float that is a small whole number means the integer.
         if (value.is_number_float()) {

@@ -63,7 +63,8 @@ class Resolver {
         const std::string module = name.substr(0, name.rfind('.'));
         if (tensor.dtype == DType::i8 && checkpoint_.find(cat(module, ".SCB")) != nullptr) {
             used_.insert({cat(module, ".SCB"), cat(module, ".weight_format")});
-            problems_.unusable.add(cat(name, ": INT8 weights (load_in_8bit) are not readable yet by this version; found ", found));
+            problems_.unusable.add(
+                cat(name, ": INT8 weights (load_in_8bit) are not readable yet by this version; found ", found));
         } else if (tensor.dtype == DType::u8 && source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": found ", found, ", packed codes without their quant_state"));
         } else if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
@@ -90,10 +91,12 @@ class Resolver {
 }  // namespace
 
 void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
-    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule.hf_name, ": rows ", row_begin, " to ", row_end);
+    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule.hf_name, ": rows ", row_begin,
+                  " to ", row_end);
     if (quant4) return dequantize_rows(quant4->view, row_begin, row_end, out);
     const std::size_t row_bytes = static_cast<std::size_t>(cols()) * size_of(tensor->dtype);
-    convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes, (row_end - row_begin) * cols(), out);
+    convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
+                   (row_end - row_begin) * cols(), out);
 }
 
 ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {

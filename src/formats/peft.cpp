@@ -21,7 +21,8 @@ using formats::OrderedJson;
 constexpr const char* config_file = "adapter_config.json";
 constexpr const char* weights_file = "adapter_model.safetensors";
 
-/// Options of PEFT that change what an adapter computes or which weights it has. Absent, null, false and empty mean off.
+/// Options of PEFT that change what an adapter computes or which weights it has. Absent, null, false and empty mean
+/// off.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 17> refused_options = {{
     {"use_dora", "DoRA"},
     {"use_qalora", "QALoRA"},
@@ -56,13 +57,15 @@ void refuse_options(const ObjectReader& json) {
     if (bias != nullptr && *bias != "none") json.fail("bias", "\"none\" (trained biases are not supported)");
     for (const auto& [key, meaning] : refused_options) {
         const OrderedJson* const value = json.find(std::string(key));
-        if (value != nullptr && !is_off(*value) && !(key == "layers_pattern" && *value == "layers")) json.fail(std::string(key), cat("nothing (", meaning, " is not supported)"));
+        if (value != nullptr && !is_off(*value) && !(key == "layers_pattern" && *value == "layers"))
+            json.fail(std::string(key), cat("nothing (", meaning, " is not supported)"));
     }
     // These initialisations changed the base weights when the adapter was made: on the plain base it would be wrong.
     const OrderedJson* const init = json.find("init_lora_weights");
     if (init == nullptr || !init->is_string()) return;
     std::string name = init->get<std::string>();
-    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const std::string_view known : {"gaussian", "eva", "orthogonal"})
         if (name == known) return;
     json.fail("init_lora_weights", "an initialisation that leaves the base weights as they are");
@@ -83,7 +86,8 @@ void read_targets(const ObjectReader& json, LoraSpec& lora) {
 
 void read_patterns(const ObjectReader& json, LoraSpec& lora) {
     if (const auto ranks = json.object("rank_pattern"))
-        for (const auto& item : ranks->json().items()) lora.rank_pattern.emplace_back(item.key(), ranks->required_integer(item.key()));
+        for (const auto& item : ranks->json().items())
+            lora.rank_pattern.emplace_back(item.key(), ranks->required_integer(item.key()));
     if (const auto alphas = json.object("alpha_pattern"))
         for (const auto& item : alphas->json().items()) {
             const auto alpha = alphas->number(item.key());
@@ -105,8 +109,8 @@ std::string list_text(const OrderedJson& list) {
     return text + "]";
 }
 
-/// An object of numbers, indented to stand at the top level. Its keys stay in their order: sorted, another pattern could
-/// match first when the file is read again.
+/// An object of numbers, indented to stand at the top level. Its keys stay in their order: sorted, another pattern
+/// could match first when the file is read again.
 template <class Value>
 std::string pattern_text(const std::vector<std::pair<std::string, Value>>& pattern) {
     if (pattern.empty()) return "{}";
@@ -136,14 +140,16 @@ void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& e
         const TensorView* const tensor = file.find(decl.name);
         if (tensor == nullptr) {
             problems.missing.add(cat(decl.name, " ", shape_text(decl.shape)));
-        } else if (tensor->shape != decl.shape || (tensor->dtype != DType::f32 && tensor->dtype != DType::bf16 && tensor->dtype != DType::f16)) {
+        } else if (tensor->shape != decl.shape ||
+                   (tensor->dtype != DType::f32 && tensor->dtype != DType::bf16 && tensor->dtype != DType::f16)) {
             problems.unusable.add(cat(decl.name, ": expected F32, BF16 or F16 ", shape_text(decl.shape), ", found ",
                                       safetensors_name(tensor->dtype), " ", shape_text(tensor->shape)));
         }
     }
     for (const TensorView& tensor : file.tensors())
         if (known.count(tensor.name) == 0) problems.unknown.add(cat(tensor.name, " ", shape_text(tensor.shape)));
-    problems.throw_if_any(file.path().string(), "The adapter must have been trained on this base model with this adapter_config.json.");
+    problems.throw_if_any(file.path().string(),
+                          "The adapter must have been trained on this base model with this adapter_config.json.");
 }
 
 }  // namespace
@@ -258,7 +264,9 @@ Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model
         throw input_error(cat(folder.string(), ": no adapter folder: ", config_file, " is missing"));
     if (!std::filesystem::exists(folder / weights_file))
         throw input_error(cat(folder.string(), ": ", weights_file, " is missing"),
-                          std::filesystem::exists(folder / "adapter_model.bin") ? "Save the adapter as safetensors; pickle files are not read." : "");
+                          std::filesystem::exists(folder / "adapter_model.bin")
+                              ? "Save the adapter as safetensors; pickle files are not read."
+                              : "");
     PeftConfig config = read_peft_config(folder);
     std::vector<LayerLora> layers;
     std::vector<TensorDecl> expected;

@@ -16,7 +16,8 @@ class ProblemList {
     bool empty() const { return count_ == 0; }
     /// "HEADLINE (7 tensors):" and the first five, one a line.
     std::string text(const std::string& headline) const {
-        return cat(headline, " (", count_, count_ == 1 ? " tensor" : " tensors", count_ > shown ? ", the first five" : "", "):", text_);
+        return cat(headline, " (", count_, count_ == 1 ? " tensor" : " tensors",
+                   count_ > shown ? ", the first five" : "", "):", text_);
     }
 
   private:
@@ -35,8 +36,8 @@ struct TensorProblems {
         const auto part = [](const char* headline, const ProblemList& list) {
             return list.empty() ? std::string() : cat("\n", list.text(headline));
         };
-        throw input_error(cat(source, ":", part("tensors of a wrong type or shape", unusable), part("missing tensors", missing),
-                              part("unknown tensors", unknown)),
+        throw input_error(cat(source, ":", part("tensors of a wrong type or shape", unusable),
+                              part("missing tensors", missing), part("unknown tensors", unknown)),
                           advice);
     }
 };

@@ -44,17 +44,21 @@ std::string_view header_text(const MappedFile& map) {
     const auto bytes = map.bytes();
     const std::string path = map.path().string();
     if (bytes.size() < length_bytes)
-        throw input_error(cat(path, ": no safetensors file: ", bytes.size(), " bytes, shorter than the header's length"),
-                          "The file may be incomplete; download it again.");
+        throw input_error(
+            cat(path, ": no safetensors file: ", bytes.size(), " bytes, shorter than the header's length"),
+            "The file may be incomplete; download it again.");
     uint64_t length = 0;  // little-endian, as every machine that this program runs on
     std::memcpy(&length, bytes.data(), sizeof length);
     if (length > max_header_bytes)
-        throw input_error(cat(path, ": no safetensors file: a header of ", length, " bytes, more than ", max_header_bytes));
+        throw input_error(
+            cat(path, ": no safetensors file: a header of ", length, " bytes, more than ", max_header_bytes));
     if (length > bytes.size() - length_bytes)
-        throw input_error(cat(path, ": the header of ", length, " bytes is longer than the file of ", bytes.size(), " bytes"),
-                          "The file may be incomplete; download it again.");
+        throw input_error(
+            cat(path, ": the header of ", length, " bytes is longer than the file of ", bytes.size(), " bytes"),
+            "The file may be incomplete; download it again.");
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + length_bytes, length);
-    if (text.empty() || text.front() != '{') throw input_error(cat(path, ": no safetensors file: the header does not start with '{'"));
+    if (text.empty() || text.front() != '{')
+        throw input_error(cat(path, ": no safetensors file: the header does not start with '{'"));
     return text;
 }
 
@@ -110,7 +114,8 @@ class EntryReader {
         std::size_t elements = 1;
         bool overflow = false;
         for (const Json& size : value) {
-            if (!size.is_number_unsigned() || size.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+            if (!size.is_number_unsigned() ||
+                size.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
                 fail(name, cat("its shape holds ", size.dump(), ", which is no size"));
             const auto n = static_cast<std::size_t>(size.get<uint64_t>());
             shape.push_back(static_cast<int64_t>(n));
@@ -152,7 +157,8 @@ void check_coverage(const std::vector<TensorView>& tensors, std::size_t data_sta
         const std::size_t begin = tensor->file_offset - data_start;
         const std::size_t end = begin + tensor->data.size();
         if (tensor->file_offset != next)
-            reader.fail(tensor->name, cat("data_offsets [", begin, ", ", end, "] ", tensor->file_offset < next ? "overlap" : "leave a hole after",
+            reader.fail(tensor->name, cat("data_offsets [", begin, ", ", end, "] ",
+                                          tensor->file_offset < next ? "overlap" : "leave a hole after",
                                           " the tensor before, which ends at ", next - data_start));
         next = tensor->file_offset + tensor->data.size();
     }

@@ -22,7 +22,8 @@ std::string header_text(const std::vector<TensorDecl>& tensors, const Safetensor
     std::size_t offset = 0;
     for (const TensorDecl& tensor : tensors) {
         const std::size_t end = offset + tensor.bytes();
-        header[tensor.name] = {{"dtype", safetensors_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        header[tensor.name] = {
+            {"dtype", safetensors_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
         offset = end;
     }
     std::string text = header.dump();
@@ -43,14 +44,17 @@ std::size_t TensorDecl::bytes() const {
     for (const int64_t size : shape) {
         UNSLOTH_CHECK(size >= 0, name, ": shape ", shape_text(shape));
         const auto n = static_cast<std::size_t>(size);
-        UNSLOTH_CHECK(n == 0 || product <= std::numeric_limits<std::size_t>::max() / n, name, ": shape ", shape_text(shape));
+        UNSLOTH_CHECK(n == 0 || product <= std::numeric_limits<std::size_t>::max() / n, name, ": shape ",
+                      shape_text(shape));
         product *= n;
     }
     return product;
 }
 
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorDecl> tensors, Metadata metadata)
-    : path_(std::move(path)), temporary_(path_.string() + ".tmp-" + std::to_string(::getpid())), tensors_(std::move(tensors)) {
+    : path_(std::move(path)),
+      temporary_(path_.string() + ".tmp-" + std::to_string(::getpid())),
+      tensors_(std::move(tensors)) {
     std::sort(tensors_.begin(), tensors_.end(), [](const TensorDecl& a, const TensorDecl& b) {
         const std::size_t size_a = size_of(a.dtype), size_b = size_of(b.dtype);
         return size_a != size_b ? size_a > size_b : a.name < b.name;

@@ -15,7 +15,9 @@ using formats::OrderedJson;
 
 constexpr const char* file_name = "trainer_state.json";
 
-Json finite_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json finite_or_null(double value) {
+    return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
 
 template <class Value>
 Json or_null(const std::optional<Value>& value) {

@@ -1,1 +1,428 @@
+// Attention on CUDA: which kernels serve a call, and the call.
 #include "ops/attention_impl.h"
+
+#if UNSLOTH_CUDA
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "kernels/attention_cudnn.h"
+#include "kernels/attention_portable.h"
+#include "kernels/common.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+
+namespace unsloth::ops {
+namespace {
+
+using kernels::CudnnAttention;
+using kernels::CudnnCase;
+using kernels::HeadRows;
+using kernels::HeadStrides;
+
+constexpr int64_t alignment = 256;
+/// Equal lengths that are a multiple of this take the dense form: a plan is made for each length, and there
+/// are few of these.
+constexpr int64_t dense_step = 128;
+constexpr int64_t least_packed_batch = 8, least_packed_length = 256, least_packed_tokens = 1024;
+/// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
+constexpr int64_t deterministic_workspace = int64_t{2} << 30;
+
+DType dtype_of(at::ScalarType type) {
+    switch (type) {
+        case at::kFloat:
+            return DType::f32;
+        case at::kBFloat16:
+            return DType::bf16;
+        case at::kHalf:
+            return DType::f16;
+        default:
+            UNSLOTH_CHECK(false, "attention: dtype ", type, " on CUDA");
+            return DType::f32;
+    }
+}
+
+bool is_half_precision(at::ScalarType type) {
+    return type == at::kBFloat16 || type == at::kHalf;
+}
+
+// ---------------------------------------------------------------------------------------------- what was
+// planned, what works
+
+/// What plans of one kind have in common (windows share the answers).
+using Kind = std::array<int64_t, 5>;  // device, heads, kv heads, head_dim, dtype
+Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
+    return {device.index(), shape.heads, shape.kv_heads, shape.head_dim, static_cast<int64_t>(dtype)};
+}
+
+/// The sizes that attention_workspace was last told.
+struct Sizes {
+    int64_t tokens = 0, segments = 0, longest = 0;
+};
+
+/// Process-wide, as the plans are.
+struct Registry {
+    std::mutex mutex;
+    std::map<Kind, Sizes> sizes;
+    std::map<Kind, bool> served;
+};
+Registry& registry() {
+    static Registry instance;
+    return instance;
+}
+
+Sizes planned_sizes(const Kind& kind) {
+    Registry& r = registry();
+    const std::lock_guard lock(r.mutex);
+    const auto found = r.sizes.find(kind);
+    return found == r.sizes.end() ? Sizes{} : found->second;
+}
+
+// -------------------------------------------------------------------------------------------------------------
+// cuDNN cases
+
+CudnnCase base_case(const AttentionShape& shape, at::ScalarType dtype) {
+    CudnnCase c;
+    c.half = dtype == at::kHalf;
+    c.heads = shape.heads;
+    c.kv_heads = shape.kv_heads;
+    c.head_dim = shape.head_dim;
+    c.scale = shape.scale;
+    return c;
+}
+
+/// The length that a plan is made for decides whether a window can be felt.
+void set_length(CudnnCase& c, const AttentionShape& shape, int64_t batch, int64_t length) {
+    c.batch = batch;
+    c.length = length;
+    c.window = shape.window < length ? shape.window : 0;
+}
+
+/// B and S to the next power of two, so that few plans serve all batches, but not beyond what was planned; T
+/// as planned.
+void set_packed(CudnnCase& c, const AttentionShape& shape, const Sizes& planned, int64_t tokens,
+                int64_t segments, int64_t longest) {
+    const auto bucket = [](int64_t n, int64_t least, int64_t most) {
+        const int64_t power = kernels::next_power_of_two(std::max(n, least));
+        return most >= n ? std::min(power, std::max(most, least)) : power;
+    };
+    c.packed = 1;
+    c.tokens =
+        kernels::round_up(bucket(tokens, std::max(least_packed_tokens, planned.tokens), planned.tokens), 128);
+    set_length(c, shape, bucket(segments, least_packed_batch, planned.segments),
+               kernels::round_up(bucket(longest, least_packed_length, planned.longest), 128));
+}
+
+HeadStrides dense_strides(int64_t heads, int64_t head_dim) {
+    return {heads * head_dim, head_dim};
+}
+HeadStrides strides_of(const at::Tensor& x) {
+    return {x.stride(0), x.stride(1)};
+}
+HeadRows rows_of(const at::Tensor& x) {
+    return {x.data_ptr(), x.stride(0), x.stride(1)};
+}
+
+/// Strides of contiguous tensors: for asking what cuDNN serves and how much scratch it takes, which do not
+/// depend on them.
+void set_dense_strides(CudnnCase& c) {
+    c.q = c.out = dense_strides(c.heads, c.head_dim);
+    c.k = c.v = dense_strides(c.kv_heads, c.head_dim);
+    if (!c.backward) return;
+    c.dout = c.dq = c.q;
+    c.dk = c.dv = c.k;
+}
+
+CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args) {
+    CudnnCase c = base_case(shape, args.q.scalar_type());
+    c.statistics = args.lse.defined();
+    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v),
+    c.out = strides_of(args.out);
+    return c;
+}
+
+CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form,
+                        bool deterministic) {
+    CudnnCase c = base_case(shape, args.q.scalar_type());
+    c.backward = 1;
+    c.deterministic = deterministic;
+    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v),
+    c.out = strides_of(args.out);
+    c.dout = strides_of(args.dout);
+    if (form == CudaForm::packed) {  // through dense copies: see attention_cudnn.h
+        c.dq = dense_strides(shape.heads, shape.head_dim);
+        c.dk = c.dv = dense_strides(shape.kv_heads, shape.head_dim);
+    } else {
+        c.dq = strides_of(args.dq), c.dk = strides_of(args.dk), c.dv = strides_of(args.dv);
+    }
+    return c;
+}
+
+void set_form(CudnnCase& c, const AttentionShape& shape, const Segments& segments, CudaForm form,
+              const Kind& kind) {
+    if (form == CudaForm::packed) {
+        set_packed(c, shape, planned_sizes(kind), segments.q_offsets.back(), segments.count(),
+                   segments.max_q);
+    } else {
+        set_length(c, shape, segments.count(), segments.max_q);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// choice
+
+bool same_lengths(const Segments& s) {
+    return s.uniform || s.q_offsets == s.k_offsets;
+}
+
+bool aligned(std::initializer_list<const at::Tensor*> tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor* x) {
+        return kernels::aligned_16(x->data_ptr(), {x->stride(0), x->stride(1)}, dtype_of(x->scalar_type()));
+    });
+}
+
+/// cuDNN's deterministic scratch for the dense backward: a 2-byte matrix of S x S for each head and sequence,
+/// S rounded up to tiles.
+int64_t deterministic_bytes(const AttentionShape& shape, int64_t tokens, int64_t longest) {
+    return 2 * shape.heads * (tokens + tokens / 2) * kernels::round_up(longest, dense_step);
+}
+
+/// The form by the lengths alone: what forward and backward of the same segments agree on without a word, and
+/// so lse's order.
+CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType dtype, at::Device device) {
+    if (!same_lengths(s) || !cudnn_serves(shape, dtype, device)) return CudaForm::portable;
+    // Other lengths would need a plan each; and cuDNN's backward on sm_90 is known to let the zero keys
+    // behind a length of 64 modulo 128 into rows of strongly negative scores when no padding mask stands
+    // before them.
+    const bool dense = s.uniform && s.max_q % dense_step == 0;
+    if (dense) return CudaForm::dense;
+    return shape.head_dim % 16 == 0 ? CudaForm::packed
+                                    : CudaForm::portable;  // else its scratch grows with B * S
+}
+
+int64_t workspace_bytes(const Context& ctx) {
+    return ctx.workspace.defined() ? static_cast<int64_t>(ctx.workspace.nbytes()) : 0;
+}
+
+/// Whether the planned scratch holds the case; a plan that cuDNN does not have holds nowhere.
+bool fits(const Context& ctx, const CudnnCase& c) {
+    const std::optional<int64_t> bytes = CudnnAttention::of(ctx.device().index()).workspace(c);
+    if (bytes && *bytes > workspace_bytes(ctx)) {
+        static std::once_flag said;
+        std::call_once(said, [&] {
+            log::warning("cuDNN attention would take ", *bytes, " bytes of scratch, ", workspace_bytes(ctx),
+                         " were planned: the slower portable kernels serve such batches");
+        });
+    }
+    return bytes && *bytes <= workspace_bytes(ctx);
+}
+
+bool warn_unaligned() {
+    static std::once_flag said;
+    std::call_once(said, [] {
+        log::warning("attention's tensors are not 16-byte aligned: the slower portable kernels serve them");
+    });
+    return false;
+}
+
+}  // namespace
+
+CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                          const AttentionForward& args) {
+    const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
+    CudaChoice choice{form, form};
+    if (form == CudaForm::portable) return choice;
+    CudnnCase c = forward_case(shape, args);
+    set_form(c, shape, segments, form, kind_of(shape, args.q.scalar_type(), ctx.device()));
+    const bool usable = aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned();
+    if (!usable || !fits(ctx, c)) choice.kernels = CudaForm::portable;
+    return choice;
+}
+
+CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                           const AttentionBackward& args) {
+    const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
+    CudaChoice choice{form, form};
+    if (form == CudaForm::portable) return choice;
+    const bool repeatable =
+        !ctx.deterministic ||
+        (form == CudaForm::dense &&
+         deterministic_bytes(shape, segments.q_offsets.back(), segments.max_q) <= deterministic_workspace);
+    const bool usable =
+        repeatable &&
+        (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
+         warn_unaligned());
+    if (usable) {
+        CudnnCase c = backward_case(shape, args, form, ctx.deterministic);
+        set_form(c, shape, segments, form, kind_of(shape, args.q.scalar_type(), ctx.device()));
+        if (fits(ctx, c)) return choice;
+    }
+    choice.kernels = CudaForm::portable;
+    return choice;
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// calls
+
+namespace {
+
+kernels::RowStatistics statistics(const at::Tensor& lse, CudaForm order, const AttentionShape& shape,
+                                  const Segments& segments) {
+    if (!lse.defined()) return {};
+    float* data = lse.data_ptr<float>();
+    switch (order) {
+        case CudaForm::dense:
+            return kernels::RowStatistics::by_segment(data, shape.heads, segments.max_q);
+        case CudaForm::packed:
+            return kernels::RowStatistics::by_token(data, shape.heads);
+        default:
+            return kernels::RowStatistics::by_head(data, segments.q_offsets.back());
+    }
+}
+
+kernels::PortableAttention portable_arguments(const AttentionShape& shape, const Segments& segments,
+                                              const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                              const at::Tensor& out, const at::Tensor& lse, CudaForm order) {
+    kernels::PortableAttention a;
+    a.dtype = dtype_of(q.scalar_type());
+    a.heads = static_cast<int>(shape.heads);
+    a.kv_heads = static_cast<int>(shape.kv_heads);
+    a.head_dim = static_cast<int>(shape.head_dim);
+    a.window = static_cast<int>(std::min<int64_t>(shape.window, std::numeric_limits<int>::max() / 2));
+    a.scale = static_cast<float>(shape.scale);
+    a.q_offsets = segments.q_offsets_device.data_ptr<int32_t>();
+    a.k_offsets = segments.k_offsets_device.data_ptr<int32_t>();
+    a.segments = static_cast<int>(segments.count());
+    a.longest_q = segments.max_q;
+    a.q_tokens = segments.q_offsets.back();
+    a.k_tokens = segments.k_offsets.back();
+    a.q = rows_of(q), a.k = rows_of(k), a.v = rows_of(v), a.out = rows_of(out);
+    a.lse = statistics(lse, order, shape, segments);
+    return a;
+}
+
+void run_cudnn(const Context& ctx, const CudnnCase& c, const Segments& segments, kernels::CudnnPointers& p) {
+    p.offsets = segments.q_offsets_device.data_ptr<int32_t>();
+    p.sequences = segments.count();
+    p.tokens = segments.q_offsets.back();
+    CudnnAttention::of(ctx.device().index())
+        .run(c, p, ctx.workspace.data_ptr(), static_cast<cudaStream_t>(ctx.stream()));
+}
+
+}  // namespace
+
+void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                            const AttentionForward& args, CudaChoice choice) {
+    if (choice.kernels == CudaForm::portable) {
+        const auto a =
+            portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
+        return kernels::attention_portable_forward(a, static_cast<cudaStream_t>(ctx.stream()));
+    }
+    CudnnCase c = forward_case(shape, args);
+    set_form(c, shape, segments, choice.kernels, kind_of(shape, args.q.scalar_type(), ctx.device()));
+    kernels::CudnnPointers p;
+    p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
+    p.statistics = args.lse.defined() ? args.lse.data_ptr<float>() : nullptr;
+    run_cudnn(ctx, c, segments, p);
+}
+
+void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                             const AttentionBackward& args, CudaChoice choice) {
+    if (choice.kernels == CudaForm::portable) {
+        const int64_t bytes = shape.heads * args.q.size(0) * static_cast<int64_t>(sizeof(float));
+        UNSLOTH_CHECK(workspace_bytes(ctx) >= bytes, "attention: the backward pass needs ", bytes,
+                      " bytes of workspace, there are ", workspace_bytes(ctx));
+        const auto a =
+            portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
+        const kernels::PortableAttentionGradients g{rows_of(args.dout), rows_of(args.dq), rows_of(args.dk),
+                                                    rows_of(args.dv),
+                                                    static_cast<float*>(ctx.workspace.data_ptr())};
+        return kernels::attention_portable_backward(a, g, static_cast<cudaStream_t>(ctx.stream()));
+    }
+    CudnnCase c = backward_case(shape, args, choice.kernels, ctx.deterministic);
+    set_form(c, shape, segments, choice.kernels, kind_of(shape, args.q.scalar_type(), ctx.device()));
+    kernels::CudnnPointers p;
+    p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
+    p.statistics = args.lse.data_ptr<float>();
+    p.dout = args.dout.data_ptr();
+    p.dq = rows_of(args.dq), p.dk = rows_of(args.dk), p.dv = rows_of(args.dv);
+    run_cudnn(ctx, c, segments, p);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// planning
+
+namespace {
+
+std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward, bool deterministic = false) {
+    c.backward = backward;
+    c.deterministic = deterministic;
+    set_dense_strides(c);
+    return CudnnAttention::of(device.index()).workspace(c);
+}
+
+/// The planned tokens in segments of the planned length.
+CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const Sizes& sizes) {
+    CudnnCase c = base_case(shape, dtype);
+    const int64_t length = kernels::round_up(sizes.longest, dense_step);
+    set_length(c, shape, kernels::ceil_div(sizes.tokens, length), length);
+    return c;
+}
+
+}  // namespace
+
+bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device) {
+    if (!is_half_precision(dtype) || shape.head_dim % 8 != 0) return false;
+    const Kind kind = kind_of(shape, dtype, device);
+    Registry& r = registry();
+    {
+        const std::lock_guard lock(r.mutex);
+        const auto found = r.served.find(kind);
+        if (found != r.served.end()) return found->second;
+    }
+    const Sizes planned = planned_sizes(kind);
+    const CudnnCase c = planned.tokens > 0 ? largest_dense(shape, dtype, planned)
+                                           : largest_dense(shape, dtype, {256, 1, 256});
+    const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
+    log::info("attention with head_dim ", shape.head_dim, " in ",
+              dtype_of(dtype) == DType::bf16 ? "bfloat16" : "float16", ": ",
+              served ? "cuDNN" : "portable kernels, cuDNN does not serve it on this card");
+    const std::lock_guard lock(r.mutex);
+    return r.served.emplace(kind, served).first->second;
+}
+
+int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
+                                 bool backward) {
+    const Kind kind = kind_of(shape, dtype, device);
+    {
+        Registry& r = registry();
+        const std::lock_guard lock(r.mutex);
+        r.sizes[kind] = {tokens, segments, longest};
+    }
+    int64_t most = kernels::round_up(shape.heads * tokens * static_cast<int64_t>(sizeof(float)),
+                                     alignment);  // the portable backward's delta
+    if (!cudnn_serves(shape, dtype, device)) return most;
+    const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
+        if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable))
+            most = std::max(most, *bytes);
+    };
+    const Sizes sizes{tokens, segments, longest};
+    const CudnnCase dense = largest_dense(shape, dtype, sizes);
+    consider(dense, false, false);
+    if (backward && !deterministic) consider(dense, true, false);
+    if (backward && deterministic && deterministic_bytes(shape, tokens, longest) <= deterministic_workspace)
+        consider(dense, true, true);
+    if (shape.head_dim % 16 == 0) {
+        CudnnCase packed = base_case(shape, dtype);
+        set_packed(packed, shape, sizes, tokens, segments, longest);
+        consider(packed, false, false);
+        if (backward && !deterministic) consider(packed, true, false);
+    }
+    return most;
+}
+
+}  // namespace unsloth::ops
+#endif

@@ -1,4 +1,5 @@
-// What the implementations of attention share, and the choice between them on CUDA (also made by hand in tests and benchmarks).
+// What the implementations of attention share, and the choice between them on CUDA (also made by hand in
+// tests and benchmarks).
 #pragma once
 
 #include "unsloth/ops/attention.h"
@@ -12,30 +13,35 @@ struct AttentionBackward {
     at::Tensor dout, q, k, v, out, lse, dq, dk, dv;
 };
 
-void attention_cpu_forward(const AttentionShape& shape, const Segments& segments, const AttentionForward& args);
-void attention_cpu_backward(const AttentionShape& shape, const Segments& segments, const AttentionBackward& args);
+void attention_cpu_forward(const AttentionShape& shape, const Segments& segments,
+                           const AttentionForward& args);
+void attention_cpu_backward(const AttentionShape& shape, const Segments& segments,
+                            const AttentionBackward& args);
 
 #if UNSLOTH_CUDA
 /// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels.
 enum class CudaForm { dense, packed, portable };
 
-/// The kernels that run, and the form whose order lse has. They differ where a call falls back: the portable kernels take
-/// any order, so that forward and backward may be served by different kernels.
+/// The kernels that run, and the form whose order lse has. They differ where a call falls back: the portable
+/// kernels take any order, so that forward and backward may be served by different kernels.
 struct CudaChoice {
     CudaForm kernels = CudaForm::portable;
     CudaForm lse_order = CudaForm::portable;
 };
 
-CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments, const AttentionForward& args);
-CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, const Segments& segments, const AttentionBackward& args);
-void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const AttentionForward& args,
-                            CudaChoice choice);
-void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const AttentionBackward& args,
-                             CudaChoice choice);
+CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                          const AttentionForward& args);
+CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                           const AttentionBackward& args);
+void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                            const AttentionForward& args, CudaChoice choice);
+void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                             const AttentionBackward& args, CudaChoice choice);
 /// Whether cuDNN serves this kind of attention in both directions, with equal lengths (asked once per kind).
 bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
-int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                                 int64_t tokens, int64_t segments, int64_t longest);
+int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
+                                 bool backward);
 #endif
 
 }  // namespace unsloth::ops

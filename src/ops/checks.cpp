@@ -9,8 +9,8 @@ namespace {
 std::string describe(const at::Tensor& tensor) {
     if (!tensor.defined()) return "undefined";
     std::ostringstream out;
-    out << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " with strides " << tensor.strides() << " on "
-        << tensor.device().str();
+    out << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " with strides " << tensor.strides()
+        << " on " << tensor.device().str();
     return out.str();
 }
 
@@ -33,14 +33,22 @@ void check_layout(const Context& ctx, const char* name, const at::Tensor& tensor
 
 DType dtype_of(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
-        case at::kFloat: return DType::f32;
-        case at::kBFloat16: return DType::bf16;
-        case at::kHalf: return DType::f16;
-        case at::kDouble: return DType::f64;
-        case at::kInt: return DType::i32;
-        case at::kLong: return DType::i64;
-        case at::kByte: return DType::u8;
-        default: UNSLOTH_CHECK(false, "no operator takes ", describe(tensor));
+        case at::kFloat:
+            return DType::f32;
+        case at::kBFloat16:
+            return DType::bf16;
+        case at::kHalf:
+            return DType::f16;
+        case at::kDouble:
+            return DType::f64;
+        case at::kInt:
+            return DType::i32;
+        case at::kLong:
+            return DType::i64;
+        case at::kByte:
+            return DType::u8;
+        default:
+            UNSLOTH_CHECK(false, "no operator takes ", describe(tensor));
     }
     return DType::f32;
 }
@@ -57,7 +65,8 @@ void check_tensor(const Context& ctx, const char* name, const at::Tensor& tensor
 
 void check_compute_tensor(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape) {
     check_layout(ctx, name, tensor, shape);
-    UNSLOTH_CHECK(is_compute_dtype(tensor.scalar_type()), name, " is ", describe(tensor), ", expected fp32, bf16 or f16");
+    UNSLOTH_CHECK(is_compute_dtype(tensor.scalar_type()), name, " is ", describe(tensor),
+                  ", expected fp32, bf16 or f16");
 }
 
 void check_contiguous(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,

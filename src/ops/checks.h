@@ -1,5 +1,5 @@
-// Checks that every operator makes once on its tensors, before it dispatches: a wrong call is a bug of ours, found here and
-// not by a kernel.
+// Checks that every operator makes once on its tensors, before it dispatches: a wrong call is a bug of ours, found here
+// and not by a kernel.
 #pragma once
 
 #include <initializer_list>

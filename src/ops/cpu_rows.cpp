@@ -26,19 +26,27 @@ void store_as(const float* source, int64_t count, void* out) {
 
 void load_floats(const void* source, at::ScalarType type, int64_t count, float* out) {
     switch (type) {
-        case at::kFloat: return load_as<float>(source, count, out);
-        case at::kBFloat16: return load_as<at::BFloat16>(source, count, out);
-        case at::kHalf: return load_as<at::Half>(source, count, out);
-        default: UNSLOTH_CHECK(false, "rows of ", c10::toString(type));
+        case at::kFloat:
+            return load_as<float>(source, count, out);
+        case at::kBFloat16:
+            return load_as<at::BFloat16>(source, count, out);
+        case at::kHalf:
+            return load_as<at::Half>(source, count, out);
+        default:
+            UNSLOTH_CHECK(false, "rows of ", c10::toString(type));
     }
 }
 
 void store_floats(const float* source, int64_t count, void* out, at::ScalarType type) {
     switch (type) {
-        case at::kFloat: return store_as<float>(source, count, out);
-        case at::kBFloat16: return store_as<at::BFloat16>(source, count, out);
-        case at::kHalf: return store_as<at::Half>(source, count, out);
-        default: UNSLOTH_CHECK(false, "rows of ", c10::toString(type));
+        case at::kFloat:
+            return store_as<float>(source, count, out);
+        case at::kBFloat16:
+            return store_as<at::BFloat16>(source, count, out);
+        case at::kHalf:
+            return store_as<at::Half>(source, count, out);
+        default:
+            UNSLOTH_CHECK(false, "rows of ", c10::toString(type));
     }
 }
 

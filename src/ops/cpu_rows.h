@@ -59,7 +59,9 @@ float lane_sum(int64_t count, Term term) {
 }
 
 /// Rows that one task should take so that tasks are worth starting.
-inline int64_t grain_size(int64_t columns) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(columns, 1)); }
+inline int64_t grain_size(int64_t columns) {
+    return std::max<int64_t>(1, 16384 / std::max<int64_t>(columns, 1));
+}
 
 /// Lowers *first to `code`, from any thread.
 void report_site(uint32_t* first, uint32_t code);

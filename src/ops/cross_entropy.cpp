@@ -14,8 +14,8 @@ namespace unsloth::ops {
 
 namespace {
 
-/// The largest value, at least the lowest finite float: a row of -inf then gives exp(-inf) = 0 and not NaN. NaN is passed over
-/// here and shows up in the sum.
+/// The largest value, at least the lowest finite float: a row of -inf then gives exp(-inf) = 0 and not NaN. NaN is
+/// passed over here and shows up in the sum.
 float softmax_maximum(const float* values, int64_t count) {
     float highest = std::numeric_limits<float>::lowest();
     for (int64_t i = 0; i < count; ++i) highest = values[i] > highest ? values[i] : highest;
@@ -33,8 +33,8 @@ void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at
         std::vector<float> scratch(static_cast<size_t>(columns)), p(static_cast<size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {
             const int32_t target = targets[row];
-            UNSLOTH_CHECK(target >= 0 && target < columns, "target ", target, " of row ", row, " is outside the vocabulary of ",
-                          columns);
+            UNSLOTH_CHECK(target >= 0 && target < columns, "target ", target, " of row ", row,
+                          " is outside the vocabulary of ", columns);
             const float* logits = rows.read(row, scratch.data());
             const float maximum = softmax_maximum(logits, columns);
             for (int64_t c = 0; c < columns; ++c) p[c] = std::exp(logits[c] - maximum);
@@ -79,8 +79,8 @@ void argmax_rows_cpu(const at::Tensor& logits_CV, const at::Tensor& best_C) {
 void check_logits(const Context& ctx, const at::Tensor& logits_CV) {
     UNSLOTH_CHECK(logits_CV.defined() && logits_CV.dim() == 2, "logits must have two dimensions");
     check_compute_tensor(ctx, "logits", logits_CV, logits_CV.sizes());
-    UNSLOTH_CHECK(logits_CV.size(1) > 0 && logits_CV.size(1) <= std::numeric_limits<int32_t>::max() / 2, "a vocabulary of ",
-                  logits_CV.size(1));
+    UNSLOTH_CHECK(logits_CV.size(1) > 0 && logits_CV.size(1) <= std::numeric_limits<int32_t>::max() / 2,
+                  "a vocabulary of ", logits_CV.size(1));
 }
 
 }  // namespace
@@ -108,7 +108,8 @@ void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& 
 
 void accumulate_loss(Context& ctx, const at::Tensor& losses_n, Site site) {
     check_contiguous(ctx, "losses", losses_n, {losses_n.numel()}, at::kFloat);
-    UNSLOTH_CHECK(ctx.scalars != nullptr && ctx.outcome != nullptr, "the loss is accumulated from ctx.scalars to ctx.outcome");
+    UNSLOTH_CHECK(ctx.scalars != nullptr && ctx.outcome != nullptr,
+                  "the loss is accumulated from ctx.scalars to ctx.outcome");
     if (!ctx.is_cuda()) return accumulate_loss_cpu(ctx, losses_n, site);
 #ifdef UNSLOTH_CUDA
     kernels::AccumulateLoss params;

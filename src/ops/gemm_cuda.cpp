@@ -22,10 +22,15 @@ kernels::CublasLt& library(const Context& ctx) {
 
 DType dtype(const at::Tensor& x) {
     switch (x.scalar_type()) {
-        case at::kFloat: return DType::f32;
-        case at::kBFloat16: return DType::bf16;
-        case at::kHalf: return DType::f16;
-        default: UNSLOTH_CHECK(false, "gemm: dtype ", x.scalar_type(), " on CUDA"); return DType::f32;
+        case at::kFloat:
+            return DType::f32;
+        case at::kBFloat16:
+            return DType::bf16;
+        case at::kHalf:
+            return DType::f16;
+        default:
+            UNSLOTH_CHECK(false, "gemm: dtype ", x.scalar_type(), " on CUDA");
+            return DType::f32;
     }
 }
 
@@ -56,7 +61,9 @@ void gemm_cuda(Context& ctx, const Gemm& g) {
     library(ctx).run(problem, workspace, bytes, ctx.stream());
 }
 
-int64_t gemm_cuda_workspace(at::Device device) { return kernels::cublaslt_workspace(device.index()); }
+int64_t gemm_cuda_workspace(at::Device device) {
+    return kernels::cublaslt_workspace(device.index());
+}
 
 }  // namespace unsloth::ops
 #endif

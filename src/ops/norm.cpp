@@ -34,7 +34,8 @@ void check_common(const Context& ctx, const at::Tensor& x, const at::Tensor& wei
     check_contiguous(ctx, "weight", weight, {x.size(-1)}, weight.scalar_type());
     check_contiguous(ctx, "rstd", rstd, x.sizes().slice(0, x.dim() - 1), at::kFloat);
     UNSLOTH_CHECK(x.numel() / std::max<int64_t>(x.size(-1), 1) <= std::numeric_limits<int32_t>::max(), "too many rows");
-    UNSLOTH_CHECK(site.code == all_finite || ctx.outcome != nullptr, "a site is to be reported, but ctx.outcome is not set");
+    UNSLOTH_CHECK(site.code == all_finite || ctx.outcome != nullptr,
+                  "a site is to be reported, but ctx.outcome is not set");
 }
 
 void check(const Context& ctx, const Forward& args) {
@@ -127,8 +128,12 @@ void backward_cpu(const Context& ctx, const Backward& args) {
 
 #ifdef UNSLOTH_CUDA
 
-int64_t head_count(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.size(1) : 1; }
-int64_t head_stride(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.stride(1) : 0; }
+int64_t head_count(const at::Tensor& tensor) {
+    return tensor.dim() == 3 ? tensor.size(1) : 1;
+}
+int64_t head_stride(const at::Tensor& tensor) {
+    return tensor.dim() == 3 ? tensor.stride(1) : 0;
+}
 
 kernels::ConstHeads source(const at::Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor.stride(0), head_stride(tensor)};
@@ -168,18 +173,23 @@ void backward_cuda(const Context& ctx, const Backward& args) {
     params.site = bad_site(ctx, args.site);
     if (args.dweight.defined()) {
         const int64_t needed = kernels::norm_scratch_bytes(args.rstd.numel(), args.x.size(-1));
-        UNSLOTH_CHECK(ctx.workspace.defined() && ctx.workspace.numel() >= needed, "ctx.workspace must hold ", needed,
-                      " bytes for the weight's gradient");
+        UNSLOTH_CHECK(
+            needed == 0 || (ctx.workspace.defined() && static_cast<int64_t>(ctx.workspace.nbytes()) >= needed),
+            "ctx.workspace must hold ", needed, " bytes for the weight's gradient");
         params.dweight = args.dweight.mutable_data_ptr<float>();
-        params.partials = static_cast<float*>(ctx.workspace.mutable_data_ptr());
+        if (needed > 0) params.partials = static_cast<float*>(ctx.workspace.mutable_data_ptr());
     }
     kernels::norm_backward(params, static_cast<cudaStream_t>(ctx.stream()));
 }
 
 #else
 
-void forward_cuda(const Context&, const Forward&) { UNSLOTH_CHECK(false, "built without CUDA"); }
-void backward_cuda(const Context&, const Backward&) { UNSLOTH_CHECK(false, "built without CUDA"); }
+void forward_cuda(const Context&, const Forward&) {
+    UNSLOTH_CHECK(false, "built without CUDA");
+}
+void backward_cuda(const Context&, const Backward&) {
+    UNSLOTH_CHECK(false, "built without CUDA");
+}
 
 #endif
 
@@ -195,8 +205,8 @@ void run(const Context& ctx, const Backward& args) {
 
 }  // namespace
 
-void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps, const at::Tensor& y_TD,
-                      const at::Tensor& rstd_T, Site site) {
+void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                      const at::Tensor& y_TD, const at::Tensor& rstd_T, Site site) {
     UNSLOTH_CHECK(x_TD.dim() == 2, "x has ", x_TD.dim(), " dimensions, expected [T, D]");
     run(ctx, Forward{x_TD, weight_D, y_TD, rstd_T, eps, site});
 }

@@ -76,8 +76,10 @@ void rope_table(Context& ctx, const at::Tensor& positions_T, const at::Tensor& i
 #endif
 }
 
-void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp, bool backward) {
-    UNSLOTH_CHECK(x_THd.dim() == 3 && x_THd.size(2) % 2 == 0, "x must be [T, H, d] with an even d, found ", x_THd.sizes());
+void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp,
+                bool backward) {
+    UNSLOTH_CHECK(x_THd.dim() == 3 && x_THd.size(2) % 2 == 0, "x must be [T, H, d] with an even d, found ",
+                  x_THd.sizes());
     const int64_t pairs = x_THd.size(2) / 2;
     check_compute_tensor(ctx, "x", x_THd, x_THd.sizes());
     check_contiguous(ctx, "cos", cos_Tp, {x_THd.size(0), pairs}, at::kFloat);

@@ -17,12 +17,20 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor
 
 #ifdef UNSLOTH_CUDA
 
-cudaStream_t stream_of(const Context& ctx) { return static_cast<cudaStream_t>(ctx.stream()); }
+cudaStream_t stream_of(const Context& ctx) {
+    return static_cast<cudaStream_t>(ctx.stream());
+}
 
-kernels::ConstMatrix source_of(const at::Tensor& tensor) { return {tensor.const_data_ptr(), tensor.stride(0)}; }
-kernels::Matrix target_of(const at::Tensor& tensor) { return {tensor.mutable_data_ptr(), tensor.stride(0)}; }
+kernels::ConstMatrix source_of(const at::Tensor& tensor) {
+    return {tensor.const_data_ptr(), tensor.stride(0)};
+}
+kernels::Matrix target_of(const at::Tensor& tensor) {
+    return {tensor.mutable_data_ptr(), tensor.stride(0)};
+}
 
-const int32_t* pointer(const at::Tensor& index) { return index.defined() ? index.const_data_ptr<int32_t>() : nullptr; }
+const int32_t* pointer(const at::Tensor& index) {
+    return index.defined() ? index.const_data_ptr<int32_t>() : nullptr;
+}
 
 #endif
 
@@ -61,7 +69,8 @@ void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& ind
     check_matrix(ctx, "rows", rows_nD);
     check_matrix(ctx, "out", out_TD);
     check_contiguous(ctx, "index", index_n, {rows_nD.size(0)}, at::kInt);
-    UNSLOTH_CHECK(rows_nD.size(1) == out_TD.size(1), "rows have ", rows_nD.size(1), " columns, out has ", out_TD.size(1));
+    UNSLOTH_CHECK(rows_nD.size(1) == out_TD.size(1), "rows have ", rows_nD.size(1), " columns, out has ",
+                  out_TD.size(1));
     copy_rows(ctx, rows_nD, {}, out_TD, index_n, rows_nD.size(0), 1.0);
 }
 

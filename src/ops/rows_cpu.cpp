@@ -17,12 +17,14 @@ int64_t indexed(const int32_t* index, int64_t i, int64_t limit) {
     return row;
 }
 
-const int32_t* pointer(const at::Tensor& index) { return index.defined() ? index.const_data_ptr<int32_t>() : nullptr; }
+const int32_t* pointer(const at::Tensor& index) {
+    return index.defined() ? index.const_data_ptr<int32_t>() : nullptr;
+}
 
 }  // namespace
 
-void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out, const at::Tensor& out_index,
-               int64_t rows, float scale) {
+void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out,
+               const at::Tensor& out_index, int64_t rows, float scale) {
     const Rows from(source), to(out);
     const int32_t* from_index = pointer(source_index);
     const int32_t* to_index = pointer(out_index);
@@ -37,8 +39,8 @@ void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const a
     });
 }
 
-void embedding_backward(const at::Tensor& dy, const at::Tensor& order, const at::Tensor& unique, const at::Tensor& starts,
-                        const at::Tensor& dtable) {
+void embedding_backward(const at::Tensor& dy, const at::Tensor& order, const at::Tensor& unique,
+                        const at::Tensor& starts, const at::Tensor& dtable) {
     const Rows dy_rows(dy), table(dtable);
     const int64_t columns = dy_rows.columns();
     const int32_t* order_T = order.const_data_ptr<int32_t>();

@@ -12,7 +12,9 @@ namespace unsloth::ops {
 
 namespace {
 
-float sigmoid(float v) { return 1.f / (1.f + std::exp(-v)); }
+float sigmoid(float v) {
+    return 1.f / (1.f + std::exp(-v));
+}
 
 void forward_cpu(const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
     const cpu::Rows gate_up(gu_T2F), act_rows(act_TF);

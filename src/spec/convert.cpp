@@ -25,7 +25,9 @@ void store(std::byte* to, int64_t i, T value) {
 void convert_to_f32(DType type, const std::byte* in, int64_t n, float* out) {
     if (n == 0) return;
     switch (type) {
-        case DType::f32: std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(float)); return;
+        case DType::f32:
+            std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(float));
+            return;
         case DType::bf16:
             for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(load<uint16_t>(in, i));
             return;
@@ -35,21 +37,25 @@ void convert_to_f32(DType type, const std::byte* in, int64_t n, float* out) {
         case DType::f64:
             for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(load<double>(in, i));
             return;
-        default: UNSLOTH_CHECK(false, "no floating type: ", name_of(type));
+        default:
+            UNSLOTH_CHECK(false, "no floating type: ", name_of(type));
     }
 }
 
 void convert_from_f32(DType type, const float* in, int64_t n, std::byte* out) {
     if (n == 0) return;
     switch (type) {
-        case DType::f32: std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(float)); return;
+        case DType::f32:
+            std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(float));
+            return;
         case DType::bf16:
             for (int64_t i = 0; i < n; ++i) store(out, i, f32_to_bf16(in[i]));
             return;
         case DType::f16:
             for (int64_t i = 0; i < n; ++i) store(out, i, f32_to_f16(in[i]));
             return;
-        default: UNSLOTH_CHECK(false, "cannot round to ", name_of(type));
+        default:
+            UNSLOTH_CHECK(false, "cannot round to ", name_of(type));
     }
 }
 

@@ -52,7 +52,8 @@ class Targets {
     explicit Targets(const LoraSpec& lora) : lora_(lora), used_(lora.target_modules.size(), false) {
         if (lora.target_is_regex) {
             if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
-                throw usage_error("lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
+                throw usage_error(
+                    "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
             expression_ = compile(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
         }
     }
@@ -80,8 +81,9 @@ class Targets {
     void refuse_unused() const {
         for (std::size_t i = 0; i < used_.size(); ++i) {
             if (used_[i]) continue;
-            throw usage_error(cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
-                              "Targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.");
+            throw usage_error(
+                cat("lora.target_modules: '", lora_.target_modules[i], "' matches no module of this model"),
+                "Targets are q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.");
         }
     }
 
@@ -111,12 +113,14 @@ void check_options(const LoraSpec& lora, const ModelSpec& model) {
         throw usage_error(cat("lora.modules_to_save: '", module, "' cannot be trained in full"),
                           "Modules to save are embed_tokens and lm_head.");
     }
-    if (lora.target_modules.empty()) throw usage_error("lora.target_modules is empty: no projection would get an adapter");
+    if (lora.target_modules.empty())
+        throw usage_error("lora.target_modules is empty: no projection would get an adapter");
 }
 
 LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std::string& path) {
     if (r < 1) throw usage_error(cat("lora.rank_pattern gives ", path, " the rank ", r, "; a rank is at least 1"));
-    if (!std::isfinite(alpha)) throw usage_error(cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
+    if (!std::isfinite(alpha))
+        throw usage_error(cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
     const auto rank = static_cast<double>(r);
     return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank)};
 }

@@ -86,13 +86,17 @@ double yarn_attention_scaling(const RopeSpec& rope) {
 
 int64_t ModelSpec::out_features(Projection p) const {
     switch (p) {
-        case Projection::q: return q_size();
+        case Projection::q:
+            return q_size();
         case Projection::k:
-        case Projection::v: return kv_size();
+        case Projection::v:
+            return kv_size();
         case Projection::gate:
-        case Projection::up: return intermediate_size;
+        case Projection::up:
+            return intermediate_size;
         case Projection::o:
-        case Projection::down: return hidden_size;
+        case Projection::down:
+            return hidden_size;
     }
     UNSLOTH_CHECK(false, "projection ", static_cast<int>(p));
     return 0;
@@ -107,9 +111,12 @@ bool ModelSpec::has_bias(Projection p) const {
     switch (p) {
         case Projection::q:
         case Projection::k:
-        case Projection::v: return qkv_bias;
-        case Projection::o: return o_bias;
-        default: return mlp_bias;
+        case Projection::v:
+            return qkv_bias;
+        case Projection::o:
+            return o_bias;
+        default:
+            return mlp_bias;
     }
 }
 
@@ -121,11 +128,14 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len) {
     RopeFrequencies result;
     switch (rope.type) {
         case RopeSpec::Type::standard:
-        case RopeSpec::Type::dynamic: break;
+        case RopeSpec::Type::dynamic:
+            break;
         case RopeSpec::Type::linear:
             for (double& frequency : frequencies) frequency /= rope.factor;
             break;
-        case RopeSpec::Type::llama3: scale_llama3(spec, frequencies); break;
+        case RopeSpec::Type::llama3:
+            scale_llama3(spec, frequencies);
+            break;
         case RopeSpec::Type::yarn:
             scale_yarn(spec, frequencies);
             result.attention_scaling = static_cast<float>(yarn_attention_scaling(rope));

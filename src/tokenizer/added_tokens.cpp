@@ -8,7 +8,8 @@ namespace unsloth {
 namespace {
 
 bool ends_with_word(std::string_view text) {
-    return !text.empty() && unicode::is_word(unicode::decode(text, unicode::previous(text, text.size())).code_point);
+    return !text.empty() &&
+           unicode::is_word(unicode::decode(text, unicode::previous(text, text.size())).code_point);
 }
 
 bool starts_with_word(std::string_view text) {
@@ -88,7 +89,8 @@ void AddedTokenFinder::split(std::string_view text, std::vector<Stretch>& out) c
         }
         std::size_t begin = at, end = at + token->pattern().size();
         at = end;
-        if (token->single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) {
+        if (token->single_word &&
+            (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) {
             continue;
         }
         // White space goes to the first token that asks for it.

@@ -12,13 +12,13 @@ namespace unsloth {
 
 struct AddedToken {
     int32_t id = 0;
-    std::string content;     ///< raw form
+    std::string content;             ///< raw form
     std::string normalized_content;  ///< what is searched and decoded where `normalized` holds
-    bool single_word = false;  ///< only where no word character touches it
-    bool lstrip = false;       ///< takes the white space on its left
-    bool rstrip = false;       ///< takes the white space on its right
-    bool normalized = false;   ///< searched in the normalised text
-    bool special = false;      ///< left out when decoding without special tokens
+    bool single_word = false;        ///< only where no word character touches it
+    bool lstrip = false;             ///< takes the white space on its left
+    bool rstrip = false;             ///< takes the white space on its right
+    bool normalized = false;         ///< searched in the normalised text
+    bool special = false;            ///< left out when decoding without special tokens
 
     const std::string& pattern() const { return normalized ? normalized_content : content; }
 };

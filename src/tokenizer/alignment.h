@@ -8,8 +8,8 @@
 
 namespace unsloth {
 
-/// A monotone map from an output text back to its input, as runs that cover the output without gaps. An exact run
-/// copies bytes one for one; in any other run the output as a whole stands for the input as a whole.
+/// A monotone map from an output text back to its input, as runs that cover the output without gaps. An exact
+/// run copies bytes one for one; in any other run the output as a whole stands for the input as a whole.
 class Alignment {
   public:
     using Span = std::pair<std::size_t, std::size_t>;

@@ -1,7 +1,9 @@
 #include "tokenizer/bpe.h"
 
+#include <algorithm>
 #include <atomic>
 #include <queue>
+#include <unordered_map>
 
 #include "tokenizer/byte_level.h"
 #include "unsloth/core/error.h"
@@ -30,6 +32,57 @@ std::vector<CachedWord>& word_cache() {
 
 std::atomic<uint64_t> next_owner{1};
 
+/// Places where a merge may apply, lowest rank first, leftmost first within a rank.
+class MergeQueue {
+  public:
+    struct Step {
+        int32_t left, right, merged;
+        uint32_t place;
+    };
+
+    void push(MergeTable::Merge merge, int32_t left, int32_t right, uint32_t place) {
+        const auto [entry, created] = bucket_of_rank_.try_emplace(merge.rank, buckets_.size());
+        if (created) buckets_.push_back({left, right, merge.id, {}, 0, true});
+        Bucket& bucket = buckets_[entry->second];
+        if (bucket.drained()) {
+            bucket.places.clear();
+            bucket.taken = 0;
+            bucket.sorted = true;
+            ranks_.push({merge.rank, entry->second});
+        }
+        bucket.sorted = bucket.sorted && (bucket.places.empty() || bucket.places.back() < place);
+        bucket.places.push_back(place);
+    }
+
+    bool pop(Step& step) {
+        if (ranks_.empty()) return false;
+        Bucket& bucket = buckets_[ranks_.top().bucket];
+        if (!bucket.sorted)
+            std::sort(bucket.places.begin() + static_cast<std::ptrdiff_t>(bucket.taken), bucket.places.end());
+        bucket.sorted = true;
+        step = {bucket.left, bucket.right, bucket.merged, bucket.places[bucket.taken++]};
+        if (bucket.drained()) ranks_.pop();
+        return true;
+    }
+
+  private:
+    struct Bucket {
+        int32_t left, right, merged;
+        std::vector<uint32_t> places;
+        std::size_t taken;  ///< places before it are done
+        bool sorted;
+        bool drained() const { return taken == places.size(); }
+    };
+    struct Rank {
+        uint32_t rank;
+        std::size_t bucket;
+        bool operator<(const Rank& other) const { return rank > other.rank; }  // the heap's top is the lowest
+    };
+    std::unordered_map<uint32_t, std::size_t> bucket_of_rank_;
+    std::vector<Bucket> buckets_;
+    std::priority_queue<Rank> ranks_;  ///< of buckets that are not drained, each once
+};
+
 }  // namespace
 
 Bpe::Bpe(const BpeSpec& spec)
@@ -57,7 +110,8 @@ Bpe::Bpe(const BpeSpec& spec)
     }
     for (const int32_t id : byte_ids_) complete_ = complete_ && id >= 0;
     uint32_t rank = 0;
-    for (const BpeSpec::Merge& merge : spec.merges) merges_.insert(merge.left, merge.right, {rank++, merge.merged});
+    for (const BpeSpec::Merge& merge : spec.merges)
+        merges_.insert(merge.left, merge.right, {rank++, merge.merged});
 }
 
 void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& symbols) const {
@@ -96,48 +150,40 @@ void Bpe::merge_short(std::vector<Symbol>& symbols) const {
     symbols.resize(n);
 }
 
-/// The same order by a heap over a linked list: O(n log n), so a word of a million letters is no trap.
+/// The same order over a linked list, with the places of each merge kept together: a long word has far fewer
+/// different merges than places, so the heap of ranks stays small and time is close to linear in the word's
+/// length.
 void Bpe::merge_long(std::vector<Symbol>& symbols) const {
-    struct Candidate {
-        uint32_t rank, left;
-        int32_t left_id, right_id;
-        bool operator<(const Candidate& other) const {  // the heap's top is the lowest rank, then the leftmost
-            return rank != other.rank ? rank > other.rank : left > other.left;
-        }
-    };
     constexpr uint32_t none = 0xFFFFFFFF;
     UNSLOTH_CHECK(symbols.size() < none, "a word of ", symbols.size(), " bytes");
     const auto n = static_cast<uint32_t>(symbols.size());
     std::vector<uint32_t> next(n), previous(n);
-    std::vector<Candidate> initial;
     for (uint32_t i = 0; i < n; ++i) {
         previous[i] = i == 0 ? none : i - 1;
         next[i] = i + 1 == n ? none : i + 1;
-        if (i + 1 == n) break;
-        const uint32_t rank = merges_.find(symbols[i].id, symbols[i + 1].id).rank;
-        if (rank != MergeTable::no_rank) initial.push_back({rank, i, symbols[i].id, symbols[i + 1].id});
     }
-    std::priority_queue<Candidate> heap({}, std::move(initial));
+    MergeQueue queue;
     const auto consider = [&](uint32_t left) {
         if (left == none || next[left] == none) return;
-        const int32_t left_id = symbols[left].id, right_id = symbols[next[left]].id;
-        const uint32_t rank = merges_.find(left_id, right_id).rank;
-        if (rank != MergeTable::no_rank) heap.push({rank, left, left_id, right_id});
+        const MergeTable::Merge merge = merges_.find(symbols[left].id, symbols[next[left]].id);
+        if (merge.rank != MergeTable::no_rank) {
+            queue.push(merge, symbols[left].id, symbols[next[left]].id, left);
+        }
     };
-    while (!heap.empty()) {
-        const Candidate top = heap.top();
-        heap.pop();
-        // A candidate is stale when either side was merged since: a swallowed symbol has length 0.
-        const uint32_t right = next[top.left];
-        if (symbols[top.left].length == 0 || symbols[top.left].id != top.left_id) continue;
-        if (right == none || symbols[right].id != top.right_id) continue;
-        symbols[top.left] = {merges_.find(top.left_id, top.right_id).id,
-                             symbols[top.left].length + symbols[right].length};
+    for (uint32_t i = 0; i + 1 < n; ++i) consider(i);
+    MergeQueue::Step step;
+    while (queue.pop(step)) {
+        // A place is stale when either side was merged since; a swallowed symbol has length 0.
+        Symbol& left = symbols[step.place];
+        const uint32_t right = next[step.place];
+        if (left.length == 0 || left.id != step.left || right == none || symbols[right].id != step.right)
+            continue;
+        left = {step.merged, left.length + symbols[right].length};
         symbols[right].length = 0;
-        next[top.left] = next[right];
-        if (next[right] != none) previous[next[right]] = top.left;
-        consider(previous[top.left]);
-        consider(top.left);
+        next[step.place] = next[right];
+        if (next[right] != none) previous[next[right]] = step.place;
+        consider(previous[step.place]);
+        consider(step.place);
     }
     std::erase_if(symbols, [](const Symbol& symbol) { return symbol.length == 0; });
 }
@@ -154,7 +200,8 @@ void Bpe::encode(std::string_view word, const TokenSink& out) const {
         const bool hit = (entry->owner_and_size & ~uint64_t{0xFF}) == owner_and_size &&
                          std::memcmp(entry->bytes, word.data(), word.size()) == 0;
         if (hit) {
-            for (uint64_t i = 0; i < (entry->owner_and_size & 0xFF); ++i) put(entry->ids[i], token_length_[entry->ids[i]]);
+            for (uint64_t i = 0; i < (entry->owner_and_size & 0xFF); ++i)
+                put(entry->ids[i], token_length_[entry->ids[i]]);
             return;
         }
     }

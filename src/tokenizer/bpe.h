@@ -21,7 +21,8 @@ struct BpeSpec {
         int32_t left, right, merged;
     };
     std::vector<Merge> merges;  ///< in order of rank
-    std::optional<int32_t> unknown;  ///< takes the place of bytes that the vocabulary lacks; else they are dropped
+    std::optional<int32_t>
+        unknown;  ///< takes the place of bytes that the vocabulary lacks; else they are dropped
     bool fuse_unknown = false;
     bool ignore_merges = false;  ///< a word that is in the vocabulary is that token, whatever the merges give
 };
@@ -36,7 +37,8 @@ struct TokenSink {
 class Bpe {
   public:
     explicit Bpe(const BpeSpec& spec);
-    /// Appends the tokens of a word (raw bytes). Dropped bytes belong to no token: then lengths fall short of the word.
+    /// Appends the tokens of a word (raw bytes). Dropped bytes belong to no token: then lengths fall short of
+    /// the word.
     void encode(std::string_view word, const TokenSink& out) const;
 
   private:

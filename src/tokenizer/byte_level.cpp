@@ -1,6 +1,7 @@
 #include "tokenizer/byte_level.h"
 
 #include <array>
+#include <cstdint>
 
 #include "tokenizer/unicode.h"
 
@@ -10,26 +11,20 @@ namespace {
 constexpr char32_t first_stand_in = 0x100;
 
 struct Alphabet {
-    std::array<char32_t, 256> character{};
-    std::array<int16_t, 0x144> byte{};
+    std::array<int16_t, 0x144> byte{};  ///< of a character, or -1
 
     constexpr Alphabet() {
         for (int16_t& b : byte) b = -1;
         char32_t next = first_stand_in;
         for (int b = 0; b < 256; ++b) {
             const bool printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-            character[b] = printable ? static_cast<char32_t>(b) : next++;
-            byte[character[b]] = static_cast<int16_t>(b);
+            byte[printable ? static_cast<char32_t>(b) : next++] = static_cast<int16_t>(b);
         }
     }
 };
 constexpr Alphabet alphabet;
 
 }  // namespace
-
-char32_t byte_level_character(uint8_t byte) {
-    return alphabet.character[byte];
-}
 
 std::optional<std::string> bytes_of_token(std::string_view token) {
     std::string bytes;

@@ -42,12 +42,14 @@ void require_added_token(const Tokenizer& tokenizer, std::string_view name, std:
 std::string text_of(const Tokenizer& tokenizer, int32_t id, const char* role) {
     const std::string token = tokenizer.token(id);
     if (tokenizer.added_token_id(token) == id) return token;
-    throw input_error(cat("the ", role, " token '", token, "' of the tokenizer in ", tokenizer.folder().string(),
+    throw input_error(cat("the ", role, " token '", token, "' of the tokenizer in ",
+                          tokenizer.folder().string(),
                           " is not one of its added_tokens, so no text can contain it"));
 }
 
 std::string leading_bos(const Tokenizer& tokenizer) {
-    return tokenizer.adds_bos() ? text_of(tokenizer, *tokenizer.bos_id(), "beginning-of-sequence") : std::string();
+    return tokenizer.adds_bos() ? text_of(tokenizer, *tokenizer.bos_id(), "beginning-of-sequence")
+                                : std::string();
 }
 
 std::string end_of_sequence(const Tokenizer& tokenizer) {
@@ -57,7 +59,8 @@ std::string end_of_sequence(const Tokenizer& tokenizer) {
                       "set eos_token in its tokenizer_config.json");
 }
 
-Rendered render_llama3(std::span<const Message> messages, bool add_generation_prompt, const Tokenizer& tokenizer) {
+Rendered render_llama3(std::span<const Message> messages, bool add_generation_prompt,
+                       const Tokenizer& tokenizer) {
     constexpr std::string_view bos = "<|begin_of_text|>", end = "<|eot_id|>";
     for (const std::string_view token : {bos, end, std::string_view("<|start_header_id|>")}) {
         require_added_token(tokenizer, "llama-3", token);
@@ -80,7 +83,8 @@ Rendered render_llama3(std::span<const Message> messages, bool add_generation_pr
     return out.take();
 }
 
-Rendered render_chatml(std::span<const Message> messages, bool add_generation_prompt, const Tokenizer& tokenizer) {
+Rendered render_chatml(std::span<const Message> messages, bool add_generation_prompt,
+                       const Tokenizer& tokenizer) {
     constexpr std::string_view start = "<|im_start|>", end = "<|im_end|>";
     require_added_token(tokenizer, "chatml", start);
     require_added_token(tokenizer, "chatml", end);
@@ -102,14 +106,17 @@ constexpr std::string_view alpaca_response = "### Response:\n";
 
 std::string alpaca_preamble(std::string_view system, bool has_input) {
     if (!system.empty()) return std::string(system);
-    return has_input ? "Below is an instruction that describes a task, paired with an input that provides further "
-                       "context. Write a response that appropriately completes the request."
-                     : "Below is an instruction that describes a task. Write a response that appropriately completes "
-                       "the request.";
+    return has_input
+               ? "Below is an instruction that describes a task, paired with an input that provides further "
+                 "context. Write a response that appropriately completes the request."
+               : "Below is an instruction that describes a task. Write a response that appropriately "
+                 "completes "
+                 "the request.";
 }
 
 /// Turns behind the first follow after an empty line, without the preamble.
-Rendered render_alpaca(std::span<const Message> messages, bool add_generation_prompt, const Tokenizer& tokenizer) {
+Rendered render_alpaca(std::span<const Message> messages, bool add_generation_prompt,
+                       const Tokenizer& tokenizer) {
     const std::string end = end_of_sequence(tokenizer);
     std::string_view system;
     if (messages.front().role == "system") {
@@ -125,8 +132,10 @@ Rendered render_alpaca(std::span<const Message> messages, bool add_generation_pr
         } else if (message.role == "assistant") {
             out.text(alpaca_response).trained(message.content, end);
         } else {
-            throw input_error(cat("the chat template alpaca knows the roles user and assistant, and system for the "
-                                  "first message, not '", message.role, "'"));
+            throw input_error(
+                cat("the chat template alpaca knows the roles user and assistant, and system for the "
+                    "first message, not '",
+                    message.role, "'"));
         }
     }
     if (add_generation_prompt) out.text("\n\n").text(alpaca_response);
@@ -146,7 +155,8 @@ std::string resolve_template(std::string_view name, const Tokenizer& tokenizer) 
         return "alpaca";
     }
     if (std::find(names.begin(), names.end(), name) == names.end()) {
-        throw usage_error(cat("there is no chat template '", name, "'"), "known: auto, llama-3, chatml, alpaca");
+        throw usage_error(cat("there is no chat template '", name, "'"),
+                          "known: auto, llama-3, chatml, alpaca");
     }
     return std::string(name);
 }
@@ -165,10 +175,10 @@ EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendere
     EncodedTurns out;
     const auto& offsets = encoding.offsets;
     for (const auto& [begin_byte, end_byte] : rendered.trained_bytes) {
-        const auto first = std::partition_point(offsets.begin(), offsets.end(),
-                                                [&, b = begin_byte](const auto& span) { return span.first < b; });
-        const auto last = std::partition_point(first, offsets.end(),
-                                               [&, e = end_byte](const auto& span) { return span.second <= e; });
+        const auto first = std::partition_point(
+            offsets.begin(), offsets.end(), [&, b = begin_byte](const auto& span) { return span.first < b; });
+        const auto last = std::partition_point(
+            first, offsets.end(), [&, e = end_byte](const auto& span) { return span.second <= e; });
         if (first < last) out.trained.emplace_back(first - offsets.begin(), last - offsets.begin());
     }
     out.ids = std::move(encoding.ids);
@@ -183,7 +193,8 @@ std::string alpaca_prompt(std::string_view instruction, std::string_view input, 
     return out;
 }
 
-Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion) {
+Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt,
+                                 std::string_view completion) {
     return Writer()
         .text(leading_bos(tokenizer))
         .text(prompt)

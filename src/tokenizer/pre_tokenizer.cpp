@@ -21,7 +21,8 @@ void find_pieces(const SplitStep& step, std::string_view text, std::size_t base,
     while (from <= text.size() && step.pattern->search(text, from, begin, end)) {
         from = end;
         if (begin == end) {
-            // An empty match counts, but not right behind another match; then the search moves on by a character.
+            // An empty match counts, but not right behind another match; then the search moves on by a
+            // character.
             from = end < text.size() ? end + unicode::decode(text, end).size : end + 1;
             if (end == last_end) continue;
         }
@@ -68,7 +69,8 @@ void join_pieces(const SplitStep& step, const std::vector<Piece>& pieces, std::v
             }
             break;
         case SplitBehavior::merged_with_next:
-            // The mirror image of merged_with_previous: of several matches in a row only the last joins the gap.
+            // The mirror image of merged_with_previous: of several matches in a row only the last joins the
+            // gap.
             for (std::size_t i = 0; i < pieces.size(); ++i) {
                 const bool joins = pieces[i].match && i + 1 < pieces.size() && !pieces[i + 1].match;
                 push(pieces[i]);

@@ -62,10 +62,10 @@ class Translator {
     void property() {
         const std::size_t close = rest().find('}');
         if (in_.substr(at_ + 2, 1) != "{" || close == std::string_view::npos) refuse(rest().substr(0, 3));
-        static constexpr std::array known = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me",       "N",
-                                             "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf",       "Po",
-                                             "S",  "Sm", "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "C",        "Cc",
-                                             "Cf", "Co", "Cn", "Han", "Hiragana", "Katakana"};
+        static constexpr std::array known = {
+            "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",   "Nd",       "Nl",
+            "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm",  "Sc",       "Sk",
+            "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn", "Han", "Hiragana", "Katakana"};
         const std::string_view name = rest().substr(3, close - 3);
         bool found = false;
         for (const char* candidate : known) found = found || name == candidate;
@@ -110,8 +110,8 @@ class Translator {
     }
 
     void group() {
-        static constexpr std::array<std::string_view, 9> known = {"(?:",  "(?i:",  "(?-i:", "(?i)", "(?=",
-                                                                  "(?!", "(?<=", "(?<!",  "(?>"};
+        static constexpr std::array<std::string_view, 9> known = {
+            "(?:", "(?i:", "(?-i:", "(?i)", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
         if (in_.substr(at_, 2) != "(?") return take(1);
         for (const std::string_view opening : known) {
             if (rest().substr(0, opening.size()) == opening) return take(opening.size());
@@ -205,8 +205,8 @@ void Regex::compile(const std::string& pattern) {
     PCRE2_SIZE offset = 0;
     // Ruby's ^ and $ always work by line, and its groups with names or numbers are not known here.
     const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_AUTO_CAPTURE;
-    code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset,
-                               context);
+    code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error,
+                               &offset, context);
     pcre2_compile_context_free(context);
     if (!code->code) {
         throw input_error(cat(where_, ": the regular expression is not valid at position ", offset, " (",
@@ -225,14 +225,14 @@ bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, 
                           static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     const int found = code_->compiled_to_machine_code
-                          ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data,
-                                            thread.context)
-                          : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data,
-                                        thread.context);
+                          ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
+                                            thread.data, thread.context)
+                          : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
+                                        thread.data, thread.context);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {
-        throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(), " bytes (",
-                              message_of(found), ")"));
+        throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(),
+                              " bytes (", message_of(found), ")"));
     }
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(thread.data);
     begin = range[0];

@@ -22,7 +22,8 @@ void read_role(const JsonReader& root, const char* key, const IdOf& id_of, std::
     const std::optional<std::string> text = token_text(root, key);
     if (role || !text || text->empty()) return;
     role = id_of(*text);
-    if (!role) log::warning(root.at(key).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
+    if (!role)
+        log::warning(root.at(key).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
 }
 
 /// An id or a list of ids under `eos_token_id`.

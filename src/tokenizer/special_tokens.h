@@ -17,8 +17,8 @@ struct SpecialTokens {
     std::string chat_template;  ///< raw Jinja
 };
 
-/// Each file may be absent. Input Error for one that is malformed; a named token that the vocabulary lacks is warned of
-/// and taken as not named.
+/// Each file may be absent. Input Error for one that is malformed; a named token that the vocabulary lacks is
+/// warned of and taken as not named.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder,
                                   const std::function<std::optional<int32_t>(std::string_view)>& id_of);
 

@@ -59,7 +59,8 @@ bool blank(const std::string& line) {
 
 }  // namespace
 
-void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out) {
+void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in,
+                     std::ostream& out) {
     // An unknown name is an error even without messages.
     const std::string chosen = resolve_template(options.chat_template, tokenizer);
     if (chosen != options.chat_template) log::debug("chat template: ", chosen);

@@ -47,7 +47,8 @@ std::size_t id_count(const TokenizerJson& json) {
     return static_cast<std::size_t>(last + 1);
 }
 
-/// Raw forms by id; with `searched`, added tokens in the form in which texts contain them (what decoding starts from).
+/// Raw forms by id; with `searched`, added tokens in the form in which texts contain them (what decoding
+/// starts from).
 std::vector<std::string> tokens_by_id(const TokenizerJson& json, bool searched) {
     std::vector<std::string> tokens(id_count(json));
     for (const auto& [token, id] : json.model.vocab) tokens[id] = token;
@@ -91,7 +92,8 @@ struct Tokenizer::Impl {
             if (token.special) names.insert(token.content);
         }
         const std::vector<std::string> searched = tokens_by_id(json, true);
-        for (std::size_t id = 0; id < raw.size(); ++id) special[id] = exists[id] && names.count(searched[id]) != 0;
+        for (std::size_t id = 0; id < raw.size(); ++id)
+            special[id] = exists[id] && names.count(searched[id]) != 0;
     }
 
     struct Output {
@@ -106,8 +108,8 @@ struct Tokenizer::Impl {
     };
     void encode(std::string_view text, bool add_special, Output& out) const;
     void encode_stretch(std::string_view text, std::size_t base, const Alignment& to_text, Output& out) const;
-    void encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch, std::size_t stretch_base,
-                      const Alignment& to_text, Output& out) const;
+    void encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch,
+                      std::size_t stretch_base, const Alignment& to_text, Output& out) const;
 
     std::filesystem::path folder;
     bool nfc;
@@ -140,7 +142,8 @@ void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& ou
         if (stretch.id >= 0) {
             out.add(stretch.id, to_text.to_input({stretch.begin, stretch.end}));
         } else {
-            encode_stretch(text.substr(stretch.begin, stretch.end - stretch.begin), stretch.begin, to_text, out);
+            encode_stretch(text.substr(stretch.begin, stretch.end - stretch.begin), stretch.begin, to_text,
+                           out);
         }
     }
     if (add_special) {
@@ -162,12 +165,14 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
             const Span span = to_stretch.to_input({part.begin, part.end});
             out.add(part.id, to_text.to_input({base + span.first, base + span.second}));
         } else {
-            encode_words(text.substr(part.begin, part.end - part.begin), part.begin, to_stretch, base, to_text, out);
+            encode_words(text.substr(part.begin, part.end - part.begin), part.begin, to_stretch, base,
+                         to_text, out);
         }
     }
 }
 
-/// Words and their tokens. `base` is the text's place in its normalised stretch, `stretch_base` the stretch's place.
+/// Words and their tokens. `base` is the text's place in its normalised stretch, `stretch_base` the stretch's
+/// place.
 void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch,
                                    std::size_t stretch_base, const Alignment& to_text, Output& out) const {
     SplitText split;
@@ -218,7 +223,8 @@ Encoding Tokenizer::encode_with_offsets(std::string_view text, bool add_special)
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
     std::string bytes, text;
     for (const int32_t id : ids) {
-        if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id])) continue;
+        if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id]))
+            continue;
         bytes += impl_->bytes[id];
     }
     if (unicode::valid_prefix(bytes) == bytes.size()) return bytes;
@@ -276,9 +282,15 @@ const std::filesystem::path& Tokenizer::folder() const {
 }
 
 std::vector<std::filesystem::path> Tokenizer::files() const {
-    static constexpr std::array names = {"tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
-                                         "added_tokens.json", "vocab.json",            "merges.txt",
-                                         "tokenizer.model",   "chat_template.jinja",   "chat_template.json"};
+    static constexpr std::array names = {"tokenizer.json",
+                                         "tokenizer_config.json",
+                                         "special_tokens_map.json",
+                                         "added_tokens.json",
+                                         "vocab.json",
+                                         "merges.txt",
+                                         "tokenizer.model",
+                                         "chat_template.jinja",
+                                         "chat_template.json"};
     std::vector<std::filesystem::path> found;
     for (const char* name : names) {
         if (std::filesystem::is_regular_file(folder() / name)) found.push_back(folder() / name);

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "tokenizer/flat_map.h"
 #include "tokenizer/json_reader.h"
 #include "tokenizer/unicode.h"
 #include "unsloth/core/log.h"
@@ -15,82 +16,96 @@ namespace {
 constexpr std::string_view gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-using IdOf = std::unordered_map<std::string, int32_t>;
-
 [[noreturn]] void refuse_type(const JsonReader& part, const std::string& known) {
-    throw input_error(cat(part.where(), ": the type '", part.at("type").string(),
-                          "' is not known to this program, which reads byte-level BPE tokenizers (known here: ", known,
-                          ")"));
+    throw input_error(cat(
+        part.where(), ": the type '", part.at("type").string(),
+        "' is not known to this program, which reads byte-level BPE tokenizers (known here: ", known, ")"));
 }
 
-void read_vocab(const JsonReader& vocab, BpeSpec& spec, IdOf& ids) {
+void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
     if (!vocab.value().is_object()) vocab.refuse("an object of tokens and ids");
     spec.vocab.reserve(vocab.value().size());
-    ids.reserve(vocab.value().size());
     std::vector<bool> used;
     for (const auto& [token, value] : vocab.value().items()) {
         const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() < (1u << 28);
-        if (!is_id) JsonReader(value, cat(vocab.where(), "['", token, "']")).refuse("an id from 0 to 268435455");
+        if (!is_id)
+            JsonReader(value, cat(vocab.where(), "['", token, "']")).refuse("an id from 0 to 268435455");
         const auto id = value.get<int32_t>();
-        if (static_cast<std::size_t>(id) >= used.size()) used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
-        if (used[id]) throw input_error(cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
+        if (static_cast<std::size_t>(id) >= used.size())
+            used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
+        if (used[id])
+            throw input_error(cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
         used[id] = true;
         spec.vocab.emplace_back(token, id);
-        ids.emplace(token, id);
     }
 }
 
-void read_merges(const JsonReader& merges, const IdOf& ids, BpeSpec& spec) {
+/// Views the strings of `spec`, which must not change any more.
+StringTable index_vocab(const BpeSpec& spec) {
+    StringTable ids(spec.vocab.size());
+    for (const auto& [token, id] : spec.vocab) ids.insert(token, id);
+    return ids;
+}
+
+/// The two tokens of a merge: "left right" or ["left", "right"].
+std::pair<std::string_view, std::string_view> read_pair(const JsonReader& merges, std::size_t i) {
+    const nlohmann::json& merge = merges.value()[i];
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+        return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
+    }
+    if (!merge.is_string()) merges.at(i).refuse("a pair of tokens");
+    const std::string_view pair = merge.get_ref<const std::string&>();
+    const std::size_t space = pair.find(' ');
+    if (space == std::string_view::npos || pair.find(' ', space + 1) != std::string_view::npos) {
+        merges.at(i).refuse("two tokens with one space between them");
+    }
+    return {pair.substr(0, space), pair.substr(space + 1)};
+}
+
+bool is_version_line(const nlohmann::json& merge) {
+    return merge.is_string() && merge.get_ref<const std::string&>().rfind("#version", 0) == 0;
+}
+
+void read_merges(const JsonReader& merges, const StringTable& ids, BpeSpec& spec) {
     const std::size_t n = merges.size();
     spec.merges.reserve(n);
-    const auto id_of = [&](const std::string& token, std::size_t i) {
-        const auto it = ids.find(token);
-        if (it == ids.end()) throw input_error(cat(merges.where(), "[", i, "]: '", token, "' is not in model.vocab"));
-        return it->second;
+    const auto id_of = [&](std::string_view token, std::size_t i) {
+        const int32_t id = ids.find(token);
+        if (id < 0) throw input_error(cat(merges.where(), "[", i, "]: '", token, "' is not in model.vocab"));
+        return id;
     };
+    std::string merged;
     for (std::size_t i = 0; i < n; ++i) {
-        const nlohmann::json& merge = merges.value()[i];
-        std::string left, right;
-        if (merge.is_string()) {
-            const std::string& pair = merge.get_ref<const std::string&>();
-            if (pair.rfind("#version", 0) == 0) continue;
-            const std::size_t space = pair.find(' ');
-            if (space == std::string::npos || pair.find(' ', space + 1) != std::string::npos) {
-                merges.at(i).refuse("two tokens with one space between them");
-            }
-            left = pair.substr(0, space);
-            right = pair.substr(space + 1);
-        } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-            left = merge[0].get<std::string>();
-            right = merge[1].get<std::string>();
-        } else {
-            merges.at(i).refuse("a pair of tokens");
-        }
-        spec.merges.push_back({id_of(left, i), id_of(right, i), id_of(left + right, i)});
+        if (is_version_line(merges.value()[i])) continue;
+        const auto [left, right] = read_pair(merges, i);
+        merged = left;
+        merged += right;
+        spec.merges.push_back({id_of(left, i), id_of(right, i), id_of(merged, i)});
     }
 }
 
-void read_model(const JsonReader& model, BpeSpec& spec, IdOf& ids) {
+void read_model(const JsonReader& model, BpeSpec& spec, StringTable& ids) {
     if (model.has("type") && model.at("type").string() != "BPE") refuse_type(model, "BPE");
-    model.only_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-                     "byte_fallback", "ignore_merges", "vocab", "merges"});
+    model.only_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+                     "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
     if (model.has("dropout") && model.at("dropout").value() != 0.0) {
         model.at("dropout").refuse("null: merges are never dropped at random here");
     }
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-        if (model.has(key) && !model.at(key).string().empty()) model.at(key).refuse("null or an empty string");
+        if (model.has(key) && !model.at(key).string().empty())
+            model.at(key).refuse("null or an empty string");
     }
     if (model.boolean_or("byte_fallback", false)) {
         model.at("byte_fallback").refuse("false: SentencePiece-style BPE is not known to this program");
     }
     spec.fuse_unknown = model.boolean_or("fuse_unk", false);
     spec.ignore_merges = model.boolean_or("ignore_merges", false);
-    read_vocab(model.at("vocab"), spec, ids);
+    read_vocab(model.at("vocab"), spec);
+    ids = index_vocab(spec);
     read_merges(model.at("merges"), ids, spec);
     if (model.has("unk_token")) {
-        const auto it = ids.find(model.at("unk_token").string());
-        if (it == ids.end()) model.at("unk_token").refuse("a token of model.vocab");
-        spec.unknown = it->second;
+        spec.unknown = ids.find(model.at("unk_token").string());
+        if (*spec.unknown < 0) model.at("unk_token").refuse("a token of model.vocab");
     }
 }
 
@@ -160,7 +175,8 @@ void read_pre_tokenizer(const JsonReader& part, std::vector<SplitStep>& steps, b
         for (std::size_t i = 0; i < list.size(); ++i) read_pre_tokenizer(list.at(i), steps, byte_level);
         return;
     }
-    if (byte_level) throw input_error(cat(part.where(), ": '", type, "' comes after ByteLevel, which must be the last"));
+    if (byte_level)
+        throw input_error(cat(part.where(), ": '", type, "' comes after ByteLevel, which must be the last"));
     if (type == "Split") {
         steps.push_back(read_split(part));
     } else if (type == "Digits") {
@@ -187,7 +203,8 @@ void read_template(const JsonReader& part, TokenizerJson& out) {
         const JsonReader piece = single.at(i);
         piece.only_keys({"SpecialToken", "Sequence"});
         if (piece.has("SpecialToken")) {
-            append_special(part.at("special_tokens"), piece.at("SpecialToken").at("id"), sequence ? suffix : prefix);
+            append_special(part.at("special_tokens"), piece.at("SpecialToken").at("id"),
+                           sequence ? suffix : prefix);
             continue;
         }
         const JsonReader name = piece.at("Sequence").at("id");
@@ -239,23 +256,25 @@ AddedToken read_added_token(const JsonReader& entry, bool nfc) {
     return token;
 }
 
-/// HF takes the id from the model's vocabulary, else counts on from its end; the id in the file is only compared.
-void read_added_tokens(const JsonReader& list, const IdOf& vocab, TokenizerJson& out) {
-    IdOf known;
-    auto next = static_cast<int32_t>(vocab.size());
+/// HF takes the id from the model's vocabulary, else counts on from its end; the id in the file is only
+/// compared.
+void read_added_tokens(const JsonReader& list, const StringTable& vocab, TokenizerJson& out) {
+    std::unordered_map<std::string, int32_t> known;
+    auto next = static_cast<int32_t>(out.model.vocab.size());
     for (std::size_t i = 0; i < list.size(); ++i) {
         AddedToken token = read_added_token(list.at(i), out.nfc);
         if (token.content.empty()) continue;
         const int32_t stated = token.id;
-        const auto in_vocab = vocab.find(token.content);
+        const int32_t in_vocab = vocab.find(token.content);
         if (const auto before = known.find(token.content); before != known.end()) {
             token.id = before->second;
             std::erase_if(out.added, [&](const AddedToken& other) { return other.content == token.content; });
         } else {
-            token.id = in_vocab != vocab.end() ? in_vocab->second : next++;
+            token.id = in_vocab >= 0 ? in_vocab : next++;
         }
         if (token.id != stated) {
-            log::warning(list.at(i).where(), ": the token '", token.content, "' has the id ", token.id, ", not ", stated,
+            log::warning(list.at(i).where(), ": the token '", token.content, "' has the id ", token.id,
+                         ", not ", stated,
                          " (as in the tokenizers library: ids count on from the end of model.vocab)");
         }
         known.emplace(token.content, token.id);
@@ -274,12 +293,14 @@ TokenizerJson read_tokenizer_json(const std::filesystem::path& path) {
         return root.has(key) ? root.at(key) : JsonReader(null, cat(path.string(), ": key ", key));
     };
     TokenizerJson out;
-    IdOf ids;
+    StringTable ids;
     out.nfc = read_normalizer(optional_part("normalizer"));
     bool byte_level = false;
     if (root.has("pre_tokenizer")) read_pre_tokenizer(root.at("pre_tokenizer"), out.steps, byte_level);
-    if (!byte_level) optional_part("pre_tokenizer").refuse("a ByteLevel step: other vocabularies are not known here");
-    if (std::count_if(out.steps.begin(), out.steps.end(), [](const SplitStep& s) { return s.add_prefix_space; }) > 1) {
+    if (!byte_level)
+        optional_part("pre_tokenizer").refuse("a ByteLevel step: other vocabularies are not known here");
+    if (std::count_if(out.steps.begin(), out.steps.end(),
+                      [](const SplitStep& s) { return s.add_prefix_space; }) > 1) {
         throw input_error(cat(path.string(), ": key pre_tokenizer: more than one step adds a prefix space"));
     }
     read_post_processor(optional_part("post_processor"), out);

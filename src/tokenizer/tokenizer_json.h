@@ -16,7 +16,7 @@ struct TokenizerJson {
     BpeSpec model;
     bool nfc = false;
     std::vector<SplitStep> steps;
-    std::vector<AddedToken> added;  ///< by first mention; ids as HF assigns them
+    std::vector<AddedToken> added;                ///< by first mention; ids as HF assigns them
     std::vector<int32_t> prefix_ids, suffix_ids;  ///< what the post-processor puts around a text
 };
 

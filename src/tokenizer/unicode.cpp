@@ -78,7 +78,8 @@ struct NormalizationData {
     std::unordered_map<char32_t, uint8_t> combining_class;
     std::unordered_map<char32_t, const Decomposition*> decomposition;
     std::unordered_map<uint64_t, char32_t> composition;
-    PlaneSet unstable;  ///< a text without these is in NFC, and a run of them never reaches over another character
+    PlaneSet
+        unstable;  ///< a text without these is in NFC, and a run of them never reaches over another character
 
     NormalizationData() {
         for (const ClassRange& range : combining_classes()) {
@@ -152,7 +153,8 @@ void compose(const NormalizationData& data, std::u32string& text) {
             }
         }
         if (c_class == 0) starter = out;
-        // A starter right behind a starter can compose with it; one that was kept blocks everything behind it.
+        // A starter right behind a starter can compose with it; one that was kept blocks everything behind
+        // it.
         last_class = c_class == 0 ? -1 : c_class;
         text[out++] = c;
     }
@@ -173,7 +175,8 @@ void normalize_chunk(std::string_view chunk, std::string& out, Alignment& alignm
             continue;
         }
         const auto end = std::find_if(it, points.end(), [&](char32_t c) { return data.class_of(c) == 0; });
-        std::stable_sort(it, end, [&](char32_t a, char32_t b) { return data.class_of(a) < data.class_of(b); });
+        std::stable_sort(it, end,
+                         [&](char32_t a, char32_t b) { return data.class_of(a) < data.class_of(b); });
         it = end;
     }
     compose(data, points);
@@ -181,7 +184,8 @@ void normalize_chunk(std::string_view chunk, std::string& out, Alignment& alignm
     for (const char32_t c : points) append(normal, c);
     out += normal;
     // Only what really changed loses its exact place.
-    std::size_t prefix = std::mismatch(chunk.begin(), chunk.end(), normal.begin(), normal.end()).first - chunk.begin();
+    std::size_t prefix =
+        std::mismatch(chunk.begin(), chunk.end(), normal.begin(), normal.end()).first - chunk.begin();
     while (prefix > 0 && prefix < chunk.size() && (byte_at(chunk, prefix) & 0xC0) == 0x80) --prefix;
     alignment.append_exact(prefix);
     alignment.append_block(normal.size() - prefix, chunk.size() - prefix);
@@ -190,7 +194,9 @@ void normalize_chunk(std::string_view chunk, std::string& out, Alignment& alignm
 }  // namespace
 
 Decoded decode(std::string_view text, std::size_t at) {
-    const auto continuation = [&](std::size_t i) { return static_cast<char32_t>(byte_at(text, at + i) & 0x3F); };
+    const auto continuation = [&](std::size_t i) {
+        return static_cast<char32_t>(byte_at(text, at + i) & 0x3F);
+    };
     const char32_t lead = byte_at(text, at);
     if (lead < 0x80) return {lead, 1};
     if (lead < 0xE0) return {(lead & 0x1F) << 6 | continuation(1), 2};
@@ -213,7 +219,8 @@ void append(std::string& out, char32_t c) {
     } else if (c < 0x10000) {
         put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
     } else {
-        put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
+        put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)),
+            put(0x80 | (c & 0x3F));
     }
 }
 
@@ -243,7 +250,8 @@ void append_lossy(std::string& out, std::string_view bytes, Alignment* alignment
 
 bool is_white_space(char32_t c) {
     return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
 }
 
 bool is_word(char32_t c) {

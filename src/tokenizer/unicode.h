@@ -22,8 +22,8 @@ void append(std::string& out, char32_t code_point);
 
 /// Length of the longest prefix that is valid UTF-8 (no surrogates, no overlong forms, at most U+10FFFF).
 std::size_t valid_prefix(std::string_view text);
-/// Valid UTF-8: every maximal cut-off sequence (Unicode 16.0, table 3-8, "substitution of maximal subparts") becomes
-/// one U+FFFD. Appends to `out`; `alignment` (may be null) maps it back.
+/// Valid UTF-8: every maximal cut-off sequence (Unicode 16.0, table 3-8, "substitution of maximal subparts")
+/// becomes one U+FFFD. Appends to `out`; `alignment` (may be null) maps it back.
 void append_lossy(std::string& out, std::string_view bytes, Alignment* alignment = nullptr);
 
 /// White_Space; the same in every version since Unicode 6.3.
@@ -33,13 +33,13 @@ bool is_word(char32_t c);
 /// What Python's str.strip() and Jinja's trim remove: White_Space and U+001C to U+001F.
 std::string_view strip(std::string_view text);
 
-/// Canonical composition (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment` untouched,
-/// when the text is in that form already, so that the usual case copies nothing.
+/// Canonical composition (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment`
+/// untouched, when the text is in that form already, so that the usual case copies nothing.
 bool to_nfc(std::string_view text, std::string& out, Alignment& alignment);
 
-/// Characters whose general category depends on the version of PCRE2 replaced by others of the same length in bytes
-/// that have, in every version, the category of Unicode 16.0 (what HF's engine knows). Only for matching.
-/// Returns false, with `out` untouched, when there is none.
+/// Characters whose general category depends on the version of PCRE2 replaced by others of the same length in
+/// bytes that have, in every version, the category of Unicode 16.0 (what HF's engine knows). Only for
+/// matching. Returns false, with `out` untouched, when there is none.
 bool shadow_categories(std::string_view text, std::string& out);
 
 }  // namespace unsloth::unicode

@@ -25,10 +25,10 @@ struct Composition {
     char32_t first, second, composed;
 };
 
-const std::vector<Range>& word_ranges();                ///< \w of UTS 18, Unicode 16.0
-const std::vector<Replacement>& category_drift();       ///< categories that differ between Unicode 14.0 and 18.0
-const std::vector<ClassRange>& combining_classes();     ///< non-zero ones, Unicode 9.0
-const std::vector<Decomposition>& decompositions();     ///< Unicode 9.0, without Hangul
-const std::vector<Composition>& compositions();         ///< Unicode 9.0, without Hangul
+const std::vector<Range>& word_ranges();             ///< \w of UTS 18, Unicode 16.0
+const std::vector<Replacement>& category_drift();    ///< categories that differ between Unicode 14.0 and 18.0
+const std::vector<ClassRange>& combining_classes();  ///< non-zero ones, Unicode 9.0
+const std::vector<Decomposition>& decompositions();  ///< Unicode 9.0, without Hangul
+const std::vector<Composition>& compositions();      ///< Unicode 9.0, without Hangul
 
 }  // namespace unsloth::unicode

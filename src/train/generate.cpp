@@ -73,10 +73,8 @@ std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, 
 
 void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
-    if (!opened.tokenizer)
-        throw input_error(cat(opened.file->checkpoint.folder().string(), ": no tokenizer.json, which generate needs"),
-                          "Copy the model's tokenizer files into its folder.");
-    const std::vector<Prompt> prompts = read_prompts(request, *opened.tokenizer, resolve_template(loaded.config.data.template_name, *opened.tokenizer));
+    const Tokenizer tokenizer = opened.tokenizer();
+    const std::vector<Prompt> prompts = read_prompts(request, tokenizer, resolve_template(loaded.config.data.template_name, tokenizer));
     std::size_t longest = 1;
     for (const Prompt& prompt : prompts) {
         if (prompt.empty()) throw input_error("a prompt has no tokens, and the tokenizer adds none");
@@ -86,10 +84,10 @@ void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
     if (room > opened.file->spec.max_position_embeddings)
         throw usage_error(cat("prompt and max_new_tokens take ", room, " positions, the model allows ", opened.file->spec.max_position_embeddings));
     const LoadedModel loaded_model = load_for_inference(loaded, opened, static_cast<int64_t>(longest), 1, 1);
-    const std::vector<int32_t> stops = stop_ids(*opened.tokenizer, opened.file->spec);
+    const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
     for (const Prompt& prompt : prompts) {
         const std::vector<int32_t> ids = continue_prompt(*loaded_model.model, prompt, request.max_new_tokens, stops);
-        const std::string text = opened.tokenizer->decode(ids, /*skip_special=*/true);
+        const std::string text = tokenizer.decode(ids, /*skip_special=*/true);
         if (request.json) {
             std::cout << nlohmann::ordered_json{{"prompt_ids", prompt}, {"ids", ids}, {"text", text}}.dump() << "\n";
         } else {

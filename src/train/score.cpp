@@ -94,10 +94,12 @@ nlohmann::ordered_json score_row(model::Model& model, const Dataset& rows, int64
 void run_score(const LoadedConfig& loaded, const ScoreRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
     if (loaded.config.data.train_file.empty()) throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
-    DatasetOptions options = dataset_options(loaded, opened);
+    DatasetOptions options = dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
-    const Dataset rows = Dataset::load(loaded.config.data.train_file, options, opened.encoder.get());
+    std::unique_ptr<RowEncoder> encoder;
+    if (probe_format(loaded.config.data.train_file, options) != DataFormat::tokenized) encoder = encoder_maker(opened, loaded.config)();
+    const Dataset rows = Dataset::load(loaded.config.data.train_file, options, encoder.get());
     const Limits limits = limits_of(rows);
     const LoadedModel loaded_model = load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens);
     LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);

@@ -29,15 +29,6 @@ int gpu_count() {
     return count;
 }
 
-void check_tokenizer(const Tokenizer& tokenizer, const ModelSpec& spec) {
-    if (tokenizer.vocab_size() > spec.vocab_size)
-        throw input_error(cat(tokenizer.folder().string(), ": the tokenizer has ids up to ", tokenizer.vocab_size() - 1,
-                              ", the model's vocabulary ends at ", spec.vocab_size - 1),
-                          "Use the tokenizer that belongs to the checkpoint.");
-}
-
-bool has_tokenizer(const std::filesystem::path& folder) { return std::filesystem::exists(folder / "tokenizer.json"); }
-
 /// A lora option that the user gave must say what the adapter folder says.
 void check_against_adapter(const LoadedConfig& loaded, const LoraSpec& asked, const LoraSpec& adapter) {
     const auto require = [&](const char* option, bool same) {
@@ -90,31 +81,38 @@ std::string describe_device(at::Device device) {
 }
 
 OpenedModel open_model(const Config& config) {
-    OpenedModel opened;
     if (config.model.path.empty())
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
+    OpenedModel opened;
     opened.file = std::make_shared<const WeightFile>(WeightFile::open(config.model.path));
-    std::filesystem::path folder = opened.file->checkpoint.folder();
-    if (config.model.adapter_name_or_path && has_tokenizer(*config.model.adapter_name_or_path))
-        folder = *config.model.adapter_name_or_path;
-    if (has_tokenizer(folder)) {
-        opened.tokenizer.emplace(Tokenizer::load(folder));
-        check_tokenizer(*opened.tokenizer, opened.file->spec);
-        opened.encoder = make_row_encoder(*opened.tokenizer, config.data.template_name);
-    }
+    opened.tokenizer_folder = opened.file->checkpoint.folder();
+    const auto& adapter = config.model.adapter_name_or_path;
+    if (adapter && std::filesystem::exists(std::filesystem::path(*adapter) / "tokenizer.json")) opened.tokenizer_folder = *adapter;
     return opened;
 }
 
-DatasetOptions dataset_options(const LoadedConfig& loaded, const OpenedModel& opened) {
-    const Config& config = loaded.config;
-    DatasetOptions options;
-    options.train_on_prompt = config.data.train_on_prompt;
-    options.max_seq_length = config.model.max_seq_length;
-    options.max_positions = opened.file->spec.max_position_embeddings;
-    options.vocab_size = opened.file->spec.vocab_size;
-    options.format = config.data.format;
-    options.skip_bad_rows = config.data.skip_bad_rows;
-    return options;
+Tokenizer OpenedModel::tokenizer() const {
+    if (!std::filesystem::exists(tokenizer_folder / "tokenizer.json"))
+        throw input_error(cat(tokenizer_folder.string(), ": no tokenizer.json, which text needs"),
+                          "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
+    Tokenizer loaded = Tokenizer::load(tokenizer_folder);
+    if (loaded.vocab_size() > file->spec.vocab_size)
+        throw input_error(cat(tokenizer_folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1, ", the model's vocabulary ends at ",
+                              file->spec.vocab_size - 1),
+                          "Use the tokenizer that belongs to the checkpoint.");
+    return loaded;
+}
+
+std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
+    std::vector<std::filesystem::path> files;
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+                             "tokenizer.model", "chat_template.jinja", "generation_config.json"})
+        if (std::filesystem::exists(tokenizer_folder / name)) files.push_back(tokenizer_folder / name);
+    return files;
+}
+
+std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config) {
+    return [&opened, template_name = config.data.template_name] { return make_row_encoder(opened.tokenizer(), template_name); };
 }
 
 LoraSpec lora_spec(const LoraOptions& options) {

@@ -59,26 +59,14 @@ Trainer::Trainer(const LoadedConfig& loaded) : loaded_(loaded), device_(choose_d
 // --- before the first step -----------------------------------------------------------------------------------------
 
 void Trainer::open_data() {
-    if (config().data.train_file.empty())
-        throw usage_error("data.train_file is missing", "Set it in the config file, or with --data.train_file FILE.");
-    const DatasetOptions options = dataset_options(loaded_, opened_);
-    Dataset train = Dataset::load(config().data.train_file, options, opened_.encoder.get());
-    if (config().data.eval_file) {
-        eval_rows_ = Dataset::load(*config().data.eval_file, options, opened_.encoder.get());
-    } else if (config().data.val_size > 0) {
-        std::tie(train, eval_rows_) = train.split(config().data.val_size, static_cast<uint64_t>(config().training.seed));
-    }
-    LoaderOptions loader;
-    loader.per_device_train_batch_size = config().training.per_device_train_batch_size;
-    loader.gradient_accumulation_steps = config().training.gradient_accumulation_steps;
-    loader.seed = static_cast<uint64_t>(config().training.seed);
-    loader.shuffle = config().data.shuffle;
-    loader.packing = config().data.packing;
-    loader.max_seq_length = config().model.max_seq_length;
+    TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()));
+    if (data.eval) eval_rows_ = std::move(*data.eval);
+    LoaderOptions options = loader_options(config());
+    // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
     const auto& saved = config().lora.modules_to_save;
-    loader.order_tokens = full() || config().model.adapter_name_or_path ||
-                          std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
-    loader_ = std::make_unique<StepLoader>(std::move(train), loader);
+    options.order_tokens = full() || config().model.adapter_name_or_path ||
+                           std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
+    loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     schedule_ = schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) plateau_.emplace(schedule_);
@@ -290,7 +278,7 @@ void Trainer::save(const std::filesystem::path& folder, int64_t step, double epo
     } else {
         save_adapter(folder, *model_->parameters(), *plan_->lora(), config().model.path);
     }
-    if (opened_.tokenizer) copy_files(opened_.tokenizer->files(), folder);
+    copy_files(opened_.tokenizer_files(), folder);
     TrainerState state;
     state.epoch = epoch;
     state.eval_steps = config().training.eval_steps;

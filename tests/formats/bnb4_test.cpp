@@ -36,7 +36,8 @@ void expect_hashes(const fs::path& folder, const fs::path& hashes_file) {
         SCOPED_TRACE(cat(folder.string(), " ", name));
         const auto weight = find_quant4(checkpoint, name);
         ASSERT_TRUE(weight);
-        EXPECT_EQ((std::vector<int64_t>{weight->view.rows, weight->view.cols}), expected.at("shape").get<std::vector<int64_t>>());
+        EXPECT_EQ((std::vector<int64_t>{weight->view.rows, weight->view.cols}),
+                  expected.at("shape").get<std::vector<int64_t>>());
         EXPECT_EQ(weight->view.blocks(), expected.at("blocks").get<int64_t>());
         EXPECT_EQ(sha256(weight->parts.front()->data), expected.at("packed_sha256"));
         std::vector<float> absmax(static_cast<std::size_t>(weight->view.blocks()));
@@ -49,7 +50,8 @@ void expect_hashes(const fs::path& folder, const fs::path& hashes_file) {
 }
 
 TEST(Sha256, KnowsTheStandardsExample) {
-    EXPECT_EQ(sha256(std::vector<char>{'a', 'b', 'c'}), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    EXPECT_EQ(sha256(std::vector<char>{'a', 'b', 'c'}),
+              "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
 TEST(Bnb4, DequantisesEveryKindBitForBit) {
@@ -64,7 +66,8 @@ TEST(Bnb4, DequantisesTheWholeSharedCollection) {
     const ScratchFolder folder;
     const std::string unpack = cat("'", shared, "/golden/unpack.sh' '", folder.path().string(), "/all' > /dev/null");
     ASSERT_EQ(std::system(unpack.c_str()), 0) << unpack;
-    for (const char* const kind : {"small_llama/nf4_dq", "small_llama/nf4", "small_llama/fp4", "small_llama/nf4_dq_bf16_storage", "tiny_llama/nf4_dq"}) {
+    for (const char* const kind : {"small_llama/nf4_dq", "small_llama/nf4", "small_llama/fp4",
+                                   "small_llama/nf4_dq_bf16_storage", "tiny_llama/nf4_dq"}) {
         expect_hashes(folder / cat("all/", kind), folder / cat("all/", kind, ".linears.json"));
         EXPECT_GT(WeightFile::open((folder / cat("all/", kind)).string()).tensors.quantised_linears(), 0);
     }
@@ -116,7 +119,8 @@ TEST(Bnb4, AnyRangeOfRowsEqualsThatPartOfTheWhole) {
                 dequantize_rows(weight.view(), begin, end, part.data());
                 EXPECT_EQ(part.back(), 77.0F) << "written beyond the end";
                 part.pop_back();
-                EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + begin * cols)) << cols << " columns, rows " << begin << " to " << end;
+                EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + begin * cols))
+                    << cols << " columns, rows " << begin << " to " << end;
             }
     }
     const Quant4Owned weight = quantize_nf4(random_weight(128, 1).data(), 2, 64);
@@ -163,7 +167,8 @@ TEST(QuantizeNf4, AgreesWithBitsandbytes) {
             EXPECT_LE(distance, 1) << "block " << i;
             different += distance != 0;
         }
-        EXPECT_EQ(different, hashes.at(original.name).at("absmax_codes_not_nearest").get<int>()) << "ours are the nearest";
+        EXPECT_EQ(different, hashes.at(original.name).at("absmax_codes_not_nearest").get<int>())
+            << "ours are the nearest";
     }
 }
 
@@ -232,7 +237,8 @@ TEST(Quant4Tensors, AreReadBackTheSame) {
 /// A small valid weight whose parts a test may break.
 class BrokenWeight : public testing::Test {
   protected:
-    BrokenWeight() : blobs_(quant4_tensors("m.weight", quantize_nf4(random_weight(20 * 70, 6).data(), 20, 70), DType::bf16)) {}
+    BrokenWeight()
+        : blobs_(quant4_tensors("m.weight", quantize_nf4(random_weight(20 * 70, 6).data(), 20, 70), DType::bf16)) {}
 
     TensorBlob& blob(const std::string& suffix) {
         for (TensorBlob& blob : blobs_)
@@ -241,7 +247,8 @@ class BrokenWeight : public testing::Test {
     }
     void set_state(const nlohmann::json& changes) {
         TensorBlob& state = blob(".quant_state.bitsandbytes__nf4");
-        auto json = nlohmann::json::parse(std::string(reinterpret_cast<const char*>(state.data.data()), state.data.size()));
+        auto json =
+            nlohmann::json::parse(std::string(reinterpret_cast<const char*>(state.data.data()), state.data.size()));
         for (const auto& [key, value] : changes.items()) json[key] = value;
         const std::string text = json.dump();
         const auto bytes = std::as_bytes(std::span(text));
@@ -299,12 +306,18 @@ TEST_F(BrokenWeight, MapThatIsNotFinite) {
 TEST_F(BrokenWeight, StatesThatCannotBe) {
     const auto intact = blobs_;
     const std::vector<std::pair<nlohmann::json, std::string>> cases = {
-        {{{"quant_type", "fp4"}}, "quant_type"},      {{{"blocksize", 128}}, "blocksize"},
-        {{{"shape", {20, 71}}}, "[20, 71]"},          {{{"shape", {20}}}, "shape"},
-        {{{"shape", {-20, 70}}}, "shape"},            {{{"shape", {int64_t{1} << 40, 1}}}, "shape"},
-        {{{"shape", "20x70"}}, "shape"},              {{{"dtype", "int8"}}, "dtype"},
-        {{{"nested_blocksize", 64}}, "nested_blocksize"}, {{{"nested_dtype", "float16"}}, "nested_dtype"},
-        {{{"nested_offset", "x"}}, "nested_offset"},  {{{"nested_offset", 1e300}}, "nested_offset"},
+        {{{"quant_type", "fp4"}}, "quant_type"},
+        {{{"blocksize", 128}}, "blocksize"},
+        {{{"shape", {20, 71}}}, "[20, 71]"},
+        {{{"shape", {20}}}, "shape"},
+        {{{"shape", {-20, 70}}}, "shape"},
+        {{{"shape", {int64_t{1} << 40, 1}}}, "shape"},
+        {{{"shape", "20x70"}}, "shape"},
+        {{{"dtype", "int8"}}, "dtype"},
+        {{{"nested_blocksize", 64}}, "nested_blocksize"},
+        {{{"nested_dtype", "float16"}}, "nested_dtype"},
+        {{{"nested_offset", "x"}}, "nested_offset"},
+        {{{"nested_offset", 1e300}}, "nested_offset"},
         {{{"nested_offset", nullptr}}, "nested_offset"},
     };
     for (const auto& [changes, word] : cases) {
@@ -330,7 +343,9 @@ TEST_F(BrokenWeight, UnalignedCompanionsAreCopied) {
     nlohmann::ordered_json header = {{"pad", {{"dtype", "U8"}, {"shape", {1}}, {"data_offsets", {0, 1}}}}};
     std::string data = "x";
     for (const TensorBlob& blob : blobs_) {
-        header[blob.decl.name] = {{"dtype", safetensors_name(blob.decl.dtype)}, {"shape", blob.decl.shape}, {"data_offsets", {data.size(), data.size() + blob.data.size()}}};
+        header[blob.decl.name] = {{"dtype", safetensors_name(blob.decl.dtype)},
+                                  {"shape", blob.decl.shape},
+                                  {"data_offsets", {data.size(), data.size() + blob.data.size()}}};
         data.append(reinterpret_cast<const char*>(blob.data.data()), blob.data.size());
     }
     std::string text = header.dump();

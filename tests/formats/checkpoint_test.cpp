@@ -31,10 +31,12 @@ class Environment {
 void write_shards(const fs::path& folder, const nlohmann::json& weight_map) {
     write_safetensors(folder / "model-1.safetensors", {blob("a", "one"), blob("b", "two")});
     write_safetensors(folder / "model-2.safetensors", {blob("c", "three")});
-    write_text(folder / "model.safetensors.index.json", nlohmann::json{{"metadata", {{"total_size", 11}}}, {"weight_map", weight_map}}.dump());
+    write_text(folder / "model.safetensors.index.json",
+               nlohmann::json{{"metadata", {{"total_size", 11}}}, {"weight_map", weight_map}}.dump());
 }
 
-const nlohmann::json right_map = {{"a", "model-1.safetensors"}, {"b", "model-1.safetensors"}, {"c", "model-2.safetensors"}};
+const nlohmann::json right_map = {
+    {"a", "model-1.safetensors"}, {"b", "model-1.safetensors"}, {"c", "model-2.safetensors"}};
 
 TEST(Checkpoint, OpensAFolderAndAFile) {
     for (const char* const place : {"small_llama/nf4_dq", "small_llama/nf4_dq/model.safetensors"}) {
@@ -101,7 +103,8 @@ TEST(ResolveModelPath, LooksIntoTheHubCache) {
     {
         const Environment variable("HF_HUB_CACHE", (cache / "hub").string());
         EXPECT_EQ(resolve_model_path("some-org/a.model"), model / "snapshots/abc123");
-        expect_input_error({"some-org/other", "hf download some-org/other"}, [] { resolve_model_path("some-org/other"); });
+        expect_input_error({"some-org/other", "hf download some-org/other"},
+                           [] { resolve_model_path("some-org/other"); });
         expect_input_error({"no such file"}, [] { resolve_model_path("a/b/c"); });
         write_text(model / "refs/main", "../../../elsewhere");
         expect_input_error({"refs/main"}, [] { resolve_model_path("some-org/a.model"); });

@@ -8,9 +8,15 @@ namespace {
 using namespace test;
 using nlohmann::json;
 
-ModelSpec parse(const json& config) { return parse_model_spec(config.dump(), "config.json"); }
-json config_of(const std::string& name) { return golden_json("configs/" + name + ".json"); }
-ModelSpec golden_spec(const std::string& name) { return parse(config_of(name)); }
+ModelSpec parse(const json& config) {
+    return parse_model_spec(config.dump(), "config.json");
+}
+json config_of(const std::string& name) {
+    return golden_json("configs/" + name + ".json");
+}
+ModelSpec golden_spec(const std::string& name) {
+    return parse(config_of(name));
+}
 
 json changed(const std::string& name, const json& changes) {
     json config = config_of(name);
@@ -127,26 +133,36 @@ TEST(HfConfig, ReadsWindowsLayerByLayer) {
 }
 
 TEST(HfConfig, ReadsEveryRopeType) {
-    const auto rope = [](const json& scaling) { return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).rope; };
+    const auto rope = [](const json& scaling) {
+        return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).rope;
+    };
     EXPECT_EQ(rope({{"type", "linear"}, {"factor", 2}}).type, RopeSpec::Type::linear);
     EXPECT_EQ(rope({{"rope_type", "dynamic"}, {"factor", 2.5}}).factor, 2.5);
     EXPECT_EQ(rope({{"rope_type", "default"}}).type, RopeSpec::Type::standard);
-    const RopeSpec yarn = rope({{"type", "yarn"}, {"original_max_position_embeddings", 32768}, {"attention_factor", 1.5}, {"truncate", false}});
+    const RopeSpec yarn = rope({{"type", "yarn"},
+                                {"original_max_position_embeddings", 32768},
+                                {"attention_factor", 1.5},
+                                {"truncate", false}});
     EXPECT_EQ(yarn.factor, 4.0) << "131072 / 32768";
     EXPECT_EQ(yarn.attention_factor, 1.5);
     EXPECT_EQ(yarn.beta_fast, 32.0);
     EXPECT_FALSE(yarn.truncate);
-    const auto refuse = [&](const json& scaling, const std::string& word) { expect_input_error({word}, [&] { rope(scaling); }); };
+    const auto refuse = [&](const json& scaling, const std::string& word) {
+        expect_input_error({word}, [&] { rope(scaling); });
+    };
     refuse({{"rope_type", "longrope"}, {"factor", 2}}, "longrope");
     refuse({{"rope_type", "linear"}}, "factor");
     refuse({{"rope_type", "linear"}, {"factor", 0.5}}, "factor");
     refuse({{"rope_type", "linear"}, {"factor", "2"}}, "factor");
-    refuse({{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}, "high_freq_factor");
+    refuse({{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}},
+           "high_freq_factor");
     refuse({{"rope_type", "llama3"}, {"factor", 8}}, "low_freq_factor");
     refuse({{"rope_type", "yarn"}, {"factor", 2}, {"beta_fast", 0.5}}, "beta_fast");
     refuse({{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
     refuse("linear", "rope_scaling");
-    expect_input_error({"full_attention"}, [] { parse(changed("small_llama", {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}})); });
+    expect_input_error({"full_attention"}, [] {
+        parse(changed("small_llama", {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}));
+    });
     expect_input_error({"rope_theta"}, [] { parse(changed("small_llama_v4_names", {{"rope_theta", 0}})); });
 }
 
@@ -178,10 +194,13 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     refuse({{"rms_norm_eps", "1e-6"}}, {"rms_norm_eps"});
     refuse({{"tie_word_embeddings", 1}}, {"tie_word_embeddings"});
     refuse({{"eos_token_id", {2, "x"}}}, {"eos_token_id"});
-    expect_input_error({"hidden_size 128", "num_attention_heads 3"}, [] { parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim")); });
+    expect_input_error({"hidden_size 128", "num_attention_heads 3"}, [] {
+        parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim"));
+    });
     expect_input_error({"config.json", "not valid JSON"}, [] { parse_model_spec("{", "config.json"); });
     expect_input_error({"must be a JSON object"}, [] { parse_model_spec("3", "config.json"); });
-    expect_input_error({"'vocab_size'", "twice"}, [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
+    expect_input_error({"'vocab_size'", "twice"},
+                       [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
     expect_input_error({"config.json"}, [] { read_model_spec("/nowhere"); });
 }
 
@@ -199,7 +218,9 @@ TEST(HfConfig, ReadsTheQuantisation) {
     EXPECT_EQ(config->bnb_4bit_compute_dtype, "bfloat16");
     EXPECT_EQ(parse_quantization_config(config_of("small_llama").dump(), "config.json"), std::nullopt);
     const auto refuse = [](const json& quantization, const std::string& word) {
-        expect_input_error({word}, [&] { parse_quantization_config(json{{"quantization_config", quantization}}.dump(), "config.json"); });
+        expect_input_error({word}, [&] {
+            parse_quantization_config(json{{"quantization_config", quantization}}.dump(), "config.json");
+        });
     };
     refuse({{"quant_method", "gptq"}}, "gptq");
     refuse({{"quant_method", "bitsandbytes"}, {"bnb_4bit_quant_type", "int4"}}, "int4");
@@ -208,11 +229,13 @@ TEST(HfConfig, ReadsTheQuantisation) {
 
 bool operator==(const QuantizationConfig& a, const QuantizationConfig& b) {
     return a.load_in_4bit == b.load_in_4bit && a.bnb_4bit_quant_type == b.bnb_4bit_quant_type &&
-           a.bnb_4bit_use_double_quant == b.bnb_4bit_use_double_quant && a.llm_int8_skip_modules == b.llm_int8_skip_modules;
+           a.bnb_4bit_use_double_quant == b.bnb_4bit_use_double_quant &&
+           a.llm_int8_skip_modules == b.llm_int8_skip_modules;
 }
 
 TEST(WriteModelConfig, IsReadBackTheSame) {
-    for (const char* const name : {"small_llama", "tiny_llama", "llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3"}) {
+    for (const char* const name :
+         {"small_llama", "tiny_llama", "llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3"}) {
         SCOPED_TRACE(name);
         const ModelSpec spec = golden_spec(name);
         expect_equal(parse_model_spec(write_model_config(spec), "written"), spec);
@@ -221,7 +244,12 @@ TEST(WriteModelConfig, IsReadBackTheSame) {
     ModelSpec windowed = golden_spec("qwen2");
     windowed.sliding_window = {0, 8};
     windowed.eos_token_ids = {3, 4};
-    windowed.rope = {.type = RopeSpec::Type::yarn, .theta = 1e4, .factor = 4.0, .attention_factor = 1.25, .beta_fast = 16.0, .truncate = false};
+    windowed.rope = {.type = RopeSpec::Type::yarn,
+                     .theta = 1e4,
+                     .factor = 4.0,
+                     .attention_factor = 1.25,
+                     .beta_fast = 16.0,
+                     .truncate = false};
     QuantizationConfig quantization;
     quantization.llm_int8_skip_modules = {"lm_head"};
     const std::string text = write_model_config(windowed, quantization);
@@ -232,7 +260,8 @@ TEST(WriteModelConfig, IsReadBackTheSame) {
 TEST(WriteModelConfig, KeepsWhatAnOriginalSays) {
     for (const char* const name : {"tiny_llama", "tiny_llama_v4_names", "mistral_window", "qwen2", "qwen3"}) {
         SCOPED_TRACE(name);
-        const json original = changed(name, {{"our_own_key", {1, 2}}, {"quantization_config", {{"quant_method", "bitsandbytes"}}}});
+        const json original =
+            changed(name, {{"our_own_key", {1, 2}}, {"quantization_config", {{"quant_method", "bitsandbytes"}}}});
         json expected = original;
         expected.erase("quantization_config");
         EXPECT_EQ(json::parse(write_model_config(parse(original), {}, original.dump())), expected);

@@ -13,7 +13,8 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
     EXPECT_EQ(file.tensors.all().size(), 2U * 9 + 3);
     EXPECT_EQ(file.tensors.quantised_linears(), 14);
     EXPECT_TRUE(file.quantization && file.quantization->load_in_4bit);
-    EXPECT_EQ(file.tensors.stored_bytes(), file.checkpoint.total_bytes()) << "every byte of the file belongs to a tensor";
+    EXPECT_EQ(file.tensors.stored_bytes(), file.checkpoint.total_bytes())
+        << "every byte of the file belongs to a tensor";
     EXPECT_EQ(file.tensors.parameters(), 264192 + 2 * 256 * 128 + 5 * 128);
     const TensorSource& down = file.tensors.linear(1, Projection::down);
     EXPECT_TRUE(down.quantised());
@@ -32,7 +33,8 @@ TEST(TensorSource, ReadsRowsInFp32) {
     const TensorSource& down = file.tensors.linear(0, Projection::down);
     std::vector<float> whole(128 * 216), part(3 * 216);
     down.read_f32(whole.data());
-    EXPECT_EQ(sha256(whole), golden_json("small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
+    EXPECT_EQ(sha256(whole),
+              golden_json("small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
     down.read_f32(5, 8, part.data());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 5 * 216));
 
@@ -86,7 +88,9 @@ class PlainModel : public testing::Test {
     std::optional<Checkpoint> checkpoint_;
 };
 
-TEST_F(PlainModel, IsAccepted) { EXPECT_EQ(resolve().quantised_linears(), 0); }
+TEST_F(PlainModel, IsAccepted) {
+    EXPECT_EQ(resolve().quantised_linears(), 0);
+}
 
 TEST_F(PlainModel, MayMixTypesAndKinds) {
     replace(q_, DType::f32, {128, 128});
@@ -94,7 +98,8 @@ TEST_F(PlainModel, MayMixTypesAndKinds) {
     const std::string k = "model.layers.0.self_attn.k_proj.weight";
     remove(k);
     const std::vector<float> w(64 * 128, 0.5F);
-    for (TensorBlob& blob : quant4_tensors(k, quantize_nf4(w.data(), 64, 128), DType::bf16)) blobs_.push_back(std::move(blob));
+    for (TensorBlob& blob : quant4_tensors(k, quantize_nf4(w.data(), 64, 128), DType::bf16))
+        blobs_.push_back(std::move(blob));
     const ModelTensors tensors = resolve();
     EXPECT_EQ(tensors.quantised_linears(), 1);
     EXPECT_TRUE(tensors.linear(0, Projection::k).quantised());
@@ -105,7 +110,8 @@ TEST_F(PlainModel, NamesWhatIsMissing) {
     remove(q_);
     expect_refused({"missing tensors (1 tensor)", q_, "[128, 128]"});
     for (int layer = 0; layer < 2; ++layer)
-        for (const char* const name : {"input_layernorm", "mlp.up_proj", "mlp.gate_proj"}) remove(cat("model.layers.", layer, ".", name, ".weight"));
+        for (const char* const name : {"input_layernorm", "mlp.up_proj", "mlp.gate_proj"})
+            remove(cat("model.layers.", layer, ".", name, ".weight"));
     expect_refused({"missing tensors (7 tensors, the first five)"});
 }
 
@@ -143,7 +149,8 @@ TEST_F(PlainModel, RefusesQuantisedEmbeddingsAndOtherShapes) {
     const auto quantised = [&](const std::string& name, int64_t rows, int64_t cols) {
         remove(name);
         const std::vector<float> w(static_cast<std::size_t>(rows * cols), 0.5F);
-        for (TensorBlob& blob : quant4_tensors(name, quantize_nf4(w.data(), rows, cols), DType::bf16)) blobs_.push_back(std::move(blob));
+        for (TensorBlob& blob : quant4_tensors(name, quantize_nf4(w.data(), rows, cols), DType::bf16))
+            blobs_.push_back(std::move(blob));
     };
     quantised("lm_head.weight", 256, 128);
     expect_refused({"lm_head.weight", "only the linears"});

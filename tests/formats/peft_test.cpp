@@ -9,9 +9,13 @@ namespace {
 using namespace test;
 using nlohmann::json;
 
-ModelSpec small_llama() { return read_model_spec(golden("small_llama/nf4_dq")); }
+ModelSpec small_llama() {
+    return read_model_spec(golden("small_llama/nf4_dq"));
+}
 
-PeftConfig parse(const json& config) { return parse_peft_config(config.dump(), "adapter_config.json"); }
+PeftConfig parse(const json& config) {
+    return parse_peft_config(config.dump(), "adapter_config.json");
+}
 json changed(const json& changes) {
     json config = golden_json("adapters/patterns/adapter_config.json");
     config.update(changes);
@@ -31,14 +35,17 @@ TEST(PeftConfig, ReadsWhatPeftWrote) {
     EXPECT_EQ(config.lora.r, 4);
     EXPECT_EQ(config.lora.lora_alpha, 8.0);
     EXPECT_EQ(config.lora.layers_to_transform, std::vector<int64_t>{1});
-    EXPECT_EQ(config.lora.rank_pattern, (std::vector<std::pair<std::string, int64_t>>{{"layers.1.mlp.down_proj", 2}, {"q_proj", 6}}));
+    EXPECT_EQ(config.lora.rank_pattern,
+              (std::vector<std::pair<std::string, int64_t>>{{"layers.1.mlp.down_proj", 2}, {"q_proj", 6}}));
     EXPECT_EQ(config.lora.alpha_pattern, (std::vector<std::pair<std::string, double>>{{"q_proj", 3}, {"v_proj", 20}}));
     EXPECT_TRUE(read_peft_config(golden("adapters/rslora")).lora.use_rslora);
-    EXPECT_EQ(read_peft_config(golden("adapters/modules_to_save")).lora.modules_to_save, (std::vector<std::string>{"embed_tokens", "lm_head"}));
+    EXPECT_EQ(read_peft_config(golden("adapters/modules_to_save")).lora.modules_to_save,
+              (std::vector<std::string>{"embed_tokens", "lm_head"}));
 }
 
 TEST(PeftConfig, KeepsTheOrderOfPatterns) {
-    const std::string text = R"({"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "rank_pattern": {"q_proj": 8, ".*": 1}})";
+    const std::string text =
+        R"({"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "rank_pattern": {"q_proj": 8, ".*": 1}})";
     const PeftConfig config = parse_peft_config(text, "adapter_config.json");
     EXPECT_EQ(config.lora.rank_pattern[0].first, "q_proj");
     EXPECT_EQ(parse_peft_config(write_peft_config(config), "written").lora.rank_pattern, config.lora.rank_pattern);
@@ -61,8 +68,11 @@ TEST(PeftConfig, ReadsTheOtherFormsOfTargets) {
 }
 
 TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
-    expect_input_error({"adapters/dora/adapter_config.json", "use_dora", "DoRA"}, [] { read_peft_config(golden("adapters/dora")); });
-    const auto refuse = [](const json& changes, const std::string& word) { expect_input_error({"adapter_config.json", word}, [&] { parse(changed(changes)); }); };
+    expect_input_error({"adapters/dora/adapter_config.json", "use_dora", "DoRA"},
+                       [] { read_peft_config(golden("adapters/dora")); });
+    const auto refuse = [](const json& changes, const std::string& word) {
+        expect_input_error({"adapter_config.json", word}, [&] { parse(changed(changes)); });
+    };
     refuse({{"bias", "all"}}, "bias");
     refuse({{"fan_in_fan_out", true}}, "fan_in_fan_out");
     refuse({{"peft_type", "IA3"}}, "IA3");
@@ -77,7 +87,8 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
     refuse({{"rank_pattern", {{"q_proj", 1.5}}}}, "rank_pattern.q_proj");
     refuse({{"alpha_pattern", {{"q_proj", "x"}}}}, "alpha_pattern.q_proj");
     refuse({{"modules_to_save", "lm_head"}}, "modules_to_save");
-    EXPECT_NO_THROW(parse(changed({{"init_lora_weights", "gaussian"}, {"layers_pattern", "layers"}, {"lora_bias", nullptr}})));
+    EXPECT_NO_THROW(
+        parse(changed({{"init_lora_weights", "gaussian"}, {"layers_pattern", "layers"}, {"lora_bias", nullptr}})));
 }
 
 TEST(Adapter, ReadsAFolderThatFitsItsModel) {
@@ -101,14 +112,17 @@ class WrittenAdapter : public testing::Test {
         config_.lora.r = 4;
         config_.lora.target_modules = {"q_proj", "down_proj"};
         config_.lora.modules_to_save = {"lm_head"};
-        for (const TensorDecl& decl : adapter_tensors(config_.lora, model_)) blobs_.push_back({decl, std::vector<std::byte>(decl.bytes())});
+        for (const TensorDecl& decl : adapter_tensors(config_.lora, model_))
+            blobs_.push_back({decl, std::vector<std::byte>(decl.bytes())});
     }
     Adapter write_and_read() {
         write_file_atomically(folder_ / "adapter_config.json", write_peft_config(config_));
         write_safetensors(folder_ / "adapter_model.safetensors", blobs_);
         return read_adapter(folder_.path(), model_);
     }
-    void expect_refused(const std::vector<std::string>& words) { expect_input_error(words, [&] { write_and_read(); }); }
+    void expect_refused(const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { write_and_read(); });
+    }
 
     ModelSpec model_ = small_llama();
     PeftConfig config_;
@@ -119,7 +133,8 @@ class WrittenAdapter : public testing::Test {
 TEST_F(WrittenAdapter, IsReadBack) {
     const Adapter adapter = write_and_read();
     EXPECT_EQ(adapter.file.tensors().size(), 2U * 2 * 2 + 1);
-    EXPECT_EQ(adapter.file.find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"), &adapter.a(1, Projection::q));
+    EXPECT_EQ(adapter.file.find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"),
+              &adapter.a(1, Projection::q));
     EXPECT_EQ(adapter.b(0, Projection::down).shape, (std::vector<int64_t>{128, 4}));
     EXPECT_EQ(adapter.saved_module("lm_head").name, "base_model.model.lm_head.weight");
     EXPECT_EQ(saved_module_name("embed_tokens"), "base_model.model.model.embed_tokens.weight");
@@ -131,7 +146,8 @@ TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
     blobs_.pop_back();
     expect_refused({"missing tensors", "base_model.model.lm_head.weight", "[256, 128]"});
     blobs_ = intact;
-    blobs_.push_back({{"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", DType::f32, {1}}, std::vector<std::byte>(4)});
+    blobs_.push_back({{"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", DType::f32, {1}},
+                      std::vector<std::byte>(4)});
     expect_refused({"unknown tensors", "k_proj.lora_A"});
     blobs_ = intact;
     blobs_[0].decl.shape = {2, 256};
@@ -151,7 +167,8 @@ TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
     expect_input_error({"adapter_config.json is missing"}, [&] { read_adapter(folder_.path(), model_); });
     write_text(folder_ / "adapter_config.json", write_peft_config(config_));
     write_text(folder_ / "adapter_model.bin", "x");
-    expect_input_error({"adapter_model.safetensors is missing", "pickle"}, [&] { read_adapter(folder_.path(), model_); });
+    expect_input_error({"adapter_model.safetensors is missing", "pickle"},
+                       [&] { read_adapter(folder_.path(), model_); });
 }
 
 }  // namespace

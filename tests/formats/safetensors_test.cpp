@@ -27,13 +27,19 @@ std::vector<Malformed> malformed_files() {
         {"ArrayHeader", "[1]", "", {"does not start with '{'"}},
         {"LeadingSpace", " {}", "", {"does not start with '{'"}},
         {"InvalidJson", "{\"w\":", "", {"not valid JSON"}},
-        {"InvalidUtf8", "{\"\xff\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", eight, {"not valid JSON"}},
+        {"InvalidUtf8",
+         "{\"\xff\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}",
+         eight,
+         {"not valid JSON"}},
         {"TrailingGarbage", "{} x", "", {"not valid JSON"}},
         {"DuplicateName",
          R"({"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
          eight,
          {"'w'", "twice"}},
-        {"DuplicateField", entry(R"("dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8])"), eight, {"'dtype'", "twice"}},
+        {"DuplicateField",
+         entry(R"("dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8])"),
+         eight,
+         {"'dtype'", "twice"}},
         {"UnknownDtype", entry(R"("dtype":"F4","shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "'F4'"}},
         {"NumericDtype", entry(R"("dtype":3,"shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "dtype"}},
         {"MissingDtype", entry(R"("shape":[8],"data_offsets":[0,8])"), eight, {"'w'", "no dtype"}},
@@ -43,22 +49,52 @@ std::vector<Malformed> malformed_files() {
         {"EntryIsNoObject", R"({"w":[1]})", eight, {"'w'", "no object"}},
         {"NegativeSize", entry(R"("dtype":"U8","shape":[-8],"data_offsets":[0,8])"), eight, {"'w'", "-8"}},
         {"FractionalSize", entry(R"("dtype":"U8","shape":[8.0],"data_offsets":[0,8])"), eight, {"'w'", "8.0"}},
-        {"SizeAbove63Bits", entry(R"("dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,8])"), eight, {"'w'", "9223372036854775808"}},
-        {"ProductOverflows", entry(R"("dtype":"U8","shape":[4294967296,4294967296,2],"data_offsets":[0,8])"), eight, {"'w'", "overflows"}},
+        {"SizeAbove63Bits",
+         entry(R"("dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,8])"),
+         eight,
+         {"'w'", "9223372036854775808"}},
+        {"ProductOverflows",
+         entry(R"("dtype":"U8","shape":[4294967296,4294967296,2],"data_offsets":[0,8])"),
+         eight,
+         {"'w'", "overflows"}},
         // 2^61 + 1 elements of 8 bytes wrap around to exactly the 8 bytes that are there.
-        {"BytesOverflow", entry(R"("dtype":"F64","shape":[2305843009213693953],"data_offsets":[0,8])"), eight, {"'w'", "overflows"}},
-        {"ShapeTooSmall", entry(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), eight, {"'w'", "[0, 8]", "takes 4"}},
+        {"BytesOverflow",
+         entry(R"("dtype":"F64","shape":[2305843009213693953],"data_offsets":[0,8])"),
+         eight,
+         {"'w'", "overflows"}},
+        {"ShapeTooSmall",
+         entry(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"),
+         eight,
+         {"'w'", "[0, 8]", "takes 4"}},
         {"ShapeTooLarge", entry(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), eight, {"'w'", "takes 12"}},
-        {"ReversedOffsets", entry(R"("dtype":"U8","shape":[8],"data_offsets":[8,0])"), eight, {"'w'", "[8, 0]", "reversed"}},
+        {"ReversedOffsets",
+         entry(R"("dtype":"U8","shape":[8],"data_offsets":[8,0])"),
+         eight,
+         {"'w'", "[8, 0]", "reversed"}},
         {"BeyondTheEnd", entry(R"("dtype":"U8","shape":[9],"data_offsets":[0,9])"), eight, {"'w'", "[0, 9]", "beyond"}},
-        {"HugeOffset", entry(R"("dtype":"U8","shape":[0],"data_offsets":[18446744073709551615,18446744073709551615])"), eight, {"'w'", "beyond"}},
-        {"OffsetOverflow", entry(R"("dtype":"U8","shape":[8],"data_offsets":[0,18446744073709551624])"), eight, {"'w'", "not two offsets"}},
+        {"HugeOffset",
+         entry(R"("dtype":"U8","shape":[0],"data_offsets":[18446744073709551615,18446744073709551615])"),
+         eight,
+         {"'w'", "beyond"}},
+        {"OffsetOverflow",
+         entry(R"("dtype":"U8","shape":[8],"data_offsets":[0,18446744073709551624])"),
+         eight,
+         {"'w'", "not two offsets"}},
         {"NegativeOffset", entry(R"("dtype":"U8","shape":[8],"data_offsets":[-8,0])"), eight, {"'w'", "-8"}},
         {"OneOffset", entry(R"("dtype":"U8","shape":[8],"data_offsets":[8])"), eight, {"'w'", "not two offsets"}},
-        {"Overlap", R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", eight, {"'b'", "[4, 8]", "overlap"}},
-        {"SameBytes", R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", eight, {"overlap"}},
+        {"Overlap",
+         R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+         eight,
+         {"'b'", "[4, 8]", "overlap"}},
+        {"SameBytes",
+         R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
+         eight,
+         {"overlap"}},
         {"HoleAtStart", entry(R"("dtype":"U8","shape":[4],"data_offsets":[4,8])"), eight, {"'w'", "[4, 8]", "hole"}},
-        {"HoleBetween", R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", eight, {"'b'", "hole", "ends at 3"}},
+        {"HoleBetween",
+         R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+         eight,
+         {"'b'", "hole", "ends at 3"}},
         {"EndsTooEarly", entry(R"("dtype":"U8","shape":[4],"data_offsets":[0,4])"), eight, {"end at 4", "8"}},
         {"DataWithoutTensors", "{}", eight, {"end at 0", "8"}},
         {"MetadataIsNoObject", R"({"__metadata__":3})", "", {"__metadata__"}},
@@ -112,10 +148,11 @@ TEST(SafetensorsFile, EveryTruncationIsRefused) {
 TEST(SafetensorsFile, ReadsWhatIsUnusualButRight) {
     const ScratchFolder folder;
     const fs::path path = folder / "odd.safetensors";
-    write_raw(path,
-              R"({"z":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"scalar":{"dtype":"BF16","shape":[],"data_offsets":[3,5]},)"
-              R"("empty":{"dtype":"F32","shape":[0,4],"data_offsets":[3,3]},"__metadata__":{"format":"pt"}}   )",
-              "abc\x80\x3f");
+    write_raw(
+        path,
+        R"({"z":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"scalar":{"dtype":"BF16","shape":[],"data_offsets":[3,5]},)"
+        R"("empty":{"dtype":"F32","shape":[0,4],"data_offsets":[3,3]},"__metadata__":{"format":"pt"}}   )",
+        "abc\x80\x3f");
     const SafetensorsFile file(path);
     ASSERT_EQ(file.tensors().size(), 3U);
     EXPECT_EQ(file.at("scalar").shape, std::vector<int64_t>{});
@@ -150,7 +187,8 @@ std::vector<std::byte> bytes_of(const std::string& text) {
 TEST(SafetensorsWriter, SortsNamesAndAlignsData) {
     const ScratchFolder folder;
     const fs::path path = folder / "out.safetensors";
-    SafetensorsWriter writer(path, {{"b", DType::u8, {3}}, {"c", DType::f32, {2}}, {"a", DType::u8, {5}}, {"d", DType::bf16, {1}}});
+    SafetensorsWriter writer(
+        path, {{"b", DType::u8, {3}}, {"c", DType::f32, {2}}, {"a", DType::u8, {5}}, {"d", DType::bf16, {1}}});
     ASSERT_EQ(writer.tensors().size(), 4U);
     EXPECT_EQ(writer.tensors().front().name, "c");
     writer.append("b", bytes_of("xyz"));
@@ -167,11 +205,13 @@ TEST(SafetensorsWriter, SortsNamesAndAlignsData) {
     std::memcpy(&length, raw.data(), sizeof length);
     EXPECT_EQ(length % 8, 0U);
     const std::string header = raw.substr(8, length);
-    EXPECT_EQ(header.substr(0, header.find_last_not_of(' ') + 1),
-              R"({"__metadata__":{"format":"pt"},"a":{"data_offsets":[10,15],"dtype":"U8","shape":[5]},"b":{"data_offsets":[15,18],)"
-              R"("dtype":"U8","shape":[3]},"c":{"data_offsets":[0,8],"dtype":"F32","shape":[2]},"d":{"data_offsets":[8,10],"dtype":"BF16","shape":[1]}})");
+    EXPECT_EQ(
+        header.substr(0, header.find_last_not_of(' ') + 1),
+        R"({"__metadata__":{"format":"pt"},"a":{"data_offsets":[10,15],"dtype":"U8","shape":[5]},"b":{"data_offsets":[15,18],)"
+        R"("dtype":"U8","shape":[3]},"c":{"data_offsets":[0,8],"dtype":"F32","shape":[2]},"d":{"data_offsets":[8,10],"dtype":"BF16","shape":[1]}})");
     const SafetensorsFile file(path);
-    for (const TensorView& tensor : file.tensors()) EXPECT_EQ(tensor.file_offset % size_of(tensor.dtype), 0U) << tensor.name;
+    for (const TensorView& tensor : file.tensors())
+        EXPECT_EQ(tensor.file_offset % size_of(tensor.dtype), 0U) << tensor.name;
     EXPECT_EQ(std::memcmp(file.at("a").data.data(), "hello", 5), 0);
     EXPECT_EQ(reinterpret_cast<const float*>(file.at("c").data.data())[1], 2.0F);
 }
@@ -194,8 +234,9 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenAbandoned) {
 
 TEST(SafetensorsWriter, ReportsAFolderThatIsNotThere) {
     const ScratchFolder folder;
-    expect_error(ErrorKind::runtime, {"nowhere/out.safetensors"},
-                 [&] { SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", DType::u8, {1}}}); });
+    expect_error(ErrorKind::runtime, {"nowhere/out.safetensors"}, [&] {
+        SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", DType::u8, {1}}});
+    });
 }
 
 TEST(SafetensorsWriter, ReportsAFullDiskAndCleansUp) {

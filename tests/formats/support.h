@@ -23,9 +23,13 @@ namespace unsloth::test {
 
 namespace fs = std::filesystem;
 
-inline fs::path golden(const std::string& name) { return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden/formats") / name; }
+inline fs::path golden(const std::string& name) {
+    return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden/formats") / name;
+}
 
-inline nlohmann::json golden_json(const std::string& name) { return nlohmann::json::parse(read_file(golden(name))); }
+inline nlohmann::json golden_json(const std::string& name) {
+    return nlohmann::json::parse(read_file(golden(name)));
+}
 
 /// A folder that goes away with the object.
 class ScratchFolder {
@@ -71,7 +75,8 @@ void expect_error(ErrorKind kind, const std::vector<std::string>& words, const A
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), kind) << error.what();
         for (const std::string& word : words)
-            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << "'" << word << "' is not in: " << error.what();
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+                << "'" << word << "' is not in: " << error.what();
     }
 }
 template <class Action>
@@ -82,13 +87,16 @@ void expect_input_error(const std::vector<std::string>& words, const Action& act
 /// SHA-256 (FIPS 180-4), for comparing with the golden hashes.
 inline std::string sha256(std::span<const std::byte> message) {
     static constexpr std::array<uint32_t, 64> k = {
-        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be,
-        0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa,
-        0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85,
-        0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3,
-        0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
-        0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-    std::array<uint32_t, 8> h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+        0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+        0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+        0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+        0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+        0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+        0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    std::array<uint32_t, 8> h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     std::vector<uint8_t> bytes(message.size());
     if (!message.empty()) std::memcpy(bytes.data(), message.data(), message.size());
     const uint64_t bits = static_cast<uint64_t>(bytes.size()) * 8;
@@ -99,15 +107,18 @@ inline std::string sha256(std::span<const std::byte> message) {
     for (std::size_t block = 0; block < bytes.size(); block += 64) {
         std::array<uint32_t, 64> w{};
         for (std::size_t i = 0; i < 16; ++i)
-            w[i] = static_cast<uint32_t>(bytes[block + 4 * i]) << 24 | static_cast<uint32_t>(bytes[block + 4 * i + 1]) << 16 |
+            w[i] = static_cast<uint32_t>(bytes[block + 4 * i]) << 24 |
+                   static_cast<uint32_t>(bytes[block + 4 * i + 1]) << 16 |
                    static_cast<uint32_t>(bytes[block + 4 * i + 2]) << 8 | bytes[block + 4 * i + 3];
         for (std::size_t i = 16; i < 64; ++i)
             w[i] = w[i - 16] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) + w[i - 7] +
                    (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
         auto s = h;
         for (std::size_t i = 0; i < 64; ++i) {
-            const uint32_t t1 = s[7] + (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
-            const uint32_t t2 = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+            const uint32_t t1 = s[7] + (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) +
+                                ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
+            const uint32_t t2 = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) +
+                                ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
             s = {t1 + t2, s[0], s[1], s[2], s[3] + t1, s[4], s[5], s[6]};
         }
         for (std::size_t i = 0; i < 8; ++i) h[i] += s[i];

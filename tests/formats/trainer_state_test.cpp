@@ -17,7 +17,8 @@ TrainerState example() {
     state.epoch = 0.5;
     state.eval_steps = 4;
     state.global_step = 6;
-    state.log_history = {{1, 0.1, {{"loss", 2.5}, {"grad_norm", 0.75}, {"learning_rate", 0.0}}}, {4, 0.4, {{"eval_loss", 1.25}}}};
+    state.log_history = {{1, 0.1, {{"loss", 2.5}, {"grad_norm", 0.75}, {"learning_rate", 0.0}}},
+                         {4, 0.4, {{"eval_loss", 1.25}}}};
     state.max_steps = 12;
     state.num_input_tokens_seen = 5'000'000'000;
     state.num_train_epochs = 1;
@@ -31,11 +32,29 @@ TEST(TrainerState, HasTheFieldsOfTransformersAndNoOthers) {
     const auto json = nlohmann::json::parse(trainer_state_json(example()));
     std::vector<std::string> keys;
     for (const auto& item : json.items()) keys.push_back(item.key());
-    EXPECT_EQ(keys, (std::vector<std::string>{"best_global_step", "best_metric", "best_model_checkpoint", "epoch", "eval_steps", "global_step",
-                                              "is_hyper_param_search", "is_local_process_zero", "is_world_process_zero", "log_history", "logging_steps",
-                                              "max_steps", "num_input_tokens_seen", "num_train_epochs", "save_steps", "stateful_callbacks",
-                                              "total_flos", "train_batch_size", "trial_name", "trial_params"}));
-    EXPECT_EQ(json.at("log_history")[0], (nlohmann::json{{"epoch", 0.1}, {"grad_norm", 0.75}, {"learning_rate", 0.0}, {"loss", 2.5}, {"step", 1}}));
+    EXPECT_EQ(keys, (std::vector<std::string>{"best_global_step",
+                                              "best_metric",
+                                              "best_model_checkpoint",
+                                              "epoch",
+                                              "eval_steps",
+                                              "global_step",
+                                              "is_hyper_param_search",
+                                              "is_local_process_zero",
+                                              "is_world_process_zero",
+                                              "log_history",
+                                              "logging_steps",
+                                              "max_steps",
+                                              "num_input_tokens_seen",
+                                              "num_train_epochs",
+                                              "save_steps",
+                                              "stateful_callbacks",
+                                              "total_flos",
+                                              "train_batch_size",
+                                              "trial_name",
+                                              "trial_params"}));
+    EXPECT_EQ(
+        json.at("log_history")[0],
+        (nlohmann::json{{"epoch", 0.1}, {"grad_norm", 0.75}, {"learning_rate", 0.0}, {"loss", 2.5}, {"step", 1}}));
     EXPECT_EQ(nlohmann::json::parse(trainer_state_json({})).at("best_metric"), nullptr);
 }
 

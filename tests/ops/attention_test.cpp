@@ -1,8 +1,9 @@
-// Attention on the CPU: against autograd in fp64, finite differences, and the equalities that segments, windows and caches promise.
+// Attention on the CPU: against autograd in fp64, finite differences, and the equalities that segments,
+// windows and caches promise.
 #include "unsloth/ops/attention.h"
 
-#include <gtest/gtest.h>
 #include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -41,22 +42,28 @@ struct Problem {
     at::Tensor q, k, v, dout;
 
     explicit Problem(const Case& c)
-        : segments(segments_of(c.q_lengths, c.k_lengths.empty() ? c.q_lengths : c.k_lengths)), shape(c.shape) {
+        : segments(segments_of(c.q_lengths, c.k_lengths.empty() ? c.q_lengths : c.k_lengths)),
+          shape(c.shape) {
         const int64_t t = segments.q_offsets.back(), s = segments.k_offsets.back(), d = shape.head_dim;
         const int64_t h = shape.heads, kv = shape.kv_heads;
         const auto options = at::TensorOptions(c.type);
-        const auto heads_of = [&](const at::Tensor& x, int64_t first, int64_t n) { return x.narrow(1, first * d, n * d).unflatten(1, {n, d}); };
+        const auto heads_of = [&](const at::Tensor& x, int64_t first, int64_t n) {
+            return x.narrow(1, first * d, n * d).unflatten(1, {n, d});
+        };
         if (t == s) {
             const at::Tensor fused = at::randn({t, (h + 2 * kv) * d + 3}, at::kDouble).to(options);
             q = heads_of(fused, 0, h), k = heads_of(fused, h, kv), v = heads_of(fused, h + kv, kv);
         } else {
             q = at::randn({t, h, d}, at::kDouble).to(options);
-            k = at::randn({s, kv, d}, at::kDouble).to(options), v = at::randn({s, kv, d}, at::kDouble).to(options);
+            k = at::randn({s, kv, d}, at::kDouble).to(options),
+            v = at::randn({s, kv, d}, at::kDouble).to(options);
         }
         dout = at::randn({t, h, d}, at::kDouble).to(options);
     }
 
-    at::ScalarType statistics_type() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+    at::ScalarType statistics_type() const {
+        return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    }
 };
 
 struct Result {
@@ -65,7 +72,8 @@ struct Result {
 
 Result run(const Problem& p, bool backward = true) {
     Context ctx(at::kCPU);
-    const int64_t t = p.q.size(0), s = p.k.size(0), h = p.shape.heads, kv = p.shape.kv_heads, d = p.shape.head_dim;
+    const int64_t t = p.q.size(0), s = p.k.size(0), h = p.shape.heads, kv = p.shape.kv_heads,
+                  d = p.shape.head_dim;
     const auto options = p.q.options();
     // Wider rows than needed, filled with a sentinel that must survive.
     const at::Tensor out_full = at::full({t, h * d + 5}, 77.0, options);
@@ -96,9 +104,11 @@ at::Tensor definition(const Problem& p, const at::Tensor& q, const at::Tensor& k
         const at::Tensor ks = k.narrow(0, k0, nk).repeat_interleave(group, 1).transpose(0, 1);
         const at::Tensor vs = v.narrow(0, k0, nk).repeat_interleave(group, 1).transpose(0, 1);
         at::Tensor seen = at::ones({nq, nk}, at::kBool).tril(nk - nq);
-        if (p.shape.window > 0) seen = seen.logical_and(at::ones({nq, nk}, at::kBool).triu(nk - nq - p.shape.window + 1));
+        if (p.shape.window > 0)
+            seen = seen.logical_and(at::ones({nq, nk}, at::kBool).triu(nk - nq - p.shape.window + 1));
         const at::Tensor scores = at::matmul(qs, ks.transpose(1, 2)) * p.shape.scale;
-        const at::Tensor hidden = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+        const at::Tensor hidden =
+            scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
         parts.push_back(at::matmul(hidden.softmax(-1), vs).transpose(0, 1));
     }
     return at::cat(parts, 0);
@@ -106,7 +116,9 @@ at::Tensor definition(const Problem& p, const at::Tensor& q, const at::Tensor& k
 
 Result oracle(const Problem& p) {
     c10::AutoGradMode with_gradients(true);
-    const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().clone().set_requires_grad(true); };
+    const auto leaf = [](const at::Tensor& x) {
+        return x.to(at::kDouble).detach().clone().set_requires_grad(true);
+    };
     const at::Tensor q = leaf(p.q), k = leaf(p.k), v = leaf(p.v);
     Result r;
     r.out = definition(p, q, k, v);
@@ -118,7 +130,8 @@ Result oracle(const Problem& p) {
 /// Largest error relative to the expected tensor's largest element.
 double error(const at::Tensor& actual, const at::Tensor& expected) {
     EXPECT_TRUE(actual.isfinite().all().item<bool>());
-    return (actual.to(at::kDouble) - expected).abs().max().item<double>() / expected.abs().max().item<double>();
+    return (actual.to(at::kDouble) - expected).abs().max().item<double>() /
+           expected.abs().max().item<double>();
 }
 
 AttentionShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window = 0) {
@@ -128,15 +141,15 @@ AttentionShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim, int64
 const std::vector<Case>& cases() {
     static const std::vector<Case> all = {
         {{1}, {}, shape_of(1, 1, 4)},
-        {{7}, {}, shape_of(4, 2, 5)},                              // odd head_dim
-        {{16, 16, 16}, {}, shape_of(4, 4, 8)},                     // uniform, no grouping
-        {{3, 1, 40, 2, 1}, {}, shape_of(4, 1, 8)},                 // one kv head
-        {{300}, {}, shape_of(4, 2, 16)},                           // more than a block of rows
-        {{600, 5}, {}, shape_of(2, 1, 8, 100)},                    // a window that begins inside a block
-        {{20, 9}, {}, shape_of(4, 2, 8, 1)},                       // a window of the position alone
+        {{7}, {}, shape_of(4, 2, 5)},               // odd head_dim
+        {{16, 16, 16}, {}, shape_of(4, 4, 8)},      // uniform, no grouping
+        {{3, 1, 40, 2, 1}, {}, shape_of(4, 1, 8)},  // one kv head
+        {{300}, {}, shape_of(4, 2, 16)},            // more than a block of rows
+        {{600, 5}, {}, shape_of(2, 1, 8, 100)},     // a window that begins inside a block
+        {{20, 9}, {}, shape_of(4, 2, 8, 1)},        // a window of the position alone
         {{33, 12}, {}, shape_of(4, 2, 8, 7)},
-        {{12}, {}, shape_of(2, 2, 8, 12)},                         // a window as long as the segment
-        {{4, 1, 6}, {9, 5, 6}, shape_of(4, 2, 8)},                 // more keys than queries
+        {{12}, {}, shape_of(2, 2, 8, 12)},          // a window as long as the segment
+        {{4, 1, 6}, {9, 5, 6}, shape_of(4, 2, 8)},  // more keys than queries
         {{4, 1}, {30, 25}, shape_of(4, 2, 8, 6)},
     };
     return all;
@@ -145,7 +158,8 @@ const std::vector<Case>& cases() {
 TEST(Attention, MatchesAutogradInFp64) {
     at::manual_seed(1);
     for (const Case& c : cases()) {
-        SCOPED_TRACE(cat("H ", c.shape.heads, " K ", c.shape.kv_heads, " d ", c.shape.head_dim, " window ", c.shape.window, " first ", c.q_lengths[0]));
+        SCOPED_TRACE(cat("H ", c.shape.heads, " K ", c.shape.kv_heads, " d ", c.shape.head_dim, " window ",
+                         c.shape.window, " first ", c.q_lengths[0]));
         const Problem p(c);
         const Result actual = run(p), expected = oracle(p);
         EXPECT_LT(error(actual.out, expected.out), 1e-12);
@@ -158,7 +172,8 @@ TEST(Attention, MatchesAutogradInFp64) {
 
 TEST(Attention, LowPrecisionRoundsAtTheBoundaryOnly) {
     at::manual_seed(2);
-    for (const auto& [type, unit] : {std::pair{at::kFloat, 2e-7}, std::pair{at::kBFloat16, 0x1p-9}, std::pair{at::kHalf, 0x1p-12}}) {
+    for (const auto& [type, unit] :
+         {std::pair{at::kFloat, 2e-7}, std::pair{at::kBFloat16, 0x1p-9}, std::pair{at::kHalf, 0x1p-12}}) {
         Problem p({{50, 3, 270}, {}, shape_of(4, 2, 16), type});
         Context ctx(at::kCPU);
         const Result expected = oracle(p);
@@ -267,7 +282,8 @@ TEST(Attention, RefusesMismatches) {
     Context ctx(at::kCPU);
     const Problem p({{4, 3}, {}, shape_of(4, 2, 8), at::kFloat});
     const at::Tensor out = at::empty({7, 4, 8}), lse = at::empty({4, 7});
-    const auto forward = [&](const AttentionShape& shape, const Segments& segments, const at::Tensor& o, const at::Tensor& l) {
+    const auto forward = [&](const AttentionShape& shape, const Segments& segments, const at::Tensor& o,
+                             const at::Tensor& l) {
         attention_forward(ctx, shape, segments, p.q, p.k, p.v, o, l);
     };
     EXPECT_NO_THROW(forward(p.shape, p.segments, out, lse));
@@ -276,11 +292,13 @@ TEST(Attention, RefusesMismatches) {
     EXPECT_THROW(forward(shape_of(3, 2, 8), p.segments, out, lse), CheckError);
     EXPECT_THROW(forward(shape_of(4, 2, 300), p.segments, out, lse), CheckError);
     EXPECT_THROW(forward(p.shape, segments_of({4, 4}, {4, 4}), out, lse), CheckError);
-    EXPECT_THROW(forward(p.shape, segments_of({4, 3}, {4, 2}), out, lse), CheckError);  // fewer keys than queries
+    EXPECT_THROW(forward(p.shape, segments_of({4, 3}, {4, 2}), out, lse),
+                 CheckError);  // fewer keys than queries
     EXPECT_THROW(forward(p.shape, p.segments, at::empty({7, 4, 8}, at::kHalf), lse), CheckError);
     EXPECT_THROW(forward(p.shape, p.segments, at::empty({7, 8, 4}).transpose(1, 2), lse), CheckError);
     EXPECT_THROW(forward(p.shape, p.segments, out, at::empty({4, 6})), CheckError);
-    EXPECT_THROW(attention_backward(ctx, p.shape, p.segments, out, p.q, p.k, p.v, out, {}, out, p.k, p.v), CheckError);
+    EXPECT_THROW(attention_backward(ctx, p.shape, p.segments, out, p.q, p.k, p.v, out, {}, out, p.k, p.v),
+                 CheckError);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// gemm on the CPU against fp64 products: transposes, strides, slices of wider buffers, accumulation, bias, empty sizes.
+// gemm on the CPU against fp64 products: transposes, strides, slices of wider buffers, accumulation, bias,
+// empty sizes.
 #include "unsloth/ops/gemm.h"
 
 #include <gtest/gtest.h>
@@ -12,20 +13,28 @@ namespace {
 
 constexpr double sentinel = 12345.0;
 
-/// A matrix that is a slice of a wider buffer: `before` columns left of it and `after` right, all filled with `fill`.
+/// A matrix that is a slice of a wider buffer: `before` columns left of it and `after` right, all filled with
+/// `fill`.
 struct Slice {
     at::Tensor buffer, view;
-    Slice(int64_t rows, int64_t cols, at::ScalarType type, int64_t before = 0, int64_t after = 0, double fill = sentinel)
+    Slice(int64_t rows, int64_t cols, at::ScalarType type, int64_t before = 0, int64_t after = 0,
+          double fill = sentinel)
         : buffer(at::full({rows, before + cols + after}, fill, type)), view(buffer.narrow(1, before, cols)) {}
     /// Nothing outside the slice may change.
     bool margins_kept(int64_t before) const {
-        at::Tensor rest = at::cat({buffer.narrow(1, 0, before),
-                                   buffer.narrow(1, before + view.size(1), buffer.size(1) - before - view.size(1))}, 1);
-        return (rest.to(at::kDouble) == at::full({1}, sentinel, buffer.options()).to(at::kDouble)).all().item<bool>();
+        at::Tensor rest =
+            at::cat({buffer.narrow(1, 0, before),
+                     buffer.narrow(1, before + view.size(1), buffer.size(1) - before - view.size(1))},
+                    1);
+        return (rest.to(at::kDouble) == at::full({1}, sentinel, buffer.options()).to(at::kDouble))
+            .all()
+            .item<bool>();
     }
 };
 
-void fill_random(const at::Tensor& x) { x.copy_(at::randn(x.sizes(), at::kDouble) * 0.5); }
+void fill_random(const at::Tensor& x) {
+    x.copy_(at::randn(x.sizes(), at::kDouble) * 0.5);
+}
 
 at::Tensor reference(const Gemm& g) {
     const at::Tensor a = g.a.to(at::kDouble), b = g.b.to(at::kDouble);
@@ -35,13 +44,18 @@ at::Tensor reference(const Gemm& g) {
     return y;
 }
 
-/// One rounding to out's dtype beside the fp32 sum: half a unit in the last place of the largest partial result.
+/// One rounding to out's dtype beside the fp32 sum: half a unit in the last place of the largest partial
+/// result.
 double tolerance(at::ScalarType out) {
     switch (out) {
-        case at::kBFloat16: return 0x1p-8;
-        case at::kHalf: return 0x1p-11;
-        case at::kDouble: return 1e-14;
-        default: return 1e-6;
+        case at::kBFloat16:
+            return 0x1p-8;
+        case at::kHalf:
+            return 0x1p-11;
+        case at::kDouble:
+            return 1e-14;
+        default:
+            return 1e-6;
     }
 }
 
@@ -57,12 +71,15 @@ TEST_P(GemmTypes, MatchesFp64) {
     const auto [in, out, transpose_a, transpose_b] = GetParam();
     at::manual_seed(7);
     Context ctx(at::kCPU);
-    for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {17, 33, 65}, {64, 8, 127}, {3, 130, 1}}) {
-        Slice a(transpose_a ? k : m, transpose_a ? m : k, in, 3, 2), b(transpose_b ? n : k, transpose_b ? k : n, in, 0, 5);
+    for (const auto& [m, n, k] :
+         {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {17, 33, 65}, {64, 8, 127}, {3, 130, 1}}) {
+        Slice a(transpose_a ? k : m, transpose_a ? m : k, in, 3, 2),
+            b(transpose_b ? n : k, transpose_b ? k : n, in, 0, 5);
         Slice y(m, n, out, 2, 7), c(m, n, out, 1, 1);
         const at::Tensor bias = at::randn({n}, at::kDouble).to(out);
         for (const at::Tensor& x : {a.view, b.view, c.view}) fill_random(x);
-        Gemm g{.a = a.view, .b = b.view, .out = y.view, .transpose_a = transpose_a, .transpose_b = transpose_b};
+        Gemm g{
+            .a = a.view, .b = b.view, .out = y.view, .transpose_a = transpose_a, .transpose_b = transpose_b};
         gemm(ctx, g);
         expect_close(y.view, reference(g), tolerance(out));
         EXPECT_TRUE(y.margins_kept(2));
@@ -83,7 +100,8 @@ TEST_P(GemmTypes, MatchesFp64) {
 
 INSTANTIATE_TEST_SUITE_P(All, GemmTypes,
                          ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
-                                            ::testing::Values(at::kFloat), ::testing::Bool(), ::testing::Bool()));
+                                            ::testing::Values(at::kFloat), ::testing::Bool(),
+                                            ::testing::Bool()));
 INSTANTIATE_TEST_SUITE_P(Rounded, GemmTypes,
                          ::testing::Values(std::tuple{at::kBFloat16, at::kBFloat16, false, false},
                                            std::tuple{at::kBFloat16, at::kBFloat16, true, true},
@@ -91,8 +109,8 @@ INSTANTIATE_TEST_SUITE_P(Rounded, GemmTypes,
                                            std::tuple{at::kDouble, at::kDouble, true, false}));
 
 TEST(Gemm, RoundsOnce) {
-    // The product is 1 + 2^-8, half way between two bf16 numbers; with the bias 2^-8 it is one of them. Rounding before
-    // the bias, or a sum in bf16, would give 1.
+    // The product is 1 + 2^-8, half way between two bf16 numbers; with the bias 2^-8 it is one of them.
+    // Rounding before the bias, or a sum in bf16, would give 1.
     Context ctx(at::kCPU);
     const at::Tensor a = at::ones({1, 257}, at::kBFloat16), b = at::full({257, 1}, 0x1p-8, at::kBFloat16);
     const at::Tensor out = at::empty({1, 1}, at::kBFloat16), bias = at::full({1}, 0x1p-8, at::kBFloat16);

@@ -25,10 +25,13 @@ double rounded(double x, int bits, int smallest_exponent, double largest) {
 
 /// Floats of every exponent, on ties, beside ties and between.
 std::vector<float> probes() {
-    std::vector<float> values = {0.0F, -0.0F, 65504.0F, 65519.996F, 65520.0F, 65536.0F, 3.4028235e38F, 1e-45F, INFINITY, -INFINITY};
+    std::vector<float> values = {0.0F,     -0.0F,         65504.0F, 65519.996F, 65520.0F,
+                                 65536.0F, 3.4028235e38F, 1e-45F,   INFINITY,   -INFINITY};
     for (uint32_t exponent = 0; exponent < 255; ++exponent)
-        for (const uint32_t mantissa : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x3000U, 0x7FFFU, 0x8000U, 0x8001U, 0x18000U, 0x7FFFFFU, 0x2AAAAAU})
-            for (const uint32_t sign : {0U, 1U}) values.push_back(float_from_bits(sign << 31 | exponent << 23 | mantissa));
+        for (const uint32_t mantissa :
+             {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x3000U, 0x7FFFU, 0x8000U, 0x8001U, 0x18000U, 0x7FFFFFU, 0x2AAAAAU})
+            for (const uint32_t sign : {0U, 1U})
+                values.push_back(float_from_bits(sign << 31 | exponent << 23 | mantissa));
     return values;
 }
 

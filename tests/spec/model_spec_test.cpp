@@ -43,7 +43,8 @@ ModelSpec rope_model(const nlohmann::json& config, int64_t head_dim) {
     return spec;
 }
 
-void expect_frequencies(const RopeFrequencies& found, const nlohmann::json& inv_freq, double scaling, const std::string& what) {
+void expect_frequencies(const RopeFrequencies& found, const nlohmann::json& inv_freq, double scaling,
+                        const std::string& what) {
     ASSERT_EQ(found.inv_freq.size(), inv_freq.size()) << what;
     for (std::size_t i = 0; i < inv_freq.size(); ++i) {
         const double expected = inv_freq[i];
@@ -59,7 +60,8 @@ TEST(RopeFrequencies, AgreeWithTransformersAtPublishedShapes) {
         const ModelSpec spec = rope_model(entry, entry.at("head_dim"));
         for (const auto& result : entry.at("results")) {
             const int64_t length = result.at("seq_len").is_null() ? 1 : result.at("seq_len").get<int64_t>();
-            expect_frequencies(rope_frequencies(spec, length), result.at("inv_freq"), result.at("attention_scaling"), name);
+            expect_frequencies(rope_frequencies(spec, length), result.at("inv_freq"), result.at("attention_scaling"),
+                               name);
         }
     }
 }
@@ -77,7 +79,8 @@ TEST(RopeFrequencies, OnlyDynamicDependsOnTheLength) {
     spec.head_dim = 64;
     spec.max_position_embeddings = 128;
     spec.rope.factor = 2.0;
-    for (const auto type : {RopeSpec::Type::standard, RopeSpec::Type::linear, RopeSpec::Type::yarn, RopeSpec::Type::llama3}) {
+    for (const auto type :
+         {RopeSpec::Type::standard, RopeSpec::Type::linear, RopeSpec::Type::yarn, RopeSpec::Type::llama3}) {
         spec.rope.type = type;
         EXPECT_EQ(rope_frequencies(spec, 10).inv_freq, rope_frequencies(spec, 1000).inv_freq);
     }
@@ -90,7 +93,8 @@ TEST(RopeFrequencies, YarnTakesItsScalingFromTheTwoMscales) {
     ModelSpec spec;
     spec.head_dim = 32;
     spec.max_position_embeddings = 4096;
-    spec.rope = {.type = RopeSpec::Type::yarn, .theta = 10000.0, .factor = 40.0, .mscale = 0.707, .mscale_all_dim = 1.0};
+    spec.rope = {
+        .type = RopeSpec::Type::yarn, .theta = 10000.0, .factor = 40.0, .mscale = 0.707, .mscale_all_dim = 1.0};
     const double expected = (0.1 * 0.707 * std::log(40.0) + 1.0) / (0.1 * std::log(40.0) + 1.0);
     EXPECT_NEAR(rope_frequencies(spec, 1).attention_scaling, expected, 1e-7);
     spec.rope.mscale_all_dim = 0.0;  // as if it were absent

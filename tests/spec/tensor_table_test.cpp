@@ -21,7 +21,8 @@ ModelSpec model() {
 }
 
 const TensorRule* find(const std::vector<TensorRule>& table, const std::string& name) {
-    const auto it = std::find_if(table.begin(), table.end(), [&](const TensorRule& rule) { return rule.hf_name == name; });
+    const auto it =
+        std::find_if(table.begin(), table.end(), [&](const TensorRule& rule) { return rule.hf_name == name; });
     return it == table.end() ? nullptr : &*it;
 }
 

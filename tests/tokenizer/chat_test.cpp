@@ -29,7 +29,8 @@ Spans in_code_points(const Rendered& rendered) {
     Spans spans;
     for (const auto& [begin, end] : rendered.trained_bytes) {
         const auto count = [&](std::size_t bytes) {
-            return static_cast<std::size_t>(std::count_if(rendered.text.begin(), rendered.text.begin() + bytes,
+            return static_cast<std::size_t>(std::count_if(rendered.text.begin(),
+                                                          rendered.text.begin() + bytes,
                                                           [](char c) { return (c & 0xC0) != 0x80; }));
         };
         spans.emplace_back(count(begin), count(end));
@@ -63,10 +64,12 @@ TEST(Chat, ChatMlEqualsQwenWhereItsTemplateAddsNothing) {
 }
 
 TEST(Chat, ChatMlKeepsContentsAsTheyAre) {
-    const std::vector<Message> messages = {{"system", " S\n"}, {"user", "Q"}, {"assistant", " A "}, {"tool", "T"}};
+    const std::vector<Message> messages = {
+        {"system", " S\n"}, {"user", "Q"}, {"assistant", " A "}, {"tool", "T"}};
     const Rendered rendered = render("chatml", messages, true, small("qwen_small"));
     EXPECT_EQ(rendered.text,
-              "<|im_start|>system\n S\n<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n A <|im_end|>\n"
+              "<|im_start|>system\n S\n<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n A "
+              "<|im_end|>\n"
               "<|im_start|>tool\nT<|im_end|>\n<|im_start|>assistant\n");
     ASSERT_EQ(rendered.trained_bytes.size(), 1u);
     const auto [begin, end] = rendered.trained_bytes[0];
@@ -90,7 +93,8 @@ void expect_turns(const char* template_name, const char* tokenizer_name, const c
     for (const json& row : read_rows(golden(std::string("chat/") + conversations))) {
         const auto found = expected.find(row["text"]);
         const Rendered rendered = render_row(template_name, row, tokenizer);
-        if (found == expected.end() || rendered.text != row["text"] || !row.contains("assistant_tokens")) continue;
+        if (found == expected.end() || rendered.text != row["text"] || !row.contains("assistant_tokens"))
+            continue;
         const EncodedTurns turns = encode_rendered(tokenizer, rendered);
         EXPECT_EQ(turns.ids, found->second["ids"].get<std::vector<int32_t>>()) << rendered.text;
         EXPECT_EQ(turns.trained, found->second["trained"].get<Spans>()) << rendered.text;
@@ -107,7 +111,8 @@ TEST(Chat, TrainsTheTokensOfAssistantTurns) {
 TEST(Chat, RealTokenizersGiveTheGoldenIdsAndSpans) {
     for (const auto& [name, file] : {std::pair{"llama-3", "llama3_1"}, std::pair{"chatml", "qwen3"}}) {
         const TemporaryFolder folder;
-        if (!expand_shared(file, folder)) GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << file;
+        if (!expand_shared(file, folder))
+            GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << file;
         const Tokenizer tokenizer = Tokenizer::load(folder.path());
         EXPECT_EQ(resolve_template("auto", tokenizer), name);
         for (const json& row : read_rows(golden(std::string("chat/") + file + ".jsonl"))) {
@@ -141,17 +146,21 @@ TEST(Chat, AutoFollowsTheTokens) {
     EXPECT_EQ(resolve_template("auto", small("qwen_small")), "chatml");
     EXPECT_EQ(resolve_template("auto", small("gpt2_small")), "alpaca");
     EXPECT_EQ(resolve_template("chatml", small("gpt2_small")), "chatml");
-    const std::string message = error_of(ErrorKind::usage, [] { resolve_template("llama3", small("gpt2_small")); });
+    const std::string message =
+        error_of(ErrorKind::usage, [] { resolve_template("llama3", small("gpt2_small")); });
     EXPECT_NE(message.find("llama-3, chatml, alpaca"), std::string::npos) << message;
 }
 
 TEST(Chat, AlpacaPromptHasThreeSections) {
-    EXPECT_EQ(alpaca_prompt("Do it."),
-              "Below is an instruction that describes a task. Write a response that appropriately completes the "
-              "request.\n\n### Instruction:\nDo it.\n\n### Response:\n");
+    EXPECT_EQ(
+        alpaca_prompt("Do it."),
+        "Below is an instruction that describes a task. Write a response that appropriately completes the "
+        "request.\n\n### Instruction:\nDo it.\n\n### Response:\n");
     EXPECT_EQ(alpaca_prompt("Do it.", "this"),
-              "Below is an instruction that describes a task, paired with an input that provides further context. Write "
-              "a response that appropriately completes the request.\n\n### Instruction:\nDo it.\n\n### Input:\nthis\n\n"
+              "Below is an instruction that describes a task, paired with an input that provides further "
+              "context. Write "
+              "a response that appropriately completes the request.\n\n### Instruction:\nDo it.\n\n### "
+              "Input:\nthis\n\n"
               "### Response:\n");
     EXPECT_EQ(alpaca_prompt("Do it.", "this", "You are a lawyer."),
               "You are a lawyer.\n\n### Instruction:\nDo it.\n\n### Input:\nthis\n\n### Response:\n");
@@ -162,7 +171,8 @@ TEST(Chat, AlpacaConversation) {
         {"system", "S"}, {"user", "Q1"}, {"assistant", "A1"}, {"user", "Q2"}, {"assistant", "A2"}};
     const Rendered rendered = render("alpaca", messages, false, small("llama3_small"));
     EXPECT_EQ(rendered.text,
-              "<|begin_of_text|>S\n\n### Instruction:\nQ1\n\n### Response:\nA1<|eot_id|>\n\n### Instruction:\nQ2\n\n"
+              "<|begin_of_text|>S\n\n### Instruction:\nQ1\n\n### Response:\nA1<|eot_id|>\n\n### "
+              "Instruction:\nQ2\n\n"
               "### Response:\nA2<|eot_id|>");
     ASSERT_EQ(rendered.trained_bytes.size(), 2u);
     for (const auto& [i, answer] : {std::pair{0, "A1<|eot_id|>"}, std::pair{1, "A2<|eot_id|>"}}) {
@@ -170,7 +180,8 @@ TEST(Chat, AlpacaConversation) {
         EXPECT_EQ(rendered.text.substr(begin, end - begin), answer);
     }
     const std::vector<Message> one = {{"user", "Q"}};
-    EXPECT_EQ(render("alpaca", one, true, small("qwen_small")).text, alpaca_prompt("Q"));  // that one adds no BOS
+    EXPECT_EQ(render("alpaca", one, true, small("qwen_small")).text,
+              alpaca_prompt("Q"));  // that one adds no BOS
 }
 
 TEST(Chat, PromptAndCompletion) {
@@ -183,14 +194,16 @@ TEST(Chat, PromptAndCompletion) {
     ASSERT_EQ(turns.trained.size(), 1u);
     const auto [begin, end] = turns.trained[0];
     EXPECT_EQ(end, turns.ids.size());
-    const std::vector<int32_t> learned(turns.ids.begin() + static_cast<std::ptrdiff_t>(begin), turns.ids.end());
+    const std::vector<int32_t> learned(turns.ids.begin() + static_cast<std::ptrdiff_t>(begin),
+                                       turns.ids.end());
     EXPECT_EQ(tokenizer.decode(learned, false), "the answer<|eot_id|>");
 }
 
 TEST(Chat, RefusesWhatItCannotRender) {
     const Tokenizer llama = small("llama3_small"), gpt2 = small("gpt2_small");
     const std::vector<Message> one = {{"user", "Q"}}, tool = {{"user", "Q"}, {"tool", "T"}};
-    const auto message = [&](const char* name, const std::vector<Message>& messages, const Tokenizer& tokenizer) {
+    const auto message = [&](const char* name, const std::vector<Message>& messages,
+                             const Tokenizer& tokenizer) {
         return error_of(ErrorKind::input, [&] { render(name, messages, false, tokenizer); });
     };
     EXPECT_NE(message("llama-3", {}, llama).find("without messages"), std::string::npos);
@@ -199,7 +212,8 @@ TEST(Chat, RefusesWhatItCannotRender) {
     EXPECT_NE(message("alpaca", tool, llama).find("'tool'"), std::string::npos);
     const TemporaryFolder folder;  // without tokenizer_config.json there is no EOS
     folder.write("tokenizer.json", small_json("qwen_small").dump());
-    EXPECT_NE(message("alpaca", one, Tokenizer::load(folder.path())).find("end-of-sequence"), std::string::npos);
+    EXPECT_NE(message("alpaca", one, Tokenizer::load(folder.path())).find("end-of-sequence"),
+              std::string::npos);
 }
 
 }  // namespace

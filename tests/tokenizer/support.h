@@ -55,7 +55,9 @@ class TemporaryFolder {
     TemporaryFolder& operator=(const TemporaryFolder&) = delete;
     ~TemporaryFolder() { std::filesystem::remove_all(path_); }
     const std::filesystem::path& path() const { return path_; }
-    void write(const std::string& name, const std::string& text) const { std::ofstream(path_ / name) << text; }
+    void write(const std::string& name, const std::string& text) const {
+        std::ofstream(path_ / name) << text;
+    }
 
   private:
     std::filesystem::path path_;
@@ -67,7 +69,8 @@ inline bool expand_shared(const std::string& name, const TemporaryFolder& into) 
     if (!shared) return false;
     const std::filesystem::path from = std::filesystem::path(shared) / "tokenizers" / name;
     for (const char* file : {"tokenizer.json", "tokenizer_config.json"}) {
-        const std::string command = "xz -dc '" + (from / file).string() + ".xz' > '" + (into.path() / file).string() + "'";
+        const std::string command =
+            "xz -dc '" + (from / file).string() + ".xz' > '" + (into.path() / file).string() + "'";
         if (std::system(command.c_str()) != 0) return false;
     }
     return true;

@@ -33,7 +33,8 @@ TEST_F(TokenizeCommand, Text) {
 }
 
 TEST_F(TokenizeCommand, Messages) {
-    const std::string input = R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
+    const std::string input =
+        R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}],
         "add_generation_prompt": true, "enable_thinking": false})";
     std::string line = input;
     std::replace(line.begin(), line.end(), '\n', ' ');
@@ -47,7 +48,8 @@ TEST_F(TokenizeCommand, Messages) {
     ASSERT_EQ(row["trained"].size(), 1u);
     TokenizeOptions options;
     options.chat_template = "alpaca";
-    EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"), std::string::npos);
+    EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"),
+              std::string::npos);
 }
 
 TEST_F(TokenizeCommand, Decode) {
@@ -67,9 +69,10 @@ TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
         return error_of(ErrorKind::input, [&] { run({}, "{\"text\": \"fine\"}\n" + bad + "\n"); });
     };
     for (const char* bad :
-         {"{\"text\": ", "[]", "{}", "{\"ids\": [1]}", "{\"text\": 5}", "{\"messages\": []}", "{\"messages\": 1}",
-          "{\"messages\": [{\"role\": \"user\"}]}", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}",
-          "{\"text\": \"\xff\"}", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"add_generation_prompt\": 1}"}) {
+         {"{\"text\": ", "[]", "{}", "{\"ids\": [1]}", "{\"text\": 5}", "{\"messages\": []}",
+          "{\"messages\": 1}", "{\"messages\": [{\"role\": \"user\"}]}",
+          "{\"messages\": [{\"role\": \"user\", \"content\": null}]}", "{\"text\": \"\xff\"}",
+          "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"add_generation_prompt\": 1}"}) {
         const std::string text = message(bad);
         EXPECT_EQ(text.rfind("line 2: ", 0), 0u) << text;
     }

@@ -86,15 +86,18 @@ TEST(Tokenizer, TakesARunOfSpacesBeyondTheDefaultMatchLimit) {
 TEST(Tokenizer, ReadsInvalidUtf8AsReplacementCharacters) {
     const Tokenizer tokenizer = llama();
     const std::vector<std::pair<std::string, std::string>> cases = {
-        {"a\xff" "b", "a\uFFFDb"},
-        {"\xe2\x82", "\uFFFD"},                    // a cut character is one
+        {"a\xff"
+         "b",
+         "a\uFFFDb"},
+        {"\xe2\x82", "\uFFFD"},  // a cut character is one
         {"\xe2\x82\xe2\x82\xac", "\uFFFD\u20AC"},
-        {"\xc0\xaf", "\uFFFD\uFFFD"},              // an overlong form is one per byte
-        {"\xed\xa0\x80", "\uFFFD\uFFFD\uFFFD"},    // so is a surrogate
+        {"\xc0\xaf", "\uFFFD\uFFFD"},            // an overlong form is one per byte
+        {"\xed\xa0\x80", "\uFFFD\uFFFD\uFFFD"},  // so is a surrogate
         {"\xf0\x9f\x8e", "\uFFFD"},
         {"\xf4\x90\x80\x80", "\uFFFD\uFFFD\uFFFD\uFFFD"},
         {"x\x80", "x\uFFFD"}};
-    for (const auto& [bytes, text] : cases) EXPECT_EQ(tokenizer.encode(bytes, false), tokenizer.encode(text, false));
+    for (const auto& [bytes, text] : cases)
+        EXPECT_EQ(tokenizer.encode(bytes, false), tokenizer.encode(text, false));
     // Offsets are those of the bytes that came in.
     const Encoding encoding = tokenizer.encode_with_offsets("\xff<|eot_id|>\xfe", false);
     const auto eot = std::find(encoding.ids.begin(), encoding.ids.end(), *tokenizer.token_id("<|eot_id|>"));
@@ -159,7 +162,8 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
     EXPECT_EQ(tokenizer.eos_id(), eot);
     EXPECT_EQ(tokenizer.stop_ids(), (std::vector<int32_t>{eot, eos}));
     EXPECT_EQ(tokenizer.chat_template(), "D");
-    EXPECT_EQ(tokenizer.files().size(), 3u);  // tokenizer.json, tokenizer_config.json, special_tokens_map.json
+    EXPECT_EQ(tokenizer.files().size(),
+              3u);  // tokenizer.json, tokenizer_config.json, special_tokens_map.json
     folder.write("chat_template.jinja", "J");
     EXPECT_EQ(Tokenizer::load(folder.path()).chat_template(), "J");
     EXPECT_EQ(Tokenizer::load(folder.path()).folder(), folder.path());
@@ -218,7 +222,8 @@ INSTANTIATE_TEST_SUITE_P(
     Tokenizer, BadTokenizerJson,
     testing::Values(
         BadFile{R"({"version": "2.0"})", "key version"},
-        BadFile{R"({"model": {"type": "Unigram"}})", "Unigram"}, BadFile{R"({"model": null})", "'model' is missing"},
+        BadFile{R"({"model": {"type": "Unigram"}})", "Unigram"},
+        BadFile{R"({"model": null})", "'model' is missing"},
         BadFile{R"({"model": {"byte_fallback": true}})", "key model.byte_fallback"},
         BadFile{R"({"model": {"dropout": 0.1}})", "key model.dropout"},
         BadFile{R"({"model": {"continuing_subword_prefix": "##"}})", "key model.continuing_subword_prefix"},
@@ -233,7 +238,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{R"({"model": {"merges": ["a b c"]}})", "model.merges[0]"},
         BadFile{R"({"model": {"merges": [["a", 1]]}})", "model.merges[0]"},
         BadFile{R"({"normalizer": {"type": "Lowercase"}})", "Lowercase"},
-        BadFile{R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}})", "normalizers[0]"},
+        BadFile{R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}})",
+                "normalizers[0]"},
         BadFile{R"({"pre_tokenizer": {"type": "Metaspace"}})", "Metaspace"},
         BadFile{R"({"pre_tokenizer": null})", "key pre_tokenizer"},
         BadFile{R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}})", "key pre_tokenizer"},
@@ -242,8 +248,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "after ByteLevel"},
         BadFile{R"({"post_processor": {"type": "RobertaProcessing"}})", "RobertaProcessing"},
         BadFile{R"({"post_processor": {"processors": [{"type": "TemplateProcessing", "single":
-            [{"SpecialToken": {"id": "<x>", "type_id": 0}}], "pair": [], "special_tokens": {}}]}})", "'<x>' is missing"},
-        BadFile{R"({"decoder": {"type": "WordPiece"}})", "WordPiece"}, BadFile{R"({"decoder": null})", "key decoder"},
+            [{"SpecialToken": {"id": "<x>", "type_id": 0}}], "pair": [], "special_tokens": {}}]}})",
+                "'<x>' is missing"},
+        BadFile{R"({"decoder": {"type": "WordPiece"}})", "WordPiece"},
+        BadFile{R"({"decoder": null})", "key decoder"},
         BadFile{R"({"added_tokens": [{"id": 0, "content": 5}]})", "key added_tokens[0].content"},
         BadFile{R"({"added_tokens": {}})", "key added_tokens"}));
 
@@ -257,9 +265,14 @@ TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
         return error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
     };
     const std::vector<std::pair<const char*, const char*>> cases = {
-        {"(a", "not valid"},   {"\\w+", "'\\w'"},    {"\\h", "'\\h'"},   {"\\x41", "'\\x'"},      {"[a&&b]", "'&&'"},
-        {"[a[b]]", "[ within"}, {"a{2}+", "'{2}+'"}, {"a{2}?", "'{2}?'"}, {"a{,2}", "'{,2}'"},    {"(?m:.)", "'(?m'"},
-        {"(?<n>a)", "'(?<'"},  {"[]a]", "']'"},     {"[a", "[ without"}, {"\\p{Greek}", "\\p{Greek}"}, {"a\\", "'\\'"}};
+        {"(a", "not valid"},  {"\\w+", "'\\w'"},
+        {"\\h", "'\\h'"},     {"\\x41", "'\\x'"},
+        {"[a&&b]", "'&&'"},   {"[a[b]]", "[ within"},
+        {"a{2}+", "'{2}+'"},  {"a{2}?", "'{2}?'"},
+        {"a{,2}", "'{,2}'"},  {"(?m:.)", "'(?m'"},
+        {"(?<n>a)", "'(?<'"}, {"[]a]", "']'"},
+        {"[a", "[ without"},  {"\\p{Greek}", "\\p{Greek}"},
+        {"a\\", "'\\'"}};
     for (const auto& [pattern, expected] : cases) {
         split["pattern"]["Regex"] = pattern;
         const std::string text = message();

@@ -19,7 +19,9 @@ inline uint32_t bits_of_float(float value) {
     return bits;
 }
 
-inline float bf16_to_f32(uint16_t bits) { return float_from_bits(static_cast<uint32_t>(bits) << 16); }
+inline float bf16_to_f32(uint16_t bits) {
+    return float_from_bits(static_cast<uint32_t>(bits) << 16);
+}
 
 inline uint16_t f32_to_bf16(float value) {
     const uint32_t bits = bits_of_float(value);

@@ -1,7 +1,7 @@
 // bitsandbytes' 4-bit weights on disk: reading them as they lie, dequantising on the host, quantising, writing.
 //
-// Source: Dettmers et al., "QLoRA" (2023), and the files that bitsandbytes writes. A weight W [N, K] is stored as packed
-// codes under its own name, with companions W.absmax, W.quant_map, W.nested_absmax, W.nested_quant_map (double
+// Source: Dettmers et al., "QLoRA" (2023), and the files that bitsandbytes writes. A weight W [N, K] is stored as
+// packed codes under its own name, with companions W.absmax, W.quant_map, W.nested_absmax, W.nested_quant_map (double
 // quantisation) and W.quant_state.bitsandbytes__nf4 | __fp4, a JSON text.
 #pragma once
 
@@ -17,13 +17,15 @@
 namespace unsloth {
 
 enum class Quant4Type : uint8_t { nf4, fp4 };
-constexpr const char* name_of(Quant4Type type) { return type == Quant4Type::nf4 ? "nf4" : "fp4"; }
+constexpr const char* name_of(Quant4Type type) {
+    return type == Quant4Type::nf4 ? "nf4" : "fp4";
+}
 
 /// A 4-bit weight as it lies in a checkpoint. Copyable; valid as long as the checkpoint.
 struct Quant4Weight {
     Quant4View view;  ///< host pointers into the map (into `copies` for a companion that is not aligned there)
     Quant4Type type = Quant4Type::nf4;
-    DType dtype = DType::bf16;     ///< the weight's type before it was quantised
+    DType dtype = DType::bf16;             ///< the weight's type before it was quantised
     std::vector<const TensorView*> parts;  ///< packed codes first, then its companions
     std::shared_ptr<const std::vector<std::vector<float>>> copies;
 
@@ -41,8 +43,8 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
 /// Whether `tensor_name` is a companion of a 4-bit weight; then `weight_name` (if given) takes the weight's name.
 bool is_quant4_companion(const std::string& tensor_name, std::string* weight_name = nullptr);
 
-/// out[(row_end - row_begin) * cols] = rows [row_begin, row_end) of the weight in fp32: multiply, round, add, round (never
-/// fused), bit-exact with bitsandbytes. Single-threaded; call it for disjoint rows from several threads.
+/// out[(row_end - row_begin) * cols] = rows [row_begin, row_end) of the weight in fp32: multiply, round, add, round
+/// (never fused), bit-exact with bitsandbytes. Single-threaded; call it for disjoint rows from several threads.
 void dequantize_rows(const Quant4View& weight, int64_t row_begin, int64_t row_end, float* out);
 
 /// absmax_b for all blocks, in fp32 (double quantisation undone).

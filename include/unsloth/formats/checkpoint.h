@@ -24,8 +24,8 @@ class Checkpoint {
     /// separator or "..", a tensor in another shard than the index says or in two, or whatever SafetensorsFile refuses.
     static Checkpoint open(const std::string& path);
 
-    const TensorView* find(std::string_view name) const;  ///< nullptr: absent
-    const TensorView& at(std::string_view name) const;    ///< input Error: absent
+    const TensorView* find(std::string_view name) const;              ///< nullptr: absent
+    const TensorView& at(std::string_view name) const;                ///< input Error: absent
     const std::vector<std::string>& names() const { return names_; }  ///< sorted
     std::size_t total_bytes() const { return total_bytes_; }          ///< of all tensors' data
     /// Where config.json and the tokenizer lie.

@@ -21,9 +21,9 @@ struct InspectedTensor {
 };
 
 struct Inspection {
-    std::string path;                  ///< what was asked for
-    std::string kind;                  ///< "model" or "adapter"
-    std::optional<ModelSpec> model;    ///< absent when config.json is missing or refused
+    std::string path;                ///< what was asked for
+    std::string kind;                ///< "model" or "adapter"
+    std::optional<ModelSpec> model;  ///< absent when config.json is missing or refused
     std::vector<InspectedTensor> tensors;
     std::map<std::string, int64_t> kinds;  ///< how many tensors of each dtype
     int64_t parameters = 0;

@@ -24,7 +24,8 @@ struct TensorSource {
     bool quantised() const { return quant4.has_value(); }
     std::size_t stored_bytes() const { return quant4 ? quant4->stored_bytes() : tensor->data.size(); }
     void drop() const noexcept { quant4 ? quant4->drop() : tensor->drop(); }
-    /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns values.
+    /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns
+    /// values.
     void read_f32(int64_t row_begin, int64_t row_end, float* out) const;
     int64_t rows() const { return rule.shape.size() > 1 ? rule.shape[0] : 1; }
     int64_t cols() const { return rule.shape.back(); }
@@ -40,14 +41,15 @@ class ModelTensors {
     const std::vector<TensorSource>& all() const { return sources_; }
     const TensorSource& linear(int layer, Projection p) const;
     const TensorSource* bias(int layer, Projection p) const;  ///< nullptr: the projection has none
-    /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has none.
+    /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
+    /// none.
     const TensorSource& of(TensorRole role, int layer = -1) const;
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
 
-    int64_t parameters() const;         ///< elements of the weights as the model computes with them
-    std::size_t stored_bytes() const;   ///< with the 4-bit weights' companions
+    int64_t parameters() const;        ///< elements of the weights as the model computes with them
+    std::size_t stored_bytes() const;  ///< with the 4-bit weights' companions
     int64_t quantised_linears() const;
 
   private:
@@ -56,8 +58,8 @@ class ModelTensors {
 };
 
 /// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit weight or a 16/32-bit tensor of
-/// the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind) when some are
-/// missing, unknown, of another shape or of a type that cannot be used (INT8 weights among them).
+/// the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind) when some
+/// are missing, unknown, of another shape or of a type that cannot be used (INT8 weights among them).
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 /// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.

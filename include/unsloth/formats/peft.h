@@ -1,4 +1,5 @@
-// PEFT's LoRA adapter folders: adapter_config.json and adapter_model.safetensors (PEFT 0.21's files; older ones are read).
+// PEFT's LoRA adapter folders: adapter_config.json and adapter_model.safetensors (PEFT 0.21's files; older ones are
+// read).
 #pragma once
 
 #include <filesystem>
@@ -26,7 +27,8 @@ std::string write_peft_config(const PeftConfig& config);
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
 std::string lora_a_name(int layer, Projection p);
 std::string lora_b_name(int layer, Projection p);
-/// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight".
+/// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
+/// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module);
 
 /// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A before B, then modules_to_save.

@@ -85,7 +85,8 @@ class SafetensorsWriter {
   public:
     using Metadata = std::map<std::string, std::string>;
 
-    SafetensorsWriter(std::filesystem::path path, std::vector<TensorDecl> tensors, Metadata metadata = {{"format", "pt"}});
+    SafetensorsWriter(std::filesystem::path path, std::vector<TensorDecl> tensors,
+                      Metadata metadata = {{"format", "pt"}});
     ~SafetensorsWriter();
     SafetensorsWriter(const SafetensorsWriter&) = delete;
     SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;

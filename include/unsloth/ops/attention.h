@@ -1,9 +1,10 @@
 // Causal grouped-query attention over flat tokens with segments and a sliding window.
 //
 // Legend: T query tokens, S key tokens, H heads, K kv heads (K divides H), d head_dim.
-// Queries of a segment stand at the end of its keys (bottom-right causal): with S = T that is plain causal attention,
-// with a KV cache a segment has more keys than queries. A position sees keys i with q - window < i <= q (window 0: all).
-// Algorithms: Dao, "FlashAttention-2" (2023), for the tiled forms; the plain definition on the CPU.
+// Queries of a segment stand at the end of its keys (bottom-right causal): with S = T that is plain causal
+// attention, with a KV cache a segment has more keys than queries. A position sees keys i with q - window < i
+// <= q (window 0: all). Algorithms: Dao, "FlashAttention-2" (2023), for the tiled forms; the plain definition
+// on the CPU.
 #pragma once
 
 #include <vector>
@@ -12,7 +13,8 @@
 
 namespace unsloth::ops {
 
-/// Where segments begin, on the host and on the device. n segments; offsets have n + 1 entries, strictly growing.
+/// Where segments begin, on the host and on the device. n segments; offsets have n + 1 entries, strictly
+/// growing.
 struct Segments {
     std::vector<int32_t> q_offsets, k_offsets;
     at::Tensor q_offsets_device, k_offsets_device;  ///< int32, capacity may exceed n + 1; read on CUDA only
@@ -23,44 +25,53 @@ struct Segments {
 
 struct AttentionShape {
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
-    int64_t window = 0;   ///< 0: unlimited
-    double scale = 0;     ///< 1 / sqrt(head_dim) usually
+    int64_t window = 0;  ///< 0: unlimited
+    double scale = 0;    ///< 1 / sqrt(head_dim) usually
 };
 
 /// Which implementation serves a case.
 enum class AttentionPath { cpu, cudnn, portable };
-/// cudnn: bf16/f16, head_dim a multiple of 8 up to 256 that cuDNN serves in both directions on this card (asked once, then
-/// remembered); portable (own kernels, any dtype and head_dim up to 256, fixed order of summation): everything else.
+/// cudnn: bf16/f16, head_dim a multiple of 8 up to 256 that cuDNN serves in both directions on this card
+/// (asked once, then remembered); portable (own kernels, any dtype and head_dim up to 256, fixed order of
+/// summation): everything else.
 ///
-/// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache), pointers or strides
-/// that are no multiple of 16 bytes, segments of unequal length when cuDNN has no packed form for the head_dim, and with
-/// `deterministic` the backward of unequal lengths or of more than 2 GiB of cuDNN's scratch.
-AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic);
+/// Under `cudnn` these calls still go to the portable kernels: more keys than queries (a KV cache), pointers
+/// or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN has no packed form for
+/// the head_dim, and with `deterministic` the backward of unequal lengths or of more than 2 GiB of cuDNN's
+/// scratch.
+AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                             bool deterministic);
 
-/// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the CPU), last dimension
-/// contiguous, strides of T and heads free (views of a fused QKV buffer). Arithmetic in fp32, out rounded once (cuDNN rounds the
-/// probabilities to the compute dtype before they meet v).
-/// lse: fp32 (fp64 with fp64 inputs), contiguous, at least attention_lse_elements; receives the natural log-sum-exp of each row for the backward pass. Its
-/// order is the implementation's own ([H, T] on the CPU and in the portable form; on cuDNN [B, H, S] for equal lengths and
-/// [T, H] otherwise): hand it unread to the backward with the same segments. Undefined when there is no backward.
-void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
-                       const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse);
+/// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the
+/// CPU), last dimension contiguous, strides of T and heads free (views of a fused QKV buffer). Arithmetic in
+/// fp32, out rounded once (cuDNN rounds the probabilities to the compute dtype before they meet v). lse: fp32
+/// (fp64 with fp64 inputs), contiguous, at least attention_lse_elements; receives the natural log-sum-exp of
+/// each row for the backward pass. Its order is the implementation's own ([H, T] on the CPU and in the
+/// portable form; on cuDNN [B, H, S] for equal lengths and [T, H] otherwise): hand it unread to the backward
+/// with the same segments. Undefined when there is no backward.
+void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                       const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
+                       const at::Tensor& out_THd, const at::Tensor& lse);
 
-/// dq, dk, dv = gradients (written, not accumulated; views of one fused buffer allowed; never aliasing q, k, v, out, dout).
-/// Scratch comes from ctx.workspace; CheckError when it is smaller than the portable form needs.
-void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& dout_THd,
-                        const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
-                        const at::Tensor& lse, const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd);
+/// dq, dk, dv = gradients (written, not accumulated; views of one fused buffer allowed; never aliasing q, k,
+/// v, out, dout). Scratch comes from ctx.workspace; CheckError when it is smaller than the portable form
+/// needs.
+void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
+                        const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
+                        const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse,
+                        const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd);
 
-/// Bytes of ctx.workspace that forward and backward may take for up to `tokens` tokens in up to `segments` segments of up to
-/// `longest` tokens (0 on the CPU). On cuDNN this builds the plans of the largest case, so that the first step finds them, and
-/// remembers the three numbers (per device, heads, head_dim and dtype; the latest call counts): packed plans are made for them,
-/// so that batches of changing size share a few plans. Call it before the first step, again when the sizes grow.
-int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                            int64_t tokens, int64_t segments, int64_t longest);
+/// Bytes of ctx.workspace that forward and (with `backward`) backward may take for up to `tokens` tokens in
+/// up to `segments` segments of up to `longest` tokens (0 on the CPU). On cuDNN this builds the plans of the
+/// largest case, so that the first step finds them, and remembers the three numbers (per device, heads,
+/// head_dim and dtype; the latest call counts): packed plans are made for them, so that batches of changing
+/// size share a few plans. Call it before the first step, again when the sizes grow.
+int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                            bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
+                            bool backward = true);
 
 /// Elements of lse that a forward over `tokens` tokens needs: H * T.
-int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
-                               int64_t tokens, int64_t segments, int64_t longest);
+int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
+                               bool deterministic, int64_t tokens, int64_t segments, int64_t longest);
 
 }  // namespace unsloth::ops

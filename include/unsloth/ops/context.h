@@ -13,8 +13,10 @@ namespace unsloth::ops {
 struct CudaHandles;  ///< cuBLASLt and cuDNN handles and their caches; src/ops/cuda_handles.h
 
 /// One per device and thread of execution. Operators take it first; CUDA work goes to `stream()`, nothing synchronises.
+/// The context's device is the thread's current CUDA device: operators do not switch.
 class Context {
   public:
+    /// A CUDA device without index means the current one. runtime Error in a build without CUDA.
     explicit Context(at::Device device);
     ~Context();
     Context(const Context&) = delete;

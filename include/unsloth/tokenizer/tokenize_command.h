@@ -16,13 +16,17 @@ struct TokenizeOptions {
 };
 
 /// One object out per line in: {"ids", "text", "trained"}. Rows are
-///   {"text"}                                 encoded with the post-processor's special tokens unless `no_special`
-///   {"messages", "add_generation_prompt"?}   rendered by the template, which writes its special tokens itself;
-///                                            further keys are variables of the template (built-in ones use none)
+///   {"text"}                                 encoded with the post-processor's special tokens unless
+///   `no_special`
+///   {"messages", "add_generation_prompt"?}   rendered by the template, which writes its special tokens
+///   itself;
+///                                            further keys are variables of the template (built-in ones use
+///                                            none)
 ///   {"ids"}                                  only with `decode`
 /// "text" is the text that was encoded (with `decode`: what the ids decode to), "trained" the ranges of token
 /// positions that belong to assistant turns (empty for text and ids). Blank lines are skipped.
 /// A malformed line is an input Error with its line number; lines before it have been written.
-void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out);
+void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in,
+                     std::ostream& out);
 
 }  // namespace unsloth

@@ -33,8 +33,9 @@ class Tokenizer {
     /// generation_config.json and chat_template.jinja of a folder. Input Error with file and key.
     static Tokenizer load(const std::filesystem::path& folder);
 
-    /// `add_special`: with what the post-processor adds (BOS, EOS). Any bytes are accepted: those that are not
-    /// UTF-8 count as U+FFFD, one per maximal cut-off sequence (as Rust's from_utf8_lossy and Python's "replace").
+    /// `add_special`: with what the post-processor adds (BOS, EOS). Any bytes are accepted: those that are
+    /// not UTF-8 count as U+FFFD, one per maximal cut-off sequence (as Rust's from_utf8_lossy and Python's
+    /// "replace").
     std::vector<int32_t> encode(std::string_view text, bool add_special) const;
     Encoding encode_with_offsets(std::string_view text, bool add_special) const;
 
@@ -61,7 +62,8 @@ class Tokenizer {
     const std::filesystem::path& folder() const;
     /// Files of `folder` that belong beside an adapter, absolute or relative as `folder` was given.
     std::vector<std::filesystem::path> files() const;
-    /// Raw Jinja of chat_template.jinja or tokenizer_config.json's (default) chat_template; empty without one.
+    /// Raw Jinja of chat_template.jinja or tokenizer_config.json's (default) chat_template; empty without
+    /// one.
     const std::string& chat_template() const;
 
   private:

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "unsloth/config/config.h"
-#include "unsloth/data/dataset.h"
 #include "unsloth/data/encoder.h"
+#include "unsloth/data/training_data.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/tokenizer/tokenizer.h"
@@ -18,18 +18,21 @@ at::Device choose_device(const std::string& option);
 /// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
 std::string describe_device(at::Device device);
 
-/// The checkpoint with its tokenizer (where its folder has one).
+/// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
 struct OpenedModel {
     std::shared_ptr<const WeightFile> file;
-    std::optional<Tokenizer> tokenizer;
-    std::unique_ptr<RowEncoder> encoder;
+    std::filesystem::path tokenizer_folder;
+
+    /// Input Error when there is none, or when its ids do not fit the model's vocabulary.
+    Tokenizer tokenizer() const;
+    /// What a folder of results needs beside the weights; empty without a tokenizer.
+    std::vector<std::filesystem::path> tokenizer_files() const;
+    ModelLimits limits() const { return {file->spec.vocab_size, file->spec.max_position_embeddings}; }
 };
-/// Opens model.path; checks that the tokenizer's ids fit the model's vocabulary. With an adapter folder that holds a tokenizer, that
-/// one is taken.
 OpenedModel open_model(const Config& config);
 
-/// How rows become samples for this model. `keep_all_masked` for scoring.
-DatasetOptions dataset_options(const LoadedConfig& loaded, const OpenedModel& opened);
+/// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
+std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config);
 
 /// The adapters that lora.* asks for.
 LoraSpec lora_spec(const LoraOptions& options);

@@ -153,7 +153,8 @@ def split_rows(base):
         tail = dict(byte_level, add_prefix_space=split["type"] == "Digits")
         document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, tail]}
         t = Tokenizer.from_str(json.dumps(document))
-        for text in ("", "  two  spaces ", "ab\nab\n", "The the x12  y3\u0664 \u4e2d\u6587A!?xxxxx", "12 34", " a b"):
+        for text in ("", "  two  spaces ", "ab\nab\n", "The the x12  y3\u0664 \u4e2d\u6587A!?xxxxx", "12 34", " a b",
+                     "a\U00031350b\u180e\U00010d40 \u1c89\ua7cb\U0001b132\u0378!"):
             yield {"pre_tokenizer": document["pre_tokenizer"], "text": text, "ids": t.encode(text, add_special_tokens=False).ids}
 
 

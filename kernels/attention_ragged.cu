@@ -1,0 +1,48 @@
+// The small kernels around cuDNN's packed attention: ragged offsets from segment offsets, and gradients back
+// to their strided rows.
+#include "kernels/attention_cudnn.h"
+#include "kernels/common.h"
+#include "kernels/device.cuh"
+
+namespace unsloth::kernels {
+namespace {
+
+constexpr int threads = 256;
+
+__global__ void setup_kernel(RaggedSetup s) {
+    for (int i = blockIdx.x * threads + threadIdx.x; i <= s.batch; i += gridDim.x * threads) {
+        const int64_t begin = s.offsets[min(i, s.sequences)];
+        for (int m = 0; m < s.arrays; ++m)
+            s.offsets_out[m * (s.batch + int64_t{1}) + i] = begin * s.multiplier[m];
+        if (i < s.batch) s.lengths_out[i] = i < s.sequences ? static_cast<int>(s.offsets[i + 1] - begin) : 0;
+    }
+}
+
+struct Copies {
+    GradientCopy of[3];
+};
+
+/// One block a token; blockIdx.y names the tensor.
+__global__ void __launch_bounds__(threads) copy_kernel(Copies copies, int head_dim) {
+    const GradientCopy& copy = copies.of[blockIdx.y];
+    const int packs = head_dim / 8, all = copy.heads * packs;
+    const int64_t token = blockIdx.x;
+    const uint4* source = static_cast<const uint4*>(copy.source) + token * all;
+    uint4* target = static_cast<uint4*>(copy.target.data) + token * (copy.target.row_stride / 8);
+    for (int i = threadIdx.x; i < all; i += threads)
+        target[(i / packs) * (copy.target.head_stride / 8) + i % packs] = source[i];
+}
+
+}  // namespace
+
+void ragged_setup(const RaggedSetup& setup, cudaStream_t stream) {
+    const auto blocks = static_cast<unsigned>(ceil_div(setup.batch + 1, threads));
+    UNSLOTH_LAUNCH(setup_kernel, blocks, threads, 0, stream, setup);
+}
+
+void copy_gradients(const GradientCopy (&copies)[3], int64_t tokens, int head_dim, cudaStream_t stream) {
+    Copies all{{copies[0], copies[1], copies[2]}};
+    UNSLOTH_LAUNCH(copy_kernel, dim3(static_cast<unsigned>(tokens), 3), threads, 0, stream, all, head_dim);
+}
+
+}  // namespace unsloth::kernels

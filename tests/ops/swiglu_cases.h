@@ -1,0 +1,54 @@
+// Cases of SwiGLU.
+#pragma once
+
+#include "ops/op_cases.h"
+#include "unsloth/ops/swiglu.h"
+
+namespace unsloth::testing {
+
+inline at::Tensor swiglu_oracle(const at::Tensor& gu) {
+    const int64_t columns = gu.size(1) / 2;
+    return at::silu(gu.narrow(1, 0, columns)) * gu.narrow(1, columns, columns);
+}
+
+inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
+    at::manual_seed(seed);
+    std::vector<OpCase> cases;
+    const auto add = [&](int64_t tokens, int64_t columns, at::ScalarType dtype, Layout layout) {
+        const std::string name = case_name(tokens, columns, c10::toString(dtype), name_of(layout));
+        // Factors up to 30: the sigmoid saturates on both sides.
+        const at::Tensor gu = slice_of(at::randn({tokens, 2 * columns}) * (at::rand({tokens, 1}) * 30), dtype, layout);
+        OpCase forward;
+        forward.name = "swiglu_forward " + name;
+        forward.args = {{"gate_up", gu}, {"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output}};
+        forward.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_forward(ctx, a[0], a[1]); };
+        forward.expected = [](const Tensors& a) { return Tensors{swiglu_oracle(a[0])}; };
+        cases.push_back(forward);
+
+        OpCase backward;
+        backward.name = "swiglu_backward " + name;
+        backward.args = {{"dact", slice_of(at::randn({tokens, columns}), dtype, layout)}, {"gate_up", gu, Role::both}};
+        backward.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_backward(ctx, a[0], a[1]); };
+        backward.expected = [](const Tensors& a) {
+            const at::Tensor leaf = a[1].detach().clone().requires_grad_();
+            swiglu_oracle(leaf).backward(a[0]);
+            return Tensors{leaf.grad()};
+        };
+        cases.push_back(backward);
+    };
+    for (const at::ScalarType dtype : compute_dtypes) {
+        for (const Layout layout : all_layouts) {
+            add(1, 1, dtype, layout);
+            add(3, 7, dtype, layout);
+            add(5, 64, dtype, layout);
+            add(2, 100, dtype, layout);
+            add(70, 24, dtype, layout);
+            add(9, 2312, dtype, layout);
+            add(0, 16, dtype, layout);
+        }
+    }
+    add(700, 776, at::kBFloat16, Layout::wide);
+    return cases;
+}
+
+}  // namespace unsloth::testing
