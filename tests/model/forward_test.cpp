@@ -14,6 +14,7 @@ struct Spread {
     std::string name;
     double max_abs, rms, checksum_l2;  ///< fp32 against fp64
     double bf16_rms;
+    friend void PrintTo(const Spread& spread, std::ostream* out) { *out << spread.name; }
 };
 
 const std::vector<Spread> architectures = {{"llama_tied", 5.4e-6, 8.0e-7, 6.3e-8, 1.1e-2},
