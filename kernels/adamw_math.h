@@ -1,8 +1,9 @@
-// The arithmetic of one AdamW element, shared by the CPU operator and the kernel: strict fp32, every operation rounded
-// on its own (a fused multiply-add or an approximate division would change codes).
+// The arithmetic of one AdamW element, shared by the CPU operator and the kernel: strict fp32, every
+// operation rounded on its own (a fused multiply-add or an approximate division would change codes).
 //
-// Sources: Loshchilov & Hutter, "Decoupled Weight Decay Regularization"; Dettmers et al., "8-bit Optimizers via Block-wise
-// Quantization". The order of operations is torch.optim.AdamW's (32-bit) and bitsandbytes' CUDA kernel's (8-bit).
+// Sources: Loshchilov & Hutter, "Decoupled Weight Decay Regularization"; Dettmers et al., "8-bit Optimizers
+// via Block-wise Quantization". The order of operations is torch.optim.AdamW's (32-bit) and bitsandbytes'
+// CUDA kernel's (8-bit).
 #pragma once
 
 #include <cmath>
@@ -19,21 +20,41 @@
 namespace unsloth::kernels::adamw {
 
 #ifdef __CUDA_ARCH__
-UNSLOTH_HOST_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
-UNSLOTH_HOST_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
-UNSLOTH_HOST_DEVICE float sub(float a, float b) { return __fsub_rn(a, b); }
-UNSLOTH_HOST_DEVICE float div(float a, float b) { return __fdiv_rn(a, b); }
-UNSLOTH_HOST_DEVICE float root(float a) { return __fsqrt_rn(a); }
+UNSLOTH_HOST_DEVICE float mul(float a, float b) {
+    return __fmul_rn(a, b);
+}
+UNSLOTH_HOST_DEVICE float add(float a, float b) {
+    return __fadd_rn(a, b);
+}
+UNSLOTH_HOST_DEVICE float sub(float a, float b) {
+    return __fsub_rn(a, b);
+}
+UNSLOTH_HOST_DEVICE float div(float a, float b) {
+    return __fdiv_rn(a, b);
+}
+UNSLOTH_HOST_DEVICE float root(float a) {
+    return __fsqrt_rn(a);
+}
 #else
-UNSLOTH_HOST_DEVICE float mul(float a, float b) { return a * b; }
-UNSLOTH_HOST_DEVICE float add(float a, float b) { return a + b; }
-UNSLOTH_HOST_DEVICE float sub(float a, float b) { return a - b; }
-UNSLOTH_HOST_DEVICE float div(float a, float b) { return a / b; }
-UNSLOTH_HOST_DEVICE float root(float a) { return sqrtf(a); }
+UNSLOTH_HOST_DEVICE float mul(float a, float b) {
+    return a * b;
+}
+UNSLOTH_HOST_DEVICE float add(float a, float b) {
+    return a + b;
+}
+UNSLOTH_HOST_DEVICE float sub(float a, float b) {
+    return a - b;
+}
+UNSLOTH_HOST_DEVICE float div(float a, float b) {
+    return a / b;
+}
+UNSLOTH_HOST_DEVICE float root(float a) {
+    return sqrtf(a);
+}
 #endif
 
-/// What stays the same over a run; `rest` = 1 - beta. The 32-bit form rounds 1 - beta from fp64 (as torch does), the 8-bit
-/// one subtracts in fp32 (as bitsandbytes does).
+/// What stays the same over a run; `rest` = 1 - beta. The 32-bit form rounds 1 - beta from fp64 (as torch
+/// does), the 8-bit one subtracts in fp32 (as bitsandbytes does).
 struct Constants {
     float beta1, beta2, eps, weight_decay;
     float rest1_from_f64, rest2_from_f64;
@@ -41,12 +62,12 @@ struct Constants {
 
 /// What is the same for all elements of a step.
 struct Factors {
-    float clip;            ///< on the gradient
-    float keep;            ///< 1 - lr * weight_decay
-    float minus_step32;    ///< -lr / bias_correction1
-    float correction2;     ///< sqrt(bias_correction2)
-    float step8;           ///< -lr * correction2 / bias_correction1
-    float eps8;            ///< correction2 * eps
+    float clip;          ///< on the gradient
+    float keep;          ///< 1 - lr * weight_decay
+    float minus_step32;  ///< -lr / bias_correction1
+    float correction2;   ///< sqrt(bias_correction2)
+    float step8;         ///< -lr * correction2 / bias_correction1
+    float eps8;          ///< correction2 * eps
     float rest1_8, rest2_8;
 };
 
@@ -65,7 +86,7 @@ UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const StepScalars& 
 
 /// torch.optim.AdamW: decay, then the update.
 UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, bool decays, float gradient,
-                                             float& p, float& m, float& v) {
+                                       float& p, float& m, float& v) {
     const float g = mul(gradient, f.clip);
     if (decays) p = mul(p, f.keep);
     m = add(m, mul(c.rest1_from_f64, sub(g, m)));
@@ -76,7 +97,7 @@ UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, boo
 
 /// bitsandbytes' update from the dequantised moments, decay after it. `v_floor`: see v_floor_8bit.
 UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool decays, float gradient,
-                                            float v_floor, float& p, float& m, float& v) {
+                                      float v_floor, float& p, float& m, float& v) {
     const float g = mul(gradient, f.clip);
     m = add(mul(m, c.beta1), mul(f.rest1_8, g));
     v = add(mul(v, c.beta2), mul(mul(f.rest2_8, g), g));
@@ -88,15 +109,18 @@ UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool
 inline constexpr int zero_code_m = 127;  ///< the signed map's entry 0
 inline constexpr int zero_code_v = 0;    ///< the unsigned map's entry 0
 
-/// Guard: a second moment that rounded to 0 beside a first moment that did not is unknown between 0 and the map's first
-/// step. A gradient of (nearly) zero would then divide m by eps alone and the element would jump, so v does not fall below
-/// what the smallest non-zero entry would have become. `smallest`: that entry, maps[256 + 1].
-UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest, float absmax_v) {
+/// Guard: a second moment that rounded to 0 beside a first moment that did not is unknown between 0 and the
+/// map's first step. A gradient of (nearly) zero would then divide m by eps alone and the element would jump,
+/// so v does not fall below what the smallest non-zero entry would have become. `smallest`: that entry,
+/// maps[256 + 1].
+UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest,
+                                       float absmax_v) {
     return code_v == zero_code_v && code_m != zero_code_m ? mul(mul(smallest, absmax_v), c.beta2) : 0.0F;
 }
 
-/// The code of x in a 256-entry ascending map: the nearest entry, an x on a midpoint takes the even code (which is what
-/// bitsandbytes' search amounts to). midpoints[i] = (map[i] + map[i + 1]) / 2; `guess` in 0..255 only saves time.
+/// The code of x in a 256-entry ascending map: the nearest entry, an x on a midpoint takes the even code
+/// (which is what bitsandbytes' search amounts to). midpoints[i] = (map[i] + map[i + 1]) / 2; `guess` in
+/// 0..255 only saves time.
 UNSLOTH_HOST_DEVICE int nearest_code(float x, const float* midpoints, int guess) {
     int code = guess;
     while (code > 0 && x <= midpoints[code - 1]) --code;
@@ -112,9 +136,10 @@ UNSLOTH_HOST_DEVICE int with_sign_of(float m, int code) {
     return m > 0.0F ? code + 1 : code - 1;
 }
 
-/// Writes the norm, the factor on gradients (clipping as torch.nn.utils.clip_grad_norm_, without the loss scale) and
-/// whether the update is skipped.
-UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepScalars& scalars, StepOutcome& outcome) {
+/// Writes the norm, the factor on gradients (clipping as torch.nn.utils.clip_grad_norm_, without the loss
+/// scale) and whether the update is skipped.
+UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepScalars& scalars,
+                                              StepOutcome& outcome) {
     const double norm = sqrt(sum_of_squares) / static_cast<double>(scalars.loss_scale);
     const bool finite = norm <= 3.402823466e38;  // as fp32; false for a NaN
     double clip = 1.0;
@@ -124,7 +149,8 @@ UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepS
     }
     outcome.grad_norm = static_cast<float>(norm);
     outcome.skipped = finite && outcome.first_bad_site == all_finite ? 0 : 1;
-    outcome.clip = outcome.skipped != 0 ? 0.0F : static_cast<float>(clip / static_cast<double>(scalars.loss_scale));
+    outcome.clip =
+        outcome.skipped != 0 ? 0.0F : static_cast<float>(clip / static_cast<double>(scalars.loss_scale));
 }
 
 }  // namespace unsloth::kernels::adamw

@@ -193,8 +193,9 @@ class GraphBuilder {
                            .set_name("attention backward")
                            .set_deterministic_algorithm(c_.deterministic != 0);
         mask(options);
-        // Bounds the scratch by the tokens of all sequences instead of B * S.
-        if (c_.packed && std::getenv("UT_NOMAX") == nullptr) options.set_max_total_seq_len_q(c_.tokens).set_max_total_seq_len_kv(c_.tokens);
+        // set_max_total_seq_len_* would bound the scratch by the tokens of all sequences instead of B * S, but it makes cuDNN
+        // 9.19 lay its intermediates out by the ragged offsets, where one sequence's last tile overwrites the next
+        // sequence's rows: wrong dq, NaN in dk (seen on an H200; tests/gpu/attention_gpu_test.cpp PackedForm).
         auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, statistics, options);
         output(dq, uid_dq, c_.heads, c_.dq, ragged_dq);
         output(dk, uid_dk, c_.kv_heads, c_.dk, ragged_dkv);

@@ -1,13 +1,12 @@
 // NF4 / FP4 dequantisation at copy speed, and NF4 quantisation.
 //
 // Every product and sum is an explicit __fmul_rn / __fadd_rn: a fused multiply-add would change bits.
-#include "kernels/nf4.h"
-
 #include <algorithm>
 #include <iterator>
 
 #include "kernels/common.h"
 #include "kernels/device.cuh"
+#include "kernels/nf4.h"
 
 namespace unsloth::kernels {
 namespace {
@@ -15,14 +14,15 @@ namespace {
 constexpr int warp = 32;
 constexpr unsigned all_lanes = 0xFFFFFFFFu;
 constexpr int threads = 256;
-constexpr int group = 8;                                 // elements a thread makes from one 32-bit load
-constexpr int groups_per_lane = 4;                       // loads in flight a thread
+constexpr int group = 8;                                       // elements a thread makes from one 32-bit load
+constexpr int groups_per_lane = 4;                             // loads in flight a thread
 constexpr int warp_elements = warp * group * groups_per_lane;  // 1024
 constexpr int warp_blocks = warp_elements / quant4_block;      // 16
 
 __device__ __forceinline__ float block_absmax(const Quant4View& weight, int64_t block) {
     if (weight.absmax_u8 == nullptr) return weight.absmax_f32[block];
-    const float product = __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / quant4_nested_block]);
+    const float product = __fmul_rn(weight.nested_map[weight.absmax_u8[block]],
+                                    weight.nested_absmax[block / quant4_nested_block]);
     return __fadd_rn(product, weight.nested_offset);
 }
 
@@ -54,16 +54,20 @@ struct FastDivide {
         while ((uint64_t{1} << shift) < d) ++shift;
         multiplier = static_cast<uint32_t>((((uint64_t{1} << shift) - d) << 32) / d + 1);
     }
-    __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
+    __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
+        return (__umulhi(n, multiplier) + n) >> shift;
+    }
 };
 
-/// A warp makes 1024 consecutive elements of the flattened weight: lane l turns the 32-bit words l, 32 + l, 64 + l and
-/// 96 + l of its codes into 8 elements each, so that loads are 128 and stores 512 consecutive bytes. Lanes 0..15 decode
-/// one block maximum each, and hold one entry of the code each: both are looked up by shuffles, free of bank conflicts.
-/// A group of 8 never straddles rows because 8 divides cols; a block of 64 may.
+/// A warp makes 1024 consecutive elements of the flattened weight: lane l turns the 32-bit words l, 32 + l,
+/// 64 + l and 96 + l of its codes into 8 elements each, so that loads are 128 and stores 512 consecutive
+/// bytes. Lanes 0..15 decode one block maximum each, and hold one entry of the code each: both are looked up
+/// by shuffles, free of bank conflicts. A group of 8 never straddles rows because 8 divides cols; a block of
+/// 64 may.
 template <class T>
-__global__ void __launch_bounds__(threads) dequantize_vectorized(Quant4View weight, T* __restrict__ out, int64_t row_stride,
-                                                                uint32_t groups, FastDivide groups_per_row) {
+__global__ void __launch_bounds__(threads)
+    dequantize_vectorized(Quant4View weight, T* __restrict__ out, int64_t row_stride, uint32_t groups,
+                          FastDivide groups_per_row) {
     const uint32_t lane = threadIdx.x % warp;
     const uint32_t warp_index = blockIdx.x * (threads / warp) + threadIdx.x / warp;
     const uint32_t first_group = warp_index * (warp * groups_per_lane);
@@ -83,13 +87,16 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(Quant4View weig
 #pragma unroll
     for (int j = 0; j < groups_per_lane; ++j) {
         const uint32_t index = first_group + j * warp + lane;
-        const float scale = __shfl_sync(all_lanes, absmax, j * (warp * group / quant4_block) + lane / (quant4_block / group));
+        const float scale =
+            __shfl_sync(all_lanes, absmax, j * (warp * group / quant4_block) + lane / (quant4_block / group));
         float values[group];
 #pragma unroll
         for (int i = 0; i < group; ++i) {
-            const int shift = (i / 2) * 8 + (i % 2 == 0 ? 4 : 0);  // bytes ascend, the high nibble comes first
+            const int shift =
+                (i / 2) * 8 + (i % 2 == 0 ? 4 : 0);  // bytes ascend, the high nibble comes first
             // width 16: the shuffle itself takes the index modulo 16
-            values[i] = __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(codes[j] >> shift), 16), scale);
+            values[i] =
+                __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(codes[j] >> shift), 16), scale);
         }
         if (index < groups) {
             const uint32_t row = groups_per_row.quotient(index);
@@ -101,7 +108,8 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(Quant4View weig
 
 /// Any number of columns, stride and alignment: a thread a byte of codes.
 template <class T>
-__global__ void __launch_bounds__(threads) dequantize_general(Quant4View weight, T* __restrict__ out, int64_t row_stride) {
+__global__ void __launch_bounds__(threads)
+    dequantize_general(Quant4View weight, T* __restrict__ out, int64_t row_stride) {
     const int64_t elements = weight.elements();
     const int64_t step = int64_t{gridDim.x} * threads * 2;
     for (int64_t first = (int64_t{blockIdx.x} * threads + threadIdx.x) * 2; first < elements; first += step) {
@@ -122,10 +130,12 @@ void launch_dequantize(const DequantizeArgs& args, cudaStream_t stream) {
     if (dequantize_is_vectorized(args)) {
         const auto grid = static_cast<unsigned>(ceil_div(ceil_div(elements, warp_elements), threads / warp));
         UNSLOTH_LAUNCH(dequantize_vectorized<T>, grid, threads, 0, stream, args.weight, out, args.row_stride,
-                       static_cast<uint32_t>(elements / group), FastDivide(static_cast<uint32_t>(args.weight.cols / group)));
+                       static_cast<uint32_t>(elements / group),
+                       FastDivide(static_cast<uint32_t>(args.weight.cols / group)));
     } else {
         const int64_t pairs = ceil_div(elements, 2);
-        const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, threads), int64_t{1} << 20));
+        const auto grid =
+            static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, threads), int64_t{1} << 20));
         UNSLOTH_LAUNCH(dequantize_general<T>, grid, threads, 0, stream, args.weight, out, args.row_stride);
     }
 }
@@ -134,7 +144,8 @@ void launch_dequantize(const DequantizeArgs& args, cudaStream_t stream) {
 
 __device__ __forceinline__ float finite_magnitude(float x) {
     const float magnitude = fabsf(x);
-    return magnitude <= 3.402823466e38F ? magnitude : __int_as_float(0x7F800000);  // a NaN would get lost in a maximum
+    return magnitude <= 3.402823466e38F ? magnitude
+                                        : __int_as_float(0x7F800000);  // a NaN would get lost in a maximum
 }
 
 /// 1 / x, or 0 where that is not finite, so that products with it never become a NaN.
@@ -164,9 +175,9 @@ __device__ __forceinline__ unsigned nf4_code_of(const Nf4Thresholds& thresholds,
 
 /// A warp a block of 64, a lane two elements.
 template <class T>
-__global__ void __launch_bounds__(threads) quantize_blocks(const T* __restrict__ w, int64_t elements, int64_t blocks,
-                                                          Nf4Thresholds thresholds, uint8_t* __restrict__ packed,
-                                                          float* __restrict__ absmax) {
+__global__ void __launch_bounds__(threads)
+    quantize_blocks(const T* __restrict__ w, int64_t elements, int64_t blocks, Nf4Thresholds thresholds,
+                    uint8_t* __restrict__ packed, float* __restrict__ absmax) {
     const int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp;
     if (block >= blocks) return;
     const int64_t first = block * quant4_block + (threadIdx.x % warp) * 2;
@@ -183,7 +194,8 @@ __global__ void __launch_bounds__(threads) quantize_blocks(const T* __restrict__
 constexpr int mean_threads = 1024;
 
 /// One thread block: the mean in fp64, in an order that depends on the number of values alone.
-__global__ void __launch_bounds__(mean_threads) mean_of(const float* __restrict__ values, int64_t count, float* mean) {
+__global__ void __launch_bounds__(mean_threads)
+    mean_of(const float* __restrict__ values, int64_t count, float* mean) {
     __shared__ double sums[mean_threads];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += mean_threads) sum += static_cast<double>(values[i]);
@@ -198,11 +210,13 @@ __global__ void __launch_bounds__(mean_threads) mean_of(const float* __restrict_
 /// A thread block a nested block of 256 maxima.
 __global__ void __launch_bounds__(quant4_nested_block)
     quantize_absmax(const float* __restrict__ absmax, int64_t blocks, const float* __restrict__ offset,
-                    const float* __restrict__ map, uint8_t* __restrict__ codes, float* __restrict__ nested_absmax) {
+                    const float* __restrict__ map, uint8_t* __restrict__ codes,
+                    float* __restrict__ nested_absmax) {
     __shared__ float midpoints[256];
     __shared__ float warp_largest[quant4_nested_block / warp];
     const int64_t block = int64_t{blockIdx.x} * quant4_nested_block + threadIdx.x;
-    midpoints[threadIdx.x] = threadIdx.x < 255 ? __fmul_rn(__fadd_rn(map[threadIdx.x], map[threadIdx.x + 1]), 0.5F) : 0.0F;
+    midpoints[threadIdx.x] =
+        threadIdx.x < 255 ? __fmul_rn(__fadd_rn(map[threadIdx.x], map[threadIdx.x + 1]), 0.5F) : 0.0F;
     const float x = block < blocks ? __fsub_rn(absmax[block], *offset) : 0.0F;
     const float largest_of_warp = warp_maximum(fabsf(x));
     if (threadIdx.x % warp == 0) warp_largest[threadIdx.x / warp] = largest_of_warp;
@@ -227,14 +241,16 @@ __global__ void __launch_bounds__(quant4_nested_block)
 }  // namespace
 
 bool dequantize_is_vectorized(const DequantizeArgs& args) {
-    const bool aligned = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && reinterpret_cast<uintptr_t>(args.weight.packed) % 4 == 0;
+    const bool aligned = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 &&
+                         reinterpret_cast<uintptr_t>(args.weight.packed) % 4 == 0;
     const bool small_enough = args.weight.elements() / group < (int64_t{1} << 31);  // FastDivide
     return aligned && small_enough && args.weight.cols % group == 0 && args.row_stride % group == 0;
 }
 
 void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream) {
     if (args.weight.elements() == 0) return;
-    dispatch_floating(args.out_type, [&](auto tag) { launch_dequantize<typename decltype(tag)::type>(args, stream); });
+    dispatch_floating(args.out_type,
+                      [&](auto tag) { launch_dequantize<typename decltype(tag)::type>(args, stream); });
 }
 
 void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
@@ -245,12 +261,14 @@ void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
     }
     dispatch_floating(args.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads, 0, stream,
-                       static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(), args.packed, args.absmax);
+        UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads,
+                       0, stream, static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(),
+                       args.packed, args.absmax);
     });
     UNSLOTH_LAUNCH(mean_of, 1, mean_threads, 0, stream, args.absmax, blocks, args.offset);
-    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, quant4_nested_block)), quant4_nested_block, 0, stream,
-                   args.absmax, blocks, args.offset, args.map, args.absmax_codes, args.nested_absmax);
+    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, quant4_nested_block)),
+                   quant4_nested_block, 0, stream, args.absmax, blocks, args.offset, args.map,
+                   args.absmax_codes, args.nested_absmax);
 }
 
 }  // namespace unsloth::kernels

@@ -1,5 +1,5 @@
-// 4-bit block-wise quantisation on the GPU. Formulas: include/unsloth/spec/quant4.h. All pointers are device pointers,
-// work is issued on `stream`, nothing synchronises; a failed launch throws.
+// 4-bit block-wise quantisation on the GPU. Formulas: include/unsloth/spec/quant4.h. All pointers are device
+// pointers, work is issued on `stream`, nothing synchronises; a failed launch throws.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,9 +11,9 @@ namespace unsloth::kernels {
 
 struct DequantizeArgs {
     Quant4View weight;
-    void* out = nullptr;             ///< [rows, cols] of out_type
-    int64_t row_stride = 0;          ///< of out, in elements, >= cols
-    DType out_type = DType::bf16;    ///< f32, bf16 or f16
+    void* out = nullptr;           ///< [rows, cols] of out_type
+    int64_t row_stride = 0;        ///< of out, in elements, >= cols
+    DType out_type = DType::bf16;  ///< f32, bf16 or f16
 };
 
 /// Whether the vectorised kernel (8 elements a thread) serves these arguments; the general one serves all.
@@ -21,15 +21,15 @@ bool dequantize_is_vectorized(const DequantizeArgs& args);
 void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream);
 
 struct QuantizeArgs {
-    const void* w = nullptr;         ///< [elements]
-    DType type = DType::f32;         ///< of w: f32, bf16 or f16
+    const void* w = nullptr;  ///< [elements]
+    DType type = DType::f32;  ///< of w: f32, bf16 or f16
     int64_t elements = 0;
-    const float* map = nullptr;      ///< [256] signed dynamic map
-    uint8_t* packed = nullptr;       ///< out [ceil(elements / 2)]
-    float* absmax = nullptr;         ///< out [blocks]: block maxima in fp32; infinite where w is not finite
-    uint8_t* absmax_codes = nullptr; ///< out [blocks]
-    float* nested_absmax = nullptr;  ///< out [ceil(blocks / 256)]
-    float* offset = nullptr;         ///< out [1]
+    const float* map = nullptr;       ///< [256] signed dynamic map
+    uint8_t* packed = nullptr;        ///< out [ceil(elements / 2)]
+    float* absmax = nullptr;          ///< out [blocks]: block maxima in fp32; infinite where w is not finite
+    uint8_t* absmax_codes = nullptr;  ///< out [blocks]
+    float* nested_absmax = nullptr;   ///< out [ceil(blocks / 256)]
+    float* offset = nullptr;          ///< out [1]
 };
 
 void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream);

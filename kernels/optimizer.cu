@@ -1,9 +1,8 @@
 // One AdamW kernel for all trainable parameters, and their gradient norm.
-#include "kernels/optimizer.h"
-
 #include <algorithm>
 
 #include "kernels/common.h"
+#include "kernels/optimizer.h"
 
 namespace unsloth::kernels {
 namespace {
@@ -33,7 +32,8 @@ __device__ void load_tables(const float* maps, Tables& tables) {
 }
 
 /// Where x lies in the dynamic map, within an entry or so: decade i of 7 has `items` evenly spaced values.
-/// Both maps: the values of decade i begin at entry `items` - 1 after zero, and items doubles from decade to decade.
+/// Both maps: the values of decade i begin at entry `items` - 1 after zero, and items doubles from decade to
+/// decade.
 __device__ __forceinline__ int steps_from_zero(float magnitude, int items_of_first_decade) {
     const float decade = fminf(fmaxf(floorf(__log10f(magnitude)) + 7.0F, 0.0F), 6.0F);
     const float items = ldexpf(static_cast<float>(items_of_first_decade), static_cast<int>(decade));
@@ -45,7 +45,9 @@ __device__ __forceinline__ int guess_signed(float x) {
     const int steps = steps_from_zero(fabsf(x), 1);
     return x < 0.0F ? max(zero_code_m - steps, 0) : min(zero_code_m + steps, 255);
 }
-__device__ __forceinline__ int guess_unsigned(float x) { return min(max(steps_from_zero(x, 2) - 1, 0), 255); }
+__device__ __forceinline__ int guess_unsigned(float x) {
+    return min(max(steps_from_zero(x, 2) - 1, 0), 255);
+}
 
 __device__ __forceinline__ float warp_maximum(float x) {
 #pragma unroll
@@ -82,8 +84,9 @@ __device__ __forceinline__ void store_8(uint8_t* to, const int (&from)[per_lane]
 }
 
 /// `p`, `g`: this lane's elements. The moments' slot begins at m and v (already at this lane's place).
-__device__ __forceinline__ void step_32bit(const AdamwArgs& args, const Factors& factors, bool decays, const float (&g)[per_lane],
-                                           float (&p)[per_lane], float* m_slot, float* v_slot) {
+__device__ __forceinline__ void step_32bit(const AdamwArgs& args, const Factors& factors, bool decays,
+                                           const float (&g)[per_lane], float (&p)[per_lane], float* m_slot,
+                                           float* v_slot) {
     float m[per_lane], v[per_lane];
     load_8(m_slot, m);
     load_8(v_slot, v);
@@ -93,8 +96,9 @@ __device__ __forceinline__ void step_32bit(const AdamwArgs& args, const Factors&
     store_8(v_slot, v);
 }
 
-__device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& factors, const Tables& tables, bool decays,
-                                          int slot, int lane, const float (&g)[per_lane], float (&p)[per_lane]) {
+__device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& factors, const Tables& tables,
+                                          bool decays, int slot, int lane, const float (&g)[per_lane],
+                                          float (&p)[per_lane]) {
     uint8_t* m_slot = args.m8 + int64_t{slot} * block_elements + lane * 4;
     uint8_t* v_slot = args.v8 + int64_t{slot} * block_elements + lane * 4;
     int code_m[per_lane], code_v[per_lane];
@@ -106,7 +110,8 @@ __device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& 
     for (int k = 0; k < per_lane; ++k) {
         m[k] = mul(tables.map[code_m[k]], old_absmax_m);
         v[k] = mul(tables.map[256 + code_v[k]], old_absmax_v);
-        const float v_floor = v_floor_8bit(args.constants, code_m[k], code_v[k], tables.map[257], old_absmax_v);
+        const float v_floor =
+            v_floor_8bit(args.constants, code_m[k], code_v[k], tables.map[257], old_absmax_v);
         element_8bit(args.constants, factors, decays, g[k], v_floor, p[k], m[k], v[k]);
         largest_m = fmaxf(largest_m, fabsf(m[k]));
         largest_v = fmaxf(largest_v, v[k]);
@@ -136,7 +141,8 @@ __global__ void __launch_bounds__(threads) adamw_blocks(AdamwArgs args) {
     const Factors factors = make_factors(args.constants, *args.scalars, args.outcome->clip);
     const int lane = threadIdx.x % warp;
     const int64_t warps = int64_t{gridDim.x} * (threads / warp);
-    for (int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp; block < args.blocks; block += warps) {
+    for (int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp; block < args.blocks;
+         block += warps) {
         const uint8_t flags = args.flags[block];
         const int slot = args.slots[block];
         const bool decays = (flags & flag_decays) != 0;
@@ -166,7 +172,8 @@ __device__ double sum_of_block(double sum) {
 }
 
 /// A thread block a chunk: 64 squares in fp32 a thread, the rest in fp64.
-__global__ void __launch_bounds__(threads) sum_of_squares(const float* __restrict__ x, int64_t elements, double* __restrict__ partials) {
+__global__ void __launch_bounds__(threads)
+    sum_of_squares(const float* __restrict__ x, int64_t elements, double* __restrict__ partials) {
     const int64_t end = min(elements, (int64_t{blockIdx.x} + 1) * norm_chunk);
     float sum = 0;
 #pragma unroll 4
@@ -178,8 +185,8 @@ __global__ void __launch_bounds__(threads) sum_of_squares(const float* __restric
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(threads) finish_norm(const double* __restrict__ partials, int64_t count, const StepScalars* scalars,
-                                                      StepOutcome* outcome) {
+__global__ void __launch_bounds__(threads) finish_norm(const double* __restrict__ partials, int64_t count,
+                                                       const StepScalars* scalars, StepOutcome* outcome) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += threads) sum += partials[i];
     const double total = sum_of_block(sum);
@@ -190,14 +197,16 @@ __global__ void __launch_bounds__(threads) finish_norm(const double* __restrict_
 
 void adamw_step(const AdamwArgs& args, cudaStream_t stream) {
     if (args.blocks == 0) return;
-    const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(args.blocks, threads / warp), max_grid));
+    const auto grid =
+        static_cast<unsigned>(std::min<int64_t>(ceil_div(args.blocks, threads / warp), max_grid));
     UNSLOTH_LAUNCH(adamw_blocks, grid, threads, 0, stream, args);
 }
 
 void gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {
     const int64_t chunks = ceil_div(args.elements, norm_chunk);
     if (chunks > 0)
-        UNSLOTH_LAUNCH(sum_of_squares, static_cast<unsigned>(chunks), threads, 0, stream, args.grads, args.elements, args.partials);
+        UNSLOTH_LAUNCH(sum_of_squares, static_cast<unsigned>(chunks), threads, 0, stream, args.grads,
+                       args.elements, args.partials);
     UNSLOTH_LAUNCH(finish_norm, 1, threads, 0, stream, args.partials, chunks, args.scalars, args.outcome);
 }
 

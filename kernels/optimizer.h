@@ -1,5 +1,6 @@
-// AdamW over a flat buffer of 256-element blocks, and the gradient norm, on the GPU. Contract: include/unsloth/ops/optimizer.h.
-// All pointers are device pointers; work is issued on `stream`, nothing synchronises; a failed launch throws.
+// AdamW over a flat buffer of 256-element blocks, and the gradient norm, on the GPU. Contract:
+// include/unsloth/ops/optimizer.h. All pointers are device pointers; work is issued on `stream`, nothing
+// synchronises; a failed launch throws.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +11,7 @@
 namespace unsloth::kernels {
 
 struct AdamwArgs {
-    int64_t blocks = 0;              ///< of 256 elements
+    int64_t blocks = 0;  ///< of 256 elements
     float* params = nullptr;
     const float* grads = nullptr;
     const uint8_t* flags = nullptr;  ///< [blocks]: 1 decays, 2 8-bit
@@ -18,7 +19,7 @@ struct AdamwArgs {
     float *m32 = nullptr, *v32 = nullptr;
     uint8_t *m8 = nullptr, *v8 = nullptr;
     float *absmax_m8 = nullptr, *absmax_v8 = nullptr;
-    const float* maps = nullptr;     ///< [512]: signed, unsigned
+    const float* maps = nullptr;  ///< [512]: signed, unsigned
     adamw::Constants constants{};
     const StepScalars* scalars = nullptr;
     const StepOutcome* outcome = nullptr;
@@ -26,7 +27,8 @@ struct AdamwArgs {
 
 void adamw_step(const AdamwArgs& args, cudaStream_t stream);
 
-/// Elements one partial sum covers: fixed, so that the order of summation depends on the number of elements alone.
+/// Elements one partial sum covers: fixed, so that the order of summation depends on the number of elements
+/// alone.
 inline constexpr int64_t norm_chunk = 16384;
 
 struct GradientNormArgs {

@@ -6,7 +6,7 @@
 Standard library only; the same bytes on every run. The text teaches a small model English and the language of
 contracts: clauses with other parties and values than the instruction rows, remarks about them, questions with answers,
 short agreements, definitions, and ordinary sentences. It is composed from the clauses that are not held out, in other
-wording than the rows, so nothing of heldout.jsonl is in it.
+layouts than the rows, so nothing of heldout.jsonl is in it.
 """
 
 import argparse
@@ -18,9 +18,10 @@ from library import (LIBRARY, Filling, Picker, article, capital, format_date, he
                      random_date, read_pairs)
 from make_rows import DATE_PARTIES, HELD_OUT_WORDS
 
-ROUNDS = 7             # how often each clause appears in each kind of text, every time with other values
-AGREEMENTS = 260
-ORDINARY_TEXTS = 560
+ROUNDS = 3             # how often each clause appears in remarks, every time with other values
+EXERCISE_ROUNDS = 3    # and in exercises
+AGREEMENTS = 140
+ORDINARY_TEXTS = 420
 
 KIND_REMARKS = [
     "Lawyers call this {a} clause.", "A passage like this is {a} clause.", "The type of this clause is: {name}.",
@@ -43,6 +44,21 @@ RECITALS = [
     "The parties have met in {c} and agreed on what follows.",
     "{B!} has seen the offer of {A} and accepts it with the changes named below.",
 ]
+# {q} a question, {p} a passage, {a} its answer. The base learns here that an answer follows a question about a passage;
+# the alpaca prompt and the wording of its instructions stay new to it.
+LAYOUTS = [
+    "Question: {q}\nPassage: {p}\nAnswer: {a}", "Passage: {p}\nQuestion: {q}\nAnswer: {a}",
+    "Task.\n{q}\n\nText.\n{p}\n\nResult.\n{a}", "A teacher shows her class this text.\n{p}\n{q} {a}",
+    "{q}\n\n{p}\n\n{a}", "Exercise: {q}\n{p}\nSolution: {a}",
+]
+KIND_QUESTIONS = ["What is the subject of this text?", "To which kind of clause does it belong?", "What is it about?",
+                  "Under which title would you file it?"]
+KIND_ANSWERS = ["It is {a} clause.", "This belongs to {a} clause.", "The subject is {name}.",
+                "Here we have {a} clause."]
+PLAIN_QUESTIONS = ["Say it in easy words.", "How would you tell this to a child?", "Make this easy to understand."]
+POINT_QUESTIONS = ["Note down the main points.", "Write out the figures and facts.", "Fill in the form."]
+SHORT_QUESTIONS = ["Cut this down.", "Give the core of it.", "Sum it up."]
+GAP_QUESTIONS = ["What would you still ask?", "What has been forgotten here?", "Where is the hole in this text?"]
 CLOSINGS = [
     "Signed in {c} on {d} by {A} and {B}.", "Both parties have read every section and sign of their own free will.",
     "Each party receives one original of this agreement.", "The schedules were checked by both parties on {d}.",
@@ -85,6 +101,25 @@ def clause_texts(family, clause, number):
     if duties:
         lines = [f"{show('{' + letter + '!}')} has to {fill.render(duty)}." for letter, duty in duties]
         yield f"{passage}\n" + " ".join(lines)
+
+
+def exercise_texts(family, clause, number):
+    """Questions about a clause with their answers, in changing layouts."""
+    pick = Picker("exercise", clause.key, number)
+    fill = Filling(clause.slots, pick.choice(clause.parties), pick)
+    show = fill.sentence
+    passage = show(clause.text)
+    # What tells the kind of a clause is its subject and not one wording: every text about it serves as passage.
+    for about in (clause.text, clause.short, clause.plain, clause.favour[1], clause.situation[0] + "."):
+        kind = pick.choice(KIND_ANSWERS).format(a=f"{article(family.name)} {family.name}", name=family.name)
+        yield pick.choice(KIND_QUESTIONS), show(about), kind
+    yield pick.choice(PLAIN_QUESTIONS), passage, show(clause.plain)
+    points = "\n".join(f"{fill.sentence(label)}: {fill.render(value)}" for label, value in clause.facts)
+    yield pick.choice(POINT_QUESTIONS), passage, points
+    yield pick.choice(SHORT_QUESTIONS), passage, show(clause.short)
+    yield pick.choice(GAP_QUESTIONS), passage, show(clause.gap)
+    for word, (question, reason) in (("Yes", clause.yes), ("No", clause.no)):
+        yield show(question), passage, f"{word}. {show(reason)}"
 
 
 def agreement_text(sides, number):
@@ -172,6 +207,13 @@ def make_corpus():
             # Two of the kinds of text each round, taken in turn, keep a round varied and the corpus small.
             kinds = list(clause_texts(family, clause, number))
             texts += [kinds[(2 * number + i) % len(kinds)] for i in range(2)] + [kinds[0]]
+    for number in range(EXERCISE_ROUNDS):
+        for family, clause in sides:
+            pick = Picker("layout", clause.key, number)
+            exercises = list(exercise_texts(family, clause, number))
+            # Naming the kind is what needs most practice; of the other questions each round takes half.
+            chosen = exercises[:5] + exercises[5 + number % 2::2]
+            texts += [pick.choice(LAYOUTS).format(q=q, p=p, a=a) for q, p, a in chosen]
     for number in range(2):
         for family in families:
             texts += family_texts(family, families, number)

@@ -69,6 +69,12 @@ int64_t peak_allocated_bytes([[maybe_unused]] at::Device device) {
     return 0;
 }
 
+void reset_peak([[maybe_unused]] at::Device device) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+#endif
+}
+
 int64_t allocation_count([[maybe_unused]] at::Device device) {
 #ifdef UNSLOTH_CUDA
     if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocation[0].allocated;

@@ -69,21 +69,21 @@ class Lister {
         const auto activation = [&](const char* name, int64_t columns, at::Tensor& target) {
             add(group, name + suffix, {t, columns}, dtype_, phases, target);
         };
-        const auto statistic = [&](const char* name, int64_t columns, at::Tensor& target) {
-            add(group, name + suffix, columns == 1 ? std::vector{t} : std::vector{t, columns}, at::kFloat, phases, target);
+        const auto statistic = [&](const char* name, std::vector<int64_t> shape, at::Tensor& target) {
+            add(group, name + suffix, std::move(shape), at::kFloat, phases, target);
         };
-        statistic("rstd1", 1, a.rstd1_T);
+        statistic("rstd1", {t}, a.rstd1_T);
         activation("u_qkv", layout_[Group::qkv].r, a.u_qkv_TR);
         if (spec_.qk_norm) {
             activation("qk_raw", spec_.q_size() + spec_.kv_size(), a.qk_raw_TN);
-            statistic("rstd_q", heads, a.rstd_q_TH);
-            statistic("rstd_k", kv_heads, a.rstd_k_TK);
+            statistic("rstd_q", {t, heads}, a.rstd_q_TH);
+            statistic("rstd_k", {t, kv_heads}, a.rstd_k_TK);
         }
         activation("qkv", layout_[Group::qkv].n, a.qkv_TN);
         add(group, "lse" + suffix, {lse_elements_}, at::kFloat, phases, a.lse);
         activation("o", spec_.q_size() + layout_[Group::o].r, a.o_full);
         activation("mid", d, a.mid_TD);
-        statistic("rstd2", 1, a.rstd2_T);
+        statistic("rstd2", {t}, a.rstd2_T);
         activation("u_gate_up", layout_[Group::gate_up].r, a.u_gate_up_TR);
         activation("gate_up", 2 * spec_.intermediate_size + layout_[Group::gate_up].r, a.gate_up_full);
         activation("u_down", layout_[Group::down].r, a.u_down_TR);

@@ -38,7 +38,11 @@ void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
         observe(c, std::string(path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
 }
 
-ops::Site forward_site(int layer, int norm) { return {static_cast<uint32_t>(2 * layer + norm)}; }
+/// Nothing is reported outside of a training run: scoring and generation have no step outcome.
+ops::Site forward_site(const LayerContext& c, int norm) {
+    if (c.group.ctx.outcome == nullptr) return {};
+    return {static_cast<uint32_t>(2 * c.layer() + norm)};
+}
 ops::Site backward_site(const LayerContext& c, int norm) {
     const auto layers = static_cast<uint32_t>(c.spec.num_layers), layer = static_cast<uint32_t>(c.layer());
     return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
@@ -103,7 +107,7 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
 
     // 1 norm
-    ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c.layer(), 0));
+    ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c, 0));
     observe(c, "input_layernorm", h_TD);
     // 2 q, k, v
     const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
@@ -119,7 +123,7 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
     multiply_forward(c.group, Group::o, w[Group::o], a.o_full, a.mid_TD, a.x_TD);
     // 6 norm
-    ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c.layer(), 1));
+    ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c, 1));
     observe(c, "post_attention_layernorm", h_TD);
     // 7 gate and up
     const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);

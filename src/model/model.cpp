@@ -167,10 +167,10 @@ void Model::embedding_gradient() {
 void Model::gather_head_rows(int64_t rows) {
     const HeadBuffers& head = parts_.activations->head();
     const at::Tensor index = parts_.activations->tokens().target_index_n.narrow(0, 0, rows);
-    const auto site = static_cast<uint32_t>(2 * parts_.spec.num_layers);
+    const ops::Site site = ctx_.outcome ? ops::Site{static_cast<uint32_t>(2 * parts_.spec.num_layers)} : ops::Site{};
     ops::gather_rows(ctx_, parts_.activations->output_TD(), index, head.x_nD.narrow(0, 0, rows));
     ops::rms_norm_forward(ctx_, head.x_nD.narrow(0, 0, rows), parts_.outer.final_norm_D, parts_.spec.rms_norm_eps,
-                          head.h_nD.narrow(0, 0, rows), head.rstd_n.narrow(0, 0, rows), {site});
+                          head.h_nD.narrow(0, 0, rows), head.rstd_n.narrow(0, 0, rows), site);
 }
 
 /// Logits of rows [first, first + rows) and their losses; with `gradient` the logits become their gradient and h its own.

@@ -17,16 +17,18 @@
 namespace unsloth::ops {
 namespace {
 
-constexpr int64_t elements_per_task = 1 << 16;  // a multiple of 2 * quant4_block: tasks share no byte of codes
+constexpr int64_t elements_per_task = 1
+                                      << 16;  // a multiple of 2 * quant4_block: tasks share no byte of codes
 
 void check_floating(const at::Tensor& tensor, const char* name) {
     const at::ScalarType type = tensor.scalar_type();
-    UNSLOTH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name, " is ", c10::toString(type),
-                  ", expected float32, bfloat16 or float16");
+    UNSLOTH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name, " is ",
+                  c10::toString(type), ", expected float32, bfloat16 or float16");
 }
 
 void check_view(const Quant4View& weight) {
-    UNSLOTH_CHECK(weight.rows >= 0 && weight.cols >= 0, "a 4-bit weight of shape [", weight.rows, ", ", weight.cols, "]");
+    UNSLOTH_CHECK(weight.rows >= 0 && weight.cols >= 0, "a 4-bit weight of shape [", weight.rows, ", ",
+                  weight.cols, "]");
     if (weight.elements() == 0) return;
     UNSLOTH_CHECK(weight.packed != nullptr && weight.code != nullptr, "a 4-bit weight without codes");
     UNSLOTH_CHECK(weight.nested() ? weight.nested_map != nullptr && weight.nested_absmax != nullptr
@@ -40,7 +42,8 @@ void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK, Conve
     const int64_t cols = weight.cols, row_stride = out_NK.stride(0);
     const int64_t rows_per_task = std::max<int64_t>(1, elements_per_task / cols);
     at::parallel_for(0, weight.rows, rows_per_task, [&](int64_t begin, int64_t end) {
-        if (row_stride == cols) return dequantize_4bit_range(weight, begin * cols, end * cols, out + begin * cols, convert);
+        if (row_stride == cols)
+            return dequantize_4bit_range(weight, begin * cols, end * cols, out + begin * cols, convert);
         for (int64_t row = begin; row < end; ++row)
             dequantize_4bit_range(weight, row * cols, (row + 1) * cols, out + row * row_stride, convert);
     });
@@ -48,9 +51,12 @@ void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK, Conve
 
 void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK) {
     switch (out_NK.scalar_type()) {
-        case at::kFloat: return dequantize_on_cpu<float>(weight, out_NK, [](float x) { return x; });
-        case at::kBFloat16: return dequantize_on_cpu<at::BFloat16>(weight, out_NK, [](float x) { return at::BFloat16(x); });
-        default: return dequantize_on_cpu<at::Half>(weight, out_NK, [](float x) { return at::Half(x); });
+        case at::kFloat:
+            return dequantize_on_cpu<float>(weight, out_NK, [](float x) { return x; });
+        case at::kBFloat16:
+            return dequantize_on_cpu<at::BFloat16>(weight, out_NK, [](float x) { return at::BFloat16(x); });
+        default:
+            return dequantize_on_cpu<at::Half>(weight, out_NK, [](float x) { return at::Half(x); });
     }
 }
 
@@ -85,16 +91,20 @@ void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
         quantize_nf4_blocks(values.data_ptr<float>(), elements, begin, end, result.packed.data_ptr<uint8_t>(),
                             absmax.data_ptr<float>());
     });
-    result.nested_offset = quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
-                                           result.nested_absmax.data_ptr<float>());
+    result.nested_offset =
+        quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
+                        result.nested_absmax.data_ptr<float>());
 }
 
 #ifdef UNSLOTH_CUDA
 DType dtype_of(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
-        case at::kFloat: return DType::f32;
-        case at::kBFloat16: return DType::bf16;
-        default: return DType::f16;
+        case at::kFloat:
+            return DType::f32;
+        case at::kBFloat16:
+            return DType::bf16;
+        default:
+            return DType::f16;
     }
 }
 
@@ -146,12 +156,14 @@ Quant4View Quant4Tensor::view() const {
 void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
     check_view(weight);
     check_floating(out_NK, "out_NK");
-    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ", ctx.device());
-    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols, "out_NK is ",
-                  out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
+    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ",
+                  ctx.device());
+    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols,
+                  "out_NK is ", out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
     if (weight.elements() == 0) return;
     UNSLOTH_CHECK(weight.cols == 1 || out_NK.stride(1) == 1, "out_NK's last dimension must be contiguous");
-    UNSLOTH_CHECK(weight.rows == 1 || out_NK.stride(0) >= weight.cols, "rows of out_NK overlap: stride ", out_NK.stride(0));
+    UNSLOTH_CHECK(weight.rows == 1 || out_NK.stride(0) >= weight.cols, "rows of out_NK overlap: stride ",
+                  out_NK.stride(0));
     if (!ctx.is_cuda()) return dequantize_on_cpu(weight, out_NK);
 #ifdef UNSLOTH_CUDA
     const int64_t row_stride = weight.rows == 1 ? weight.cols : out_NK.stride(0);
@@ -185,8 +197,10 @@ Quant4Tensor upload(Context& ctx, const Quant4View& host) {
 
 Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK) {
     check_floating(w_NK, "w_NK");
-    UNSLOTH_CHECK(w_NK.device() == ctx.device(), "w_NK is on ", w_NK.device(), ", the context on ", ctx.device());
-    UNSLOTH_CHECK(w_NK.dim() == 2 && w_NK.is_contiguous(), "w_NK must be a contiguous matrix, is ", w_NK.sizes());
+    UNSLOTH_CHECK(w_NK.device() == ctx.device(), "w_NK is on ", w_NK.device(), ", the context on ",
+                  ctx.device());
+    UNSLOTH_CHECK(w_NK.dim() == 2 && w_NK.is_contiguous(), "w_NK must be a contiguous matrix, is ",
+                  w_NK.sizes());
     Quant4Tensor result = make_nf4_like(w_NK);
     if (ctx.is_cuda()) {
 #ifdef UNSLOTH_CUDA
@@ -196,8 +210,9 @@ Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK) {
         quantize_on_cpu(w_NK, result);
     }
     if (!std::isfinite(result.nested_offset))
-        throw input_error(cat("a weight of shape [", result.rows, ", ", result.cols, "] holds a value that is not finite"),
-                          "Check the base model's files.");
+        throw input_error(
+            cat("a weight of shape [", result.rows, ", ", result.cols, "] holds a value that is not finite"),
+            "Check the base model's files.");
     return result;
 }
 

@@ -15,17 +15,28 @@ namespace {
 
 constexpr const char* name_of(Schedule schedule) {
     switch (schedule) {
-        case Schedule::linear: return "linear";
-        case Schedule::cosine: return "cosine";
-        case Schedule::cosine_with_restarts: return "cosine_with_restarts";
-        case Schedule::polynomial: return "polynomial";
-        case Schedule::constant: return "constant";
-        case Schedule::constant_with_warmup: return "constant_with_warmup";
-        case Schedule::inverse_sqrt: return "inverse_sqrt";
-        case Schedule::reduce_lr_on_plateau: return "reduce_lr_on_plateau";
-        case Schedule::cosine_with_min_lr: return "cosine_with_min_lr";
-        case Schedule::cosine_warmup_with_min_lr: return "cosine_warmup_with_min_lr";
-        case Schedule::warmup_stable_decay: return "warmup_stable_decay";
+        case Schedule::linear:
+            return "linear";
+        case Schedule::cosine:
+            return "cosine";
+        case Schedule::cosine_with_restarts:
+            return "cosine_with_restarts";
+        case Schedule::polynomial:
+            return "polynomial";
+        case Schedule::constant:
+            return "constant";
+        case Schedule::constant_with_warmup:
+            return "constant_with_warmup";
+        case Schedule::inverse_sqrt:
+            return "inverse_sqrt";
+        case Schedule::reduce_lr_on_plateau:
+            return "reduce_lr_on_plateau";
+        case Schedule::cosine_with_min_lr:
+            return "cosine_with_min_lr";
+        case Schedule::cosine_warmup_with_min_lr:
+            return "cosine_warmup_with_min_lr";
+        case Schedule::warmup_stable_decay:
+            return "warmup_stable_decay";
     }
     return "?";
 }
@@ -50,7 +61,8 @@ class Arguments {
     std::optional<int64_t> count(const char* key) {
         const std::optional<double> value = number(key);
         if (!value) return std::nullopt;
-        if (*value < 0 || *value != std::floor(*value) || *value > 9e15) refuse(key, cat(*value), "a whole number from 0");
+        if (*value < 0 || *value != std::floor(*value) || *value > 9e15)
+            refuse(key, cat(*value), "a whole number from 0");
         return static_cast<int64_t>(*value);
     }
 
@@ -76,7 +88,8 @@ class Arguments {
     }
 
     [[noreturn]] void refuse(const char* key, const std::string& found, const std::string& expected) const {
-        throw usage_error(cat("training.lr_scheduler_kwargs: ", key, " of ", schedule_, " is ", found, ", expected ", expected));
+        throw usage_error(cat("training.lr_scheduler_kwargs: ", key, " of ", schedule_, " is ", found,
+                              ", expected ", expected));
     }
 
     /// Usage error for arguments that nobody asked for.
@@ -84,7 +97,8 @@ class Arguments {
         if (pairs_.empty()) return;
         std::string known;
         for (const std::string& key : asked_) known += cat(known.empty() ? "" : ", ", key);
-        throw usage_error(cat("training.lr_scheduler_kwargs: ", schedule_, " has no argument \"", pairs_.front().first, "\""),
+        throw usage_error(cat("training.lr_scheduler_kwargs: ", schedule_, " has no argument \"",
+                              pairs_.front().first, "\""),
                           known.empty() ? "It takes none." : cat("It takes: ", known, "."));
     }
 
@@ -92,12 +106,14 @@ class Arguments {
     /// The value of `key`, without quotes; none if absent or null.
     std::optional<std::string> take(const char* key) {
         asked_.emplace_back(key);
-        const auto found = std::find_if(pairs_.begin(), pairs_.end(), [&](const auto& pair) { return pair.first == key; });
+        const auto found =
+            std::find_if(pairs_.begin(), pairs_.end(), [&](const auto& pair) { return pair.first == key; });
         if (found == pairs_.end()) return std::nullopt;
         std::string text = found->second;
         pairs_.erase(found);
         if (text == "null") return std::nullopt;
-        if (text.size() >= 2 && text.front() == '"' && text.back() == '"') text = text.substr(1, text.size() - 2);
+        if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
+            text = text.substr(1, text.size() - 2);
         return text;
     }
 
@@ -110,9 +126,11 @@ void read_min_lr(Arguments& arguments, ScheduleOptions& options) {
     const std::optional<double> absolute = arguments.number_within("min_lr", 0, 1e9);
     const std::optional<double> rate = arguments.number_within("min_lr_rate", 0, 1e9);
     if (absolute.has_value() == rate.has_value())
-        throw usage_error(cat("training.lr_scheduler_kwargs: ", absolute ? "both" : "neither", " of min_lr and min_lr_rate given"),
+        throw usage_error(cat("training.lr_scheduler_kwargs: ", absolute ? "both" : "neither",
+                              " of min_lr and min_lr_rate given"),
                           "Give exactly one of the two: an absolute rate, or a share of learning_rate.");
-    if (absolute && !(options.learning_rate > 0)) throw usage_error("training: min_lr needs a learning_rate above 0");
+    if (absolute && !(options.learning_rate > 0))
+        throw usage_error("training: min_lr needs a learning_rate above 0");
     options.min_lr_rate = absolute ? *absolute / options.learning_rate : *rate;
 }
 
@@ -159,14 +177,17 @@ void read_plateau(Arguments& arguments, ScheduleOptions::Plateau& plateau) {
 
 // ---- the courses: t is the step's index, as a double ----
 
-double ratio(double part, double whole) { return part / std::max(1.0, whole); }
+double ratio(double part, double whole) {
+    return part / std::max(1.0, whole);
+}
 
 double half_cosine(double cycles, double progress) {
     return 0.5 * (1.0 + std::cos(std::numbers::pi * cycles * 2.0 * progress));
 }
 
 double progress_after_warmup(const ScheduleOptions& o, double t) {
-    return ratio(t - static_cast<double>(o.warmup_steps), static_cast<double>(o.total_steps - o.warmup_steps));
+    return ratio(t - static_cast<double>(o.warmup_steps),
+                 static_cast<double>(o.total_steps - o.warmup_steps));
 }
 
 double cosine_with_restarts(const ScheduleOptions& o, double t) {
@@ -195,18 +216,24 @@ double cosine_warmup_with_min_lr(const ScheduleOptions& o, double t) {
 
 double rise(ScheduleShape shape, double progress) {
     switch (shape) {
-        case ScheduleShape::linear: return progress;
-        case ScheduleShape::cosine: return 0.5 * (1.0 - std::cos(std::numbers::pi * progress));
-        case ScheduleShape::one_minus_sqrt: return 1.0 - std::sqrt(1.0 - progress);
+        case ScheduleShape::linear:
+            return progress;
+        case ScheduleShape::cosine:
+            return 0.5 * (1.0 - std::cos(std::numbers::pi * progress));
+        case ScheduleShape::one_minus_sqrt:
+            return 1.0 - std::sqrt(1.0 - progress);
     }
     return 0;
 }
 
 double fall(ScheduleShape shape, double cycles, double progress) {
     switch (shape) {
-        case ScheduleShape::linear: return 1.0 - progress;
-        case ScheduleShape::cosine: return half_cosine(cycles, progress);
-        case ScheduleShape::one_minus_sqrt: return 1.0 - std::sqrt(progress);
+        case ScheduleShape::linear:
+            return 1.0 - progress;
+        case ScheduleShape::cosine:
+            return half_cosine(cycles, progress);
+        case ScheduleShape::one_minus_sqrt:
+            return 1.0 - std::sqrt(progress);
     }
     return 0;
 }
@@ -241,13 +268,20 @@ ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_
     switch (training.lr_scheduler_type) {
         case Schedule::linear:
         case Schedule::constant:
-        case Schedule::constant_with_warmup: break;
-        case Schedule::cosine: options.num_cycles = arguments.number("num_cycles").value_or(0.5); break;
+        case Schedule::constant_with_warmup:
+            break;
+        case Schedule::cosine:
+            options.num_cycles = arguments.number("num_cycles").value_or(0.5);
+            break;
         case Schedule::cosine_with_restarts:
             options.num_cycles = static_cast<double>(arguments.count("num_cycles").value_or(1));
             break;
-        case Schedule::polynomial: read_polynomial(arguments, options); break;
-        case Schedule::inverse_sqrt: read_inverse_sqrt(arguments, options); break;
+        case Schedule::polynomial:
+            read_polynomial(arguments, options);
+            break;
+        case Schedule::inverse_sqrt:
+            read_inverse_sqrt(arguments, options);
+            break;
         case Schedule::cosine_warmup_with_min_lr:
             options.warmup_lr_rate = arguments.number_within("warmup_lr_rate", 0, 1);
             [[fallthrough]];
@@ -255,8 +289,12 @@ ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_
             options.num_cycles = arguments.number("num_cycles").value_or(0.5);
             read_min_lr(arguments, options);
             break;
-        case Schedule::warmup_stable_decay: read_stable_decay(arguments, options); break;
-        case Schedule::reduce_lr_on_plateau: read_plateau(arguments, options.plateau); break;
+        case Schedule::warmup_stable_decay:
+            read_stable_decay(arguments, options);
+            break;
+        case Schedule::reduce_lr_on_plateau:
+            read_plateau(arguments, options.plateau);
+            break;
     }
     arguments.finish();
     return options;
@@ -267,22 +305,34 @@ double schedule_multiplier(Schedule schedule, const ScheduleOptions& o, int64_t 
     const auto warmup = static_cast<double>(o.warmup_steps);
     switch (schedule) {  // those with a warm-up of their own, or none
         case Schedule::constant:
-        case Schedule::reduce_lr_on_plateau: return 1.0;
-        case Schedule::cosine_warmup_with_min_lr: return cosine_warmup_with_min_lr(o, t);
-        case Schedule::warmup_stable_decay: return warmup_stable_decay(o, t);
-        default: break;
+        case Schedule::reduce_lr_on_plateau:
+            return 1.0;
+        case Schedule::cosine_warmup_with_min_lr:
+            return cosine_warmup_with_min_lr(o, t);
+        case Schedule::warmup_stable_decay:
+            return warmup_stable_decay(o, t);
+        default:
+            break;
     }
     if (t < warmup) return ratio(t, warmup);
     switch (schedule) {
         case Schedule::linear:
-            return std::max(0.0, ratio(static_cast<double>(o.total_steps) - t, static_cast<double>(o.total_steps) - warmup));
-        case Schedule::cosine: return std::max(0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)));
-        case Schedule::cosine_with_restarts: return cosine_with_restarts(o, t);
-        case Schedule::polynomial: return polynomial(o, t);
-        case Schedule::inverse_sqrt: return 1.0 / std::sqrt((t + o.timescale - warmup) / o.timescale);
+            return std::max(0.0, ratio(static_cast<double>(o.total_steps) - t,
+                                       static_cast<double>(o.total_steps) - warmup));
+        case Schedule::cosine:
+            return std::max(0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)));
+        case Schedule::cosine_with_restarts:
+            return cosine_with_restarts(o, t);
+        case Schedule::polynomial:
+            return polynomial(o, t);
+        case Schedule::inverse_sqrt:
+            return 1.0 / std::sqrt((t + o.timescale - warmup) / o.timescale);
         case Schedule::cosine_with_min_lr:
-            return std::max(0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)) * (1 - o.min_lr_rate) + o.min_lr_rate);
-        default: return 1.0;  // constant_with_warmup
+            return std::max(
+                0.0,
+                half_cosine(o.num_cycles, progress_after_warmup(o, t)) * (1 - o.min_lr_rate) + o.min_lr_rate);
+        default:
+            return 1.0;  // constant_with_warmup
     }
 }
 

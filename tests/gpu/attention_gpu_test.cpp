@@ -148,6 +148,10 @@ double rms(const at::Tensor& x) {
     return std::sqrt(x.square().mean().item<double>());
 }
 
+/// Inputs are standard normal: the gradient of a row that sees one or two keys is a small (or zero) difference of terms of
+/// order 1, whose rounding stays.
+constexpr double term_scale = 0.3;
+
 /// Segment by segment, so that a wrong short segment cannot hide behind a long one.
 void expect_close(const char* name, const at::Tensor& actual, const at::Tensor& expected,
                   const std::vector<int32_t>& offsets, Tolerance allowed) {
@@ -157,7 +161,7 @@ void expect_close(const char* name, const at::Tensor& actual, const at::Tensor& 
         const at::Tensor error = actual.narrow(0, offsets[i], offsets[i + 1] - offsets[i]) - e;
         const double found = rms(error), most = error.abs().max().item<double>();
         const bool good =
-            found <= allowed.rms * (rms(e) + 0.1 * whole) && most <= allowed.most * largest;  // false for NaN
+            found <= allowed.rms * (rms(e) + 0.1 * whole + term_scale) && most <= allowed.most * (largest + term_scale);  // false for NaN
         EXPECT_TRUE(good) << name << ", segment " << i << " of " << offsets[i + 1] - offsets[i]
                           << " tokens: rms of the error " << found << " (of the values " << rms(e)
                           << "), largest " << most << " (of " << largest << ")";

@@ -57,13 +57,14 @@ at::Tensor reference(const Gemm& g) {
     return y;
 }
 
-/// Half a unit in the last place of the result, and fp32's error of a sum of k products.
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, int64_t k) {
+/// A unit in the last place of the result and of the terms that are added after the product (cuBLASLt may round in between), and
+/// the tensor cores' error of a sum of k products (their accumulators truncate).
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, int64_t k, double added = 0.0) {
     const double unit = actual.scalar_type() == at::kBFloat16 ? 0x1p-8
                         : actual.scalar_type() == at::kHalf   ? 0x1p-11
                                                               : 0x1p-24;
     const at::Tensor error = (cpu64(actual) - expected).abs();
-    const at::Tensor allowed = unit * expected.abs() + 2e-6 * std::sqrt(static_cast<double>(k)) + 1e-6;
+    const at::Tensor allowed = unit * (expected.abs() + added) + 1e-5 * std::sqrt(static_cast<double>(k)) + 1e-6;
     EXPECT_TRUE((error <= allowed).all().item<bool>())
         << "largest excess " << (error - allowed).max().item<double>();
 }
@@ -100,12 +101,13 @@ TEST_F(GemmGpu, MatchesFp64) {
                     expect_close(y.view, reference(g), s.k);
                     g.alpha = 0.5, g.beta = -1.5, g.bias = bias;
                     at::Tensor expected = reference(g);
+                    const double added = std::sqrt(static_cast<double>(s.k)) * 4 + 8;  // largest partial results
                     gemm(*ctx, g);
-                    expect_close(y.view, expected, s.k);
+                    expect_close(y.view, expected, s.k, added);
                     g.c = c.view;
                     expected = reference(g);
                     gemm(*ctx, g);
-                    expect_close(y.view, expected, s.k);
+                    expect_close(y.view, expected, s.k, added);
                     EXPECT_TRUE(y.margins_kept());
                 }
 }

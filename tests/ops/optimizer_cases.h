@@ -11,7 +11,8 @@
 
 namespace unsloth::optimizer_cases {
 
-/// Flags a block; slots are handed out in reverse order, and one more slot of each kind than needed is a sentinel.
+/// Flags a block; slots are handed out in reverse order, and one more slot of each kind than needed is a
+/// sentinel.
 inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device device) {
     const auto blocks = static_cast<int64_t>(flags.size());
     int64_t slots8 = 0;
@@ -24,7 +25,8 @@ inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device 
         flags_b.data_ptr<uint8_t>()[block] = flag;
         slot_b.data_ptr<int32_t>()[block] = (flag & ops::block_8bit) != 0 ? --next8 : --next32;
     }
-    const auto floats = at::TensorOptions(device).dtype(at::kFloat), bytes = at::TensorOptions(device).dtype(at::kByte);
+    const auto floats = at::TensorOptions(device).dtype(at::kFloat),
+               bytes = at::TensorOptions(device).dtype(at::kByte);
     ops::AdamwState state;
     state.params_P = at::zeros({blocks * 256}, floats);
     state.grads_P = at::zeros({blocks * 256}, floats);
@@ -36,7 +38,8 @@ inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device 
     state.v8 = at::zeros({(slots8 + 1) * 256}, bytes);
     state.absmax_m8 = at::zeros({slots8 + 1}, floats);
     state.absmax_v8 = at::zeros({slots8 + 1}, floats);
-    for (at::Tensor* moments : {&state.m32, &state.v32, &state.m8, &state.v8}) moments->slice(0, -256).fill_(77);
+    for (at::Tensor* moments : {&state.m32, &state.v32, &state.m8, &state.v8})
+        moments->slice(0, -256).fill_(77);
     state.absmax_m8[-1] = 77;
     state.absmax_v8[-1] = 77;
     state.maps = ops::dynamic_maps(device);
@@ -44,13 +47,16 @@ inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device 
 }
 
 inline std::vector<at::Tensor> all_tensors(const ops::AdamwState& s) {
-    return {s.params_P, s.grads_P, s.flags_b, s.slot_b, s.m32, s.v32, s.m8, s.v8, s.absmax_m8, s.absmax_v8, s.maps};
+    return {s.params_P, s.grads_P, s.flags_b,   s.slot_b,    s.m32, s.v32,
+            s.m8,       s.v8,      s.absmax_m8, s.absmax_v8, s.maps};
 }
 
 inline ops::AdamwState copy_of(const ops::AdamwState& s, at::Device device) {
-    const auto copy = [&](const at::Tensor& t) { return t.to(device, /*non_blocking=*/false, /*copy=*/true); };
-    return {copy(s.params_P), copy(s.grads_P), copy(s.flags_b), copy(s.slot_b), copy(s.m32), copy(s.v32),
-            copy(s.m8), copy(s.v8), copy(s.absmax_m8), copy(s.absmax_v8), copy(s.maps)};
+    const auto copy = [&](const at::Tensor& t) {
+        return t.to(device, /*non_blocking=*/false, /*copy=*/true);
+    };
+    return {copy(s.params_P), copy(s.grads_P), copy(s.flags_b),   copy(s.slot_b),    copy(s.m32), copy(s.v32),
+            copy(s.m8),       copy(s.v8),      copy(s.absmax_m8), copy(s.absmax_v8), copy(s.maps)};
 }
 
 inline bool sentinels_hold(const ops::AdamwState& s) {
@@ -59,7 +65,8 @@ inline bool sentinels_hold(const ops::AdamwState& s) {
     return s.absmax_m8[-1].item<float>() == 77 && s.absmax_v8[-1].item<float>() == 77;
 }
 
-inline void set_step(golden::StepState& step, const ops::AdamwSettings& settings, double learning_rate, uint32_t number) {
+inline void set_step(golden::StepState& step, const ops::AdamwSettings& settings, double learning_rate,
+                     uint32_t number) {
     step.scalars.step = number;
     step.scalars.learning_rate = static_cast<float>(learning_rate);
     step.scalars.bias_correction1 = ops::bias_correction(settings.beta1, number);
@@ -68,7 +75,8 @@ inline void set_step(golden::StepState& step, const ops::AdamwSettings& settings
 }
 
 /// The same as bitsandbytes' kernel computes it, in fp32: needed for equal bits only.
-inline void set_step_fp32(golden::StepState& step, const ops::AdamwSettings& settings, double learning_rate, uint32_t number) {
+inline void set_step_fp32(golden::StepState& step, const ops::AdamwSettings& settings, double learning_rate,
+                          uint32_t number) {
     set_step(step, settings, learning_rate, number);
     const auto correction = [&](double beta) {
         return 1.0F - static_cast<float>(std::pow(static_cast<double>(static_cast<float>(beta)), number));

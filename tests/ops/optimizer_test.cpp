@@ -45,18 +45,21 @@ TEST_F(OptimizerTest, NearestCodesFromAnyGuess) {
         const std::vector<float> map = ops::dynamic_map(is_signed);
         std::vector<float> midpoints(256);
         for (std::size_t i = 0; i < 255; ++i) midpoints[i] = (map[i] + map[i + 1]) * 0.5F;
-        const at::Tensor input = golden::tensor(file, kind + ".input"), absmax = golden::tensor(file, kind + ".absmax");
+        const at::Tensor input = golden::tensor(file, kind + ".input"),
+                         absmax = golden::tensor(file, kind + ".absmax");
         const at::Tensor codes = golden::tensor(file, kind + ".codes_nearest");
         int ties = 0;
         for (int64_t i = 0; i < input.numel(); ++i) {
             const float x = input[i].item<float>() * (1.0F / absmax[i / 256].item<float>());
             int expected = codes[i].item<int>();
-            if (expected < 255 && x == midpoints[static_cast<std::size_t>(expected)]) {  // the file's rule takes the lower one
+            if (expected < 255 &&
+                x == midpoints[static_cast<std::size_t>(expected)]) {  // the file's rule takes the lower one
                 ++ties;
                 expected += expected % 2;
             }
             for (const int guess : {expected, 0, 127, 255})
-                ASSERT_EQ(kernels::adamw::nearest_code(x, midpoints.data(), guess), expected) << kind << " " << i << " " << x;
+                ASSERT_EQ(kernels::adamw::nearest_code(x, midpoints.data(), guess), expected)
+                    << kind << " " << i << " " << x;
         }
         EXPECT_GT(ties, 0) << "the file should try values on a midpoint";
     }
@@ -88,19 +91,25 @@ TEST_F(OptimizerTest, EqualsTorchAdamW) {
             set_step(step, settings, c.learning_rate, number);
             ops::adamw_step(ctx, state, settings);
             if (number != checked[row]) continue;
-            const at::Tensor difference = (state.params_P.slice(0, 0, 1000) - expected[static_cast<int64_t>(row++)]).abs();
+            const at::Tensor difference =
+                (state.params_P.slice(0, 0, 1000) - expected[static_cast<int64_t>(row++)]).abs();
             EXPECT_LE(difference.max().item<float>(), c.bound) << number;
         }
         EXPECT_EQ(row, checked.size());
         at::Tensor m = at::empty({1024}, at::kFloat), v = at::empty({1024}, at::kFloat);
         for (int64_t block = 0; block < 4; ++block) {
             const int64_t slot = state.slot_b[block].item<int>();
-            m.slice(0, block * 256, block * 256 + 256).copy_(state.m32.slice(0, slot * 256, slot * 256 + 256));
-            v.slice(0, block * 256, block * 256 + 256).copy_(state.v32.slice(0, slot * 256, slot * 256 + 256));
+            m.slice(0, block * 256, block * 256 + 256)
+                .copy_(state.m32.slice(0, slot * 256, slot * 256 + 256));
+            v.slice(0, block * 256, block * 256 + 256)
+                .copy_(state.v32.slice(0, slot * 256, slot * 256 + 256));
         }
-        const at::Tensor expected_m = golden::tensor(file, prefix + "exp_avg");  // sums of both signs: relative to the largest
-        EXPECT_LE((m.slice(0, 0, 1000) - expected_m).abs().max().item<float>(), 1e-6 * expected_m.abs().max().item<float>());
-        EXPECT_TRUE(at::allclose(v.slice(0, 0, 1000), golden::tensor(file, prefix + "exp_avg_sq"), 1e-5, 1e-12));
+        const at::Tensor expected_m =
+            golden::tensor(file, prefix + "exp_avg");  // sums of both signs: relative to the largest
+        EXPECT_LE((m.slice(0, 0, 1000) - expected_m).abs().max().item<float>(),
+                  1e-6 * expected_m.abs().max().item<float>());
+        EXPECT_TRUE(
+            at::allclose(v.slice(0, 0, 1000), golden::tensor(file, prefix + "exp_avg_sq"), 1e-5, 1e-12));
         EXPECT_TRUE(state.params_P.slice(0, 1000).eq(0).all().item<bool>()) << "padding stays zero";
         EXPECT_TRUE(sentinels_hold(state));
     }
@@ -133,15 +142,20 @@ void follow_bitsandbytes(Context& ctx, bool fp32_corrections, double parameter_b
         EXPECT_TRUE(same_bits(by_block(state, state.v8), golden::tensor(file, prefix + "codes2")));
         EXPECT_TRUE(same_bits(by_block(state, state.absmax_m8), golden::tensor(file, prefix + "absmax1")));
         EXPECT_TRUE(same_bits(by_block(state, state.absmax_v8), golden::tensor(file, prefix + "absmax2")));
-        EXPECT_LE((state.params_P - golden::tensor(file, prefix + "parameters")).abs().max().item<double>(), parameter_bound);
+        EXPECT_LE((state.params_P - golden::tensor(file, prefix + "parameters")).abs().max().item<double>(),
+                  parameter_bound);
     }
     EXPECT_EQ(compared, 4);
     EXPECT_TRUE(sentinels_hold(state));
 }
 
-TEST_F(OptimizerTest, EqualsBitsandbytesArithmeticBitForBit) { follow_bitsandbytes(ctx, true, 0.0); }
+TEST_F(OptimizerTest, EqualsBitsandbytesArithmeticBitForBit) {
+    follow_bitsandbytes(ctx, true, 0.0);
+}
 
-TEST_F(OptimizerTest, ExactBiasCorrectionsKeepTheCodes) { follow_bitsandbytes(ctx, false, 1e-6); }
+TEST_F(OptimizerTest, ExactBiasCorrectionsKeepTheCodes) {
+    follow_bitsandbytes(ctx, false, 1e-6);
+}
 
 /// An element whose v rounds to code 0 beside m, and whose next gradients vanish, must not jump.
 TEST_F(OptimizerTest, GuardsTheSecondMomentThatRoundedToZero) {
@@ -185,13 +199,15 @@ TEST_F(OptimizerTest, BlocksWithoutGradientStayFinite) {
 }
 
 TEST_F(OptimizerTest, MixedBlocksAreIndependent) {
-    const std::vector<uint8_t> flags = {block_8bit, block_decays, 0, block_8bit | block_decays, 0, block_8bit};
+    const std::vector<uint8_t> flags = {block_8bit, block_decays, 0, block_8bit | block_decays,
+                                        0,          block_8bit};
     AdamwState mixed = make_state(flags, at::kCPU);
     mixed.params_P.copy_(at::randn({6 * 256}, generator));
     std::vector<AdamwState> alone;
     for (std::size_t block = 0; block < flags.size(); ++block) {
         alone.push_back(make_state({flags[block]}, at::kCPU));
-        alone[block].params_P.copy_(mixed.params_P.slice(0, static_cast<int64_t>(block) * 256, static_cast<int64_t>(block) * 256 + 256));
+        alone[block].params_P.copy_(mixed.params_P.slice(0, static_cast<int64_t>(block) * 256,
+                                                         static_cast<int64_t>(block) * 256 + 256));
     }
     const AdamwSettings settings{.weight_decay = 0.5};
     StepState step(ctx);
@@ -203,7 +219,8 @@ TEST_F(OptimizerTest, MixedBlocksAreIndependent) {
             const auto begin = static_cast<int64_t>(block) * 256;
             alone[block].grads_P.copy_(mixed.grads_P.slice(0, begin, begin + 256));
             ops::adamw_step(ctx, alone[block], settings);
-            EXPECT_TRUE(same_bits(alone[block].params_P, mixed.params_P.slice(0, begin, begin + 256))) << block;
+            EXPECT_TRUE(same_bits(alone[block].params_P, mixed.params_P.slice(0, begin, begin + 256)))
+                << block;
         }
     }
     EXPECT_TRUE(sentinels_hold(mixed));
@@ -276,7 +293,8 @@ TEST_F(OptimizerTest, NormClipAndLossScale) {
 TEST_F(OptimizerTest, NotFiniteOrABadSiteSkips) {
     StepState step(ctx);
     at::Tensor scratch = at::empty({ops::gradient_norm_scratch(1024)}, at::kByte);
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e38F}) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e38F}) {
         at::Tensor gradient = at::full({1024}, bad == 1e38F ? bad : 1.0F);
         gradient[1000] = bad;
         step.store();

@@ -16,16 +16,17 @@ namespace {
 
 using Kwargs = std::vector<std::pair<std::string, std::string>>;
 
-const std::map<std::string, Schedule> names = {{"linear", Schedule::linear},
-                                               {"cosine", Schedule::cosine},
-                                               {"cosine_with_restarts", Schedule::cosine_with_restarts},
-                                               {"polynomial", Schedule::polynomial},
-                                               {"constant", Schedule::constant},
-                                               {"constant_with_warmup", Schedule::constant_with_warmup},
-                                               {"inverse_sqrt", Schedule::inverse_sqrt},
-                                               {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
-                                               {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
-                                               {"warmup_stable_decay", Schedule::warmup_stable_decay}};
+const std::map<std::string, Schedule> names = {
+    {"linear", Schedule::linear},
+    {"cosine", Schedule::cosine},
+    {"cosine_with_restarts", Schedule::cosine_with_restarts},
+    {"polynomial", Schedule::polynomial},
+    {"constant", Schedule::constant},
+    {"constant_with_warmup", Schedule::constant_with_warmup},
+    {"inverse_sqrt", Schedule::inverse_sqrt},
+    {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
+    {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
+    {"warmup_stable_decay", Schedule::warmup_stable_decay}};
 
 TrainingOptions training_of(Schedule schedule, Kwargs kwargs = {}, int64_t warmup_steps = 0) {
     TrainingOptions training;
@@ -37,7 +38,8 @@ TrainingOptions training_of(Schedule schedule, Kwargs kwargs = {}, int64_t warmu
 }
 
 TEST(Schedule, EqualsTransformers) {
-    const auto golden = nlohmann::json::parse(std::ifstream(UNSLOTH_SOURCE_DIR "/tests/golden/schedules/schedules.json"));
+    const auto golden =
+        nlohmann::json::parse(std::ifstream(UNSLOTH_SOURCE_DIR "/tests/golden/schedules/schedules.json"));
     std::map<std::string, int> seen;
     for (const auto& entry : golden["entries"]) {
         const std::string name = entry["schedule"];
@@ -56,7 +58,8 @@ TEST(Schedule, EqualsTransformers) {
         const std::vector<double> expected = entry["multiplier"];
         ASSERT_EQ(steps.size(), expected.size());
         for (std::size_t i = 0; i < steps.size(); ++i)
-            ASSERT_NEAR(schedule_multiplier(names.at(name), options, steps[i]), expected[i], 1e-12) << entry["options"] << " " << name << " " << steps[i];
+            ASSERT_NEAR(schedule_multiplier(names.at(name), options, steps[i]), expected[i], 1e-12)
+                << entry["options"] << " " << name << " " << steps[i];
         ++seen[name];
     }
     EXPECT_EQ(seen.size(), names.size()) << "a schedule without reference values";
@@ -74,13 +77,15 @@ TEST(Schedule, WarmupFromStepsOrRatio) {
 }
 
 TEST(Schedule, AbsoluteMinimumIsAShareOfTheBase) {
-    const ScheduleOptions options = schedule_options(training_of(Schedule::cosine_with_min_lr, {{"min_lr", "2e-5"}}), 100);
+    const ScheduleOptions options =
+        schedule_options(training_of(Schedule::cosine_with_min_lr, {{"min_lr", "2e-5"}}), 100);
     EXPECT_NEAR(schedule_multiplier(Schedule::cosine_with_min_lr, options, 100), 0.1, 1e-12);
 }
 
 TEST(Schedule, StableStepsGivenWin) {
-    const ScheduleOptions options =
-        schedule_options(training_of(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"num_stable_steps", "20"}}), 100);
+    const ScheduleOptions options = schedule_options(
+        training_of(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"num_stable_steps", "20"}}),
+        100);
     EXPECT_EQ(schedule_multiplier(Schedule::warmup_stable_decay, options, 19), 1.0);
     EXPECT_NEAR(schedule_multiplier(Schedule::warmup_stable_decay, options, 25), 0.5, 1e-12);
     EXPECT_EQ(schedule_multiplier(Schedule::warmup_stable_decay, options, 31), 0.0);
@@ -93,10 +98,12 @@ TEST(Schedule, StaysFiniteAndWithinBoundsEverywhere) {
                 Kwargs kwargs;
                 if (schedule == Schedule::warmup_stable_decay) kwargs = {{"num_decay_steps", "3"}};
                 if (name.ends_with("min_lr")) kwargs = {{"min_lr_rate", "0.1"}};
-                const ScheduleOptions options = schedule_options(training_of(schedule, kwargs, warmup), total);
+                const ScheduleOptions options =
+                    schedule_options(training_of(schedule, kwargs, warmup), total);
                 for (int64_t step = 0; step <= total + 2; ++step) {
                     const double multiplier = schedule_multiplier(schedule, options, step);
-                    EXPECT_TRUE(multiplier >= 0 && multiplier <= 1) << name << " " << total << " " << warmup << " " << step << " " << multiplier;
+                    EXPECT_TRUE(multiplier >= 0 && multiplier <= 1)
+                        << name << " " << total << " " << warmup << " " << step << " " << multiplier;
                 }
             }
         }
@@ -116,7 +123,9 @@ std::string refusal(Schedule schedule, const Kwargs& kwargs) {
 
 TEST(Schedule, RefusesWhatAScheduleDoesNotHave) {
     EXPECT_EQ(refusal(Schedule::cosine, {{"num_cycles", "1.5"}}), "");
-    EXPECT_EQ(refusal(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"decay_type", "1-sqrt"}, {"num_stable_steps", "null"}}), "");
+    EXPECT_EQ(refusal(Schedule::warmup_stable_decay,
+                      {{"num_decay_steps", "10"}, {"decay_type", "1-sqrt"}, {"num_stable_steps", "null"}}),
+              "");
     const std::string unknown = refusal(Schedule::cosine, {{"num_cycle", "1.5"}});
     EXPECT_NE(unknown.find("num_cycle"), std::string::npos);
     EXPECT_NE(unknown.find("It takes: num_cycles."), std::string::npos) << unknown;
@@ -124,11 +133,16 @@ TEST(Schedule, RefusesWhatAScheduleDoesNotHave) {
     EXPECT_NE(refusal(Schedule::polynomial, {{"power", "two"}}).find("a number"), std::string::npos);
     EXPECT_NE(refusal(Schedule::polynomial, {{"power", "2x"}}), "");
     EXPECT_NE(refusal(Schedule::polynomial, {{"lr_end", "0.01"}}).find("lr_end"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::cosine_with_restarts, {{"num_cycles", "1.5"}}).find("whole number"), std::string::npos);
+    EXPECT_NE(refusal(Schedule::cosine_with_restarts, {{"num_cycles", "1.5"}}).find("whole number"),
+              std::string::npos);
     EXPECT_NE(refusal(Schedule::cosine_with_min_lr, {}).find("neither"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::cosine_with_min_lr, {{"min_lr", "1e-5"}, {"min_lr_rate", "0.1"}}).find("both"), std::string::npos);
+    EXPECT_NE(
+        refusal(Schedule::cosine_with_min_lr, {{"min_lr", "1e-5"}, {"min_lr_rate", "0.1"}}).find("both"),
+        std::string::npos);
     EXPECT_NE(refusal(Schedule::warmup_stable_decay, {}).find("num_decay_steps"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"decay_type", "sqrt"}}).find("linear | cosine | 1-sqrt"), std::string::npos);
+    EXPECT_NE(refusal(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"decay_type", "sqrt"}})
+                  .find("linear | cosine | 1-sqrt"),
+              std::string::npos);
     EXPECT_NE(refusal(Schedule::inverse_sqrt, {{"timescale", "0"}}), "");
     EXPECT_NE(refusal(Schedule::reduce_lr_on_plateau, {{"factor", "1"}}), "");
 }
@@ -139,10 +153,12 @@ TEST(PlateauSchedule, FallsWhenTheMetricStopsImproving) {
     PlateauSchedule plateau(schedule_options(training_of(Schedule::reduce_lr_on_plateau, kwargs), 100));
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const std::vector<std::pair<double, double>> course = {
-        {3.0, 2e-4}, {2.0, 2e-4}, {1.9999, 2e-4}, {2.1, 1e-4},  // within the relative threshold: no improvement; then patience is over
-        {2.2, 1e-4}, {2.2, 1e-4}, {2.2, 5e-5},                  // one evaluation of cooldown, then two bad ones
-        {1.0, 5e-5}, {nan, 5e-5}, {nan, 3e-5},                  // a NaN is bad; the floor holds
-        {0.9, 3e-5}, {1.0, 3e-5}, {1.0, 3e-5}, {1.0, 3e-5}};
+        {3.0, 2e-4}, {2.0, 2e-4}, {1.9999, 2e-4},
+        {2.1, 1e-4},  // within the relative threshold: no improvement; then patience is over
+        {2.2, 1e-4}, {2.2, 1e-4}, {2.2, 5e-5},  // one evaluation of cooldown, then two bad ones
+        {1.0, 5e-5}, {nan, 5e-5}, {nan, 3e-5},  // a NaN is bad; the floor holds
+        {0.9, 3e-5}, {1.0, 3e-5}, {1.0, 3e-5},
+        {1.0, 3e-5}};
     for (std::size_t i = 0; i < course.size(); ++i) {
         plateau.observe(course[i].first);
         EXPECT_DOUBLE_EQ(plateau.learning_rate(), course[i].second) << i;
@@ -150,7 +166,8 @@ TEST(PlateauSchedule, FallsWhenTheMetricStopsImproving) {
 }
 
 TEST(PlateauSchedule, ModeMaxAndAbsoluteThreshold) {
-    const Kwargs kwargs = {{"mode", "max"}, {"patience", "0"}, {"threshold", "0.5"}, {"threshold_mode", "abs"}};
+    const Kwargs kwargs = {
+        {"mode", "max"}, {"patience", "0"}, {"threshold", "0.5"}, {"threshold_mode", "abs"}};
     PlateauSchedule plateau(schedule_options(training_of(Schedule::reduce_lr_on_plateau, kwargs), 100));
     plateau.observe(1.0);
     plateau.observe(1.6);
@@ -160,7 +177,8 @@ TEST(PlateauSchedule, ModeMaxAndAbsoluteThreshold) {
 }
 
 TEST(PlateauSchedule, ContinuesFromItsState) {
-    const ScheduleOptions options = schedule_options(training_of(Schedule::reduce_lr_on_plateau, {{"patience", "2"}, {"cooldown", "2"}}), 100);
+    const ScheduleOptions options = schedule_options(
+        training_of(Schedule::reduce_lr_on_plateau, {{"patience", "2"}, {"cooldown", "2"}}), 100);
     PlateauSchedule whole(options);
     for (int i = 0; i < 20; ++i) {
         PlateauSchedule resumed(options);

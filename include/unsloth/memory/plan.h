@@ -76,6 +76,8 @@ DeviceMemory device_memory(at::Device device);
 
 /// Peak bytes that LibTorch's allocator held on this device since the last reset (CUDA), or the plan's bytes on the CPU.
 int64_t peak_allocated_bytes(at::Device device);
+/// Starts a new peak from what is allocated now (CUDA).
+void reset_peak(at::Device device);
 /// Number of allocations so far (CUDA): must not grow from step 2 on.
 int64_t allocation_count(at::Device device);
 

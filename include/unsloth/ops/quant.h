@@ -6,10 +6,10 @@
 
 namespace unsloth::ops {
 
-/// out_NK (bf16, f16 or fp32, row stride free) = the dequantised weight; fp32 arithmetic without fused multiply-add,
-/// rounded once. Pointers of `weight` are on ctx.device(). Bit-exact with bitsandbytes (see tests/golden/quant).
-/// CUDA: near copy speed when cols and out's row stride are multiples of 8 and out is aligned to 16 bytes (packed codes
-/// to 4), correct for all.
+/// out_NK (bf16, f16 or fp32, row stride free) = the dequantised weight; fp32 arithmetic without fused
+/// multiply-add, rounded once. Pointers of `weight` are on ctx.device(). Bit-exact with bitsandbytes (see
+/// tests/golden/quant). CUDA: near copy speed when cols and out's row stride are multiples of 8 and out is
+/// aligned to 16 bytes (packed codes to 4), correct for all.
 void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK);
 
 /// A quantised weight that owns its memory on a device (or shares the host's, see `upload`).
@@ -23,13 +23,15 @@ struct Quant4Tensor {
     Quant4View view() const;
 };
 
-/// Puts a weight that lies in host memory on ctx.device(). On CUDA it is copied (the host's memory is free when the call
-/// returns); on the CPU the codes and block maxima are shared, not copied: `host` must outlive the result.
+/// Puts a weight that lies in host memory on ctx.device(). On CUDA it is copied (the host's memory is free
+/// when the call returns); on the CPU the codes and block maxima are shared, not copied: `host` must outlive
+/// the result.
 Quant4Tensor upload(Context& ctx, const Quant4View& host);
 
-/// Quantises w_NK (contiguous, fp32/bf16/f16, on ctx.device()) to NF4 with double quantisation, equal to bitsandbytes' CUDA
-/// result within the bounds of tests/golden/quant; reductions run in a fixed order. A block of zeros dequantises to zeros.
-/// Allocates its result (loading, not the step). Synchronises. An input Error when w_NK holds a value that is not finite.
+/// Quantises w_NK (contiguous, fp32/bf16/f16, on ctx.device()) to NF4 with double quantisation, equal to
+/// bitsandbytes' CUDA result within the bounds of tests/golden/quant; reductions run in a fixed order. A
+/// block of zeros dequantises to zeros. Allocates its result (loading, not the step). Synchronises. An input
+/// Error when w_NK holds a value that is not finite.
 Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK);
 
 }  // namespace unsloth::ops

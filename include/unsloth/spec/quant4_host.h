@@ -1,6 +1,8 @@
-// 4-bit block-wise quantisation on the host: the arithmetic once, for ranges, so that callers choose their threads.
+// 4-bit block-wise quantisation on the host: the arithmetic once, for ranges, so that callers choose their
+// threads.
 //
-// Formulas: spec/quant4.h. Every product and sum is rounded to fp32 (never fused), bit-exact with bitsandbytes.
+// Formulas: spec/quant4.h. Every product and sum is rounded to fp32 (never fused), bit-exact with
+// bitsandbytes.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +15,13 @@ namespace unsloth {
 /// The fp32 block maximum of block `block`, double quantisation undone.
 inline float block_absmax(const Quant4View& weight, int64_t block) {
     if (!weight.nested()) return weight.absmax_f32[block];
-    const float product = weight.nested_map[weight.absmax_u8[block]] * weight.nested_absmax[block / quant4_nested_block];
+    const float product =
+        weight.nested_map[weight.absmax_u8[block]] * weight.nested_absmax[block / quant4_nested_block];
     return product + weight.nested_offset;
 }
 
-/// out[i - first] = round_to_T(element i of the flattened weight) for first <= i < last. `convert`: float -> T.
-/// A block has 16 possible values: they are computed once and looked up.
+/// out[i - first] = round_to_T(element i of the flattened weight) for first <= i < last. `convert`: float ->
+/// T. A block has 16 possible values: they are computed once and looked up.
 template <class T, class Convert>
 void dequantize_4bit_range(const Quant4View& weight, int64_t first, int64_t last, T* out, Convert convert) {
     int64_t i = first;
@@ -38,14 +41,16 @@ void dequantize_4bit_range(const Quant4View& weight, int64_t first, int64_t last
     }
 }
 
-/// Quantises blocks [first_block, last_block) of the flattened weight w (`elements` in all; w points at element
-/// first_block * 64) to NF4. `packed` and `absmax` are the whole weight's arrays. A block of zeros (or so small that
-/// 1 / absmax overflows) takes the code of zero. A value that is not finite makes its block's absmax infinite.
-void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, int64_t last_block, uint8_t* packed,
-                         float* absmax);
+/// Quantises blocks [first_block, last_block) of the flattened weight w (`elements` in all; w points at
+/// element first_block * 64) to NF4. `packed` and `absmax` are the whole weight's arrays. A block of zeros
+/// (or so small that 1 / absmax overflows) takes the code of zero. A value that is not finite makes its
+/// block's absmax infinite.
+void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, int64_t last_block,
+                         uint8_t* packed, float* absmax);
 
-/// Quantises block maxima for the second time: offset = their mean, codes[b] = the nearest entry of the signed dynamic map
-/// to (absmax[b] - offset) / nested_absmax[b / 256]. Returns the offset (not finite when an absmax is not).
+/// Quantises block maxima for the second time: offset = their mean, codes[b] = the nearest entry of the
+/// signed dynamic map to (absmax[b] - offset) / nested_absmax[b / 256]. Returns the offset (not finite when
+/// an absmax is not).
 float quantize_absmax(const float* absmax, int64_t blocks, uint8_t* codes, float* nested_absmax);
 
 }  // namespace unsloth

@@ -13,18 +13,18 @@ enum class ScheduleShape : uint8_t { linear, cosine, one_minus_sqrt };
 
 /// The arguments of a schedule, parsed and checked; made by `schedule_options`.
 struct ScheduleOptions {
-    double learning_rate = 0;        ///< the base: the rate of a step is learning_rate * multiplier
+    double learning_rate = 0;  ///< the base: the rate of a step is learning_rate * multiplier
     int64_t total_steps = 0;
     int64_t warmup_steps = 0;
-    double num_cycles = 0.5;         ///< cosine family (cosine_with_restarts: a whole number, 1)
-    double power = 1.0;              ///< polynomial
-    double lr_end = 1e-7;            ///< polynomial
-    double timescale = 10000;        ///< inverse_sqrt
-    double min_lr_rate = 0;          ///< cosine_with_min_lr, cosine_warmup_with_min_lr
+    double num_cycles = 0.5;               ///< cosine family (cosine_with_restarts: a whole number, 1)
+    double power = 1.0;                    ///< polynomial
+    double lr_end = 1e-7;                  ///< polynomial
+    double timescale = 10000;              ///< inverse_sqrt
+    double min_lr_rate = 0;                ///< cosine_with_min_lr, cosine_warmup_with_min_lr
     std::optional<double> warmup_lr_rate;  ///< cosine_warmup_with_min_lr: share of the base at step 0
-    int64_t stable_steps = 0;        ///< warmup_stable_decay
-    int64_t decay_steps = 0;         ///< warmup_stable_decay
-    double min_lr_ratio = 0;         ///< warmup_stable_decay
+    int64_t stable_steps = 0;              ///< warmup_stable_decay
+    int64_t decay_steps = 0;               ///< warmup_stable_decay
+    double min_lr_ratio = 0;               ///< warmup_stable_decay
     ScheduleShape warmup_shape = ScheduleShape::linear, decay_shape = ScheduleShape::cosine;
 
     /// reduce_lr_on_plateau, names and defaults of torch.optim.lr_scheduler.ReduceLROnPlateau.
@@ -40,25 +40,28 @@ struct ScheduleOptions {
     } plateau;
 };
 
-/// Steps of warm-up in a run of `total_steps`: warmup_steps when above 0, else ceil(total_steps * warmup_ratio).
+/// Steps of warm-up in a run of `total_steps`: warmup_steps when above 0, else ceil(total_steps *
+/// warmup_ratio).
 int64_t warmup_steps_of(const TrainingOptions& training, int64_t total_steps);
 
-/// Reads the schedule's arguments from training.lr_scheduler_kwargs. Usage Error, naming the key, for an argument that the
-/// schedule does not have, a value that is not of its kind, and combinations that transformers refuses.
+/// Reads the schedule's arguments from training.lr_scheduler_kwargs. Usage Error, naming the key, for an
+/// argument that the schedule does not have, a value that is not of its kind, and combinations that
+/// transformers refuses.
 ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_steps);
 
 /// The factor on the base learning rate in effect at the optimizer step with this index, counted from 0.
 /// reduce_lr_on_plateau: 1 (its course depends on evaluations: see PlateauSchedule). step >= 0.
 double schedule_multiplier(Schedule schedule, const ScheduleOptions& options, int64_t step);
 
-/// reduce_lr_on_plateau: the rate falls by `factor` when the metric has not improved for more than `patience` evaluations.
+/// reduce_lr_on_plateau: the rate falls by `factor` when the metric has not improved for more than `patience`
+/// evaluations.
 class PlateauSchedule {
   public:
     /// All that a checkpoint must keep.
     struct State {
         double learning_rate = 0;
         double best = 0;
-        bool has_best = false;      ///< `best` is valid
+        bool has_best = false;  ///< `best` is valid
         int64_t bad_evaluations = 0;
         int64_t cooldown_left = 0;
     };

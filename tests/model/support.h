@@ -1,0 +1,221 @@
+// What the model's and the training run's tests share: reference files, devices, comparisons of tensors.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/data/batch.h"
+#include "unsloth/formats/safetensors.h"
+#include "unsloth/model/loader.h"
+#include "unsloth/train/session.h"
+
+namespace unsloth::test {
+
+namespace fs = std::filesystem;
+
+inline fs::path golden(const std::string& name) { return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden") / name; }
+inline nlohmann::json read_json(const fs::path& path) { return nlohmann::json::parse(read_file(path)); }
+
+/// A folder that goes away with the object.
+class ScratchFolder {
+  public:
+    ScratchFolder() {
+        static std::atomic<int> count = 0;
+        path_ = fs::temp_directory_path() / cat("unsloth-model-", ::getpid(), "-", count++);
+        fs::create_directories(path_);
+    }
+    ~ScratchFolder() {
+        std::error_code ignored;
+        fs::remove_all(path_, ignored);
+    }
+    ScratchFolder(const ScratchFolder&) = delete;
+    ScratchFolder& operator=(const ScratchFolder&) = delete;
+    fs::path operator/(const std::string& name) const { return path_ / name; }
+
+  private:
+    fs::path path_;
+};
+
+inline void write_text(const fs::path& path, const std::string& text) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+}
+
+// --- reference files -----------------------------------------------------------------------------------------------
+
+inline bool have_xz() {
+    static const bool found = std::system("xz --version >/dev/null 2>&1") == 0;
+    return found;
+}
+
+/// FILE, or FILE.xz decompressed, as `to`.
+inline void unpack(const fs::path& file, const fs::path& to) {
+    fs::create_directories(to.parent_path());
+    if (fs::exists(file)) {
+        fs::copy_file(file, to, fs::copy_options::overwrite_existing);
+        return;
+    }
+    const std::string command = cat("xz -dc '", file.string(), ".xz' > '", to.string(), "'");
+    UNSLOTH_CHECK(std::system(command.c_str()) == 0, command);
+}
+
+/// A folder of reference files, its .xz files decompressed once in the life of the test program.
+inline fs::path unpacked(const fs::path& folder) {
+    static ScratchFolder scratch;
+    static std::map<std::string, fs::path> known;
+    const auto [place, fresh] = known.emplace(folder.string(), scratch / std::to_string(known.size()));
+    if (!fresh) return place->second;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+        fs::path name = entry.path().filename();
+        if (name.extension() == ".xz") name.replace_extension();
+        unpack(folder / name, place->second / name.string());
+    }
+    return place->second;
+}
+
+/// A model of tests/golden by name ("small_llama/bf16").
+inline fs::path model_folder(const std::string& name) {
+    if (name == "small_llama/nf4_dq") return golden("formats/small_llama/nf4_dq");  // not compressed, shared with tests/formats
+    return unpacked(golden("models/" + name));
+}
+
+/// The model's tests need xz for their checkpoints.
+#define UNSLOTH_NEEDS_XZ() \
+    if (!::unsloth::test::have_xz()) GTEST_SKIP() << "xz is not installed (package xz-utils)"
+
+inline at::Tensor tensor_of(const TensorView& view) {
+    at::Tensor out = at::empty(view.shape, model::scalar_type(view.dtype));
+    std::memcpy(out.data_ptr(), view.data.data(), view.data.size());
+    return out;
+}
+
+inline std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
+    const SafetensorsFile file(path);
+    std::map<std::string, at::Tensor> tensors;
+    for (const TensorView& view : file.tensors()) tensors[view.name] = tensor_of(view);
+    return tensors;
+}
+
+// --- devices -------------------------------------------------------------------------------------------------------
+
+inline bool device_available(const std::string& name) {
+    try {
+        train::choose_device(name);
+    } catch (const Error&) {
+        return false;
+    }
+    return true;
+}
+
+#define UNSLOTH_NEEDS_DEVICE(name) \
+    if (!::unsloth::test::device_available(name)) GTEST_SKIP() << "no GPU"
+
+/// The devices that this build can use at all.
+inline std::vector<std::string> built_devices() {
+#ifdef UNSLOTH_CUDA
+    return {"cpu", "cuda"};
+#else
+    return {"cpu"};
+#endif
+}
+
+// --- comparisons ---------------------------------------------------------------------------------------------------
+
+inline at::Tensor in_fp64(const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); }
+inline double max_abs(const at::Tensor& a, const at::Tensor& b) { return (in_fp64(a) - in_fp64(b)).abs().max().item<double>(); }
+inline double rms(const at::Tensor& a) { return std::sqrt(in_fp64(a).square().mean().item<double>()); }
+inline double rms(const at::Tensor& a, const at::Tensor& b) { return rms(in_fp64(a) - in_fp64(b)); }
+inline double l2(const at::Tensor& a) { return std::sqrt(in_fp64(a).square().sum().item<double>()); }
+inline double relative_frobenius(const at::Tensor& got, const at::Tensor& expected) {
+    return l2(in_fp64(got) - in_fp64(expected)) / l2(expected);
+}
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+    if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+    const at::Tensor x = a.cpu().contiguous(), y = b.cpu().contiguous();
+    return std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
+}
+
+// --- models --------------------------------------------------------------------------------------------------------
+
+struct LoadedModel {
+    std::unique_ptr<ops::Context> ctx;
+    std::unique_ptr<model::Model> model;
+    model::Model* operator->() const { return model.get(); }
+};
+
+/// A model for forward passes over up to `tokens` tokens in `segments` rows.
+inline LoadedModel load_model(const fs::path& folder, const std::string& device, at::ScalarType dtype, bool load_in_4bit,
+                              int64_t tokens, int64_t segments, const std::optional<std::string>& adapter = std::nullopt) {
+    model::LoadRequest request;
+    request.device = train::choose_device(device);
+    request.dtype = dtype;
+    request.load_in_4bit = load_in_4bit;
+    request.adapter = adapter;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = tokens;
+    request.sizes.segments = segments;
+    request.sizes.head_chunk = 16;  // several chunks: their seams are tested too
+    request.sizes.training = false;
+    const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(folder.string())), request);
+    LoadedModel loaded;
+    loaded.ctx = std::make_unique<ops::Context>(request.device);
+    loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx));
+    return loaded;
+}
+
+/// Rows one after another, each a segment, with every position a row of the head: logits come for all tokens.
+inline Batch every_position(const std::vector<std::vector<int32_t>>& rows) {
+    std::vector<Sample> samples;
+    for (const auto& ids : rows) {
+        Sample sample{static_cast<int64_t>(samples.size()), ids, ids, {}};
+        for (std::size_t t = 0; t < ids.size(); ++t) sample.positions.push_back(static_cast<int32_t>(t));
+        samples.push_back(std::move(sample));
+    }
+    std::vector<const Sample*> pointers;
+    for (const Sample& sample : samples) pointers.push_back(&sample);
+    Batch batch = make_batch(pointers);
+    batch.target_index.clear();
+    batch.target_ids.clear();
+    for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
+        const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
+        batch.target_index.push_back(t);
+        batch.target_ids.push_back(target == ignore_label ? 0 : target);
+    }
+    batch.labels = batch.tokens();
+    return batch;
+}
+
+struct Scored {
+    at::Tensor logits_TV;   ///< fp32, CPU
+    double mean_loss = 0;   ///< over the positions that have a next token
+};
+
+inline Scored score_every_position(model::Model& model, const std::vector<std::vector<int32_t>>& rows) {
+    const Batch batch = every_position(rows);
+    std::vector<at::Tensor> chunks;
+    const at::Tensor losses =
+        model.score(batch, [&](int64_t, const at::Tensor& logits_CV) { chunks.push_back(logits_CV.to(at::kFloat).cpu().clone()); });
+    double sum = 0;
+    int64_t count = 0;
+    for (std::size_t t = 0; t < batch.ids_T.size(); ++t) {
+        if (batch.targets_T[t] == ignore_label) continue;
+        sum += losses.data_ptr<float>()[t];
+        ++count;
+    }
+    return {at::cat(chunks), sum / static_cast<double>(count)};
+}
+
+}  // namespace unsloth::test

@@ -1,0 +1,146 @@
+// What a run leaves behind, read back: adapters continue where they stopped, a fully trained model scores the same.
+#include "train/support.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/train/save.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+class SaveTest : public ::testing::TestWithParam<std::string> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        UNSLOTH_NEEDS_DEVICE(GetParam());
+    }
+    /// A reference variant, a few steps of it.
+    Flags flags(const std::string& variant, const char* steps) const {
+        return reference_flags(variant, folder) + Flags{"--training.max_steps", steps, "--hardware.device", GetParam(), "--training.deterministic", "true"};
+    }
+    ScratchFolder folder;
+};
+
+/// Losses of the first rows under a trainer's model as it is.
+at::Tensor score_first_step(train::Trainer& trainer) {
+    const StepBatch step = trainer.loader().step(0);
+    std::vector<at::Tensor> losses;
+    for (const Batch& micro : step.micro) losses.push_back(trainer.model().score(micro));
+    return at::cat(losses);
+}
+
+void take_steps(train::Trainer& trainer) {
+    for (int64_t step = 1; step <= trainer.total_steps(); ++step) {
+        trainer.stepper().issue(trainer.loader().step(step - 1), step, trainer.learning_rate(step));
+        while (trainer.stepper().take(true)) continue;
+    }
+}
+
+TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
+    for (const char* variant : {"rslora", "patterns", "modules_to_save"}) {
+        SCOPED_TRACE(variant);
+        const LoadedConfig config = make_config(flags(variant, "6"));
+        train::Trainer trainer(config);
+        trainer.load();
+        take_steps(trainer);
+        train::save_adapter(folder / "saved", *trainer.model().parameters(), *trainer.plan().lora(), config.config.model.path);
+
+        const Tensors values = copy_values(*trainer.model().parameters());
+        expect_same_bits(read_tensors(folder / "saved/adapter_model.safetensors"), values);
+        const Adapter adapter = read_adapter(folder / "saved", trainer.plan().spec());
+        EXPECT_EQ(adapter.config.base_model_name_or_path, config.config.model.path);
+        const Adapter initial = read_adapter(*config.config.model.adapter_name_or_path, trainer.plan().spec());
+        for (std::size_t layer = 0; layer < initial.layers.size(); ++layer)
+            for (std::size_t p = 0; p < projection_count; ++p) {
+                EXPECT_EQ(adapter.layers[layer][p].r, initial.layers[layer][p].r);
+                EXPECT_EQ(adapter.layers[layer][p].scale, initial.layers[layer][p].scale);
+            }
+
+        // A run that starts from the folder holds the same model: same losses, same values, same gradients.
+        train::Trainer again(make_config(flags(variant, "6") + Flags{"--model.adapter_name_or_path", (folder / "saved").string()}));
+        again.load();
+        expect_same_bits(copy_values(*again.model().parameters()), values);
+        EXPECT_TRUE(same_bits(score_first_step(again), score_first_step(trainer)));
+        const auto gradients = [](train::Trainer& t) {
+            t.stepper().issue(t.loader().step(0), 1, 0.0);
+            EXPECT_EQ(t.stepper().take(true)->outcome.skipped, 0U);
+            return copy_gradients(*t.model().parameters());
+        };
+        expect_same_bits(gradients(again), gradients(trainer));
+    }
+}
+
+TEST_P(SaveTest, AFullRunLeavesAModelThatScoresTheSame) {
+    const LoadedConfig config = make_config(flags("full", "5"));
+    train::Trainer(config).run();
+    EXPECT_EQ(WeightFile::open((folder / "out").string()).spec.dtype, DType::bf16);
+
+    // The same run in memory, its masters rounded as the checkpoint's own type does.
+    train::Trainer trainer(config);
+    trainer.load();
+    take_steps(trainer);
+    model::Parameters& parameters = *trainer.model().parameters();
+    for (const model::Parameter& p : parameters.table().parameters())
+        parameters.value(p).copy_(parameters.value(p).to(at::kBFloat16).to(at::kFloat));
+    trainer.model().parameters_changed();
+    const at::Tensor expected = score_first_step(trainer);
+
+    const StepBatch step = trainer.loader().step(0);
+    const BatchLimits limits = trainer.loader().limits();
+    const LoadedModel saved = load_model(folder / "out", GetParam(), at::kFloat, false, limits.tokens, limits.segments);
+    std::vector<at::Tensor> losses;
+    for (const Batch& micro : step.micro) losses.push_back(saved->score(micro));
+    EXPECT_LT(max_abs(at::cat(losses), expected), 1e-5);
+    const LoadedModel before = load_model(config.config.model.path, GetParam(), at::kFloat, false, limits.tokens, limits.segments);
+    EXPECT_GT(max_abs(before->score(step.micro[0]), losses[0]), 1e-2) << "five steps must be seen in the losses";
+}
+
+TEST_P(SaveTest, ShardsHoldWhatOneFileHolds) {
+    train::Trainer trainer(make_config(flags("full", "1")));
+    trainer.load();
+    const fs::path source = model_folder("small_llama/bf16");
+    train::save_model(folder / "one", *trainer.model().parameters(), trainer.plan().spec(), source);
+    train::save_model(folder / "many", *trainer.model().parameters(), trainer.plan().spec(), source, 100'000);
+    EXPECT_TRUE(fs::exists(folder / "one/model.safetensors"));
+    EXPECT_FALSE(fs::exists(folder / "many/model.safetensors"));
+    EXPECT_TRUE(fs::exists(folder / "many/model.safetensors.index.json"));
+    // Untrained, so also what was loaded.
+    const WeightFile one = WeightFile::open((folder / "one").string()), many = WeightFile::open((folder / "many").string());
+    const WeightFile original = WeightFile::open(source.string());
+    ASSERT_EQ(one.tensors.all().size(), original.tensors.all().size());
+    ASSERT_EQ(many.tensors.all().size(), original.tensors.all().size());
+    for (const TensorSource& tensor : original.tensors.all()) {
+        const std::string& name = tensor.rule.hf_name;
+        const at::Tensor expected = tensor_of(*tensor.tensor);
+        EXPECT_TRUE(same_bits(tensor_of(*one.tensors.find(name)->tensor), expected)) << name;
+        EXPECT_TRUE(same_bits(tensor_of(*many.tensors.find(name)->tensor), expected)) << name;
+    }
+}
+
+TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
+    std::vector<Row> rows;
+    for (int32_t r = 0; r < 4; ++r) {
+        Row row;
+        for (int32_t t = 0; t < 12; ++t) row.ids.push_back((7 * r + 5 * t) % 120);
+        row.labels = row.ids;
+        rows.push_back(row);
+    }
+    write_rows(folder / "rows.jsonl", rows);
+    const LoadedConfig config = make_config({"--model.path", model_folder("llama_tied").string(), "--data.train_file", (folder / "rows.jsonl").string(),
+                                             "--training.output_dir", (folder / "out").string(), "--lora.finetuning_type", "full",
+                                             "--training.warmup_steps", "0", "--training.learning_rate", "0.001", "--hardware.device", GetParam(),
+                                             "--training.num_train_epochs", "6"});
+    const Course course = train_all(config);
+    EXPECT_LT(course.steps.back().outcome.loss, 0.9 * course.steps.front().outcome.loss);
+    train::Trainer(config).run();
+    const WeightFile saved = WeightFile::open((folder / "out").string());
+    EXPECT_TRUE(saved.spec.tie_word_embeddings);
+    EXPECT_EQ(saved.tensors.find("lm_head.weight"), nullptr);
+    const at::Tensor embed = tensor_of(*saved.tensors.find("model.embed_tokens.weight")->tensor);
+    EXPECT_TRUE(same_bits(embed, course.final_values.at("model.embed_tokens.weight").to(at::kBFloat16)));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SaveTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace unsloth

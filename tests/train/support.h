@@ -1,0 +1,139 @@
+// Drives the trainer over reference batches (tests/golden/trajectory) or rows of a test's own.
+#pragma once
+
+#include <set>
+
+#include "model/support.h"
+#include "unsloth/config/load.h"
+#include "unsloth/core/log.h"
+#include "unsloth/train/trainer.h"
+
+namespace unsloth::test {
+
+using Flags = std::vector<std::string>;
+
+struct Row {
+    std::vector<int32_t> ids, labels;
+    std::vector<int32_t> positions;  ///< empty: 0, 1, 2, …
+};
+
+inline void write_rows(const fs::path& path, const std::vector<Row>& rows) {
+    std::string text;
+    for (const Row& row : rows) {
+        nlohmann::json line{{"input_ids", row.ids}, {"labels", row.labels}};
+        if (!row.positions.empty()) line["position_ids"] = row.positions;
+        text += line.dump() + "\n";
+    }
+    write_text(path, text);
+}
+
+/// A reference variant's rows in order. `packed` has lists of documents, each becoming a segment of one row.
+inline std::vector<Row> reference_rows(const std::string& variant) {
+    const auto mask_prompt = [](std::vector<int32_t> labels, int prompt) {
+        std::fill(labels.begin(), labels.begin() + prompt, ignore_label);
+        return labels;
+    };
+    std::vector<Row> rows;
+    for (const auto& step : read_json(golden("trajectory/" + variant + "/batches.json"))) {
+        for (const auto& micro : step) {
+            if (variant == "packed") rows.emplace_back();
+            for (const auto& part : micro) {
+                const auto ids = part["input_ids"].get<std::vector<int32_t>>();
+                const std::vector<int32_t> labels = mask_prompt(ids, part["prompt"]);
+                if (variant != "packed") {
+                    rows.push_back({ids, labels, {}});
+                    continue;
+                }
+                Row& row = rows.back();
+                row.ids.insert(row.ids.end(), ids.begin(), ids.end());
+                row.labels.insert(row.labels.end(), labels.begin(), labels.end());
+                for (std::size_t t = 0; t < ids.size(); ++t) row.positions.push_back(static_cast<int32_t>(t));
+            }
+        }
+    }
+    return rows;
+}
+
+/// Small defaults under a test's flags; of a flag that comes twice the later one counts.
+inline LoadedConfig make_config(const Flags& flags) {
+    log::set_level(log::Level::error);
+    std::map<std::string, std::string> values = {{"--data.shuffle", "false"}, {"--training.optim", "adamw_torch"},
+                                                 {"--model.dtype", "float32"}, {"--hardware.device", "cpu"}};
+    for (std::size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
+    Flags unique;
+    for (const auto& [name, value] : values) unique.insert(unique.end(), {name, value});
+    return load_config(std::nullopt, unique);
+}
+
+inline Flags operator+(Flags a, const Flags& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+inline Tensors copy_values(const model::Parameters& parameters) {
+    Tensors copies;
+    for (const model::Parameter& p : parameters.table().parameters()) copies[p.name] = parameters.value(p).cpu().clone();
+    return copies;
+}
+inline Tensors copy_gradients(const model::Parameters& parameters) {
+    Tensors copies;
+    for (const model::Parameter& p : parameters.table().parameters()) copies[p.name] = parameters.gradient(p).cpu().clone();
+    return copies;
+}
+
+/// What a run of all its steps gave.
+struct Course {
+    std::vector<train::StepResult> steps;
+    Tensors first_gradients;  ///< of step 1, before clipping
+    Tensors final_values;
+};
+
+inline Course train_all(const LoadedConfig& config) {
+    train::Trainer trainer(config);
+    trainer.load();
+    Course course;
+    for (int64_t step = 1; step <= trainer.total_steps(); ++step) {
+        trainer.stepper().issue(trainer.loader().step(step - 1), step, trainer.learning_rate(step));
+        while (const auto result = trainer.stepper().take(/*must=*/true)) course.steps.push_back(*result);
+        if (step == 1) {
+            course.first_gradients = copy_gradients(*trainer.model().parameters());
+            for (auto& [name, gradient] : course.first_gradients) gradient.div_(course.steps[0].loss_scale);
+        }
+    }
+    course.final_values = copy_values(*trainer.model().parameters());
+    return course;
+}
+
+inline void expect_same_bits(const Tensors& got, const Tensors& expected) {
+    ASSERT_EQ(got.size(), expected.size());
+    for (const auto& [name, tensor] : expected) EXPECT_TRUE(same_bits(got.at(name), tensor)) << name;
+}
+
+inline void expect_same_course(const Course& got, const Course& expected) {
+    ASSERT_EQ(got.steps.size(), expected.steps.size());
+    for (std::size_t i = 0; i < got.steps.size(); ++i) {
+        EXPECT_EQ(got.steps[i].outcome.loss, expected.steps[i].outcome.loss) << "step " << i + 1;
+        EXPECT_EQ(got.steps[i].outcome.grad_norm, expected.steps[i].outcome.grad_norm) << "step " << i + 1;
+    }
+    expect_same_bits(got.final_values, expected.final_values);
+}
+
+/// The configuration of a reference variant: its model, rows, adapter and optimizer settings. `folder` receives the rows.
+inline Flags reference_flags(const std::string& variant, const ScratchFolder& folder) {
+    const nlohmann::json settings = read_json(golden("trajectory/" + variant + "/metrics.json"))["settings"];
+    write_rows(folder / "rows.jsonl", reference_rows(variant));
+    const auto number = [&](const char* key) { return settings[key].dump(); };
+    Flags flags = {"--model.path", model_folder(settings["base"].get<std::string>()).string(),
+                   "--data.train_file", (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string(),
+                   "--training.per_device_train_batch_size", variant == "packed" ? "1" : "2",
+                   "--training.gradient_accumulation_steps", number("micro_batches"), "--training.max_steps", number("steps"),
+                   "--training.learning_rate", number("lr"), "--training.lr_scheduler_type", "cosine",
+                   "--training.warmup_steps", number("warmup"), "--training.weight_decay", number("weight_decay"),
+                   "--training.max_grad_norm", number("max_grad_norm")};
+    if (variant == "full") return flags + Flags{"--lora.finetuning_type", "full"};
+    return flags + Flags{"--model.adapter_name_or_path", unpacked(golden("trajectory/" + variant + "/initial")).string()};
+}
+
+}  // namespace unsloth::test
