@@ -22,7 +22,8 @@ endif()
 
 add_library(unsloth_warnings INTERFACE)
 target_compile_options(unsloth_warnings INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
+  # GCC 13 takes any function of a temporary that returns a reference for a dangling one.
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers -Wno-dangling-reference>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra -Werror=all-warnings>)
 
 add_link_options($<$<CONFIG:Release>:-s>)
