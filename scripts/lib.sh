@@ -1,0 +1,11 @@
+# shellcheck shell=bash
+# Words that the scripts beside this file share; they source it.
+say() { printf '== %s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+# fail LINE...: says what is wrong and what to do, and ends the script.
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    shift
+    [ $# -eq 0 ] || printf '       %s\n' "$@" >&2
+    exit 1
+}

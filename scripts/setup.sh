@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Gets everything that the build needs, on Debian 12 or Ubuntu 24.04, into the system (packages) and .deps/ (LibTorch, CUDA):
+#     scripts/setup.sh [--cpu-only]
+# --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only and sanitize.
+# Safe to repeat; does nothing when all is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/lib.sh
+. scripts/lib.sh
+
+kind=cuda
+case "${1-}" in
+    "") ;;
+    --cpu-only) kind=cpu ;;
+    *) echo "usage: scripts/setup.sh [--cpu-only]" >&2; exit 2 ;;
+esac
+
+# Wanted versions. LibTorch is the one inside the PyPI wheel, CUDA's compiler and libraries come from the wheels beside it.
+packages=(g++ cmake ninja-build ccache pkg-config git xz-utils ca-certificates
+          libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev libgtest-dev libgmock-dev)
+torch=torch==2.11.0
+cuda_toolchain=(nvidia-cudnn-frontend==1.32.0 nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
+                nvidia-cuda-cccl==13.0.85)
+# What libtorch_cpu.so of this wheel asks for even where there is no CUDA; the versions are those torch's metadata pins.
+cpu_libraries=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+
+install_packages() {
+    command -v dpkg-query >/dev/null || {
+        warn "This is no Debian or Ubuntu: scripts/setup.sh cannot check system packages. Wanted: ${packages[*]}"
+        return
+    }
+    local missing=() package
+    for package in "${packages[@]}"; do
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+    done
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || fail "These packages are missing, and this is neither root nor is there sudo: ${missing[*]}" \
+            "Ask an administrator to run: apt-get install ${missing[*]}"
+        as_root=(sudo)
+    fi
+    say "Installing system packages: ${missing[*]}"
+    local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y)
+    "${apt[@]}" install --no-install-recommends "${missing[@]}" </dev/null >.deps/apt.log 2>&1 && return
+    "${apt[@]}" update </dev/null >.deps/apt.log 2>&1 || { tail -n 20 .deps/apt.log >&2; fail "apt-get update failed (all of it: .deps/apt.log)."; }
+    "${apt[@]}" install --no-install-recommends "${missing[@]}" </dev/null >.deps/apt.log 2>&1 ||
+        { tail -n 20 .deps/apt.log >&2; fail "apt-get install failed (all of it: .deps/apt.log)."; }
+}
+
+make_venv() {
+    .deps/venv/bin/python -m pip --version >/dev/null 2>&1 && return
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || fail "$(python3 --version) is too old: LibTorch's wheel wants 3.10 or newer."
+    say "Making .deps/venv with $(python3 --version)"
+    rm -rf .deps/venv
+    python3 -m venv .deps/venv
+}
+
+pip_install() {
+    .deps/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input --only-binary :all: "$@" </dev/null ||
+        fail "pip could not install: $*" "Check the network and the free space here (5 GB for CUDA, 2 GB for --cpu-only), then repeat."
+}
+
+install_wheels() {
+    make_venv
+    if [ "$kind" = cuda ]; then
+        say "Getting LibTorch and CUDA from PyPI (2.5 GB; about a minute on a fast line)"
+        pip_install "$torch"
+        pip_install --no-deps "${cuda_toolchain[@]}"
+    else
+        say "Getting LibTorch from PyPI (0.5 GB)"
+        pip_install --no-deps "$torch" "${cpu_libraries[@]}"
+    fi
+    local libtorch
+    libtorch=$(echo .deps/venv/lib/python3*/site-packages/torch/lib/libtorch_cpu.so)
+    [ -f "$libtorch" ] || fail "pip installed torch, but $libtorch is not there."
+    if ldd "$libtorch" | grep 'not found'; then fail "LibTorch misses the libraries above."; fi
+}
+
+# The stamp holds a hash of all that is wanted here: another version in this file makes the next call install again.
+wanted=$(printf '%s\n' "${packages[@]}" "$torch" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
+is_done() {
+    local have
+    for have in "$kind" cuda; do  # the CUDA set contains the CPU one
+        [ "$(cat ".deps/stamp-$have" 2>/dev/null)" = "$wanted" ] && [ -x .deps/venv/bin/python ] && return
+    done
+    return 1
+}
+
+is_done && exit
+mkdir -p .deps
+exec 9>.deps/lock
+flock 9  # two calls at once would write into the same folder
+is_done && exit
+install_packages
+install_wheels
+echo "$wanted" >".deps/stamp-$kind"
+say "All that the build needs is there."
