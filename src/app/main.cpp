@@ -1,4 +1,5 @@
 // unsloth-train: reads the command line, runs one command, and turns what went wrong into a message and an exit code.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -72,5 +73,6 @@ int guarded(const std::vector<std::string>& arguments) {
 }  // namespace unsloth::app
 
 int main(int argc, char** argv) {
+    std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is then a write that fails, and that has words
     return unsloth::app::guarded({argv + 1, argv + argc});
 }

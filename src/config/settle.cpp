@@ -66,6 +66,9 @@ void check_data(const Config& config) {
     if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
         throw usage_error(
             cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
+    if (config.training.eval_on_start && !evaluates)
+        throw usage_error("training.eval_on_start is given, but there are no rows to evaluate on",
+                          "Name a data.eval_file, or set data.val_size.");
     if (config.training.eval_steps > 0 && !evaluates)
         throw usage_error("training.eval_steps is given, but there are no rows to evaluate on",
                           "Give data.eval_file or data.val_size.");

@@ -9,6 +9,7 @@
 
 #include "formats/json.h"
 #include "unsloth/core/error.h"
+#include "unsloth/spec/quant4_host.h"
 
 namespace unsloth {
 namespace {
@@ -135,27 +136,6 @@ void check_packed(const TensorView& packed, const Quant4View& view) {
                               shape_text(packed.shape)));
 }
 
-/// code[16] * absmax for one block: sixteen products instead of sixty-four, each rounded as the element's own would be.
-struct ScaledCode {
-    float value[16];
-    ScaledCode(const float* code, float absmax) {
-        for (int q = 0; q < 16; ++q) value[q] = code[q] * absmax;
-    }
-};
-
-float block_absmax(const Quant4View& weight, int64_t block) {
-    if (!weight.nested()) return weight.absmax_f32[block];
-    // The product is rounded to fp32 before the sum: the conversions keep a compiler from fusing the two.
-    const auto product = static_cast<float>(static_cast<double>(weight.nested_map[weight.absmax_u8[block]]) *
-                                            static_cast<double>(weight.nested_absmax[block / quant4_nested_block]));
-    return product + weight.nested_offset;
-}
-
-int code_at(const Quant4View& weight, int64_t element) {
-    const int byte = weight.packed[element / 2];
-    return element % 2 == 0 ? byte >> 4 : byte & 15;
-}
-
 }  // namespace
 
 std::size_t Quant4Weight::stored_bytes() const {
@@ -212,20 +192,7 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
 void dequantize_rows(const Quant4View& weight, int64_t row_begin, int64_t row_end, float* out) {
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ",
                   row_end);
-    int64_t element = row_begin * weight.cols;
-    const int64_t end = row_end * weight.cols;
-    while (element < end) {
-        const int64_t block = element / quant4_block;
-        const int64_t block_end = std::min(end, (block + 1) * quant4_block);
-        const ScaledCode scaled(weight.code, block_absmax(weight, block));
-        if (element % 2 != 0) *out++ = scaled.value[code_at(weight, element++)];
-        for (; element + 1 < block_end; element += 2) {
-            const uint8_t byte = weight.packed[element / 2];
-            *out++ = scaled.value[byte >> 4];
-            *out++ = scaled.value[byte & 15];
-        }
-        if (element < block_end) *out++ = scaled.value[code_at(weight, element++)];
-    }
+    dequantize_4bit_range(weight, row_begin * weight.cols, row_end * weight.cols, out, [](float value) { return value; });
 }
 
 void dequantize_absmax(const Quant4View& weight, float* out) {

@@ -1,14 +1,13 @@
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <thread>
 
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/spec/dynamic_map.h"
+#include "unsloth/spec/quant4_host.h"
 
 namespace unsloth {
 namespace {
@@ -26,67 +25,6 @@ void for_block_ranges(int64_t blocks, int threads, const Body& body) {
     for (int64_t i = 1; i < count; ++i)
         workers.emplace_back([&, i] { body(blocks * i / count, blocks * (i + 1) / count); });
     body(0, blocks / count);
-}
-
-/// The largest magnitude of n values; NaN when one of them is not finite.
-float block_maximum(const float* w, int64_t n) {
-    float largest = 0.0F;
-    bool finite = true;
-    for (int64_t i = 0; i < n; ++i) {
-        const float magnitude = std::abs(w[i]);
-        finite = finite & (magnitude <= std::numeric_limits<float>::max());
-        largest = std::max(largest, magnitude);
-    }
-    return finite ? largest : std::numeric_limits<float>::quiet_NaN();
-}
-
-/// Each value's code is the number of thresholds below it. In a block of zeros x / absmax is NaN, which is above none:
-/// bitsandbytes gives code 0 there, and so do we.
-void encode_block(const float* w, int64_t n, float absmax, uint8_t* packed) {
-    const float inverse = 1.0F / absmax;
-    uint8_t codes[quant4_block];
-    std::fill(codes, codes + quant4_block, uint8_t{7});  // the code of 0 fills the last byte of an odd count
-    for (int64_t i = 0; i < n; ++i) {
-        const float x = w[i] * inverse;
-        int code = 0;
-        for (const float threshold : nf4_threshold) code += x > threshold;
-        codes[i] = static_cast<uint8_t>(code);
-    }
-    for (int64_t i = 0; i < n; i += 2) packed[i / 2] = static_cast<uint8_t>(codes[i] << 4 | codes[i + 1]);
-}
-
-/// The nearest entry of the signed dynamic map; a value on a midpoint takes the lower one.
-class NearestEntry {
-  public:
-    NearestEntry() {
-        const auto& map = dynamic_map_256(true);
-        for (std::size_t i = 0; i < midpoints_.size(); ++i) midpoints_[i] = (map[i] + map[i + 1]) * 0.5F;
-    }
-    uint8_t operator()(float x) const {
-        return static_cast<uint8_t>(std::lower_bound(midpoints_.begin(), midpoints_.end(), x) - midpoints_.begin());
-    }
-
-  private:
-    std::array<float, 255> midpoints_{};
-};
-
-/// Double quantisation: the maxima less their mean, in 8 bits, 256 to a block.
-void quantize_absmax(const std::vector<float>& absmax, Quant4Owned& result) {
-    double sum = 0.0;  // in order and in fp64: the mean does not depend on the number of threads
-    for (const float value : absmax) sum += value;
-    result.nested_offset = static_cast<float>(sum / static_cast<double>(absmax.size()));
-    static const NearestEntry nearest;
-    result.absmax.resize(absmax.size());
-    for (std::size_t begin = 0; begin < absmax.size(); begin += quant4_nested_block) {
-        const std::size_t end = std::min(absmax.size(), begin + quant4_nested_block);
-        float largest = 0.0F;
-        for (std::size_t i = begin; i < end; ++i)
-            largest = std::max(largest, std::abs(absmax[i] - result.nested_offset));
-        result.nested_absmax.push_back(largest);
-        const float inverse = largest > 0.0F ? 1.0F / largest : 0.0F;
-        for (std::size_t i = begin; i < end; ++i)
-            result.absmax[i] = nearest((absmax[i] - result.nested_offset) * inverse);
-    }
 }
 
 int64_t nested_blocks(int64_t blocks) {
@@ -140,21 +78,15 @@ Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads
     const int64_t blocks = result.view().blocks();
     result.packed.resize(static_cast<std::size_t>((n + 1) / 2));
     std::vector<float> absmax(static_cast<std::size_t>(blocks));
-    std::atomic<bool> finite = true;
     for_block_ranges(blocks, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t block = begin; block < end; ++block) {
-            const int64_t first = block * quant4_block;
-            const int64_t count = std::min<int64_t>(quant4_block, n - first);
-            const float largest = block_maximum(w + first, count);
-            if (std::isnan(largest)) finite = false;
-            absmax[static_cast<std::size_t>(block)] = largest;
-            encode_block(w + first, count, largest, result.packed.data() + first / 2);
-        }
+        quantize_nf4_blocks(w + begin * quant4_block, n, begin, end, result.packed.data(), absmax.data());
     });
-    if (!finite)
+    result.absmax.resize(static_cast<std::size_t>(blocks));
+    result.nested_absmax.resize(static_cast<std::size_t>(nested_blocks(blocks)));
+    result.nested_offset = quantize_absmax(absmax.data(), blocks, result.absmax.data(), result.nested_absmax.data());
+    if (!std::isfinite(result.nested_offset))
         throw input_error(
             cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
-    quantize_absmax(absmax, result);
     result.tables.assign(std::begin(nf4_code), std::end(nf4_code));
     const auto& map = dynamic_map_256(true);
     result.tables.insert(result.tables.end(), map.begin(), map.end());

@@ -146,10 +146,7 @@ Parameters::Parameters(ParameterTable table, Optimizer optimizer, bool trains, c
     }
     state_.flags_b.copy_(flags);
     state_.slot_b.copy_(slots);
-    std::vector<float> maps = ops::dynamic_map(true);
-    const std::vector<float> unsigned_map = ops::dynamic_map(false);
-    maps.insert(maps.end(), unsigned_map.begin(), unsigned_map.end());
-    state_.maps.copy_(at::tensor(maps));
+    state_.maps.copy_(ops::dynamic_maps(at::kCPU));
 }
 
 at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {

@@ -183,10 +183,7 @@ class OpBench {
         state.v8 = at::zeros({count}, bytes);
         state.absmax_m8 = at::zeros({blocks}, options().dtype(at::kFloat));
         state.absmax_v8 = at::zeros({blocks}, options().dtype(at::kFloat));
-        std::vector<float> maps = ops::dynamic_map(true);
-        const std::vector<float> unsigned_map = ops::dynamic_map(false);
-        maps.insert(maps.end(), unsigned_map.begin(), unsigned_map.end());
-        state.maps = at::tensor(maps).to(ctx_.device());
+        state.maps = ops::dynamic_maps(ctx_.device());
         StepScalars start{};
         start.step = 1;
         start.loss_scale = 1.0F;

@@ -31,6 +31,16 @@ std::string count_text(int64_t count) {
     return text;
 }
 
+/// The projections that have an adapter in some layer: PEFT's own config may say it by a regular expression.
+std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spec) {
+    std::vector<std::string> names;
+    const std::vector<LayerLora> layers = resolve_lora(lora, spec);
+    for (std::size_t p = 0; p < projection_count; ++p)
+        if (std::any_of(layers.begin(), layers.end(), [&](const LayerLora& layer) { return layer[p].r > 0; }))
+            names.emplace_back(projection_names[p]);
+    return names;
+}
+
 /// Keeps the `limit` newest checkpoint-N folders; 0: all.
 void remove_old_checkpoints(const std::filesystem::path& folder, int64_t limit) {
     if (limit == 0) return;
@@ -69,7 +79,12 @@ void Trainer::open_data() {
     loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     schedule_ = schedule_options(config().training, total_steps_);
-    if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) plateau_.emplace(schedule_);
+    if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) {
+        if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
+            throw usage_error("lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during the run",
+                              "Give data.eval_file or data.val_size, and training.eval_steps.");
+        plateau_.emplace(schedule_);
+    }
 }
 
 void Trainer::make_plan() {
@@ -120,6 +135,24 @@ void Trainer::banner() const {
                      "two are no longer tied");
 }
 
+/// The configuration with what an adapter folder decided, so that a run started from the written file does not contradict it.
+Config Trainer::effective_config() const {
+    Config effective = config();
+    if (config().model.adapter_name_or_path && plan_->lora()) {
+        const LoraSpec& lora = *plan_->lora();
+        effective.lora.r = lora.r;
+        effective.lora.lora_alpha = lora.lora_alpha;
+        effective.lora.lora_dropout = lora.lora_dropout;
+        effective.lora.use_rslora = lora.use_rslora;
+        effective.lora.target_modules = target_names(lora, opened_.file->spec);
+        effective.lora.modules_to_save = lora.modules_to_save;
+        effective.lora.rank_pattern = lora.rank_pattern;
+        effective.lora.alpha_pattern = lora.alpha_pattern;
+        if (!lora.layers_to_transform.empty()) effective.lora.layers_to_transform = lora.layers_to_transform;
+    }
+    return effective;
+}
+
 void Trainer::load() {
     require_memory(*plan_);
     ctx_ = std::make_unique<ops::Context>(device_);
@@ -153,7 +186,7 @@ void Trainer::run() {
     std::error_code failed;
     std::filesystem::create_directories(folder, failed);
     if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
-    write_file_atomically(folder / "run_config.json", config_to_json(config()));
+    write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();
     char loaded_in[32];

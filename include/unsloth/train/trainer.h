@@ -36,6 +36,7 @@ class Trainer {
     void open_data();
     void make_plan();
     void banner() const;
+    Config effective_config() const;
     void loop();
     void report(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
