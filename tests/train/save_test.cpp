@@ -129,7 +129,7 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
     const LoadedConfig config = make_config({"--model.path", model_folder("llama_tied").string(), "--data.train_file", (folder / "rows.jsonl").string(),
                                              "--training.output_dir", (folder / "out").string(), "--lora.finetuning_type", "full",
                                              "--training.warmup_steps", "0", "--training.learning_rate", "0.001", "--hardware.device", GetParam(),
-                                             "--training.num_train_epochs", "6"});
+                                             "--training.num_train_epochs", "6", "--training.deterministic", "true"});
     const Course course = train_all(config);
     EXPECT_LT(course.steps.back().outcome.loss, 0.9 * course.steps.front().outcome.loss);
     train::Trainer(config).run();

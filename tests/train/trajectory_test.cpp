@@ -109,8 +109,11 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(All, TrajectoryTest,
                          ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed", "full"),
-                                            ::testing::ValuesIn(built_devices()),
-                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf)),
+                                            ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Fp16, TrajectoryTest,
+                         ::testing::Combine(::testing::Values("rslora", "modules_to_save", "packed", "full"),
+                                            ::testing::ValuesIn(built_devices()), ::testing::Values(at::kHalf)),
                          case_name);
 
 /// A trained model whose layers are recomputed is the same model, bit for bit (on a GPU with fixed kernels).
@@ -134,10 +137,14 @@ INSTANTIATE_TEST_SUITE_P(All, RecomputeTest,
 
 /// 16-bit weights quantised on the way in train as the checkpoint that was quantised before: the rare absmax code that is off
 /// by one (see generation_test) moves losses by far less than a step does.
-TEST(QuantiseOnLoad, TrainsAsTheQuantisedCheckpoint) {
+class QuantiseOnLoadTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(QuantiseOnLoadTest, TrainsAsTheQuantisedCheckpoint) {
     UNSLOTH_NEEDS_XZ();
+    UNSLOTH_NEEDS_DEVICE(GetParam());
     const ScratchFolder folder;
-    const Flags flags = reference_flags("rslora", folder) + Flags{"--model.path", model_folder("small_llama/bf16").string()};
+    const Flags flags = reference_flags("rslora", folder) +
+                        Flags{"--model.path", model_folder("small_llama/bf16").string(), "--hardware.device", GetParam()};
     const nlohmann::json expected = read_json(golden("trajectory/rslora/metrics.json"))["steps"];
     const auto losses = [&](const char* in_4bit) { return train_all(make_config(flags + Flags{"--model.load_in_4bit", in_4bit})).steps; };
     const auto quantised = losses("true"), kept = losses("false");
@@ -148,6 +155,8 @@ TEST(QuantiseOnLoad, TrainsAsTheQuantisedCheckpoint) {
     }
     EXPECT_GT(largest_kept, 1e-2) << "unquantised weights must train differently";
 }
+
+INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace unsloth
