@@ -24,6 +24,7 @@ const std::map<std::string, Example>& special_examples() {
         {"lora.alpha_pattern", {{{"z", 0.5}, {"a", 8}}}},
         {"lora.layers_to_transform", {Json::array({3, 0})}},
         {"training.eval_steps", {7, {{"data", {{"val_size", 2}}}}}},
+        {"training.eval_on_start", {true, {{"data", {{"val_size", 2}}}}}},
         {"training.warmup_ratio", {0.25, {{"training", {{"warmup_steps", 0}}}}}},
         {"training.lr_scheduler_kwargs",
          {{{"num_decay_steps", 20}, {"decay_type", "1-sqrt"}, {"min_lr_ratio", 0.05}},
