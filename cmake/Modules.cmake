@@ -76,7 +76,7 @@ function(unsloth_executable name)
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/app/*.cpp")
   add_executable(${name} ${sources})
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src")
-  target_link_libraries(${name} PRIVATE unsloth_base unsloth_warnings nlohmann_json::nlohmann_json CLI11::CLI11 ${CMAKE_DL_LIBS})
+  target_link_libraries(${name} PRIVATE unsloth_base unsloth_warnings nlohmann_json::nlohmann_json ${CMAKE_DL_LIBS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" BUILD_RPATH "$ORIGIN"
                                            INSTALL_RPATH "$ORIGIN")
   add_dependencies(${name} unsloth_engine)

@@ -241,7 +241,8 @@ at::Tensor Model::score(const Batch& batch, const OnLogits& on_logits) {
         head_chunk(first, rows, /*gradient=*/false);
         if (on_logits) on_logits(first, head.logits_CV.narrow(0, 0, rows));
     }
-    return head.loss_n.narrow(0, 0, batch.labels).cpu();
+    // A copy on the CPU too: the buffer's bytes serve the next forward pass.
+    return head.loss_n.narrow(0, 0, batch.labels).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
 std::vector<KvCache> Model::make_caches(int64_t capacity) const {

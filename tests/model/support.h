@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -132,6 +133,9 @@ inline std::vector<std::string> built_devices() {
     return {"cpu"};
 #endif
 }
+
+/// These models are small: one thread is quickest, above all on a busy machine. (What their number may change: step_test.)
+inline const bool one_thread = (at::set_num_threads(1), true);
 
 // --- comparisons ---------------------------------------------------------------------------------------------------
 

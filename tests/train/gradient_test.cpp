@@ -1,5 +1,5 @@
 // The whole model's gradients against central differences of its loss, for what the reference trajectories do not train: biases,
-// q and k norms, sliding windows, tied embeddings, every norm; and adapters on each architecture.
+// q and k norms, sliding windows, tied embeddings, every norm; and adapters on each architecture, with and without dropout.
 #include "train/support.h"
 
 namespace unsloth {
@@ -23,7 +23,13 @@ std::vector<Row> rows_of(const std::string& name) {
     return rows;
 }
 
-double loss_of(train::Trainer& trainer, const Batch& batch) {
+/// The loss of a training step that changes nothing: with the same masks whenever it is taken.
+StepOutcome still_step(train::Trainer& trainer, int64_t number) {
+    trainer.stepper().issue(trainer.loader().step(0), number, 0.0);
+    return trainer.stepper().take(true)->outcome;
+}
+
+double scored_loss(train::Trainer& trainer, const Batch& batch) {
     return in_fp64(trainer.model().score(batch)).sum().item<double>() / static_cast<double>(batch.labels);
 }
 
@@ -31,26 +37,33 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
     const auto& [name, kind, device] = GetParam();
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(device);
+    const bool full = kind == "full", dropout = kind == "dropout";
     const ScratchFolder folder;
     write_rows(folder / "rows.jsonl", rows_of(name));
     train::Trainer trainer(make_config({"--model.path", model_folder(name).string(), "--data.train_file", (folder / "rows.jsonl").string(),
-                                        "--lora.finetuning_type", kind, "--model.load_in_4bit", "false", "--training.num_train_epochs", "4",
+                                        "--lora.finetuning_type", full ? "full" : "lora", "--lora.lora_dropout", dropout ? "0.25" : "0",
+                                        "--model.load_in_4bit", "false", "--training.num_train_epochs", "4",
                                         "--lora.r", "4", "--training.per_device_train_batch_size", "2", "--hardware.device", device,
                                         "--training.gradient_accumulation_steps", "1", "--training.max_grad_norm", "0"}));
     trainer.load();
-    const auto step = [&](int64_t number, double rate) {
-        trainer.stepper().issue(trainer.loader().step(0), number, rate);
-        return trainer.stepper().take(true)->outcome;
-    };
-    for (int64_t number = 1; number <= 3; ++number) step(number, 5e-3);  // away from B = 0, where A has no gradient
-    const StepOutcome outcome = step(4, 0.0);
+    for (int64_t number = 1; number <= 3; ++number) {  // away from B = 0, where A has no gradient
+        trainer.stepper().issue(trainer.loader().step(0), number, 5e-3);
+        trainer.stepper().take(true);
+    }
+    const StepOutcome outcome = still_step(trainer, 4);
     const Batch batch = trainer.loader().step(0).micro[0];
-    EXPECT_NEAR(outcome.loss, loss_of(trainer, batch), 1e-5);
+    const double scored = scored_loss(trainer, batch);
+    EXPECT_LT(std::abs(outcome.loss - scored), dropout ? 1.0 : 1e-5);
+    if (dropout) {
+        EXPECT_GT(std::abs(outcome.loss - scored), 1e-4) << "nothing was dropped";
+    }
 
     model::Parameters& parameters = *trainer.model().parameters();
+    const at::Tensor all_gradients = parameters.state().grads_P.clone();  // a step that measures the loss overwrites them
     double squares = 0;
     for (const model::Parameter& p : parameters.table().parameters()) {
-        const at::Tensor value = parameters.value(p), gradient = parameters.gradient(p), kept = value.clone();
+        const at::Tensor value = parameters.value(p), kept = value.clone();
+        const at::Tensor gradient = all_gradients.narrow(0, p.offset, p.elements()).view(p.shape);
         const double norm = l2(gradient);
         squares += norm * norm;
         ASSERT_GT(norm, 1e-4) << p.name;
@@ -60,7 +73,7 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
         const auto loss_at = [&](double distance) {
             value.copy_(kept + distance * direction);
             trainer.model().parameters_changed();
-            return loss_of(trainer, batch);
+            return dropout ? still_step(trainer, 5).loss : scored_loss(trainer, batch);
         };
         const double slope = (loss_at(h) - loss_at(-h)) / (2 * h);
         value.copy_(kept);
@@ -71,7 +84,7 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
 
 INSTANTIATE_TEST_SUITE_P(All, GradientTest,
                          ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3"),
-                                            ::testing::Values("full", "lora"), ::testing::ValuesIn(built_devices())),
+                                            ::testing::Values("full", "lora", "dropout"), ::testing::ValuesIn(built_devices())),
                          [](const auto& info) {
                              return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" + std::get<2>(info.param);
                          });

@@ -109,6 +109,19 @@ TEST_P(StepTest, ARerunGivesTheSameBits) {
     expect_same_course(train_all(make_config(flags)), first);
 }
 
+TEST(Threads, TheirNumberMovesRoundingAlone) {
+    UNSLOTH_NEEDS_XZ();
+    const ScratchFolder folder;
+    const LoadedConfig config = make_config(fresh_flags(folder, random_rows(8, 11), "cpu") + Flags{"--lora.lora_dropout", "0.1"});
+    const Course one = train_all(config);
+    at::set_num_threads(3);
+    const Course three = train_all(config), again = train_all(config);
+    at::set_num_threads(1);
+    expect_same_course(again, three);  // no race, no order that chance decides
+    // The BLAS library splits products by the number of threads.
+    for (std::size_t i = 0; i < one.steps.size(); ++i) EXPECT_NEAR(three.steps[i].outcome.loss, one.steps[i].outcome.loss, 2e-6);
+}
+
 TEST_P(StepTest, EightBitStatesFollowThe32BitOnes) {
     // r 32: A and B have at least the 4096 elements from which on moments are kept in 8 bits.
     const std::vector<Row> some = random_rows(8, 5);

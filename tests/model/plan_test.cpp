@@ -1,0 +1,121 @@
+// The memory plan of real models, and what a plan refuses.
+#include "model/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+std::shared_ptr<const WeightFile> open_golden(const std::string& name) {
+    return std::make_shared<const WeightFile>(WeightFile::open(model_folder(name).string()));
+}
+
+model::LoadRequest training_request() {
+    model::LoadRequest request;
+    request.trains = true;
+    request.lora = LoraSpec{};
+    request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    request.lora->r = 8;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
+    request.sizes.segments = 2;
+    request.sizes.head_chunk = 64;
+    return request;
+}
+
+void expect_no_overlap(const memory::Plan& plan) {
+    for (const memory::Entry& a : plan.entries())
+        for (const memory::Entry& b : plan.entries()) {
+            if (&a == &b || (a.phases & b.phases) == 0) continue;
+            EXPECT_FALSE(a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes) << a.name << " and " << b.name;
+        }
+}
+
+int64_t bytes_of_group(const memory::Plan& plan, const std::string& group) {
+    int64_t sum = 0;
+    for (const memory::Entry& entry : plan.entries())
+        if (entry.group == group) sum += entry.bytes;
+    return sum;
+}
+
+TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
+    UNSLOTH_NEEDS_XZ();
+    for (const char* name : {"llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3", "small_llama/bf16"})
+        for (const Keep keep : {Keep::everything, Keep::input})
+            for (const double dropout : {0.0, 0.1}) {
+                SCOPED_TRACE(name);
+                model::LoadRequest request = training_request();
+                request.sizes.keep = keep;
+                request.lora->lora_dropout = dropout;
+                const model::ModelPlan plan(open_golden(name), request);
+                expect_no_overlap(plan.resident());
+                expect_no_overlap(plan.step());
+                EXPECT_EQ(bytes_of_group(plan.step(), "layer activations") > 0, keep == Keep::everything);
+                EXPECT_EQ(bytes_of_group(plan.step(), "live layer") > 0, keep == Keep::input);
+            }
+}
+
+TEST(ModelPlan, RecomputingKeepsOneLayerInsteadOfAll) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request = training_request();
+    const auto file = open_golden("small_llama/bf16");
+    const model::ModelPlan kept(file, request);
+    request.sizes.keep = Keep::input;
+    const model::ModelPlan recomputed(file, request);
+    EXPECT_LT(recomputed.step().total_bytes(), kept.step().total_bytes());
+    EXPECT_EQ(recomputed.resident().total_bytes(), kept.resident().total_bytes());
+    EXPECT_NEAR(static_cast<double>(bytes_of_group(kept.step(), "layer activations")),
+                static_cast<double>(file->spec.num_layers * bytes_of_group(recomputed.step(), "live layer")), 1.0);
+}
+
+TEST(ModelPlan, EightBitStatesTakeAQuarter) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request = training_request();
+    request.lora->r = 32;  // every tensor has the 4096 elements from which on 8 bits are used
+    const auto file = open_golden("small_llama/bf16");
+    request.optim = Optimizer::adamw_torch;
+    const int64_t wide = bytes_of_group(model::ModelPlan(file, request).resident(), "optimizer state");
+    request.optim = Optimizer::adamw_8bit;
+    const int64_t narrow = bytes_of_group(model::ModelPlan(file, request).resident(), "optimizer state");
+    EXPECT_LT(narrow, wide / 2);
+    EXPECT_GT(narrow, wide / 8);
+}
+
+TEST(ModelPlan, AnUnusableRequestIsAUsersError) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request = training_request();
+    request.finetuning_type = FinetuningType::full;
+    try {
+        const model::ModelPlan plan(open_golden("small_llama/nf4_dq"), request);
+        FAIL() << "4-bit weights cannot be trained in full";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_NE(std::string(error.what()).find("full"), std::string::npos) << error.what();
+    }
+    request = training_request();
+    request.adapter = unpacked(golden("trajectory/lora/initial")).string();  // of the main model: other shapes
+    EXPECT_THROW(model::ModelPlan(open_golden("small_llama/bf16"), request), Error);
+}
+
+TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request = training_request();
+    const auto file = open_golden("small_llama/bf16");
+    const int64_t per_token = model::ModelPlan(file, request).step().total_bytes() / request.sizes.tokens;
+    const int64_t free = memory::device_memory(at::kCPU).free;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 3 * (free / per_token);
+    const model::ModelPlan plan(file, request);
+    try {
+        train::require_memory(plan);
+        FAIL() << memory::human_bytes(plan.total_bytes()) << " fit into " << memory::human_bytes(free);
+    } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(error.kind(), ErrorKind::runtime);
+        for (const char* part : {"not enough memory on cpu", "layer activations", "per step", "Would fit:", "tokens a micro-batch"})
+            EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+    }
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
+    EXPECT_NO_THROW(train::require_memory(model::ModelPlan(file, request)));
+}
+
+}  // namespace
+}  // namespace unsloth
