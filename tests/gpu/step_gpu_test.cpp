@@ -98,7 +98,7 @@ TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
     const auto result = trainer.stepper().take(true);
     ASSERT_TRUE(result.has_value());
     EXPECT_EQ(result->outcome.skipped, 1U);
-    EXPECT_EQ(trainer.model().describe_site(result->outcome.first_bad_site), "the last layer's output (forward)");
+    EXPECT_EQ(trainer.model().describe_site(result->outcome.first_bad_site), "layer 1, output of its MLP (forward)");
     EXPECT_TRUE(parameters.state().params_P.equal(poisoned)) << "the update was applied";
     EXPECT_TRUE(parameters.state().m8.eq(0).all().item<bool>()) << "the moments were updated";
     parameters.state().params_P.copy_(before);

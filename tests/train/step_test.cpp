@@ -185,11 +185,11 @@ TEST_P(StepTest, ANanWeightStopsTheRunAndNamesStepRowsAndLayer) {
     const std::string mlp = message("model.layers.0.mlp.down_proj.weight");
     EXPECT_TRUE(contains(mlp, "step 1:") && contains(mlp, "loss is not finite")) << mlp;
     EXPECT_TRUE(contains(mlp, "Rows of the step: 0, 1, 2, 3\n")) << mlp;
-    EXPECT_TRUE(contains(mlp, "layer 1, input (forward)")) << mlp;  // where layer 0's output is read first
+    EXPECT_TRUE(contains(mlp, "layer 0, output of its MLP (forward)")) << mlp;
     const std::string attention = message("model.layers.1.self_attn.o_proj.weight");
-    EXPECT_TRUE(contains(attention, "layer 1, attention's output (forward)")) << attention;
+    EXPECT_TRUE(contains(attention, "layer 1, output of its attention (forward)")) << attention;
     const std::string last = message("model.layers.1.mlp.down_proj.weight");
-    EXPECT_TRUE(contains(last, "the last layer's output (forward)")) << last;
+    EXPECT_TRUE(contains(last, "layer 1, output of its MLP (forward)")) << last;
     const std::string head = message("lm_head.weight");
     EXPECT_TRUE(contains(head, "the loss")) << head;
 }
