@@ -348,7 +348,7 @@ class NotFinite(EndToEnd):
 
     def test_the_run_stops_naming_step_rows_and_layer(self):
         folder = self.poisoned("model.layers.1.mlp.down_proj.weight", float("nan"))
-        self.fail_with(RUNTIME, ["step 1", "layer 1", "Rows of the step: 0, 1, 2, 3", "adapter", str(self.folder / "out")],
+        self.fail_with(RUNTIME, ["step 1", "layer 1, output of its MLP", "Rows of the step: 0, 1, 2, 3", "adapter", str(self.folder / "out")],
                        *self.train_arguments(folder, self.rows(8), "--shuffle", "false", "--per_device_train_batch_size", "2",
                                              "--gradient_accumulation_steps", "2"))
         for _, _, data in read_safetensors(self.folder / "out" / "adapter_model.safetensors").values():
