@@ -6,11 +6,9 @@ import pathlib
 import resource
 import shutil
 import signal
-import struct
-import unittest
 
-from support import (EndToEnd, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, RUNTIME, TEXT_LLAMA, USAGE, environment, float_bytes, floats,
-                     main, model, read_rows, read_safetensors, run, token_rows, write_raw_safetensors, write_rows, write_safetensors)
+from support import (EndToEnd, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, RUNTIME, TEXT_LLAMA, USAGE, environment, float_bytes, floats,
+                     main, model, read_safetensors, run, token_rows, write_raw_safetensors, write_rows, write_safetensors)
 
 
 class Configuration(EndToEnd):
@@ -52,8 +50,8 @@ class Configuration(EndToEnd):
         if pathlib.Path("/dev/nvidiactl").exists() or pathlib.Path("/dev/dxg").exists():
             self.skipTest("this machine has a GPU")
         for device in ("cuda", "cuda:1"):
-            self.fail_with(USAGE, ["hardware.device", device], *self.train_arguments(model(LLAMA), self.rows(2), "--hardware.device", device)
-                           [:6], "--hardware.device", device)
+            self.fail_with(USAGE, ["hardware.device", device], "--model.path", model(LLAMA), "--train_file", self.rows(2),
+                           "--output_dir", self.folder / "out", "--hardware.device", device)
 
 
 class Model(EndToEnd):
