@@ -2,6 +2,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <vector>
@@ -61,6 +62,8 @@ int guarded(const std::vector<std::string>& arguments) {
         return stopped.exit_code();
     } catch (const CheckError& failure) {
         complain(cat("internal error: ", failure.what(), "\n  This is a mistake of the program; please report it."));
+    } catch (const std::filesystem::filesystem_error& failure) {
+        complain(cat("error: ", failure.path1().string(), ": ", failure.code().message()));
     } catch (const std::bad_alloc&) {
         complain("error: out of host memory");
     } catch (const std::exception& failure) {

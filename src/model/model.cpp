@@ -281,9 +281,9 @@ int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>&
 std::string Model::describe_site(uint32_t code) const {
     const auto layers = static_cast<uint32_t>(parts_.spec.num_layers);
     if (code == all_finite) return "nowhere";
-    // A norm sees what the block before it handed on.
-    if (code == 0) return "the embedding (forward)";
-    if (code <= 2 * layers) return cat("layer ", (code - 1) / 2, ", output of its ", code % 2 == 1 ? "attention" : "MLP", " (forward)");
+    // What enters a layer is what the one before made: a reader should look there.
+    if (code == 0) return "the embeddings (forward)";
+    if (code <= 2 * layers) return cat("layer ", (code - 1) / 2, ", output of its ", code % 2 == 0 ? "MLP" : "attention", " (forward)");
     if (code == 2 * layers + 1) return "the loss";
     const uint32_t back = code - 2 * layers - 2;
     return cat("layer ", layers - 1 - back / 2, ", gradient of its ", back % 2 == 0 ? "MLP" : "attention", " (backward)");

@@ -202,7 +202,7 @@ TEST_P(StepTest, ANanWeightStopsTheRunAndNamesStepRowsAndLayer) {
     const std::string attention = message("model.layers.1.self_attn.o_proj.weight");
     EXPECT_TRUE(contains(attention, "layer 1, output of its attention (forward)")) << attention;
     const std::string last = message("model.layers.1.mlp.down_proj.weight");
-    EXPECT_TRUE(contains(last, "output of its MLP (forward)")) << last;
+    EXPECT_TRUE(contains(last, "layer 1, output of its MLP (forward)")) << last;
     const std::string head = message("lm_head.weight");
     EXPECT_TRUE(contains(head, "the loss")) << head;
 }
@@ -217,7 +217,7 @@ TEST_P(StepTest, TheLastGoodAdapterIsKept) {
     const std::string message = failure_of(make_config(flags));
     EXPECT_TRUE(contains(message, "step 3:")) << message;
     EXPECT_TRUE(contains(message, "Rows of the step: 8, 9, 10, 11\n")) << message;
-    EXPECT_TRUE(contains(message, "the embedding (forward)")) << message;
+    EXPECT_TRUE(contains(message, "the embeddings (forward)")) << message;
     const Course two_steps = train_all(make_config(flags + Flags{"--training.max_steps", "2"}));
     const Tensors kept = saved_adapter(folder / "out");
     EXPECT_GT(l2(kept.at(lora_b_name(0, Projection::q))), 0.0);

@@ -1,0 +1,216 @@
+"""The probes, exactly as other programs read them: score, generate, inspect, tokenize, config."""
+
+import json
+import unittest
+
+from support import (EndToEnd, FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, TEXT_LLAMA, floats, log_softmax, main, model, read_rows,
+                     read_safetensors, run, token_rows, write_rows, write_safetensors)
+
+
+class Score(EndToEnd):
+    def test_fields_and_figures_follow_from_the_logits(self):
+        rows = [{"input_ids": [5, 6, 7, 8, 9]},
+                {"input_ids": [9, 10, 11, 12, 13], "labels": [-100, -100, -100, 12, 13]},
+                {"input_ids": [20, 21, 22, 30, 31, 32], "position_ids": [0, 1, 2, 0, 1, 2]},
+                {"input_ids": [4, 5, 6], "labels": [-100, -100, -100]}]
+        targets = [{1, 2, 3, 4}, {3, 4}, {1, 2, 4, 5}, set()]
+        scores = self.score(model(LLAMA), write_rows(self.folder / "rows.jsonl", rows), "--logits", self.folder / "logits.safetensors")
+        logits = read_safetensors(self.folder / "logits.safetensors")
+        self.assertEqual(sorted(logits), [f"logits.{i}" for i in range(4)])
+        for index, (row, score, wanted) in enumerate(zip(rows, scores, targets)):
+            ids = row["input_ids"]
+            self.assertEqual(list(score), ["row", "ids", "logprobs", "loss", "n_labels"])
+            self.assertEqual((score["row"], score["ids"], score["n_labels"]), (index, ids, len(wanted)))
+            dtype, shape, data = logits[f"logits.{index}"]
+            self.assertEqual((dtype, shape), ("F32", [len(ids), 128]))
+            values = floats(data)
+            self.assertIsNone(score["logprobs"][0])
+            by_hand = [None] + [log_softmax(values[128 * (t - 1):128 * t])[ids[t]] for t in range(1, len(ids))]
+            positions = row.get("position_ids", range(len(ids)))
+            for t in range(1, len(ids)):
+                if positions[t] == 0:  # the first token of a segment has nothing before it
+                    self.assertIsNone(score["logprobs"][t])
+                else:
+                    self.assertAlmostEqual(score["logprobs"][t], by_hand[t], places=4)
+                    self.assertLess(score["logprobs"][t], 0)
+            if wanted:
+                self.assertAlmostEqual(score["loss"], -sum(by_hand[t] for t in wanted) / len(wanted), places=4)
+            else:
+                self.assertIsNone(score["loss"])
+
+    def test_segments_and_order_do_not_mix(self):
+        packed = [{"input_ids": [20, 21, 22, 30, 31, 32], "position_ids": [0, 1, 2, 0, 1, 2]}]
+        apart = [{"input_ids": [20, 21, 22]}, {"input_ids": [30, 31, 32]}]
+        together = self.score(model(LLAMA), write_rows(self.folder / "a.jsonl", packed))[0]["logprobs"]
+        alone = self.score(model(LLAMA), write_rows(self.folder / "b.jsonl", apart), name="b")
+        for got, wanted in zip(together, alone[0]["logprobs"] + alone[1]["logprobs"]):
+            if wanted is None:
+                self.assertIsNone(got)
+            else:
+                self.assertAlmostEqual(got, wanted, places=5)
+
+    def test_an_adapter_changes_the_figures(self):
+        rows = self.rows(8)
+        adapter = self.train(model(LLAMA), rows, "--max_steps", "5", out="adapter")
+        plain, adapted = self.score(model(LLAMA), rows), self.score(model(LLAMA), rows, "--model.adapter_name_or_path", adapter, name="a")
+        self.assertLess(sum(s["loss"] for s in adapted), sum(s["loss"] for s in plain))
+
+    def test_text_rows(self):
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is one year."}])
+        score = self.score(model(TEXT_LLAMA, tokenizer=LEGAL_BASE), rows)[0]
+        self.assertEqual((score["ids"][0], score["ids"][-1]), (0, 1))  # BOS and EOS
+        self.assertEqual(score["n_labels"], len(score["ids"]) - 1)
+        self.assertAlmostEqual(score["loss"], -sum(score["logprobs"][1:]) / score["n_labels"], places=5)
+
+    def test_rows_are_not_cut(self):
+        long = write_rows(self.folder / "rows.jsonl", [{"input_ids": [5] * 64}])
+        self.assertEqual(len(self.score(model(LLAMA), long)[0]["logprobs"]), 64)
+
+
+def stopping_model(folder):
+    """A model whose next token follows from the present one alone: 40 -> 41 -> 42 -> <|end|>.
+
+    The layers add nothing (their output projections are zero), the embedding rows are distinct and the head is a table."""
+    tensors = read_safetensors(folder / "model.safetensors")
+    hidden = TEXT_LLAMA["hidden_size"]
+    for name, (dtype, shape, data) in list(tensors.items()):
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = (dtype, shape, bytes(len(data)))
+    embeddings, head = bytearray(TEXT_LLAMA["vocab_size"] * hidden * 4), bytearray(TEXT_LLAMA["vocab_size"] * hidden * 4)
+    one = b"\x00\x00\x80\x3f"
+    for column, (token, following) in enumerate(((40, 41), (41, 42), (42, 1))):
+        for table, row in ((embeddings, token), (head, following)):
+            at = 4 * (row * hidden + column)
+            table[at:at + 4] = one
+    tensors["model.embed_tokens.weight"] = ("F32", [TEXT_LLAMA["vocab_size"], hidden], bytes(embeddings))
+    tensors["lm_head.weight"] = ("F32", [TEXT_LLAMA["vocab_size"], hidden], bytes(head))
+    write_safetensors(folder / "model.safetensors", tensors)
+
+
+class Generate(EndToEnd):
+    def generate(self, folder, *arguments):
+        result = self.succeed("generate", "--model.path", folder, "--device", "cpu", *FP32, *arguments)
+        return result.out
+
+    def decoded(self, ids):
+        done = self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--decode", stdin=json.dumps({"ids": ids}) + "\n")
+        return json.loads(done.out)["text"]
+
+    def test_it_stops_at_the_end_token(self):
+        folder = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+        stopping_model(folder)
+        answer = json.loads(self.generate(folder, "--prompt", self.decoded([40]), "--json", "--max_new_tokens", "9"))
+        self.assertEqual(list(answer), ["prompt_ids", "ids", "text"])
+        self.assertEqual(answer["prompt_ids"][-1], 40)
+        self.assertEqual(answer["ids"], [41, 42])
+        self.assertEqual(answer["text"], self.decoded([41, 42]))
+        self.assertEqual(self.generate(folder, "--prompt", self.decoded([40])), answer["text"] + "\n")
+        self.assertEqual(json.loads(self.generate(folder, "--prompt", self.decoded([40]), "--json", "--max_new_tokens", "1"))["ids"], [41])
+
+    def test_the_cache_gives_what_score_finds_likeliest(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        answer = json.loads(self.generate(base, "--prompt", "The term of this agreement", "--json", "--max_new_tokens", "6"))
+        self.assertEqual(len(answer["ids"]), 6)
+        ids = answer["prompt_ids"] + answer["ids"]
+        rows = write_rows(self.folder / "rows.jsonl", [{"input_ids": ids}])
+        self.score(base, rows, "--logits", self.folder / "logits.safetensors")
+        values = floats(read_safetensors(self.folder / "logits.safetensors")["logits.0"][2])
+        vocab = TEXT_LLAMA["vocab_size"]
+        for offset, made in enumerate(answer["ids"]):
+            t = len(answer["prompt_ids"]) + offset - 1
+            row = values[vocab * t:vocab * (t + 1)]
+            self.assertAlmostEqual(row[made], max(row), places=5)
+
+    def test_a_file_of_prompts(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"text": "The price"}, {"text": "Either party may"},
+                                                             {"messages": [{"role": "user", "content": "What is a term?"}]}])
+        answers = [json.loads(line) for line in self.generate(base, "--file", prompts, "--json", "--max_new_tokens", "3").splitlines()]
+        self.assertEqual(len(answers), 3)
+        alone = json.loads(self.generate(base, "--prompt", "Either party may", "--json", "--max_new_tokens", "3"))
+        self.assertEqual(answers[1], alone)
+        self.assertGreater(len(answers[2]["prompt_ids"]), len(answers[0]["prompt_ids"]))
+
+
+class Inspect(EndToEnd):
+    def test_models(self):
+        plain = self.succeed("inspect", model(LLAMA)).out
+        for part in ("llama: 2 layers, hidden 32", "21 F32", "problems      none"):
+            self.assertIn(part, plain)
+        quantised = self.succeed("inspect", NF4_MODEL, "--json")
+        report = json.loads(quantised.out)
+        self.assertIn("nf4", quantised.out)
+        self.assertEqual(report["problems"], [])
+
+    def test_nf4_made_by_init(self):
+        made = model(LLAMA, dtype="bfloat16", quantize="nf4")
+        self.assertIn("problems      none", self.succeed("inspect", made).out)
+        self.assertEqual(len(self.score(made, self.rows(2))), 2)
+
+    def test_an_adapter(self):
+        adapter = self.train(model(LLAMA), self.rows(4), "--r", "4", "--max_steps", "1", out="adapter")
+        self.assertIn("adapter", self.succeed("inspect", adapter).out)
+        path = adapter / "adapter_model.safetensors"
+        tensors = read_safetensors(path)
+        tensors.pop(next(iter(tensors)))
+        write_safetensors(path, tensors)
+        self.assertEqual(run("inspect", adapter).code, INPUT)
+
+    def test_a_damaged_quant_state(self):
+        folder = self.copied_model(NF4_MODEL)
+        path = folder / "model.safetensors"
+        tensors = read_safetensors(path)
+        name = next(n for n in sorted(tensors) if "quant_state.bitsandbytes" in n)
+        dtype, shape, data = tensors[name]
+        tensors[name] = (dtype, shape, data.replace(b'"blocksize": 64', b'"blocksize": 63').replace(b'"blocksize":64', b'"blocksize":63'))
+        self.assertNotEqual(tensors[name][2], data)
+        write_safetensors(path, tensors)
+        report = run("inspect", folder)
+        self.check_words(report)
+        self.assertEqual(report.code, INPUT, str(report))
+        self.assertIn("63", report.out + report.err)
+
+
+class Tokenize(EndToEnd):
+    def test_there_and_back(self):
+        texts = ["The term is two years.", "Zürich — 100 %\n\tindented", "日本語 🙂", ""]
+        stdin = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        rows = [json.loads(line) for line in self.succeed("tokenize", "--tokenizer", LEGAL_BASE, stdin=stdin).out.splitlines()]
+        self.assertEqual(len(rows), len(texts))
+        for row in rows:
+            self.assertEqual(set(row) >= {"ids", "text", "trained"}, True)
+        stdin = "".join(json.dumps({"ids": row["ids"]}) + "\n" for row in rows)
+        back = self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--decode", "--no_special", stdin=stdin).out.splitlines()
+        self.assertEqual([json.loads(line)["text"] for line in back], texts)
+
+    def test_messages_mark_what_is_trained(self):
+        row = {"messages": [{"role": "user", "content": "What is a term?"}, {"role": "assistant", "content": "A length of time."}]}
+        done = json.loads(self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--template", "alpaca", stdin=json.dumps(row) + "\n").out)
+        (begin, end), = done["trained"]
+        back = self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--decode", "--no_special", stdin=json.dumps({"ids": done["ids"][begin:end]}) + "\n")
+        self.assertEqual(json.loads(back.out)["text"].strip(), "A length of time.")
+
+
+class Config(EndToEnd):
+    def test_effective_configuration(self):
+        shown = json.loads(self.succeed("config", "--r", "8", "--max-length", "99").out)
+        self.assertEqual((shown["lora"]["r"], shown["model"]["max_seq_length"]), (8, 99))
+        again = self.folder / "again.json"
+        again.write_text(json.dumps(shown))
+        self.assertEqual(json.loads(self.succeed("config", "--config", again).out), shown)
+
+    def test_schema(self):
+        schema = json.loads(self.succeed("config", "--schema").out)
+        shown = json.loads(self.succeed("config").out)
+        for section, options in shown.items():
+            self.assertEqual(set(options) - set(schema["properties"][section]["properties"]), set())
+
+    def test_help_and_version(self):
+        self.assertIn("--lora.r", self.succeed("--help").out)
+        self.assertIn("unsloth-train ", self.succeed("--version").out)
+        for command in ("score", "generate", "init", "inspect", "tokenize", "config", "bench"):
+            self.assertIn(command, self.succeed("help", command).out)
+
+
+if __name__ == "__main__":
+    main()
