@@ -117,6 +117,7 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     load.sizes.segments = request.batch;
     load.sizes.longest = request.seq;
     load.sizes.head_chunk = head_chunk_rows(spec, load.dtype, load.sizes.head_rows);
+    load.sizes.deterministic = loaded.config.training.deterministic;
     load.sizes.keep = loaded.config.training.gradient_checkpointing == GradientCheckpointing::full ? Keep::input : Keep::everything;
     model::ModelPlan plan(opened.file, load);
     require_memory(plan);

@@ -4,7 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
-#include <cstring>
+#include <cstddef>
 
 #include "unsloth/core/error.h"
 
@@ -71,7 +71,11 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
         .loss_scale = static_cast<float>(loss_scale_),
         .max_grad_norm = static_cast<float>(settings_.max_grad_norm)};
     device_scalars_.copy_(slot.scalars, /*non_blocking=*/true);
-    device_outcome_.copy_(slot.outcome_start, /*non_blocking=*/true);
+    // While the step before is not read yet, a place that it found not finite stays: this step is skipped too, and what is saved
+    // when the host stops is exactly what was good.
+    const bool keeps_site = !pending_.empty();
+    const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(StepOutcome, first_bad_site)) : static_cast<int64_t>(sizeof(StepOutcome));
+    device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
 
     model::Parameters& parameters = *model_.parameters();
     parameters.state().grads_P.zero_();
