@@ -271,7 +271,8 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const Parameters*
     // Trained apart from each other (modules_to_save), tied matrices become two.
     const bool untied = tied && request_.lora && !request_.lora->modules_to_save.empty();
     outer.lm_head_VD = !tied ? matrix(head, head.rule.hf_name) : untied ? matrix(embed, "lm_head copy") : outer.embed_VD;
-    if (!masters) outer.final_norm_D = load_vector(arena, &file_->tensors.of(TensorRole::final_norm));
+    outer.final_norm_D = masters ? parameters->value(*parameters->table().find(TensorRole::final_norm, -1, Projection::q, Parameter::Kind::base))
+                                 : load_vector(arena, &file_->tensors.of(TensorRole::final_norm));
     return outer;
 }
 
@@ -296,6 +297,33 @@ void ModelPlan::initialise(Parameters& parameters) const {
     }
 }
 
+/// Norms of a model that is trained as a whole are read from its fp32 masters.
+void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const {
+    for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+        const auto master = [&](TensorRole role) {
+            const Parameter* p = parameters.table().find(role, static_cast<int>(layer), Projection::q, Parameter::Kind::base);
+            return p == nullptr ? at::Tensor() : parameters.value(*p);
+        };
+        layers[layer].input_norm_D = master(TensorRole::input_norm);
+        layers[layer].post_norm_D = master(TensorRole::post_norm);
+        layers[layer].q_norm_d = master(TensorRole::q_norm);
+        layers[layer].k_norm_d = master(TensorRole::k_norm);
+    }
+}
+
+std::unique_ptr<WeightSource> ModelPlan::make_source(std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
+                                                     const Parameters* masters) const {
+    if (!resident_source()) return std::make_unique<ScratchSource>(layout_, request_.dtype, std::move(layers), arena, adapters);
+    auto source = std::make_unique<ResidentSource>(spec(), layout_, request_.dtype, std::move(layers), arena, adapters, masters);
+    if (masters != nullptr) return source;
+    for (const TensorSource& linear : file_->tensors.all()) {
+        if (linear.rule.role != TensorRole::linear) continue;
+        source->load(linear.rule.layer, linear.rule.projection, mapped_tensor(*linear.tensor));
+        linear.drop();
+    }
+    return source;
+}
+
 ModelParts ModelPlan::load(ops::Context& ctx) const {
     ModelParts parts;
     parts.file = file_;
@@ -313,34 +341,9 @@ ModelParts ModelPlan::load(ops::Context& ctx) const {
     }
     if (!lora_layers_.empty()) parts.adapters = std::make_unique<Adapters>(*parts.parameters, lora_layers_);
     std::vector<StoredLayer> layers = load_layers(ctx, arena);
-    if (parts.full_finetuning) {
-        for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-            const auto master = [&](TensorRole role) {
-                const Parameter* p = parts.parameters->table().find(role, static_cast<int>(layer), Projection::q, Parameter::Kind::base);
-                return p == nullptr ? at::Tensor() : parts.parameters->value(*p);
-            };
-            layers[layer].input_norm_D = master(TensorRole::input_norm);
-            layers[layer].post_norm_D = master(TensorRole::post_norm);
-            layers[layer].q_norm_d = master(TensorRole::q_norm);
-            layers[layer].k_norm_d = master(TensorRole::k_norm);
-        }
-    }
-    if (resident_source()) {
-        auto source = std::make_unique<ResidentSource>(spec(), layout_, request_.dtype, std::move(layers), arena,
-                                                       parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr);
-        if (!parts.full_finetuning)
-            for (const TensorSource& linear : file_->tensors.all())
-                if (linear.rule.role == TensorRole::linear) {
-                    source->load(linear.rule.layer, linear.rule.projection, mapped_tensor(*linear.tensor));
-                    linear.drop();
-                }
-        parts.source = std::move(source);
-    } else {
-        parts.source = std::make_unique<ScratchSource>(layout_, request_.dtype, std::move(layers), arena, parts.adapters.get());
-    }
+    if (parts.full_finetuning) lend_master_norms(*parts.parameters, layers);
+    parts.source = make_source(std::move(layers), arena, parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr);
     parts.outer = load_outer(arena, parts.parameters.get());
-    if (parts.full_finetuning)
-        parts.outer.final_norm_D = parts.parameters->value(*parts.parameters->table().find(TensorRole::final_norm, -1, Projection::q, Parameter::Kind::base));
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     parts.activations = std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype, *parts.step_memory);
     return parts;

@@ -63,6 +63,9 @@ class ModelPlan {
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
     OuterWeights load_outer(const memory::Arena& arena, const Parameters* parameters) const;
     void initialise(Parameters& parameters) const;
+    void lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const;
+    std::unique_ptr<WeightSource> make_source(std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
+                                              const Parameters* masters) const;
 
     std::shared_ptr<const WeightFile> file_;
     LoadRequest request_;
