@@ -79,20 +79,21 @@ std::string describe(const CudnnCase& c) {
                " d ", c.head_dim, c.window ? cat(" window ", c.window) : std::string());
 }
 
-/// Where the parts of a case's workspace begin.
+/// Where the parts of a case's workspace begin. The packed gradients come first: calls for several groups of
+/// one batch share them, whatever their B.
 struct WorkspaceLayout {
-    int64_t offsets = 0, lengths = 0, dq = 0, dk = 0, dv = 0, plan = 0;
+    int64_t dq = 0, dk = 0, dv = 0, offsets = 0, lengths = 0, plan = 0;
 
     explicit WorkspaceLayout(const CudnnCase& c) {
         if (!c.packed) return;
+        if (c.backward) {
+            dk = dq + align(c.tokens * c.heads * c.head_dim * 2);
+            dv = dk + align(c.tokens * c.kv_heads * c.head_dim * 2);
+            offsets = dv + align(c.tokens * c.kv_heads * c.head_dim * 2);
+        }
         lengths =
             offsets + align((c.backward ? 8 : 5) * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
-        dq = lengths + align(c.batch * static_cast<int64_t>(sizeof(int32_t)));
-        plan = dk = dv = dq;
-        if (!c.backward) return;
-        dk = dq + align(c.tokens * c.heads * c.head_dim * 2);
-        dv = dk + align(c.tokens * c.kv_heads * c.head_dim * 2);
-        plan = dv + align(c.tokens * c.kv_heads * c.head_dim * 2);
+        plan = lengths + align(c.batch * static_cast<int64_t>(sizeof(int32_t)));
     }
 };
 
@@ -193,9 +194,10 @@ class GraphBuilder {
                            .set_name("attention backward")
                            .set_deterministic_algorithm(c_.deterministic != 0);
         mask(options);
-        // set_max_total_seq_len_* would bound the scratch by the tokens of all sequences instead of B * S, but it makes cuDNN
-        // 9.19 lay its intermediates out by the ragged offsets, where one sequence's last tile overwrites the next
-        // sequence's rows: wrong dq, NaN in dk (seen on an H200; tests/gpu/attention_gpu_test.cpp PackedForm).
+        // set_max_total_seq_len_* would bound the scratch by the tokens of all sequences instead of B * S,
+        // but it makes cuDNN 9.19 lay its intermediates out by the ragged offsets, where one sequence's last
+        // tile overwrites the next sequence's rows: wrong dq, NaN in dk (seen on an H200;
+        // tests/gpu/attention_gpu_test.cpp PackedForm).
         auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, dout, statistics, options);
         output(dq, uid_dq, c_.heads, c_.dq, ragged_dq);
         output(dk, uid_dk, c_.kv_heads, c_.dk, ragged_dkv);
@@ -346,12 +348,18 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
     fe::error_t status = plan.graph->execute(impl_->handle, pack, at_byte(workspace, layout.plan));
     if (status.is_bad())
         throw runtime_failure(cat("cuDNN failed on attention (", describe(c), "): ", status.get_message()));
-    if (c.packed && c.backward) {
-        const int heads = static_cast<int>(c.heads), kv_heads = static_cast<int>(c.kv_heads);
-        copy_gradients(
-            {{pack[uid_dq], p.dq, heads}, {pack[uid_dk], p.dk, kv_heads}, {pack[uid_dv], p.dv, kv_heads}},
-            p.tokens, static_cast<int>(c.head_dim), stream);
-    }
+}
+
+void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens,
+                                      void* workspace, cudaStream_t stream) {
+    UNSLOTH_CHECK(c.packed && c.backward && tokens <= c.tokens, "attention: ", tokens,
+                  " tokens, planned for ", c.tokens);
+    const WorkspaceLayout layout(c);
+    const int heads = static_cast<int>(c.heads), kv_heads = static_cast<int>(c.kv_heads);
+    copy_gradients({{at_byte(workspace, layout.dq), p.dq, heads},
+                    {at_byte(workspace, layout.dk), p.dk, kv_heads},
+                    {at_byte(workspace, layout.dv), p.dv, kv_heads}},
+                   tokens, static_cast<int>(c.head_dim), stream);
 }
 
 }  // namespace unsloth::kernels

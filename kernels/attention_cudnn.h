@@ -5,10 +5,10 @@
 // found through a ragged offset and a length that lie on the device, so that one plan serves every batch that
 // fits (B, S, T): sequences that do not exist have length 0.
 //
-// Facts the code relies on (cuDNN 9.19): the packed backward lays its scratch out over T tokens with the
-// strides of dq, dk, dv and of the row statistics, so these must be token-major and dense ([T, H, d], [T,
-// H]); the dense backward reads statistics as [B, H, S] only; the band's left bound keeps keys > query -
-// bound, which is our window.
+// Facts the code relies on (cuDNN 9.19): the packed backward sizes its scratch by B x S (bounding it by the
+// total length instead corrupts neighbouring sequences, see the graph); the row statistics of the packed form
+// are token-major ([T, H]), the dense backward reads them as [B, H, S] only; the band's left bound keeps keys
+// > query - bound, which is our window.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,7 +35,7 @@ struct CudnnCase {
     int64_t deterministic = 0;      ///< backward: a fixed order of summation (dense only)
     int64_t half = 0;               ///< 0 bf16, 1 f16
     int64_t batch = 0, length = 0;  ///< B and S; packed: the most
-    int64_t tokens = 0;             ///< packed: the most tokens of all sequences together
+    int64_t tokens = 0;  ///< packed backward: the most tokens of the batch; sizes the dense gradients
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     int64_t window = 0;  ///< 0: unlimited
     double scale = 0;
@@ -51,7 +51,6 @@ struct CudnnPointers {
     HeadRows dq, dk, dv;               ///< dense: with the case's strides; packed: any, multiples of 8
     const int32_t* offsets = nullptr;  ///< packed: device, where the sequences begin, sequences + 1 entries
     int64_t sequences = 0;             ///< packed: at most the case's B
-    int64_t tokens = 0;                ///< packed: of these sequences, at most the case's T
 };
 
 /// A cuDNN handle and the plans made with it, one per device and process (plans are dear: tens to hundreds of
@@ -68,7 +67,13 @@ class CudnnAttention {
 
     /// Issues the case on `stream`. `workspace` must be 256-byte aligned and hold what workspace() says.
     /// CheckError for a case without a plan, runtime Error when a call fails.
+    /// A packed backward leaves its gradients in the workspace: see unpack_gradients.
     void run(const CudnnCase& request, const CudnnPointers& pointers, void* workspace, cudaStream_t stream);
+
+    /// After the packed backwards of all groups of a batch: copies the gradients of its `tokens` to dq, dk
+    /// and dv.
+    void unpack_gradients(const CudnnCase& request, const CudnnPointers& pointers, int64_t tokens,
+                          void* workspace, cudaStream_t stream);
 
   private:
     explicit CudnnAttention(int device);

@@ -11,6 +11,7 @@
 #include "kernels/attention_cudnn.h"
 #include "kernels/attention_portable.h"
 #include "kernels/common.h"
+#include "ops/attention_packed.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
@@ -26,7 +27,8 @@ constexpr int64_t alignment = 256;
 /// Equal lengths that are a multiple of this take the dense form: a plan is made for each length, and there
 /// are few of these.
 constexpr int64_t dense_step = 128;
-constexpr int64_t least_packed_batch = 8, least_packed_length = 256, least_packed_tokens = 1024;
+/// The packed forward takes a batch in one call, of at least this many sequences, so that few plans serve it.
+constexpr int64_t least_forward_batch = 8;
 /// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
 constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
 
@@ -57,15 +59,10 @@ Kind kind_of(const AttentionShape& shape, at::ScalarType dtype, at::Device devic
     return {device.index(), shape.heads, shape.kv_heads, shape.head_dim, static_cast<int64_t>(dtype)};
 }
 
-/// The sizes that attention_workspace was last told.
-struct Sizes {
-    int64_t tokens = 0, segments = 0, longest = 0;
-};
-
 /// Process-wide, as the plans are.
 struct Registry {
     std::mutex mutex;
-    std::map<Kind, Sizes> sizes;
+    std::map<Kind, PackedLimits> sizes;  ///< what attention_workspace was last told
     std::map<Kind, bool> served;
 };
 Registry& registry() {
@@ -73,11 +70,11 @@ Registry& registry() {
     return instance;
 }
 
-Sizes planned_sizes(const Kind& kind) {
+PackedLimits planned_sizes(const Kind& kind) {
     Registry& r = registry();
     const std::lock_guard lock(r.mutex);
     const auto found = r.sizes.find(kind);
-    return found == r.sizes.end() ? Sizes{} : found->second;
+    return found == r.sizes.end() ? PackedLimits{} : found->second;
 }
 
 // -------------------------------------------------------------------------------------------------------------
@@ -100,19 +97,10 @@ void set_length(CudnnCase& c, const AttentionShape& shape, int64_t batch, int64_
     c.window = shape.window < length ? shape.window : 0;
 }
 
-/// B and S to the next power of two, so that few plans serve all batches, but not beyond what was planned; T
-/// as planned.
-void set_packed(CudnnCase& c, const AttentionShape& shape, const Sizes& planned, int64_t tokens,
-                int64_t segments, int64_t longest) {
-    const auto bucket = [](int64_t n, int64_t least, int64_t most) {
-        const int64_t power = kernels::next_power_of_two(std::max(n, least));
-        return most >= n ? std::min(power, std::max(most, least)) : power;
-    };
+void set_packed(CudnnCase& c, const AttentionShape& shape, PackedBucket bucket, int64_t tokens) {
     c.packed = 1;
-    c.tokens =
-        kernels::round_up(bucket(tokens, std::max(least_packed_tokens, planned.tokens), planned.tokens), 128);
-    set_length(c, shape, bucket(segments, least_packed_batch, planned.segments),
-               kernels::round_up(bucket(longest, least_packed_length, planned.longest), 128));
+    c.tokens = tokens;
+    set_length(c, shape, bucket.batch, bucket.length);
 }
 
 HeadStrides dense_strides(int64_t heads, int64_t head_dim) {
@@ -160,14 +148,33 @@ CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& ar
     return c;
 }
 
-void set_form(CudnnCase& c, const AttentionShape& shape, const Segments& segments, CudaForm form,
-              const Kind& kind) {
-    if (form == CudaForm::packed) {
-        set_packed(c, shape, planned_sizes(kind), segments.q_offsets.back(), segments.count(),
-                   segments.max_q);
-    } else {
-        set_length(c, shape, segments.count(), segments.max_q);
+/// A cuDNN call: its plan, and the segments it takes.
+struct CudnnCall {
+    CudnnCase plan;
+    PackedGroup segments;
+};
+
+/// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several
+/// groups.
+std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments,
+                                CudaForm form, const Kind& kind) {
+    const PackedGroup all{0, segments.count(), segments.max_q};
+    if (form == CudaForm::dense) {
+        set_length(c, shape, all.count, all.longest);
+        return {{c, all}};
     }
+    const PackedLimits limits = planned_sizes(kind);
+    if (!c.backward) {
+        set_packed(c, shape, packed_bucket(limits, all.count, all.longest, least_forward_batch), 0);
+        return {{c, all}};
+    }
+    std::vector<CudnnCall> calls;
+    const int64_t tokens = packed_tokens(limits, segments.q_offsets.back());
+    for (const PackedGroup& group : packed_groups(limits, segments.q_offsets)) {
+        set_packed(c, shape, packed_bucket(limits, group.count, group.longest), tokens);
+        calls.push_back({c, group});
+    }
+    return calls;
 }
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -198,8 +205,8 @@ CudaForm form_of(const AttentionShape& shape, const Segments& s, at::ScalarType 
     // before them.
     const bool dense = s.uniform && s.max_q % dense_step == 0;
     if (dense) return CudaForm::dense;
-    return shape.head_dim % 16 == 0 ? CudaForm::packed
-                                    : CudaForm::portable;  // else its scratch grows with B * S
+    // The frontend calls packed backwards of other head_dims a known functional issue.
+    return shape.head_dim % 16 == 0 ? CudaForm::packed : CudaForm::portable;
 }
 
 int64_t workspace_bytes(const Context& ctx) {
@@ -219,6 +226,11 @@ bool fits(const Context& ctx, const CudnnCase& c) {
     return bytes && *bytes <= workspace_bytes(ctx);
 }
 
+bool fit(const Context& ctx, const std::vector<CudnnCall>& calls) {
+    return std::all_of(calls.begin(), calls.end(),
+                       [&](const CudnnCall& call) { return fits(ctx, call.plan); });
+}
+
 bool warn_unaligned() {
     static std::once_flag said;
     std::call_once(said, [] {
@@ -234,10 +246,10 @@ CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     CudaChoice choice{form, form};
     if (form == CudaForm::portable) return choice;
-    CudnnCase c = forward_case(shape, args);
-    set_form(c, shape, segments, form, kind_of(shape, args.q.scalar_type(), ctx.device()));
     const bool usable = aligned({&args.q, &args.k, &args.v, &args.out}) || warn_unaligned();
-    if (!usable || !fits(ctx, c)) choice.kernels = CudaForm::portable;
+    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
+    if (!usable || !fit(ctx, calls_of(forward_case(shape, args), shape, segments, form, kind)))
+        choice.kernels = CudaForm::portable;
     return choice;
 }
 
@@ -254,12 +266,10 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
         repeatable &&
         (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
          warn_unaligned());
-    if (usable) {
-        CudnnCase c = backward_case(shape, args, form, ctx.deterministic);
-        set_form(c, shape, segments, form, kind_of(shape, args.q.scalar_type(), ctx.device()));
-        if (fits(ctx, c)) return choice;
-    }
-    choice.kernels = CudaForm::portable;
+    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
+    if (!usable ||
+        !fit(ctx, calls_of(backward_case(shape, args, form, ctx.deterministic), shape, segments, form, kind)))
+        choice.kernels = CudaForm::portable;
     return choice;
 }
 
@@ -303,12 +313,18 @@ kernels::PortableAttention portable_arguments(const AttentionShape& shape, const
     return a;
 }
 
-void run_cudnn(const Context& ctx, const CudnnCase& c, const Segments& segments, kernels::CudnnPointers& p) {
-    p.offsets = segments.q_offsets_device.data_ptr<int32_t>();
-    p.sequences = segments.count();
-    p.tokens = segments.q_offsets.back();
-    CudnnAttention::of(ctx.device().index())
-        .run(c, p, ctx.workspace.data_ptr(), static_cast<cudaStream_t>(ctx.stream()));
+void run_cudnn(const Context& ctx, const std::vector<CudnnCall>& calls, const Segments& segments,
+               kernels::CudnnPointers& p) {
+    const auto stream = static_cast<cudaStream_t>(ctx.stream());
+    CudnnAttention& cudnn = CudnnAttention::of(ctx.device().index());
+    for (const CudnnCall& call : calls) {
+        p.offsets = segments.q_offsets_device.data_ptr<int32_t>() + call.segments.first;
+        p.sequences = call.segments.count;
+        cudnn.run(call.plan, p, ctx.workspace.data_ptr(), stream);
+    }
+    const CudnnCase& c = calls.front().plan;
+    if (c.packed && c.backward)
+        cudnn.unpack_gradients(c, p, segments.q_offsets.back(), ctx.workspace.data_ptr(), stream);
 }
 
 }  // namespace
@@ -320,12 +336,12 @@ void attention_cuda_forward(Context& ctx, const AttentionShape& shape, const Seg
             portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
         return kernels::attention_portable_forward(a, static_cast<cudaStream_t>(ctx.stream()));
     }
-    CudnnCase c = forward_case(shape, args);
-    set_form(c, shape, segments, choice.kernels, kind_of(shape, args.q.scalar_type(), ctx.device()));
+    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
+    const auto calls = calls_of(forward_case(shape, args), shape, segments, choice.kernels, kind);
     kernels::CudnnPointers p;
     p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
     p.statistics = args.lse.defined() ? args.lse.data_ptr<float>() : nullptr;
-    run_cudnn(ctx, c, segments, p);
+    run_cudnn(ctx, calls, segments, p);
 }
 
 void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
@@ -341,14 +357,15 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
                                                     static_cast<float*>(ctx.workspace.data_ptr())};
         return kernels::attention_portable_backward(a, g, static_cast<cudaStream_t>(ctx.stream()));
     }
-    CudnnCase c = backward_case(shape, args, choice.kernels, ctx.deterministic);
-    set_form(c, shape, segments, choice.kernels, kind_of(shape, args.q.scalar_type(), ctx.device()));
+    const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
+    const auto calls = calls_of(backward_case(shape, args, choice.kernels, ctx.deterministic), shape,
+                                segments, choice.kernels, kind);
     kernels::CudnnPointers p;
     p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
     p.statistics = args.lse.data_ptr<float>();
     p.dout = args.dout.data_ptr();
     p.dq = rows_of(args.dq), p.dk = rows_of(args.dk), p.dv = rows_of(args.dv);
-    run_cudnn(ctx, c, segments, p);
+    run_cudnn(ctx, calls, segments, p);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -364,7 +381,7 @@ std::optional<int64_t> ask(at::Device device, CudnnCase c, bool backward, bool d
 }
 
 /// The planned tokens in segments of the planned length.
-CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const Sizes& sizes) {
+CudnnCase largest_dense(const AttentionShape& shape, at::ScalarType dtype, const PackedLimits& sizes) {
     CudnnCase c = base_case(shape, dtype);
     const int64_t length = kernels::round_up(sizes.longest, dense_step);
     set_length(c, shape, kernels::ceil_div(sizes.tokens, length), length);
@@ -382,7 +399,7 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
         const auto found = r.served.find(kind);
         if (found != r.served.end()) return found->second;
     }
-    const Sizes planned = planned_sizes(kind);
+    const PackedLimits planned = planned_sizes(kind);
     const CudnnCase c = planned.tokens > 0 ? largest_dense(shape, dtype, planned)
                                            : largest_dense(shape, dtype, {256, 1, 256});
     const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
@@ -409,7 +426,7 @@ int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dty
         if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable))
             most = std::max(most, *bytes);
     };
-    const Sizes sizes{tokens, segments, longest};
+    const PackedLimits sizes{tokens, segments, longest};
     const CudnnCase dense = largest_dense(shape, dtype, sizes);
     consider(dense, false, false);
     if (backward && !deterministic) consider(dense, true, false);
@@ -417,9 +434,17 @@ int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dty
         consider(dense, true, true);
     if (shape.head_dim % 16 == 0) {
         CudnnCase packed = base_case(shape, dtype);
-        set_packed(packed, shape, sizes, tokens, segments, longest);
+        set_packed(packed, shape, packed_bucket(sizes, segments, longest, least_forward_batch), 0);
         consider(packed, false, false);
-        if (backward && !deterministic) consider(packed, true, false);
+        if (backward && !deterministic) {
+            for (const PackedBucket& bucket : largest_packed_buckets(sizes)) {
+                set_packed(packed, shape, bucket, packed_tokens(sizes, tokens));
+                consider(packed, true, false);
+            }
+        }
+        // Plans of more but shorter sequences have longer ragged offsets (8 arrays of int64) and lengths
+        // (int32).
+        most += kernels::round_up((8 * 8 + 4) * (std::max(segments, least_forward_batch) + 1), alignment);
     }
     return most;
 }
