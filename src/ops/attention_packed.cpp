@@ -77,11 +77,12 @@ std::vector<PackedBucket> largest_packed_buckets(const PackedLimits& limits) {
         }
         return best;
     };
-    std::vector<PackedBucket> result = {fullest(limits.longest)};
-    PackedBucket largest = result.front();
-    for (int64_t length = least_length; length < limits.longest; length *= 2)
+    // Of equal areas the one with more sequences takes a little more.
+    PackedBucket largest = fullest(std::min(least_length, limits.longest));
+    for (int64_t length = 2 * least_length; length < limits.longest; length *= 2)
         if (const PackedBucket b = fullest(length); b.area() > largest.area()) largest = b;
-    if (largest.area() > result.front().area()) result.push_back(largest);
+    std::vector<PackedBucket> result = {fullest(limits.longest)};
+    if (largest.area() >= result.front().area() && largest.batch != result.front().batch) result.push_back(largest);
     return result;
 }
 

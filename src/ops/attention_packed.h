@@ -45,7 +45,7 @@ int64_t packed_area(const PackedLimits& limits, int64_t tokens, int64_t longest)
 std::vector<PackedGroup> packed_groups(const PackedLimits& limits, const std::vector<int32_t>& offsets);
 
 /// The buckets that bound what the groups of any batch within the limits take: the one of the longest
-/// segments, and the one of the largest area when that is another.
+/// segments, and the one of the largest area and most sequences when that is another.
 std::vector<PackedBucket> largest_packed_buckets(const PackedLimits& limits);
 
 }  // namespace unsloth::ops

@@ -314,6 +314,7 @@ TEST_F(AttentionGpu, PackedPlansServeSmallerBatches) {
                                                 {1023, 1022, 1021, 1020},
                                                 {30},
                                                 std::vector<int32_t>(16, 255)}) {
+        SCOPED_TRACE(cat(lengths.size(), " segments, the first of ", lengths[0], "; workspace ", bytes));
         Problem p(largest.shape, lengths, at::kBFloat16);
         const CudaChoice choice = choose_backward(*ctx, p.shape, p.segments, p.backward());
         EXPECT_EQ(name_of_form(choice.kernels), std::string("packed"));
