@@ -164,14 +164,20 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add_choice("gradient_checkpointing", training.gradient_checkpointing,
                     {{"auto", GradientCheckpointing::automatic},
                      {"none", GradientCheckpointing::none},
-                     {"full", GradientCheckpointing::full}},
-                    "Keep a layer's activations (none), or only its input and compute them again in the backward pass "
-                    "(full); auto keeps them when they fit. true means full, false none, \"unsloth\" full.")
+                     {"mlp", GradientCheckpointing::mlp},
+                     {"attention", GradientCheckpointing::attention},
+                     {"full", GradientCheckpointing::full},
+                     {"none+offload", GradientCheckpointing::none_offload},
+                     {"mlp+offload", GradientCheckpointing::mlp_offload},
+                     {"attention+offload", GradientCheckpointing::attention_offload},
+                     {"full+offload", GradientCheckpointing::full_offload}},
+                    "What is computed again in the backward pass instead of kept: nothing (none), a layer's MLP (mlp), "
+                    "all but its attention (attention), or all but its input (full). With +offload, what is kept lies "
+                    "in pinned host memory. auto takes the first that fits. true means full, false none, \"unsloth\" "
+                    "full+offload.")
         .synonym(true, "full")
         .synonym(false, "none")
-        .synonym(
-            "unsloth", "full",
-            "\"unsloth\" is read as \"full\": moving the kept activations to host memory comes with a later version")
+        .synonym("unsloth", "full+offload")
         .bare_flag()
         .suggested_for({"use_gradient_checkpointing"});
     options.add("deterministic", training.deterministic,
@@ -212,6 +218,18 @@ void declare_optimizer(OptionSet& options, TrainingOptions& training) {
 void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
     options.section("hardware", "Hardware", "Where the run takes place.");
     options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
+    options
+        .add_choice("weight_cache", hardware.weight_cache,
+                    {{"auto", WeightCache::automatic}, {"on", WeightCache::on}, {"off", WeightCache::off}},
+                    "Expand 4-bit weights to the compute type once, on a GPU, instead of a layer at a time in every step "
+                    "(the same results; 2 bytes a weight instead of 0.5); auto: when there is room.")
+        .synonym(true, "on")
+        .synonym(false, "off");
+    options.add("offload_embedding", hardware.offload_embedding,
+                "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
+    options.add("cuda_graphs", hardware.cuda_graphs,
+                "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "
+                "that small ones do not wait for the host.");
 }
 
 void declare_logging(OptionSet& options, LoggingOptions& logging) {
@@ -224,6 +242,10 @@ void declare_logging(OptionSet& options, LoggingOptions& logging) {
     options
         .add("metrics_file", logging.metrics_file,
              "JSON Lines file of metrics; relative paths lie in output_dir; empty: none.")
+        .value("FILE");
+    options
+        .add("profile", logging.profile,
+             "Time the third step's operators: a table in the log, a Chrome trace (Perfetto) in this file; empty: none.")
         .value("FILE");
 }
 

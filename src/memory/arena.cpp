@@ -21,6 +21,25 @@ Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
     }
 }
 
+Arena Arena::host(Plan plan, at::Device device) {
+    if (!device.is_cuda()) return Arena(std::move(plan), at::kCPU);
+#ifdef UNSLOTH_CUDA
+    // LibTorch's pinned allocator rounds up to a power of two: up to twice the memory.
+    const int64_t bytes = std::max<int64_t>(plan.total_bytes(), 1);
+    void* data = nullptr;
+    const cudaError_t status = cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocDefault);
+    if (status != cudaSuccess) {
+        (void)cudaGetLastError();
+        throw runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (", cudaGetErrorString(status), ") for:\n", plan.table()),
+                              "Choose a gradient_checkpointing that keeps less or does not offload, or lower per_device_train_batch_size or max_seq_length.");
+    }
+    const at::Tensor slab = at::from_blob(data, {bytes}, [](void* memory) { cudaFreeHost(memory); }, at::kByte);
+    return Arena(std::move(plan), slab);
+#else
+    throw runtime_failure("this program was built without CUDA");
+#endif
+}
+
 at::Tensor Arena::tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const {
     const Entry& entry = plan_.entry(id);
     const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_map>
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
@@ -11,17 +12,22 @@
 namespace unsloth::model {
 namespace {
 
-/// One buffer: how it is planned and where its tensor goes. The plan and the constructor walk the same list.
+/// Layers whose kept matrices are on the device at once when they live in host memory: one computes while the other moves. The layer
+/// inputs have one more, because a layer writes the next one's.
+constexpr int64_t slots = 2, input_slots = 3;
+
+/// One buffer: how it is planned and where its tensor goes (layers may share it). The plan and the constructor walk the same list.
 struct Spec {
     std::string group, name;
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     uint8_t phases;
-    at::Tensor* target;  ///< null while planning
+    std::vector<at::Tensor*> targets;
+    bool host = false;
 };
 
 struct Owner {
-    std::vector<LayerSaved>& layers;
+    std::vector<LayerSaved>&layers, &host_layers;
     at::Tensor& output;
     Scratch& scratch;
     HeadBuffers& head;
@@ -34,59 +40,72 @@ class Lister {
         : spec_(spec), layout_(layout), sizes_(sizes), dtype_(dtype) {}
 
     std::vector<Spec> list(Owner owner) {
-        residual_stream(owner);
-        const bool shared = !keeps_everything();
         for (int64_t i = 0; i < spec_.num_layers; ++i)
-            if (i == 0 || !shared) saved(owner.layers[static_cast<std::size_t>(i)], shared ? "" : cat(" ", i));
+            saved(i, owner.layers[static_cast<std::size_t>(i)], owner.host_layers[static_cast<std::size_t>(i)]);
+        add("layer inputs", "x out", {sizes_.tokens, spec_.hidden_size}, dtype_, memory::forward | memory::head, owner.output);
         scratch(owner.scratch);
         head(owner.head);
         tokens(owner.tokens);
         return std::move(specs_);
     }
 
-    bool keeps_everything() const { return sizes_.training && sizes_.keep == Keep::everything; }
-
   private:
     void add(std::string group, std::string name, std::vector<int64_t> shape, at::ScalarType dtype, uint8_t phases,
-             at::Tensor& target) {
-        specs_.push_back({std::move(group), std::move(name), std::move(shape), dtype, phases, &target});
-    }
-
-    /// Training keeps each layer's input; without a backward pass two buffers take turns.
-    void residual_stream(Owner& owner) {
-        const std::vector<int64_t> shape{sizes_.tokens, spec_.hidden_size};
-        const auto count = sizes_.training ? spec_.num_layers : std::min<int64_t>(spec_.num_layers, 2);
-        for (int64_t i = 0; i < count; ++i)
-            add("layer inputs", cat("x ", i), shape, dtype_, memory::always, owner.layers[static_cast<std::size_t>(i)].x_TD);
-        add("layer inputs", "x out", shape, dtype_, memory::forward | memory::head, owner.output);
-    }
-
-    void saved(LayerSaved& a, const std::string& suffix) {
-        const char* group = suffix.empty() ? "live layer" : "layer activations";
-        // A recomputed layer's buffers are dead while the head runs.
-        const uint8_t phases = suffix.empty() ? memory::forward | memory::backward : memory::forward | memory::head | memory::backward;
-        const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
-        const auto activation = [&](const char* name, int64_t columns, at::Tensor& target) {
-            add(group, name + suffix, {t, columns}, dtype_, phases, target);
-        };
-        const auto statistic = [&](const char* name, std::vector<int64_t> shape, at::Tensor& target) {
-            add(group, name + suffix, std::move(shape), at::kFloat, phases, target);
-        };
-        statistic("rstd1", {t}, a.rstd1_T);
-        activation("u_qkv", layout_[Group::qkv].r, a.u_qkv_TR);
-        if (spec_.qk_norm) {
-            activation("qk_raw", spec_.q_size() + spec_.kv_size(), a.qk_raw_TN);
-            statistic("rstd_q", {t, heads}, a.rstd_q_TH);
-            statistic("rstd_k", {t, kv_heads}, a.rstd_k_TK);
+             at::Tensor& target, bool host = false) {
+        const auto [at, fresh] = index_.try_emplace((host ? "host " : "") + name, specs_.size());
+        if (fresh) {
+            specs_.push_back({std::move(group), std::move(name), std::move(shape), dtype, phases, {&target}, host});
+        } else {
+            specs_[at->second].targets.push_back(&target);
         }
-        activation("qkv", layout_[Group::qkv].n, a.qkv_TN);
-        add(group, "lse" + suffix, {lse_elements_}, at::kFloat, phases, a.lse);
-        activation("o", spec_.q_size() + layout_[Group::o].r, a.o_full);
-        activation("mid", d, a.mid_TD);
-        statistic("rstd2", {t}, a.rstd2_T);
-        activation("u_gate_up", layout_[Group::gate_up].r, a.u_gate_up_TR);
-        activation("gate_up", 2 * spec_.intermediate_size + layout_[Group::gate_up].r, a.gate_up_full);
-        activation("u_down", layout_[Group::down].r, a.u_down_TR);
+    }
+
+    /// A matrix or statistic of layer i: its own when the layer keeps it, one for all otherwise; in slots, with a place in host memory,
+    /// when it is offloaded.
+    void keep(int64_t i, const std::string& name, std::vector<int64_t> shape, at::ScalarType dtype, bool kept, at::Tensor& target,
+              at::Tensor* host, int64_t slot_count = slots) {
+        constexpr uint8_t through_head = memory::forward | memory::head | memory::backward;
+        if (!sizes_.training || !kept) {
+            // A recomputed layer's buffers are dead while the head runs.
+            add("live layer", name, std::move(shape), dtype, memory::forward | memory::backward, target);
+        } else if (sizes_.checkpointing.offload && host != nullptr) {
+            add("offloaded layers' slots", cat(name, " slot ", i % slot_count), shape, dtype, through_head, target);
+            add("offloaded", cat(name, " ", i), std::move(shape), dtype, memory::always, *host, /*host=*/true);
+        } else {
+            add("kept of layers", cat(name, " ", i), std::move(shape), dtype, through_head, target);
+        }
+    }
+
+    void saved(int64_t i, LayerSaved& a, LayerSaved& host) {
+        const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
+        const Keep keeps = sizes_.checkpointing.keep;
+        const bool attention = keeps != Keep::input, rest = keeps == Keep::everything || keeps == Keep::but_mlp;
+        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor LayerSaved::*member) {
+            keep(i, name, {t, columns}, dtype_, kept, a.*member, &(host.*member));
+        };
+        const auto small = [&](const char* name, std::vector<int64_t> shape, at::ScalarType dtype, bool kept, at::Tensor& target) {
+            keep(i, name, std::move(shape), dtype, kept, target, nullptr);
+        };
+        if (sizes_.training) {
+            keep(i, "x", {t, d}, dtype_, true, a.x_TD, &host.x_TD, input_slots);
+        } else {  // without a backward pass two buffers take turns
+            add("layer inputs", cat("x slot ", i % 2), {t, d}, dtype_, memory::always, a.x_TD);
+        }
+        small("rstd1", {t}, at::kFloat, rest, a.rstd1_T);
+        small("u_qkv", {t, layout_[Group::qkv].r}, dtype_, rest, a.u_qkv_TR);
+        if (spec_.qk_norm) {
+            matrix("qk_raw", spec_.q_size() + spec_.kv_size(), rest, &LayerSaved::qk_raw_TN);
+            small("rstd_q", {t, heads}, at::kFloat, rest, a.rstd_q_TH);
+            small("rstd_k", {t, kv_heads}, at::kFloat, rest, a.rstd_k_TK);
+        }
+        matrix("qkv", layout_[Group::qkv].n, rest, &LayerSaved::qkv_TN);
+        small("lse", {lse_elements_}, at::kFloat, attention, a.lse);
+        matrix("o", spec_.q_size() + layout_[Group::o].r, attention, &LayerSaved::o_full);
+        matrix("mid", d, rest, &LayerSaved::mid_TD);
+        small("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
+        small("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
+        matrix("gate_up", 2 * spec_.intermediate_size + layout_[Group::gate_up].r, keeps == Keep::everything, &LayerSaved::gate_up_full);
+        small("u_down", {t, layout_[Group::down].r}, dtype_, true, a.u_down_TR);  // so that a recompute ends before the activation
     }
 
     void scratch(Scratch& s) {
@@ -144,6 +163,7 @@ class Lister {
     const ActivationSizes& sizes_;
     at::ScalarType dtype_;
     std::vector<Spec> specs_;
+    std::unordered_map<std::string, std::size_t> index_;
 
   public:
     int64_t lse_elements_ = 0;
@@ -182,32 +202,28 @@ int64_t workspace_bytes(const ModelSpec& spec, const ActivationSizes& sizes, at:
 }  // namespace
 
 void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                       at::Device device, memory::Plan& plan) {
-    std::vector<LayerSaved> layers(static_cast<std::size_t>(spec.num_layers));
+                       at::Device device, memory::Plan& plan, memory::Plan& host_plan) {
+    std::vector<LayerSaved> layers(static_cast<std::size_t>(spec.num_layers)), host_layers(layers.size());
     at::Tensor output;
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
-    for (const Spec& buffer : make_lister(spec, layout, sizes, dtype, device).list({layers, output, scratch, head, tokens}))
-        plan.add(buffer.group, buffer.name,
+    for (const Spec& buffer : make_lister(spec, layout, sizes, dtype, device).list({layers, host_layers, output, scratch, head, tokens}))
+        (buffer.host ? host_plan : plan).add(buffer.group, buffer.name,
                  c10::multiply_integers(buffer.sizes) * static_cast<int64_t>(c10::elementSize(buffer.dtype)), buffer.phases);
     plan.add("workspace", "workspace", workspace_bytes(spec, sizes, dtype, device));
 }
 
 Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                         const memory::Arena& arena)
-    : sizes_(sizes), full_layers_(static_cast<std::size_t>(spec.num_layers)) {
+                         const memory::Arena& arena, const memory::Arena* host)
+    : sizes_(sizes), full_layers_(static_cast<std::size_t>(spec.num_layers)), host_layers_(full_layers_.size()), moved_(full_layers_.size()) {
     Lister lister = make_lister(spec, layout, sizes, dtype, arena.device());
-    for (const Spec& buffer : lister.list({full_layers_, full_output_, full_scratch_, head_, tokens_}))
-        *buffer.target = arena.tensor(arena.plan().find(buffer.name), buffer.sizes, buffer.dtype);
-    workspace_ = arena.tensor(arena.plan().find("workspace"), {workspace_bytes(spec, sizes, dtype, arena.device())}, at::kByte);
-    if (!lister.keeps_everything()) {
-        for (std::size_t i = 1; i < full_layers_.size(); ++i) {
-            const at::Tensor x = sizes.training ? full_layers_[i].x_TD : full_layers_[i % 2].x_TD;
-            full_layers_[i] = full_layers_[0];
-            full_layers_[i].x_TD = x;
-        }
+    for (const Spec& buffer : lister.list({full_layers_, host_layers_, full_output_, full_scratch_, head_, tokens_})) {
+        const memory::Arena& from = buffer.host ? *host : arena;
+        const at::Tensor tensor = from.tensor(from.plan().find(buffer.name), buffer.sizes, buffer.dtype);
+        for (at::Tensor* target : buffer.targets) *target = tensor;
     }
+    workspace_ = arena.tensor(arena.plan().find("workspace"), {workspace_bytes(spec, sizes, dtype, arena.device())}, at::kByte);
     layers_ = full_layers_;
     scratch_ = full_scratch_;
     output_TD_ = full_output_;
@@ -226,6 +242,10 @@ void Activations::resize(int64_t tokens) {
                                   &LayerSaved::mid_TD, &LayerSaved::rstd2_T, &LayerSaved::u_gate_up_TR, &LayerSaved::gate_up_full,
                                   &LayerSaved::u_down_TR})
             a.*member = cut(full.*member);
+        moved_[i].clear();
+        for (const auto member : {&LayerSaved::x_TD, &LayerSaved::qk_raw_TN, &LayerSaved::qkv_TN, &LayerSaved::o_full, &LayerSaved::mid_TD,
+                                  &LayerSaved::gate_up_full})
+            if ((host_layers_[i].*member).defined()) moved_[i].push_back({a.*member, cut(host_layers_[i].*member)});
     }
     for (const auto member : {&Scratch::h_full, &Scratch::act_full, &Scratch::g_full, &Scratch::dqkv_full, &Scratch::dropped})
         scratch_.*member = cut(full_scratch_.*member);

@@ -99,43 +99,54 @@ ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer) {
     return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window, 1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
 }
 
-void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD, Extent extent) {
+void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD, LayerSteps steps) {
     ops::Context& ctx = c.group.ctx;
     const LayerLayout& layout = c.group.layout;
     const ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
 
-    // 1 norm
-    ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c, 0));
-    observe(c, "input_layernorm", h_TD);
-    // 2 q, k, v
-    const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
-    fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
-    multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, a.qkv_TN);
-    observe_group(c, Group::qkv, a.qkv_TN);
-    if (spec.qk_norm) normalise_heads(c, w, a);
-    // 3 rotary embedding
-    ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
-    // 4 attention
-    attend(c, a, heads_view(a.o_full, 0, spec.num_heads, spec.head_dim));
-    // 5 output projection, onto the residual stream
-    fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
-    multiply_forward(c.group, Group::o, w[Group::o], a.o_full, a.mid_TD, a.x_TD);
-    // 6 norm
-    ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c, 1));
-    observe(c, "post_attention_layernorm", h_TD);
-    // 7 gate and up
-    const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
-    const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-    fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
-    multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, gate_up_T2F);
-    observe_group(c, Group::gate_up, gate_up_T2F);
-    // 8 activation
-    ops::swiglu_forward(ctx, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
-    // 9 down, onto the residual stream
-    fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
-    if (extent == Extent::whole) multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, x_next_TD, a.mid_TD);
+    if (steps.qkv) {
+        // 1 norm
+        ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c, 0));
+        observe(c, "input_layernorm", h_TD);
+        // 2 q, k, v
+        const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
+        fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
+        multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, a.qkv_TN);
+        observe_group(c, Group::qkv, a.qkv_TN);
+        if (spec.qk_norm) normalise_heads(c, w, a);
+        // 3 rotary embedding
+        ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
+    }
+    if (steps.attention) {
+        // 4 attention
+        attend(c, a, heads_view(a.o_full, 0, spec.num_heads, spec.head_dim));
+        fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
+    }
+    if (steps.mid) {
+        // 5 output projection, onto the residual stream
+        multiply_forward(c.group, Group::o, w[Group::o], a.o_full, a.mid_TD, a.x_TD);
+    }
+    if (steps.gate_up) {
+        // 6 norm
+        ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c, 1));
+        observe(c, "post_attention_layernorm", h_TD);
+        // 7 gate and up
+        const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
+        const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
+        fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
+        multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, gate_up_T2F);
+        observe_group(c, Group::gate_up, gate_up_T2F);
+    }
+    if (steps.down) {
+        // 8 activation
+        const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
+        ops::swiglu_forward(ctx, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
+        // 9 down, onto the residual stream
+        fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
+        multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, x_next_TD, a.mid_TD);
+    }
 }
 
 void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, Keep keep, bool input_gradient) {
@@ -147,12 +158,10 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
-    if (keep == Keep::input) {
-        layer_forward(c, w, a, {}, Extent::until_down);  // leaves the second norm's output in h, SwiGLU's in act
-    } else {
-        ops::swiglu_forward(ctx, gate_up_T2F, act_TF);
-        ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T);
-    }
+    const LayerSteps again = recompute_of(keep);
+    layer_forward(c, w, a, {}, again);
+    if (!again.gate_up) ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T);
+    ops::swiglu_forward(ctx, gate_up_T2F, act_TF);
     // 9 down: act becomes its own gradient
     const at::Tensor g_down = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::down].r);
     group_backward(c.group, Group::down, w[Group::down], g_down, act_TF, a.u_down_TR, act_TF);

@@ -6,6 +6,20 @@
 namespace unsloth::model {
 namespace {
 
+/// What a profile calls a group's products: by kind and group.
+enum class Product { forward, dx, u, v, dA, dB, dW };
+const char* label(Product product, Group g) {
+    constexpr const char* names[][group_count] = {
+        {"gemm qkv", "gemm o", "gemm gate_up", "gemm down"},
+        {"gemm dx qkv", "gemm dx o", "gemm dx gate_up", "gemm dx down"},
+        {"lora xA qkv", "lora xA o", "lora xA gate_up", "lora xA down"},
+        {"lora dyB qkv", "lora dyB o", "lora dyB gate_up", "lora dyB down"},
+        {"lora dA qkv", "lora dA o", "lora dA gate_up", "lora dA down"},
+        {"lora dB qkv", "lora dB o", "lora dB gate_up", "lora dB down"},
+        {"gemm dW qkv", "gemm dW o", "gemm dW gate_up", "gemm dW down"}};
+    return names[static_cast<int>(product)][static_cast<int>(g)];
+}
+
 ops::DropoutKey dropout_key(const GroupContext& c, Projection p) {
     return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(p)};
 }
@@ -48,7 +62,7 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
     const GroupLayout& layout = c.layout[g];
     if (c.dropout == 0.0) {
         if (const at::Tensor stacked = stacked_a_gradient(c, layout); stacked.defined()) {
-            ops::gemm(c.ctx, {.a = v_TR, .b = x_TK, .out = stacked, .transpose_a = true, .beta = 1.0});
+            ops::gemm(c.ctx, {.a = v_TR, .b = x_TK, .out = stacked, .transpose_a = true, .beta = 1.0, .label = label(Product::dA, g)});
             return;
         }
     }
@@ -56,7 +70,8 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
         if (!has_adapter(c, slice)) continue;
         const at::Tensor x = c.dropout > 0.0 ? dropped_input(c, slice.projection, x_TK) : x_TK;
         ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, rank(c, slice)), .b = x,
-                          .out = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection)), .transpose_a = true, .beta = 1.0});
+                          .out = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection)), .transpose_a = true, .beta = 1.0,
+                          .label = label(Product::dA, g)});
     }
 }
 
@@ -66,7 +81,7 @@ void adapter_b_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN
         const double scale = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].scale;
         ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n), .b = u_TR.narrow(1, slice.r_begin, rank(c, slice)),
                           .out = c.parameters->gradient(*c.adapters->b(c.layer, slice.projection)), .transpose_a = true,
-                          .alpha = scale, .beta = 1.0});
+                          .alpha = scale, .beta = 1.0, .label = label(Product::dB, g)});
     }
 }
 
@@ -76,7 +91,8 @@ void base_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, con
         const auto find = [&](TensorRole role) {
             return c.parameters->table().find(role, c.layer, slice.projection, Parameter::Kind::base);
         };
-        ops::gemm(c.ctx, {.a = dy, .b = x_TK, .out = c.parameters->gradient(*find(TensorRole::linear)), .transpose_a = true, .beta = 1.0});
+        ops::gemm(c.ctx, {.a = dy, .b = x_TK, .out = c.parameters->gradient(*find(TensorRole::linear)), .transpose_a = true, .beta = 1.0,
+                          .label = label(Product::dW, g)});
         if (const Parameter* bias = find(TensorRole::bias)) ops::column_sums(c.ctx, dy, c.parameters->gradient(*bias));
     }
 }
@@ -106,10 +122,10 @@ void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w,
                 continue;
             }
             ops::gemm(c.ctx, {.a = dropped_input(c, slice.projection, x_TK), .b = w.a_RK.narrow(0, slice.r_begin, slice.r),
-                              .out = tail, .transpose_b = true});
+                              .out = tail, .transpose_b = true, .label = label(Product::u, g)});
         }
     } else {
-        ops::gemm(c.ctx, {.a = x_TK, .b = w.a_RK, .out = tail_TR, .transpose_b = true});
+        ops::gemm(c.ctx, {.a = x_TK, .b = w.a_RK, .out = tail_TR, .transpose_b = true, .label = label(Product::u, g)});
     }
     if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
 }
@@ -119,7 +135,7 @@ void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, con
     const GroupLayout& layout = c.layout[g];
     const bool folded = layout.r > 0 && c.adapters != nullptr;
     ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.leading() : layout.k), .b = folded ? w.forward_NKR : w.w_NK,
-                      .out = y_TN, .transpose_b = true};
+                      .out = y_TN, .transpose_b = true, .label = label(Product::forward, g)};
     if (residual_TN.defined()) {
         product.beta = 1.0;
         product.c = residual_TN;
@@ -136,19 +152,19 @@ void group_backward(const GroupContext& c, Group g, const GroupWeights& w, const
     at::Tensor v_TR;
     if (adapted) {
         v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::gemm(c.ctx, {.a = dy_TN, .b = w.b_NR, .out = v_TR});
+        ops::gemm(c.ctx, {.a = dy_TN, .b = w.b_NR, .out = v_TR, .label = label(Product::v, g)});
         adapter_a_gradients(c, g, v_TR, x_TK);
         adapter_b_gradients(c, g, dy_TN, u_TR);
     }
     if (c.trains_base) base_gradients(c, g, dy_TN, x_TK);
     if (!dx_TK.defined()) return;
     if (adapted && c.dropout > 0.0) {
-        ops::gemm(c.ctx, {.a = dy_TN, .b = w.w_NK, .out = dx_TK});
+        ops::gemm(c.ctx, {.a = dy_TN, .b = w.w_NK, .out = dx_TK, .label = label(Product::dx, g)});
         add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
     } else if (adapted) {
-        ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + layout.r), .b = w.backward_NRK, .out = dx_TK});
+        ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + layout.r), .b = w.backward_NRK, .out = dx_TK, .label = label(Product::dx, g)});
     } else {
-        ops::gemm(c.ctx, {.a = dy_TN, .b = w.w_NK, .out = dx_TK});
+        ops::gemm(c.ctx, {.a = dy_TN, .b = w.w_NK, .out = dx_TK, .label = label(Product::dx, g)});
     }
 }
 

@@ -81,10 +81,17 @@ ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request
     set_sizes(request_.sizes);
 }
 
+bool ModelPlan::expands_4bit() const { return request_.device.is_cuda() && request_.weight_cache; }
+
+bool ModelPlan::embedding_on_host() const {
+    const bool trained = table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
+    return request_.device.is_cuda() && request_.offload_embedding && !trained && !spec().tie_word_embeddings;
+}
+
 bool ModelPlan::resident_source() const {
     if (request_.finetuning_type == FinetuningType::full && request_.trains) return true;
     const bool any_4bit = file_->tensors.quantised_linears() > 0 || request_.load_in_4bit;
-    return request_.device.is_cuda() && !any_4bit;
+    return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
 
 ModelPlan::Held ModelPlan::held(const TensorSource& source) const {
@@ -111,6 +118,7 @@ void ModelPlan::plan_linear(const TensorSource& source) {
 }
 
 void ModelPlan::plan_resident() {
+    resident_ = memory::Plan();
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
     if (resident_source()) ResidentSource::plan(spec(), layout_, request_.dtype, resident_);
     const bool masters = table_ && request_.finetuning_type == FinetuningType::full;
@@ -124,6 +132,7 @@ void ModelPlan::plan_resident() {
             case TensorRole::lm_head:
                 // fp32 masters are read in place; everything else needs a copy in the compute type on the device.
                 if (masters && request_.dtype == at::kFloat) break;
+                if (rule.role == TensorRole::embed_tokens && embedding_on_host()) break;  // in the host's plan
                 resident_.add("embeddings", rule.hf_name, elements * item);
                 break;
             default:
@@ -147,20 +156,32 @@ void ModelPlan::set_sizes(const ActivationSizes& sizes) {
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     request_.sizes.trains_embedding =
         request_.trains && table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
-    step_ = memory::Plan();
-    Activations::plan(spec(), layout_, request_.sizes, request_.dtype, request_.device, step_);
+    step_ = host_ = memory::Plan();
+    Activations::plan(spec(), layout_, request_.sizes, request_.dtype, request_.device, step_, host_);
+    if (embedding_on_host()) {
+        const TensorSource& embed = file_->tensors.of(TensorRole::embed_tokens);
+        host_.add("embeddings", embed.rule.hf_name, embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
+    }
     step_.place();
+    host_.place();
+}
+
+void ModelPlan::set_weight_cache(bool on) {
+    request_.weight_cache = on;
+    plan_resident();
 }
 
 std::string ModelPlan::table_text() const {
-    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), "\nin all ", memory::human_bytes(total_bytes()));
+    const std::string host = host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table());
+    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, "\nin all ", memory::human_bytes(total_bytes()));
 }
 
 std::string ModelPlan::base_description() const {
     const int64_t quantised = file_->tensors.quantised_linears();
-    if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie");
+    const std::string expanded = expands_4bit() ? cat(", expanded to ", c10::toString(request_.dtype), " while loading") : "";
+    if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
     if (request_.finetuning_type == FinetuningType::full) return cat("fp32 masters, compute ", c10::toString(request_.dtype));
-    return request_.load_in_4bit ? "NF4 (double quantised), quantised while loading" : "kept in 16/32 bit";
+    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded) : "kept in 16/32 bit";
 }
 
 // --- loading -------------------------------------------------------------------------------------------------------
@@ -255,9 +276,9 @@ std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory:
     return layers;
 }
 
-OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const Parameters* parameters) const {
+OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters) const {
     const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
-    const auto matrix = [&](const TensorSource& source, const std::string& buffer) {
+    const auto matrix = [&](const TensorSource& source, const std::string& buffer, const memory::Arena& arena) {
         if (masters && request_.dtype == at::kFloat) return parameters->value(*parameters->table().find(source.rule.role, -1, Projection::q, Parameter::Kind::base));
         const at::Tensor out = arena.tensor(arena.plan().find(buffer), source.rule.shape, request_.dtype);
         out.copy_(mapped_tensor(*source.tensor));
@@ -266,11 +287,11 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const Parameters*
     };
     const TensorSource &embed = file_->tensors.of(TensorRole::embed_tokens), &head = file_->tensors.head();
     OuterWeights outer;
-    outer.embed_VD = matrix(embed, embed.rule.hf_name);
+    outer.embed_VD = matrix(embed, embed.rule.hf_name, embedding_on_host() ? *host : arena);
     const bool tied = &embed == &head;
     // Trained apart from each other (modules_to_save), tied matrices become two.
     const bool untied = tied && request_.lora && !request_.lora->modules_to_save.empty();
-    outer.lm_head_VD = !tied ? matrix(head, head.rule.hf_name) : untied ? matrix(embed, "lm_head copy") : outer.embed_VD;
+    outer.lm_head_VD = !tied ? matrix(head, head.rule.hf_name, arena) : untied ? matrix(embed, "lm_head copy", arena) : outer.embed_VD;
     outer.final_norm_D = masters ? parameters->value(*parameters->table().find(TensorRole::final_norm, -1, Projection::q, Parameter::Kind::base))
                                  : load_vector(arena, &file_->tensors.of(TensorRole::final_norm));
     return outer;
@@ -311,14 +332,23 @@ void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<Stor
     }
 }
 
-std::unique_ptr<WeightSource> ModelPlan::make_source(std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
+std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                                                      const Parameters* masters) const {
     if (!resident_source()) return std::make_unique<ScratchSource>(layout_, request_.dtype, std::move(layers), arena, adapters);
     auto source = std::make_unique<ResidentSource>(spec(), layout_, request_.dtype, std::move(layers), arena, adapters, masters);
     if (masters != nullptr) return source;
     for (const TensorSource& linear : file_->tensors.all()) {
         if (linear.rule.role != TensorRole::linear) continue;
-        source->load(linear.rule.layer, linear.rule.projection, mapped_tensor(*linear.tensor));
+        switch (held(linear)) {
+            case Held::packed:
+                source->load(ctx, linear.rule.layer, linear.rule.projection, ops::upload(ctx, linear.quant4->view));
+                break;
+            case Held::quantised_here:
+                source->load(ctx, linear.rule.layer, linear.rule.projection, ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())));
+                break;
+            default:
+                source->load(ctx, linear.rule.layer, linear.rule.projection, mapped_tensor(*linear.tensor));
+        }
         linear.drop();
     }
     return source;
@@ -342,10 +372,12 @@ ModelParts ModelPlan::load(ops::Context& ctx) const {
     if (!lora_layers_.empty()) parts.adapters = std::make_unique<Adapters>(*parts.parameters, lora_layers_);
     std::vector<StoredLayer> layers = load_layers(ctx, arena);
     if (parts.full_finetuning) lend_master_norms(*parts.parameters, layers);
-    parts.source = make_source(std::move(layers), arena, parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr);
-    parts.outer = load_outer(arena, parts.parameters.get());
+    parts.source = make_source(ctx, std::move(layers), arena, parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr);
+    if (!host_.entries().empty()) parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
+    parts.outer = load_outer(arena, parts.host_memory.get(), parts.parameters.get());
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
-    parts.activations = std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype, *parts.step_memory);
+    parts.activations =
+        std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype, *parts.step_memory, parts.host_memory.get());
     return parts;
 }
 

@@ -7,6 +7,7 @@
 #include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
 
@@ -44,6 +45,9 @@ Model::Model(ops::Context& ctx, ModelParts parts) : ctx_(ctx), parts_(std::move(
             ++lowest_trained_layer_;
         if (trains_embedding_) lowest_trained_layer_ = 0;
     }
+    const ActivationSizes& sizes = parts_.activations->sizes();
+    if (sizes.training && sizes.checkpointing.offload)
+        offload_ = std::make_unique<Offload>(ctx_, *parts_.activations, static_cast<int>(parts_.spec.num_layers), lowest_trained_layer_);
 }
 
 const Parameter* Model::outer_parameter(TensorRole role) const {
@@ -89,6 +93,7 @@ void Model::make_rope_table(int64_t longest_position) {
 }
 
 void Model::upload(const Batch& batch) {
+    const ops::Region region(ctx_, "inputs");
     tokens_ = batch.tokens();
     parts_.activations->resize(tokens_);
     const TokenBuffers& tokens = parts_.activations->tokens();
@@ -133,20 +138,26 @@ void Model::embed() {
 
 // --- layers --------------------------------------------------------------------------------------------------------
 
-void Model::forward_layers(std::vector<KvCache>* caches) {
+void Model::forward_layers(std::vector<KvCache>* caches, bool training) {
+    const ops::Region region(ctx_, "forward");
     inputs_.cache = caches;
+    const bool offloads = training && offload_ != nullptr;
     embed();
     for (int layer = 0; layer < static_cast<int>(parts_.spec.num_layers); ++layer) {
+        if (offloads) offload_->before_forward(layer);
         const LayerWeights& weights = parts_.source->ready(ctx_, layer);
-        layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), layer_output(layer), Extent::whole);
+        layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), layer_output(layer));
+        if (offloads) offload_->after_forward(layer);
         parts_.source->release(layer);
         if (on_module) on_module(cat("model.layers.", layer), layer_output(layer));
     }
 }
 
 void Model::backward_layers() {
-    const Keep keep = parts_.activations->sizes().keep;
+    const ops::Region region(ctx_, "backward");
+    const Keep keep = parts_.activations->sizes().checkpointing.keep;
     for (int layer = static_cast<int>(parts_.spec.num_layers) - 1; layer >= lowest_trained_layer_; --layer) {
+        if (offload_ != nullptr) offload_->before_backward(layer);
         const LayerWeights& weights = parts_.source->ready(ctx_, layer);
         const bool input_gradient = layer > lowest_trained_layer_ || trains_embedding_;
         layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep, input_gradient);
@@ -155,6 +166,7 @@ void Model::backward_layers() {
 }
 
 void Model::embedding_gradient() {
+    const ops::Region region(ctx_, "embedding");
     const TokenBuffers& tokens = parts_.activations->tokens();
     const at::Tensor g_TD = parts_.activations->scratch().g_full.narrow(1, 0, parts_.spec.hidden_size);
     ops::embedding_backward(ctx_, g_TD, tokens.order_T.narrow(0, 0, tokens_), tokens.unique_u.narrow(0, 0, distinct_ids_),
@@ -178,15 +190,17 @@ void Model::head_chunk(int64_t first, int64_t rows, bool gradient) {
     const HeadBuffers& head = parts_.activations->head();
     const at::Tensor h_CD = head.h_nD.narrow(0, first, rows), logits_CV = head.logits_CV.narrow(0, 0, rows);
     const at::Tensor targets_C = parts_.activations->tokens().target_ids_n.narrow(0, first, rows);
-    ops::gemm(ctx_, {.a = h_CD, .b = parts_.outer.lm_head_VD, .out = logits_CV, .transpose_b = true});
+    ops::gemm(ctx_, {.a = h_CD, .b = parts_.outer.lm_head_VD, .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
     ops::cross_entropy(ctx_, logits_CV, targets_C, head.loss_n.narrow(0, first, rows), gradient);
     if (!gradient) return;
     if (const Parameter* trained = outer_parameter(TensorRole::lm_head))
-        ops::gemm(ctx_, {.a = logits_CV, .b = h_CD, .out = parts_.parameters->gradient(*trained), .transpose_a = true, .beta = 1.0});
-    ops::gemm(ctx_, {.a = logits_CV, .b = parts_.outer.lm_head_VD, .out = h_CD});
+        ops::gemm(ctx_, {.a = logits_CV, .b = h_CD, .out = parts_.parameters->gradient(*trained), .transpose_a = true, .beta = 1.0,
+                         .label = "gemm dW lm_head"});
+    ops::gemm(ctx_, {.a = logits_CV, .b = parts_.outer.lm_head_VD, .out = h_CD, .label = "gemm dx lm_head"});
 }
 
 void Model::head_forward_backward(const Batch& batch) {
+    const ops::Region region(ctx_, "head");
     const int64_t rows = batch.labels, hidden = parts_.spec.hidden_size;
     const HeadBuffers& head = parts_.activations->head();
     gather_head_rows(rows);
@@ -223,7 +237,7 @@ void Model::train(const Batch& batch) {
         copy_ints(batch.token_order.starts, tokens.starts_u1);
         distinct_ids_ = static_cast<int64_t>(batch.token_order.unique.size());
     }
-    forward_layers(nullptr);
+    forward_layers(nullptr, /*training=*/true);
     head_forward_backward(batch);
     backward_layers();
     if (trains_embedding_) embedding_gradient();
@@ -232,7 +246,7 @@ void Model::train(const Batch& batch) {
 at::Tensor Model::score(const Batch& batch, const OnLogits& on_logits) {
     if (batch.labels == 0) return at::empty({0}, at::kFloat);
     upload(batch);
-    forward_layers(nullptr);
+    forward_layers(nullptr, /*training=*/false);
     const HeadBuffers& head = parts_.activations->head();
     gather_head_rows(batch.labels);
     if (on_module) on_module("model.norm", head.h_nD.narrow(0, 0, batch.labels));
@@ -268,7 +282,7 @@ int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>&
     inputs_.segments.k_offsets_device = at::tensor(inputs_.segments.k_offsets, at::kInt).to(ctx_.device());
     inputs_.segments.max_k = before + count;
     inputs_.segments.uniform = before == 0;
-    forward_layers(&caches);
+    forward_layers(&caches, /*training=*/false);
     const HeadBuffers& head = parts_.activations->head();
     gather_head_rows(1);
     const at::Tensor logits = head.logits_CV.narrow(0, 0, 1);

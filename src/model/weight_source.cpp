@@ -1,6 +1,7 @@
 #include "unsloth/model/weight_source.h"
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
@@ -37,6 +38,7 @@ Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& l
 }
 
 void Adapters::fill(ops::Context& ctx, int layer, const LayerLayout& layout, const LayerWeights& weights) const {
+    const ops::Region region(ctx, "adapters");
     for (const Group g : all_groups) {
         for (const Slice& slice : layout[g].slices) {
             if (slice.r == 0) continue;
@@ -124,11 +126,17 @@ ResidentSource::ResidentSource(const ModelSpec& spec, const LayerLayout& layout,
     }
 }
 
-void ResidentSource::load(int layer, Projection p, const at::Tensor& w_NK) {
+void ResidentSource::load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight) {
     const Group g = group_of(p);
-    for (const Slice& slice : layout_[g].slices)
-        if (slice.projection == p)
-            layers_.at(static_cast<std::size_t>(layer))[g].w_NK.narrow(0, slice.n_begin, slice.n).copy_(w_NK);
+    for (const Slice& slice : layout_[g].slices) {
+        if (slice.projection != p) continue;
+        const at::Tensor out_NK = layers_.at(static_cast<std::size_t>(layer))[g].w_NK.narrow(0, slice.n_begin, slice.n);
+        if (const auto* packed = std::get_if<ops::Quant4Tensor>(&weight)) {
+            ops::dequantize_4bit(ctx, packed->view(), out_NK);
+        } else {
+            out_NK.copy_(std::get<at::Tensor>(weight));
+        }
+    }
 }
 
 void ResidentSource::refresh_from_masters(ops::Context& ctx, int layer) {

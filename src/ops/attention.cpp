@@ -3,6 +3,7 @@
 
 #include "ops/attention_impl.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
 namespace {
@@ -91,6 +92,7 @@ AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, 
 void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
                        const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
                        const at::Tensor& out_THd, const at::Tensor& lse) {
+    const Region region(ctx, "attention");
     check_inputs(ctx, shape, segments, q_THd, k_SKd, v_SKd, out_THd);
     if (lse.defined()) check_lse(lse, shape, q_THd.size(0), q_THd);
     const AttentionForward args{q_THd, k_SKd, v_SKd, out_THd, lse};
@@ -105,6 +107,7 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
                         const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
                         const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse,
                         const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd) {
+    const Region region(ctx, "attention_backward");
     check_inputs(ctx, shape, segments, q_THd, k_SKd, v_SKd, out_THd);
     UNSLOTH_CHECK(lse.defined(), "attention: the backward pass needs the forward's lse");
     check_lse(lse, shape, q_THd.size(0), q_THd);

@@ -1,4 +1,5 @@
 #include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/profiler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -87,6 +88,7 @@ void check_logits(const Context& ctx, const at::Tensor& logits_CV) {
 
 void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, const at::Tensor& losses_C,
                    bool gradient) {
+    const Region region(ctx, "cross_entropy");
     check_logits(ctx, logits_CV);
     check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
     check_contiguous(ctx, "losses", losses_C, {logits_CV.size(0)}, at::kFloat);
@@ -107,6 +109,7 @@ void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& 
 }
 
 void accumulate_loss(Context& ctx, const at::Tensor& losses_n, Site site) {
+    const Region region(ctx, "accumulate_loss");
     check_contiguous(ctx, "losses", losses_n, {losses_n.numel()}, at::kFloat);
     UNSLOTH_CHECK(ctx.scalars != nullptr && ctx.outcome != nullptr,
                   "the loss is accumulated from ctx.scalars to ctx.outcome");

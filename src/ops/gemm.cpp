@@ -3,6 +3,7 @@
 
 #include "ops/gemm_cuda.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
 namespace {
@@ -84,6 +85,7 @@ void gemm_cpu(const Gemm& g) {
 }  // namespace
 
 void gemm(Context& ctx, const Gemm& args) {
+    const Region region(ctx, args.label);
     check(ctx, args);
     if (args.out.numel() == 0) return;
     const int64_t k = args.a.size(args.transpose_a ? 0 : 1);

@@ -1,4 +1,5 @@
 #include "unsloth/ops/norm.h"
+#include "unsloth/ops/profiler.h"
 
 #include <cmath>
 #include <limits>
@@ -207,24 +208,28 @@ void run(const Context& ctx, const Backward& args) {
 
 void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
                       const at::Tensor& y_TD, const at::Tensor& rstd_T, Site site) {
+    const Region region(ctx, "rms_norm");
     UNSLOTH_CHECK(x_TD.dim() == 2, "x has ", x_TD.dim(), " dimensions, expected [T, D]");
     run(ctx, Forward{x_TD, weight_D, y_TD, rstd_T, eps, site});
 }
 
 void rms_norm_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& weight_D,
                        const at::Tensor& rstd_T, const at::Tensor& dx_TD, const at::Tensor& dweight_D, Site site) {
+    const Region region(ctx, "rms_norm_backward");
     UNSLOTH_CHECK(x_TD.dim() == 2, "x has ", x_TD.dim(), " dimensions, expected [T, D]");
     run(ctx, Backward{dy_TD, x_TD, weight_D, rstd_T, dx_TD, dweight_D, true, site});
 }
 
 void head_norm_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& weight_d, double eps,
                        const at::Tensor& y_THd, const at::Tensor& rstd_TH) {
+    const Region region(ctx, "head_norm");
     UNSLOTH_CHECK(x_THd.dim() == 3, "x has ", x_THd.dim(), " dimensions, expected [T, H, d]");
     run(ctx, Forward{x_THd, weight_d, y_THd, rstd_TH, eps, {}});
 }
 
 void head_norm_backward(Context& ctx, const at::Tensor& dy_THd, const at::Tensor& x_THd, const at::Tensor& weight_d,
                         const at::Tensor& rstd_TH, const at::Tensor& dx_THd, const at::Tensor& dweight_d) {
+    const Region region(ctx, "head_norm_backward");
     UNSLOTH_CHECK(x_THd.dim() == 3, "x has ", x_THd.dim(), " dimensions, expected [T, H, d]");
     run(ctx, Backward{dy_THd, x_THd, weight_d, rstd_TH, dx_THd, dweight_d, false, {}});
 }

@@ -12,6 +12,7 @@
 #endif
 #include "unsloth/core/error.h"
 #include "unsloth/spec/dynamic_map.h"
+#include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
 namespace {
@@ -220,6 +221,7 @@ int64_t gradient_norm_scratch(int64_t elements) {
 }
 
 void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch) {
+    const Region region(ctx, "gradient_norm");
     check_step_state(ctx);
     check_array(ctx, grads_P, "grads_P", at::kFloat, grads_P.numel());
     UNSLOTH_CHECK(grads_P.numel() % 4 == 0 && aligned(grads_P, 16),
@@ -242,6 +244,7 @@ void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& sc
 }
 
 void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
+    const Region region(ctx, "adamw");
     check_state(ctx, state);
     if (!ctx.is_cuda()) return adamw_on_cpu(ctx, state, settings);
 #ifdef UNSLOTH_CUDA

@@ -13,6 +13,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/quant4_host.h"
+#include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
 namespace {
@@ -154,6 +155,7 @@ Quant4View Quant4Tensor::view() const {
 }
 
 void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
+    const Region region(ctx, "dequantize");
     check_view(weight);
     check_floating(out_NK, "out_NK");
     UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ",

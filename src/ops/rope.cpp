@@ -1,4 +1,5 @@
 #include "unsloth/ops/rope.h"
+#include "unsloth/ops/profiler.h"
 
 #include <cmath>
 
@@ -55,6 +56,7 @@ void apply_cpu(const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tens
 
 void rope_table(Context& ctx, const at::Tensor& positions_T, const at::Tensor& inv_freq_p, double attention_scaling,
                 const at::Tensor& cos_Tp, const at::Tensor& sin_Tp) {
+    const Region region(ctx, "rope_table");
     const int64_t tokens = positions_T.numel();
     const int64_t pairs = inv_freq_p.numel();
     check_contiguous(ctx, "positions", positions_T, {tokens}, at::kInt);
@@ -78,6 +80,7 @@ void rope_table(Context& ctx, const at::Tensor& positions_T, const at::Tensor& i
 
 void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp,
                 bool backward) {
+    const Region region(ctx, "rope");
     UNSLOTH_CHECK(x_THd.dim() == 3 && x_THd.size(2) % 2 == 0, "x must be [T, H, d] with an even d, found ",
                   x_THd.sizes());
     const int64_t pairs = x_THd.size(2) / 2;

@@ -1,4 +1,5 @@
 #include "unsloth/ops/rows.h"
+#include "unsloth/ops/profiler.h"
 
 #include "ops/checks.h"
 #include "ops/rows_cpu.h"
@@ -58,14 +59,21 @@ void copy_rows(Context& ctx, const at::Tensor& source, const at::Tensor& source_
 }  // namespace
 
 void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD) {
+    const Region region(ctx, "gather_rows");
     const int64_t rows = index_n.numel();
-    check_matrix(ctx, "table", table_VD);
+    if (table_VD.device() != ctx.device()) {
+        UNSLOTH_CHECK(table_VD.is_cpu() && table_VD.dim() == 2 && table_VD.stride(1) == 1, "table must be a matrix on ", ctx.device().str(),
+                      " or in page-locked host memory");
+    } else {
+        check_matrix(ctx, "table", table_VD);
+    }
     check_contiguous(ctx, "index", index_n, {rows}, at::kInt);
     check_compute_tensor(ctx, "out", out_nD, {rows, table_VD.size(1)});
     copy_rows(ctx, table_VD, index_n, out_nD, {}, rows, 1.0);
 }
 
 void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD) {
+    const Region region(ctx, "scatter_rows");
     check_matrix(ctx, "rows", rows_nD);
     check_matrix(ctx, "out", out_TD);
     check_contiguous(ctx, "index", index_n, {rows_nD.size(0)}, at::kInt);
@@ -75,12 +83,14 @@ void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& ind
 }
 
 void copy_2d(Context& ctx, const at::Tensor& src_RC, const at::Tensor& out_RC, double scale) {
+    const Region region(ctx, "copy");
     check_matrix(ctx, "src", src_RC);
     check_compute_tensor(ctx, "out", out_RC, src_RC.sizes());
     copy_rows(ctx, src_RC, {}, out_RC, {}, src_RC.size(0), scale);
 }
 
 void zero_2d(Context& ctx, const at::Tensor& out_RC) {
+    const Region region(ctx, "zero");
     check_matrix(ctx, "out", out_RC);
     if (!ctx.is_cuda()) {
         out_RC.zero_();
@@ -93,6 +103,7 @@ void zero_2d(Context& ctx, const at::Tensor& out_RC) {
 
 void embedding_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& order_T, const at::Tensor& unique_u,
                         const at::Tensor& starts_u1, const at::Tensor& dtable_VD) {
+    const Region region(ctx, "embedding_backward");
     check_matrix(ctx, "dy", dy_TD);
     check_contiguous(ctx, "order", order_T, {dy_TD.size(0)}, at::kInt);
     check_contiguous(ctx, "unique", unique_u, {unique_u.numel()}, at::kInt);
@@ -115,6 +126,7 @@ void embedding_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor&
 }
 
 void column_sums(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& dbias_N) {
+    const Region region(ctx, "column_sums");
     check_matrix(ctx, "dy", dy_TN);
     check_contiguous(ctx, "dbias", dbias_N, {dy_TN.size(1)}, at::kFloat);
     if (!ctx.is_cuda()) return cpu::column_sums(dy_TN, dbias_N);
@@ -131,6 +143,7 @@ void column_sums(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& dbias_
 
 void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T, double p,
              DropoutKey key, const at::Tensor& out_TK, bool accumulate) {
+    const Region region(ctx, "dropout");
     check_matrix(ctx, "x", x_TK);
     check_tensor(ctx, "out", out_TK, x_TK.sizes(), x_TK.scalar_type());
     check_contiguous(ctx, "row", row_T, {x_TK.size(0)}, at::kInt);

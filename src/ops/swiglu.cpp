@@ -1,4 +1,5 @@
 #include "unsloth/ops/swiglu.h"
+#include "unsloth/ops/profiler.h"
 
 #include <cmath>
 
@@ -59,6 +60,7 @@ void check(const Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_T
 }  // namespace
 
 void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
+    const Region region(ctx, "swiglu");
     check(ctx, gu_T2F, act_TF, "act");
     if (!ctx.is_cuda()) return forward_cpu(gu_T2F, act_TF);
 #ifdef UNSLOTH_CUDA
@@ -73,6 +75,7 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
 }
 
 void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F) {
+    const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
     if (!ctx.is_cuda()) return backward_cpu(dact_TF, gu_T2F);
 #ifdef UNSLOTH_CUDA

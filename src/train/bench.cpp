@@ -46,23 +46,27 @@ StepBatch random_step(const ModelSpec& spec, int64_t batch, int64_t seq, uint32_
     return result;
 }
 
-/// Operations that a step cannot do without, in multiply-adds times two: base products (forward, dx, and the forward again under
-/// Keep::input without down_proj), attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
+/// Operations that a step does, in multiply-adds times two: base products (forward, dx, and what of the forward is run again),
+/// attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
 struct StepOperations {
     double gemm = 0, attention = 0;
 };
 
 StepOperations count_operations(const ModelSpec& spec, int64_t batch, int64_t seq, Keep keep) {
     const auto tokens = static_cast<double>(batch * seq);
-    double weights = 0;
-    for (int p = 0; p < projection_count; ++p)
-        weights += static_cast<double>(spec.out_features(static_cast<Projection>(p)) * spec.in_features(static_cast<Projection>(p)));
-    const double down = static_cast<double>(spec.hidden_size * spec.intermediate_size);
+    const auto weights = [&](std::initializer_list<Projection> projections) {
+        double sum = 0;
+        for (const Projection p : projections) sum += static_cast<double>(spec.out_features(p) * spec.in_features(p));
+        return sum;
+    };
+    const double qkv = weights({Projection::q, Projection::k, Projection::v}), o = weights({Projection::o});
+    const double gate_up = weights({Projection::gate, Projection::up}), down = weights({Projection::down});
+    const LayerSteps again = recompute_of(keep);
     const double layers = static_cast<double>(spec.num_layers);
-    const double passes = layers * (2 * weights + (keep == Keep::input ? weights - down : 0));
+    const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0));
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
     const double scores = layers * tokens * static_cast<double>(seq) / 2 * static_cast<double>(spec.q_size()) * 4;
-    return {2 * tokens * (passes + head), scores * (3.5 + (keep == Keep::input ? 1 : 0))};
+    return {2 * tokens * (passes + head), scores * (3.5 + (again.attention ? 1 : 0))};
 }
 
 /// The rate of a large product in the compute type on this device now, in operations per second.
@@ -105,6 +109,10 @@ StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& confi
             times.skipped = times.skipped || result->outcome.skipped != 0;
         }
     }
+    const std::string& trace = config.logging.profile;
+    if (!trace.empty()) profile(ctx, trace, [&] { stepper.issue(batch, request.warmup + request.steps + 1, t.learning_rate); });
+    while (stepper.take(true)) {
+    }
     return times;
 }
 
@@ -118,8 +126,8 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     load.sizes.longest = request.seq;
     load.sizes.head_chunk = head_chunk_rows(spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
-    load.sizes.keep = loaded.config.training.gradient_checkpointing == GradientCheckpointing::full ? Keep::input : Keep::everything;
     model::ModelPlan plan(opened.file, load);
+    choose_memory_use(loaded.config, plan);
     require_memory(plan);
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
@@ -127,13 +135,14 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const StepTimes times = time_steps(model, ctx, loaded.config, request);
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const double rate = measure_gemm_rate(ctx, load.dtype), ms = median(times.ms);
-    const StepOperations operations = count_operations(spec, request.batch, request.seq, load.sizes.keep);
+    const Checkpointing checkpointing = plan.request().sizes.checkpointing;
+    const StepOperations operations = count_operations(spec, request.batch, request.seq, checkpointing.keep);
     const double floor_ms = 1000 * (operations.gemm + operations.attention) / rate;
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     const nlohmann::ordered_json result{
         {"bench", "step"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"base", plan.base_description()},
         {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"batch", request.batch}, {"seq", request.seq},
-        {"gradient_checkpointing", load.sizes.keep == Keep::input ? "full" : "none"}, {"steps", request.steps}, {"step_ms", ms},
+        {"gradient_checkpointing", name_of(checkpointing)}, {"steps", request.steps}, {"step_ms", ms},
         {"step_ms_min", *std::min_element(times.ms.begin(), times.ms.end())}, {"step_ms_max", *std::max_element(times.ms.begin(), times.ms.end())},
         {"tokens_per_second", 1000.0 * static_cast<double>(request.batch * request.seq) / ms}, {"peak_gib", gib(peak)},
         {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rate / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},

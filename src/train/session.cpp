@@ -7,6 +7,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/ops/profiler.h"
 
 #ifdef UNSLOTH_CUDA
 #include <cuda_runtime_api.h>
@@ -136,6 +137,7 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.device = device;
     request.dtype = model::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
+    request.offload_embedding = config.hardware.offload_embedding;
     request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
     request.adapter = config.model.adapter_name_or_path;
     request.trains = trains;
@@ -158,6 +160,39 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     return request;
 }
 
+std::optional<Checkpointing> checkpointing_of(GradientCheckpointing option) {
+    switch (option) {
+        case GradientCheckpointing::automatic: return std::nullopt;
+        case GradientCheckpointing::none: return Checkpointing{Keep::everything};
+        case GradientCheckpointing::mlp: return Checkpointing{Keep::but_mlp};
+        case GradientCheckpointing::attention: return Checkpointing{Keep::attention};
+        case GradientCheckpointing::full: return Checkpointing{Keep::input};
+        case GradientCheckpointing::none_offload: return Checkpointing{Keep::everything, true};
+        case GradientCheckpointing::mlp_offload: return Checkpointing{Keep::but_mlp, true};
+        case GradientCheckpointing::attention_offload: return Checkpointing{Keep::attention, true};
+        case GradientCheckpointing::full_offload: return Checkpointing{Keep::input, true};
+    }
+    return std::nullopt;
+}
+
+void choose_memory_use(const Config& config, model::ModelPlan& plan) {
+    const std::optional<Checkpointing> asked = checkpointing_of(config.training.gradient_checkpointing);
+    std::vector<Checkpointing> ways{{Keep::everything}, {Keep::but_mlp}, {Keep::attention}, {Keep::input}, {Keep::input, true}};
+    if (asked) ways = {*asked};
+    std::vector<bool> caches{true, false};
+    if (config.hardware.weight_cache != WeightCache::automatic) caches = {config.hardware.weight_cache == WeightCache::on};
+    const double limit = 0.9 * static_cast<double>(memory::device_memory(plan.request().device).free);
+    for (const Checkpointing& way : ways) {
+        model::ActivationSizes sizes = plan.request().sizes;
+        sizes.checkpointing = way;
+        plan.set_sizes(sizes);
+        for (const bool cache : caches) {
+            plan.set_weight_cache(cache);
+            if (static_cast<double>(plan.total_bytes()) <= limit) return;
+        }
+    }
+}
+
 int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
     const int64_t row_bytes = spec.vocab_size * static_cast<int64_t>(c10::elementSize(dtype));
     const int64_t chunk = std::clamp<int64_t>(head_chunk_bytes / row_bytes / 128 * 128, 128, 8192);
@@ -166,6 +201,10 @@ int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t row
 
 void require_memory(const model::ModelPlan& plan) {
     const memory::DeviceMemory memory = memory::device_memory(plan.request().device);
+    if (const int64_t ram = memory::device_memory(at::kCPU).free; plan.request().device.is_cuda() && plan.host().total_bytes() > ram)
+        throw runtime_failure(cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
+                                  memory::human_bytes(ram), " are available\n", plan.table_text()),
+                              "Choose a gradient_checkpointing that keeps less or does not offload, or less tokens a micro-batch.");
     if (static_cast<double>(plan.total_bytes()) <= usable_share * static_cast<double>(memory.free)) return;
     // What would fit: try the usual remedies on the plan itself.
     std::string advice = "Would fit:";
@@ -177,8 +216,12 @@ void require_memory(const model::ModelPlan& plan) {
     };
     std::vector<std::string> remedies;
     model::ActivationSizes sizes = asked;
-    sizes.keep = Keep::input;
-    if (asked.training && asked.keep != Keep::input && fits(sizes)) remedies.push_back("gradient_checkpointing full");
+    sizes.checkpointing.keep = Keep::input;
+    if (asked.training && asked.checkpointing.keep != Keep::input && fits(sizes))
+        remedies.push_back(cat("gradient_checkpointing ", name_of(sizes.checkpointing)));
+    sizes.checkpointing.offload = true;
+    if (asked.training && remedies.empty() && !asked.checkpointing.offload && fits(sizes))
+        remedies.push_back(cat("gradient_checkpointing ", name_of(sizes.checkpointing)));
     for (int64_t divisor = 2; divisor <= 1024 && remedies.size() < 2; divisor *= 2) {
         sizes.tokens = std::max<int64_t>(1, asked.tokens / divisor);
         sizes.head_rows = std::max<int64_t>(1, asked.head_rows / divisor);
@@ -187,12 +230,23 @@ void require_memory(const model::ModelPlan& plan) {
         sizes.head_chunk = std::min(sizes.head_chunk, sizes.head_rows);
         if (fits(sizes))
             remedies.push_back(cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
-                                   "more gradient_accumulation_steps instead", asked.training ? ", gradient_checkpointing full" : ""));
+                                   "more gradient_accumulation_steps instead", asked.training ? cat(", gradient_checkpointing ", name_of(sizes.checkpointing)) : ""));
     }
     for (const std::string& remedy : remedies) advice += "\n    " + remedy;
     if (remedies.empty()) advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
     throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ", memory::human_bytes(plan.total_bytes()), ", ",
                               memory::human_bytes(memory.free), " are free\n", plan.table_text()), advice);
+}
+
+void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step) {
+    ops::Profiler profiler(ctx);
+    ctx.profiler = &profiler;
+    step();
+    ctx.profiler = nullptr;
+    const std::vector<ops::Span> spans = profiler.take();
+    log::info("profile of one step\n", ops::region_table(spans));
+    ops::write_chrome_trace(trace, spans);
+    log::info("trace in ", trace.string());
 }
 
 LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,

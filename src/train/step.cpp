@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/profiler.h"
 
 namespace unsloth::train {
 namespace {
@@ -78,8 +79,12 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
     device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
 
     model::Parameters& parameters = *model_.parameters();
-    parameters.state().grads_P.zero_();
+    {
+        const ops::Region region(ctx_, "zero gradients");
+        parameters.state().grads_P.zero_();
+    }
     for (const Batch& micro : batch.micro) model_.train(micro);
+    const ops::Region region(ctx_, "update");
     ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
     ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
     model_.parameters_changed();

@@ -105,15 +105,21 @@ void Trainer::make_plan() {
     sizes.head_rows = limits.labels;
     sizes.head_chunk = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     sizes.deterministic = config().training.deterministic;
-    const GradientCheckpointing asked = config().training.gradient_checkpointing;
-    sizes.keep = asked == GradientCheckpointing::full ? Keep::input : Keep::everything;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
-    if (asked == GradientCheckpointing::automatic &&
-        static_cast<double>(plan_->total_bytes()) > 0.9 * static_cast<double>(memory::device_memory(device_).free)) {
-        sizes.keep = Keep::input;
-        plan_->set_sizes(sizes);
-    }
+    choose_memory_use(config(), *plan_);
 }
+
+namespace {
+
+/// What the log says of a choice.
+std::string describe_checkpointing(const Checkpointing& c) {
+    const char* const what[] = {"every layer's activations", "every layer's activations but its MLP's; those are recomputed",
+                                "each layer's input and its attention's output; the rest is recomputed",
+                                "each layer's input; the rest is recomputed"};
+    return cat(what[static_cast<int>(c.keep)], c.offload ? ", in host memory" : "", " (gradient_checkpointing ", name_of(c), ")");
+}
+
+}  // namespace
 
 void Trainer::banner() const {
     const ModelSpec& spec = opened_.file->spec;
@@ -127,8 +133,7 @@ void Trainer::banner() const {
     log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype), ", residual stream in the same type");
     log::info("data       ", describe(*loader_));
     log::info("steps      ", total_steps_);
-    log::info("keeps      ", plan_->request().sizes.keep == Keep::input ? "each layer's input; the rest is recomputed (gradient_checkpointing full)"
-                                                                        : "every layer's activations (gradient_checkpointing none)");
+    log::info("keeps      ", describe_checkpointing(plan_->request().sizes.checkpointing));
     log::info("memory plan\n", plan_->table_text());
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
         log::warning("embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: after a merge the "
@@ -207,6 +212,7 @@ void Trainer::run() {
 }
 
 void Trainer::loop() {
+    constexpr int64_t profiled_step = 3;  // the first two find algorithms and fill caches
     const TrainingOptions& t = config().training;
     Prefetcher batches([this](int64_t step) { return loader_->step(step); }, 0, total_steps_);
     last_report_ = Clock::now();
@@ -216,7 +222,12 @@ void Trainer::loop() {
     };
     while (std::optional<StepBatch> batch = batches.next()) {
         ++step;
-        stepper_->issue(*batch, step, learning_rate(step));
+        const auto issue = [&] { stepper_->issue(*batch, step, learning_rate(step)); };
+        if (step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty()) {
+            profile(*ctx_, config().logging.profile, issue);
+        } else {
+            issue();
+        }
         drain(false);
         const int signal = interrupt_requested();
         const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_;

@@ -134,8 +134,8 @@ TEST(OptionTable, NamesReachTheirFields) {
                "max_grad_norm": 0.5, "optim": "adamw_torch", "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6,
                "seed": 16, "gradient_checkpointing": "full", "deterministic": true, "eval_steps": 17, "save_steps": 18,
                "save_total_limit": 19, "logging_steps": 20},
-      "hardware": {"device": "cpu"},
-      "logging": {"level": "debug", "metrics_file": "f"}})")
+      "hardware": {"device": "cpu", "weight_cache": "off", "offload_embedding": true, "cuda_graphs": false},
+      "logging": {"level": "debug", "metrics_file": "f", "profile": "p"}})")
                               .config;
     EXPECT_EQ(config.model.path, "m");
     EXPECT_FALSE(config.model.load_in_4bit);

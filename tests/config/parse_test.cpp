@@ -157,9 +157,9 @@ TEST(Aliases, GradientCheckpointingAsBooleanOrUnsloth) {
     EXPECT_EQ(of("false").config.training.gradient_checkpointing, GradientCheckpointing::none);
     EXPECT_TRUE(of("true").notes.empty());
     const auto unsloth = of("\"unsloth\"");
-    EXPECT_EQ(unsloth.config.training.gradient_checkpointing, GradientCheckpointing::full);
-    ASSERT_EQ(unsloth.notes.size(), 1u);
-    EXPECT_CONTAINS(unsloth.notes[0], "later version");
+    EXPECT_EQ(unsloth.config.training.gradient_checkpointing, GradientCheckpointing::full_offload);
+    EXPECT_TRUE(unsloth.notes.empty());
+    EXPECT_EQ(of("\"attention+offload\"").config.training.gradient_checkpointing, GradientCheckpointing::attention_offload);
 
     const auto flag = [](std::vector<std::string> flags) {
         return load_config({}, flags).config.training.gradient_checkpointing;
@@ -167,7 +167,7 @@ TEST(Aliases, GradientCheckpointingAsBooleanOrUnsloth) {
     EXPECT_EQ(flag({"--gradient_checkpointing"}), GradientCheckpointing::full);
     EXPECT_EQ(flag({"--gradient_checkpointing", "false"}), GradientCheckpointing::none);
     EXPECT_EQ(flag({"--gradient_checkpointing", "none"}), GradientCheckpointing::none);
-    EXPECT_EQ(flag({"--gradient_checkpointing", "unsloth"}), GradientCheckpointing::full);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "unsloth"}), GradientCheckpointing::full_offload);
     EXPECT_EQ(flag({"--gradient_checkpointing", "auto"}), GradientCheckpointing::automatic);
 }
 

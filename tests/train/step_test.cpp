@@ -58,7 +58,10 @@ TEST_P(StepTest, RecomputedLayersDrawTheSameDropout) {
     const Flags flags = fresh_flags(folder, random_rows(24, 1), GetParam());
     const Flags dropout = flags + Flags{"--lora.lora_dropout", "0.3"};
     const Course kept = train_all(make_config(dropout + Flags{"--training.gradient_checkpointing", "none"}));
-    expect_same_course(train_all(make_config(dropout + Flags{"--training.gradient_checkpointing", "full"})), kept);
+    for (const char* keep : {"mlp", "attention", "full", "none+offload", "mlp+offload", "attention+offload", "full+offload"}) {
+        SCOPED_TRACE(keep);
+        expect_same_course(train_all(make_config(dropout + Flags{"--training.gradient_checkpointing", keep})), kept);
+    }
     const Course without = train_all(make_config(flags));
     EXPECT_EQ(without.steps[0].outcome.loss, kept.steps[0].outcome.loss);  // B is zero: nothing to drop yet
     EXPECT_NE(without.steps[0].outcome.grad_norm, kept.steps[0].outcome.grad_norm);

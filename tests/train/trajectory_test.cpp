@@ -127,7 +127,10 @@ TEST_P(RecomputeTest, EqualsKeepingEverything) {
     const Flags flags = reference_flags(variant, folder) + Flags{"--model.dtype", option_name(dtype), "--hardware.device", device,
                                                                  "--training.deterministic", "true", "--training.max_steps", "8"};
     const Course kept = train_all(make_config(flags + Flags{"--training.gradient_checkpointing", "none"}));
-    expect_same_course(train_all(make_config(flags + Flags{"--training.gradient_checkpointing", "full"})), kept);
+    for (const char* keep : {"mlp", "attention", "full", "none+offload", "mlp+offload", "attention+offload", "full+offload"}) {
+        SCOPED_TRACE(keep);
+        expect_same_course(train_all(make_config(flags + Flags{"--training.gradient_checkpointing", keep})), kept);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecomputeTest,

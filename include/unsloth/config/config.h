@@ -16,7 +16,20 @@ namespace unsloth {
 enum class FinetuningType { lora, full };
 enum class DataFormat { automatic, tokenized, alpaca, messages, text };
 enum class Optimizer { adamw_torch, adamw_8bit };
-enum class GradientCheckpointing { automatic, none, full };
+/// What a layer keeps for the backward pass (spec/keep.h); `automatic` takes what fits.
+enum class GradientCheckpointing {
+    automatic,
+    none,
+    mlp,
+    attention,
+    full,
+    none_offload,  ///< these four: kept in pinned host memory
+    mlp_offload,
+    attention_offload,
+    full_offload
+};
+/// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
+enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
 enum class Schedule {
     linear, cosine, cosine_with_restarts, polynomial, constant, constant_with_warmup,
@@ -88,11 +101,15 @@ struct TrainingOptions {
 
 struct HardwareOptions {
     std::string device = "auto";  ///< auto | cpu | cuda | cuda:N
+    WeightCache weight_cache = WeightCache::automatic;
+    bool offload_embedding = false;
+    bool cuda_graphs = true;
 };
 
 struct LoggingOptions {
     std::string level = "info";
     std::string metrics_file = "metrics.jsonl";  ///< relative to output_dir; empty: none
+    std::string profile;                         ///< Chrome trace of one step; empty: none
 };
 
 struct Config {

@@ -58,12 +58,15 @@ class Arena {
   public:
     /// Allocates the plan's bytes at once; runtime Error with the plan's table when the device cannot give them.
     Arena(Plan plan, at::Device device);
+    /// Host memory that `device` can read and write: page-locked for a CUDA device, plain for the CPU. Errors as above.
+    static Arena host(Plan plan, at::Device device);
     /// The buffer as a contiguous tensor. CheckError when sizes x dtype exceed the buffer.
     at::Tensor tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtype) const;
     const Plan& plan() const { return plan_; }
     at::Device device() const { return slab_.device(); }
 
   private:
+    Arena(Plan plan, at::Tensor slab) : plan_(std::move(plan)), slab_(std::move(slab)) {}
     Plan plan_;
     at::Tensor slab_;
 };

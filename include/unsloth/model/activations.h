@@ -14,7 +14,7 @@
 
 namespace unsloth::model {
 
-/// What a layer's forward leaves for its backward. Under Keep::input every layer shares one set but for x_TD.
+/// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all layers share.
 struct LayerSaved {
     at::Tensor x_TD;         ///< the layer's input: the residual stream before it
     at::Tensor rstd1_T;
@@ -63,7 +63,7 @@ struct ActivationSizes {
     int64_t head_rows = 0;     ///< most rows with a target
     int64_t head_chunk = 0;    ///< rows of logits at a time
     bool training = true;      ///< backward buffers too
-    Keep keep = Keep::everything;  ///< with training: what a layer keeps
+    Checkpointing checkpointing;   ///< with training: what a layer keeps, and where
     bool dropout = false;
     bool trains_embedding = false;
     bool deterministic = false;
@@ -72,13 +72,19 @@ struct ActivationSizes {
 class Activations {
   public:
     static void plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                     at::Device device, memory::Plan& plan);
+                     at::Device device, memory::Plan& plan, memory::Plan& host_plan);
+    /// `host`: the arena of host_plan; nullptr where that is empty.
     Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                const memory::Arena& arena);
+                const memory::Arena& arena, const memory::Arena* host);
 
     /// Cuts every view to `tokens` tokens (cheap when the number did not change).
     void resize(int64_t tokens);
     const LayerSaved& layer(int64_t index) const { return layers_.at(static_cast<std::size_t>(index)); }
+    /// What an offloading run moves of a layer: pairs (on the device, in host memory), whole rows of the tokens at hand.
+    struct Moved {
+        at::Tensor device, host;
+    };
+    const std::vector<Moved>& moved(int64_t layer) const { return moved_.at(static_cast<std::size_t>(layer)); }
     /// The residual stream after the last layer.
     const at::Tensor& output_TD() const { return output_TD_; }
     const Scratch& scratch() const { return scratch_; }
@@ -89,7 +95,8 @@ class Activations {
 
   private:
     ActivationSizes sizes_;
-    std::vector<LayerSaved> full_layers_, layers_;
+    std::vector<LayerSaved> full_layers_, layers_, host_layers_;
+    std::vector<std::vector<Moved>> moved_;
     at::Tensor full_output_, output_TD_;
     Scratch full_scratch_, scratch_;
     HeadBuffers head_;

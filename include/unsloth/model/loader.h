@@ -24,6 +24,8 @@ struct LoadRequest {
     bool trains = false;                ///< gradients and optimizer states too
     Optimizer optim = Optimizer::adamw_8bit;
     uint64_t seed = 0;                  ///< of the adapters' initialisation
+    bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
+    bool offload_embedding = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
     ActivationSizes sizes;
 };
 
@@ -41,9 +43,15 @@ class ModelPlan {
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
     const memory::Plan& step() const { return step_; }
+    /// Page-locked host memory of a CUDA run: what layers keep there, and the embeddings.
+    const memory::Plan& host() const { return host_; }
     void set_sizes(const ActivationSizes& sizes);
-    int64_t total_bytes() const { return resident_.total_bytes() + step_.total_bytes(); }
-    /// Both plans as one table.
+    void set_weight_cache(bool on);
+    /// Bytes on the request's device; the CPU's are the host's too.
+    int64_t total_bytes() const {
+        return resident_.total_bytes() + step_.total_bytes() + (request_.device.is_cpu() ? host_.total_bytes() : 0);
+    }
+    /// The plans as one table.
     std::string table_text() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string base_description() const;
@@ -55,17 +63,19 @@ class ModelPlan {
     enum class Held { file_map, packed, quantised_here, matrix };
     Held held(const TensorSource& source) const;
     bool resident_source() const;
+    bool expands_4bit() const;
+    bool embedding_on_host() const;
     void plan_resident();
     void plan_linear(const TensorSource& source);
     StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source) const;
     std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena) const;
     at::Tensor load_vector(const memory::Arena& arena, const TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
-    OuterWeights load_outer(const memory::Arena& arena, const Parameters* parameters) const;
+    OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters) const;
     void initialise(Parameters& parameters) const;
     void lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const;
-    std::unique_ptr<WeightSource> make_source(std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
-                                              const Parameters* masters) const;
+    std::unique_ptr<WeightSource> make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena,
+                                              const Adapters* adapters, const Parameters* masters) const;
 
     std::shared_ptr<const WeightFile> file_;
     LoadRequest request_;
@@ -73,7 +83,7 @@ class ModelPlan {
     std::vector<LayerLora> lora_layers_;
     std::optional<ParameterTable> table_;
     LayerLayout layout_;
-    memory::Plan resident_, step_;
+    memory::Plan resident_, step_, host_;
 };
 
 at::ScalarType scalar_type(DType type);

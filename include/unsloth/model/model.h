@@ -9,6 +9,7 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/activations.h"
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/model/offload.h"
 #include "unsloth/model/weight_source.h"
 
 namespace unsloth::model {
@@ -34,7 +35,7 @@ struct ModelParts {
     std::unique_ptr<WeightSource> source;
     std::unique_ptr<Activations> activations;
     OuterWeights outer;
-    std::unique_ptr<memory::Arena> resident_memory, step_memory;
+    std::unique_ptr<memory::Arena> resident_memory, step_memory, host_memory;  ///< the last: nullptr without need
 };
 
 class Model {
@@ -72,7 +73,7 @@ class Model {
     void upload(const Batch& batch);
     void make_rope_table(int64_t longest_position);
     void embed();
-    void forward_layers(std::vector<KvCache>* caches);
+    void forward_layers(std::vector<KvCache>* caches, bool training);
     void head_forward_backward(const Batch& batch);
     void head_chunk(int64_t first, int64_t rows, bool gradient);
     void gather_head_rows(int64_t rows);
@@ -88,6 +89,7 @@ class Model {
     at::Tensor inv_freq_;
     double rope_scaling_ = 1.0;
     int64_t rope_length_ = -1;      ///< what inv_freq_ was computed for (dynamic RoPE)
+    std::unique_ptr<Offload> offload_;  ///< nullptr: what layers keep stays on the device
     int64_t tokens_ = 0;
     int64_t distinct_ids_ = 0;
     int lowest_trained_layer_ = 0;  ///< the backward pass ends here

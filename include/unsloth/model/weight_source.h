@@ -91,15 +91,16 @@ class ScratchSource final : public WeightSource {
     uint64_t adapter_version_ = 0;
 };
 
-/// Layers that stay in the compute dtype: a 16-bit base on a GPU, or compute copies of trained fp32 masters.
+/// Layers that stay in the compute dtype: a 16-bit base on a GPU, 4-bit weights that were expanded once, or compute copies of
+/// trained fp32 masters.
 class ResidentSource final : public WeightSource {
   public:
     static void plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// `layers` hold norms and biases, and matrices that are copied in by `load` (frozen base) or none (trained masters).
     ResidentSource(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
                    const memory::Arena& arena, const Adapters* adapters, const Parameters* masters);
-    /// Copies a frozen projection [N, K] of any floating dtype, on any device, into its place.
-    void load(int layer, Projection p, const at::Tensor& w_NK);
+    /// Puts a frozen projection into its place: [N, K] of any floating dtype, on any device, or a 4-bit one, which is expanded.
+    void load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight);
     const LayerWeights& ready(ops::Context& ctx, int layer) override;
     void release(int) override {}
 

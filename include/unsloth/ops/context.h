@@ -10,6 +10,7 @@
 
 namespace unsloth::ops {
 
+class Profiler;
 struct CudaHandles;  ///< cuBLASLt and cuDNN handles and their caches; src/ops/cuda_handles.h
 
 /// One per device and thread of execution. Operators take it first; CUDA work goes to `stream()`, nothing synchronises.
@@ -36,6 +37,8 @@ class Context {
     const StepScalars* scalars = nullptr;
     /// Written by the device. Owned by the step.
     StepOutcome* outcome = nullptr;
+    /// Times the regions that operators and the step open (ops/profiler.h); nullptr: nothing is timed. Not owned.
+    Profiler* profiler = nullptr;
 
   private:
     at::Device device_;

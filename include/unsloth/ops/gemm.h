@@ -17,6 +17,7 @@ struct Gemm {
     double beta = 0.0;                    ///< out = alpha a b + beta c (+ bias)
     std::optional<at::Tensor> c = {};     ///< [M, N], out's dtype; out itself when absent and beta != 0
     std::optional<at::Tensor> bias = {};  ///< [N], contiguous, out's dtype: added to every row
+    const char* label = "gemm";           ///< its name in a profile
 };
 
 /// fp32 accumulation whatever the inputs (no TF32: fp32 inputs multiply in fp32), one rounding to out's

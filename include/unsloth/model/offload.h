@@ -1,0 +1,30 @@
+// Moves what layers keep for their backward pass to pinned host memory and back, while other layers compute.
+//
+// On the device lie the matrices of two layers (and the inputs of three, because a layer writes the next one's): while layer i
+// computes, layer i - 1 moves. The two top layers never leave the device: the backward pass starts with them.
+#pragma once
+
+#include "unsloth/model/activations.h"
+#include "unsloth/ops/copy_stream.h"
+
+namespace unsloth::model {
+
+class Offload {
+  public:
+    /// `lowest`: the layer where backward passes end.
+    Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest);
+
+    /// Around each layer of a forward pass, in order of the layers.
+    void before_forward(int layer);
+    void after_forward(int layer);
+    /// Before each layer of a backward pass, from the top: the layer's kept matrices are there for work issued afterwards.
+    void before_backward(int layer);
+
+  private:
+    bool moves(int layer) const { return layer >= lowest_ && layer < layers_ - 2; }
+    ops::CopyStream copies_;
+    const Activations& activations_;
+    int layers_, lowest_;
+};
+
+}  // namespace unsloth::model

@@ -1,0 +1,30 @@
+#include "unsloth/model/offload.h"
+
+namespace unsloth::model {
+
+Offload::Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest)
+    : copies_(ctx, layers), activations_(activations), layers_(layers), lowest_(lowest) {}
+
+void Offload::before_forward(int layer) {
+    // This layer writes into the slots of the layer before the previous one (its output into those of the one before that).
+    if (moves(layer - 2)) copies_.compute_waits(layer - 2);
+}
+
+void Offload::after_forward(int layer) {
+    if (!moves(layer)) return;
+    copies_.wait_for_compute();
+    for (const Activations::Moved& moved : activations_.moved(layer)) copies_.copy(moved.device, moved.host);
+    copies_.mark(layer);
+}
+
+void Offload::before_backward(int layer) {
+    // The layer above is done with the slots that the layer below will use.
+    if (const int below = layer - 1; moves(below)) {
+        copies_.wait_for_compute();
+        for (const Activations::Moved& moved : activations_.moved(below)) copies_.copy(moved.host, moved.device);
+        copies_.mark(below);
+    }
+    if (moves(layer)) copies_.compute_waits(layer);
+}
+
+}  // namespace unsloth::model
