@@ -72,6 +72,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .must_be_given();
     options.add("batch", bench.batch, "Rows of a step.").at_least(1);
     options.add("seq", bench.seq, "Tokens of a row.").at_least(1);
+    options.add("min_seq", bench.min_seq, "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.").at_least(0);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
     options.add("json", bench.json, "Print the results as JSON.");

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <numeric>
 
 #include <nlohmann/json.hpp>
 
@@ -24,12 +25,26 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// `batch` rows of `seq` random tokens, every one but the first a target, as peers' step benchmarks use.
-StepBatch random_step(const ModelSpec& spec, int64_t batch, int64_t seq, uint32_t step) {
-    std::vector<Sample> samples(static_cast<std::size_t>(batch));
+/// Lengths of the rows: `seq`, or spread evenly from min_seq to seq and shuffled.
+std::vector<int64_t> row_lengths(const BenchRequest& request) {
+    std::vector<int64_t> lengths(static_cast<std::size_t>(request.batch), request.seq);
+    if (request.min_seq == 0) return lengths;
+    const auto count = static_cast<int64_t>(lengths.size());
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t place = count == 1 ? 0 : i * (request.seq - request.min_seq) / (count - 1);
+        lengths[static_cast<std::size_t>(i)] = request.seq - place;
+    }
+    for (int64_t i = count - 1; i > 0; --i)
+        std::swap(lengths[static_cast<std::size_t>(i)], lengths[philox4x32(3, 4, static_cast<uint32_t>(i), 0, 0, 0).w[0] % static_cast<uint32_t>(i + 1)]);
+    return lengths;
+}
+
+/// Rows of random tokens, every one but the first a target, as peers' step benchmarks use.
+StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t step) {
+    std::vector<Sample> samples(lengths.size());
     for (std::size_t row = 0; row < samples.size(); ++row) {
         Sample& sample = samples[row];
-        for (int32_t t = 0; t < static_cast<int32_t>(seq); ++t) {
+        for (int32_t t = 0; t < static_cast<int32_t>(lengths[row]); ++t) {
             const uint32_t word = philox4x32(1, 2, static_cast<uint32_t>(t), static_cast<uint32_t>(row), step, 0).w[0];
             sample.ids.push_back(static_cast<int32_t>(word % static_cast<uint32_t>(spec.vocab_size)));
             sample.positions.push_back(t);
@@ -52,8 +67,12 @@ struct StepOperations {
     double gemm = 0, attention = 0;
 };
 
-StepOperations count_operations(const ModelSpec& spec, int64_t batch, int64_t seq, Keep keep) {
-    const auto tokens = static_cast<double>(batch * seq);
+StepOperations count_operations(const ModelSpec& spec, const std::vector<int64_t>& lengths, Keep keep) {
+    double tokens = 0, pairs = 0;
+    for (const int64_t length : lengths) {
+        tokens += static_cast<double>(length);
+        pairs += static_cast<double>(length) * static_cast<double>(length) / 2;
+    }
     const auto weights = [&](std::initializer_list<Projection> projections) {
         double sum = 0;
         for (const Projection p : projections) sum += static_cast<double>(spec.out_features(p) * spec.in_features(p));
@@ -65,7 +84,7 @@ StepOperations count_operations(const ModelSpec& spec, int64_t batch, int64_t se
     const double layers = static_cast<double>(spec.num_layers);
     const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0));
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
-    const double scores = layers * tokens * static_cast<double>(seq) / 2 * static_cast<double>(spec.q_size()) * 4;
+    const double scores = layers * pairs * static_cast<double>(spec.q_size()) * 4;
     return {2 * tokens * (passes + head), scores * (3.5 + (again.attention ? 1 : 0))};
 }
 
@@ -96,19 +115,24 @@ StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& confi
     const TrainingOptions& t = config.training;
     Stepper stepper(ctx, model, {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm,
                                  .seed = 1, .loss_scaling = config.model.dtype == DType::f16});
-    const StepBatch batch = random_step(model.spec(), request.batch, request.seq, 0);
+    const StepBatch batch = random_step(model.spec(), row_lengths(request), 0);
     StepTimes times;
-    for (int64_t step = 1; step <= request.warmup + request.steps; ++step) {
-        synchronize(ctx);
-        const auto start = Clock::now();
-        stepper.issue(batch, step, t.learning_rate);
-        synchronize(ctx);
-        if (step > request.warmup) times.ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-        while (const auto result = stepper.take(true)) {
+    // As in a run, the host issues a step while the one before computes; a step's time is the interval between two results.
+    auto before = Clock::now();
+    const auto take = [&](bool must) {
+        while (const auto result = stepper.take(must)) {
+            const auto now = Clock::now();
+            if (result->step > request.warmup) times.ms.push_back(std::chrono::duration<double, std::milli>(now - before).count());
+            before = now;
             times.loss = result->outcome.loss;
             times.skipped = times.skipped || result->outcome.skipped != 0;
         }
+    };
+    for (int64_t step = 1; step <= request.warmup + request.steps; ++step) {
+        stepper.issue(batch, step, t.learning_rate);
+        take(false);
     }
+    take(true);
     const std::string& trace = config.logging.profile;
     if (!trace.empty()) profile(ctx, trace, [&] { stepper.issue(batch, request.warmup + request.steps + 1, t.learning_rate); });
     while (stepper.take(true)) {
@@ -117,11 +141,14 @@ StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& confi
 }
 
 void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
+    if (request.min_seq > request.seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", request.seq));
     const OpenedModel opened = open_model(loaded.config);
     const ModelSpec& spec = opened.file->spec;
     const at::Device device = choose_device(loaded.config.hardware.device);
     model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
-    load.sizes.tokens = load.sizes.head_rows = request.batch * request.seq;
+    const std::vector<int64_t> lengths = row_lengths(request);
+    const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    load.sizes.tokens = load.sizes.head_rows = tokens;
     load.sizes.segments = request.batch;
     load.sizes.longest = request.seq;
     load.sizes.head_chunk = head_chunk_rows(spec, load.dtype, load.sizes.head_rows);
@@ -136,15 +163,16 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const double rate = measure_gemm_rate(ctx, load.dtype), ms = median(times.ms);
     const Checkpointing checkpointing = plan.request().sizes.checkpointing;
-    const StepOperations operations = count_operations(spec, request.batch, request.seq, checkpointing.keep);
+    const StepOperations operations = count_operations(spec, lengths, checkpointing.keep);
     const double floor_ms = 1000 * (operations.gemm + operations.attention) / rate;
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     const nlohmann::ordered_json result{
         {"bench", "step"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"base", plan.base_description()},
-        {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"batch", request.batch}, {"seq", request.seq},
-        {"gradient_checkpointing", name_of(checkpointing)}, {"steps", request.steps}, {"step_ms", ms},
+        {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"batch", request.batch}, {"seq", request.seq}, {"min_seq", request.min_seq}, {"tokens", tokens},
+        {"gradient_checkpointing", name_of(checkpointing)}, {"weight_cache", plan.request().weight_cache && device.is_cuda()},
+        {"deterministic", loaded.config.training.deterministic}, {"host_gib", gib(plan.host().total_bytes())}, {"steps", request.steps}, {"step_ms", ms},
         {"step_ms_min", *std::min_element(times.ms.begin(), times.ms.end())}, {"step_ms_max", *std::max_element(times.ms.begin(), times.ms.end())},
-        {"tokens_per_second", 1000.0 * static_cast<double>(request.batch * request.seq) / ms}, {"peak_gib", gib(peak)},
+        {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms}, {"peak_gib", gib(peak)},
         {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rate / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},
         {"loss", times.loss}, {"skipped", times.skipped}};
     if (request.json) {

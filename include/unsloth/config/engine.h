@@ -45,6 +45,7 @@ struct BenchRequest {
     BenchSubject what = BenchSubject::step;
     int64_t batch = 8;
     int64_t seq = 2048;  ///< tokens a row
+    int64_t min_seq = 0;  ///< shortest row when they differ; 0: all have `seq` tokens
     int64_t steps = 20;  ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
     bool json = false;
