@@ -363,6 +363,7 @@ ModelParts ModelPlan::load(ops::Context& ctx) const {
     parts.lora = lora_layers_;
     parts.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
     parts.full_finetuning = request_.finetuning_type == FinetuningType::full && request_.trains;
+    parts.records = request_.records;
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;
     if (table_) {

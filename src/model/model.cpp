@@ -138,31 +138,60 @@ void Model::embed() {
 
 // --- layers --------------------------------------------------------------------------------------------------------
 
+/// Issues the work of a pass: as it comes the first time that a micro-batch has this shape (libraries choose algorithms then), recorded
+/// from the second time on.
+void Model::issue_or_record(Pass pass, const std::function<void()>& work) {
+    constexpr std::size_t most_recordings = 16;
+    const auto address = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<std::intptr_t>(p)); };
+    const bool records = parts_.records && ctx_.is_cuda() && inputs_.segments.uniform && !on_module && ctx_.profiler == nullptr;
+    const std::vector<int64_t> shape{static_cast<int64_t>(pass), tokens_, inputs_.segments.count(), address(ctx_.scalars), address(ctx_.outcome)};
+    if (!records || (recordings_.size() == most_recordings && recordings_.count(shape) == 0)) return work();
+    Recording& recording = recordings_[shape];
+    if (++recording.seen == 1) return work();
+    if (!recording.work) {
+        if (pass == Pass::forward) parts_.source->assume_held(-1);  // what lies there now may not lie there next time
+        recording.work = ops::RecordedWork::record(ctx_, work);
+        recording.leaves_held = parts_.source->held();
+    }
+    recording.work->issue(ctx_);
+    parts_.source->assume_held(recording.leaves_held);
+}
+
 void Model::forward_layers(std::vector<KvCache>* caches, bool training) {
     const ops::Region region(ctx_, "forward");
     inputs_.cache = caches;
-    const bool offloads = training && offload_ != nullptr;
+    parts_.source->refresh(ctx_);
     embed();
-    for (int layer = 0; layer < static_cast<int>(parts_.spec.num_layers); ++layer) {
-        if (offloads) offload_->before_forward(layer);
-        const LayerWeights& weights = parts_.source->ready(ctx_, layer);
-        layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), layer_output(layer));
-        if (offloads) offload_->after_forward(layer);
-        parts_.source->release(layer);
-        if (on_module) on_module(cat("model.layers.", layer), layer_output(layer));
+    const bool offloads = training && offload_ != nullptr;
+    const auto layers = [&] {
+        for (int layer = 0; layer < static_cast<int>(parts_.spec.num_layers); ++layer) {
+            if (offloads) offload_->before_forward(layer);
+            const LayerWeights& weights = parts_.source->ready(ctx_, layer);
+            layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), layer_output(layer));
+            if (offloads) offload_->after_forward(layer);
+            parts_.source->release(layer);
+            if (on_module) on_module(cat("model.layers.", layer), layer_output(layer));
+        }
+    };
+    if (training) {
+        issue_or_record(Pass::forward, layers);
+    } else {
+        layers();
     }
 }
 
 void Model::backward_layers() {
     const ops::Region region(ctx_, "backward");
     const Keep keep = parts_.activations->sizes().checkpointing.keep;
-    for (int layer = static_cast<int>(parts_.spec.num_layers) - 1; layer >= lowest_trained_layer_; --layer) {
-        if (offload_ != nullptr) offload_->before_backward(layer);
-        const LayerWeights& weights = parts_.source->ready(ctx_, layer);
-        const bool input_gradient = layer > lowest_trained_layer_ || trains_embedding_;
-        layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep, input_gradient);
-        parts_.source->release(layer);
-    }
+    issue_or_record(Pass::backward, [&] {
+        for (int layer = static_cast<int>(parts_.spec.num_layers) - 1; layer >= lowest_trained_layer_; --layer) {
+            if (offload_ != nullptr) offload_->before_backward(layer);
+            const LayerWeights& weights = parts_.source->ready(ctx_, layer);
+            const bool input_gradient = layer > lowest_trained_layer_ || trains_embedding_;
+            layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep, input_gradient);
+            parts_.source->release(layer);
+        }
+    });
 }
 
 void Model::embedding_gradient() {

@@ -71,6 +71,15 @@ ScratchSource::ScratchSource(const LayerLayout& layout, at::ScalarType dtype, st
         scratch_.groups[static_cast<std::size_t>(g)] = make_group(layout[g], dtype, arena, scratch_name(g), {});
 }
 
+/// Biases and norms are read where they are.
+void ScratchSource::lend(const StoredLayer& stored) {
+    for (const Group g : all_groups) scratch_.groups[static_cast<std::size_t>(g)].bias_N = stored.biases[static_cast<std::size_t>(g)];
+    scratch_.input_norm_D = stored.input_norm_D;
+    scratch_.post_norm_D = stored.post_norm_D;
+    scratch_.q_norm_d = stored.q_norm_d;
+    scratch_.k_norm_d = stored.k_norm_d;
+}
+
 const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
     const StoredLayer& stored = layers_.at(static_cast<std::size_t>(layer));
     if (current_ != layer) {
@@ -84,12 +93,8 @@ const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
                     ops::copy_2d(ctx, std::get<at::Tensor>(weight), out_NK);
                 }
             }
-            scratch_.groups[static_cast<std::size_t>(g)].bias_N = stored.biases[static_cast<std::size_t>(g)];
         }
-        scratch_.input_norm_D = stored.input_norm_D;
-        scratch_.post_norm_D = stored.post_norm_D;
-        scratch_.q_norm_d = stored.q_norm_d;
-        scratch_.k_norm_d = stored.k_norm_d;
+        lend(stored);
     }
     if (adapters_ != nullptr && (current_ != layer || adapter_version_ != adapters_->version())) {
         adapters_->fill(ctx, layer, layout_, scratch_);
@@ -97,6 +102,12 @@ const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
     }
     current_ = layer;
     return scratch_;
+}
+
+void ScratchSource::assume_held(int layer) {
+    current_ = layer;
+    if (adapters_ != nullptr) adapter_version_ = adapters_->version();
+    if (layer >= 0) lend(layers_.at(static_cast<std::size_t>(layer)));
 }
 
 // --- ResidentSource ------------------------------------------------------------------------------------------------
@@ -110,8 +121,7 @@ void ResidentSource::plan(const ModelSpec& spec, const LayerLayout& layout, at::
 ResidentSource::ResidentSource(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
                                std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                                const Parameters* masters)
-    : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), adapters_(adapters), masters_(masters),
-      versions_(layers_.size(), 0) {
+    : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), adapters_(adapters), masters_(masters) {
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
         const StoredLayer& stored = layers.at(layer);
         for (const Group g : all_groups) {
@@ -153,16 +163,14 @@ void ResidentSource::refresh_from_masters(ops::Context& ctx, int layer) {
     }
 }
 
-const LayerWeights& ResidentSource::ready(ops::Context& ctx, int layer) {
-    const LayerWeights& weights = layers_.at(static_cast<std::size_t>(layer));
-    uint64_t& held = versions_[static_cast<std::size_t>(layer)];
+void ResidentSource::refresh(ops::Context& ctx) {
     const uint64_t wanted = masters_ != nullptr ? masters_->version : adapters_ != nullptr ? adapters_->version() : 0;
-    if (held != wanted) {
+    if (version_ == wanted) return;
+    for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
         if (masters_ != nullptr) refresh_from_masters(ctx, layer);
-        if (adapters_ != nullptr) adapters_->fill(ctx, layer, layout_, weights);
-        held = wanted;
+        if (adapters_ != nullptr) adapters_->fill(ctx, layer, layout_, layers_[static_cast<std::size_t>(layer)]);
     }
-    return weights;
+    version_ = wanted;
 }
 
 }  // namespace unsloth::model

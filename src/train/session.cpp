@@ -137,6 +137,7 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.device = device;
     request.dtype = model::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
+    request.records = trains && config.hardware.cuda_graphs;
     request.offload_embedding = config.hardware.offload_embedding;
     request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
     request.adapter = config.model.adapter_name_or_path;

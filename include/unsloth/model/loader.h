@@ -26,6 +26,7 @@ struct LoadRequest {
     uint64_t seed = 0;                  ///< of the adapters' initialisation
     bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
     bool offload_embedding = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
+    bool records = false;               ///< passes are recorded where shapes repeat (ModelParts::records)
     ActivationSizes sizes;
 };
 

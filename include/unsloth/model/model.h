@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/offload.h"
 #include "unsloth/model/weight_source.h"
+#include "unsloth/ops/recorded_work.h"
 
 namespace unsloth::model {
 
@@ -30,6 +32,7 @@ struct ModelParts {
     std::vector<LayerLora> lora;                 ///< one a layer; empty: no adapters
     double lora_dropout = 0.0;
     bool full_finetuning = false;
+    bool records = false;                        ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
     std::unique_ptr<Parameters> parameters;      ///< nullptr in inference without adapters
     std::unique_ptr<Adapters> adapters;
     std::unique_ptr<WeightSource> source;
@@ -73,7 +76,9 @@ class Model {
     void upload(const Batch& batch);
     void make_rope_table(int64_t longest_position);
     void embed();
+    enum class Pass { forward, backward };
     void forward_layers(std::vector<KvCache>* caches, bool training);
+    void issue_or_record(Pass pass, const std::function<void()>& work);
     void head_forward_backward(const Batch& batch);
     void head_chunk(int64_t first, int64_t rows, bool gradient);
     void gather_head_rows(int64_t rows);
@@ -89,6 +94,13 @@ class Model {
     at::Tensor inv_freq_;
     double rope_scaling_ = 1.0;
     int64_t rope_length_ = -1;      ///< what inv_freq_ was computed for (dynamic RoPE)
+    /// A pass over micro-batches of one shape.
+    struct Recording {
+        int64_t seen = 0;
+        std::optional<ops::RecordedWork> work;
+        int leaves_held = -1;  ///< the layer that the weight source holds afterwards
+    };
+    std::map<std::vector<int64_t>, Recording> recordings_;
     std::unique_ptr<Offload> offload_;  ///< nullptr: what layers keep stays on the device
     int64_t tokens_ = 0;
     int64_t distinct_ids_ = 0;

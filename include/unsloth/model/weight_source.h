@@ -58,9 +58,15 @@ class Adapters {
 class WeightSource {
   public:
     virtual ~WeightSource() = default;
+    /// Before a forward pass: brings what changed since the last one (adapters, trained masters) to where `ready` will find it.
+    virtual void refresh(ops::Context& ctx) = 0;
     /// The layer's weights, complete for work issued on the context's stream after this call, until release().
     virtual const LayerWeights& ready(ops::Context& ctx, int layer) = 0;
     virtual void release(int layer) = 0;
+    /// The layer that is expanded now, -1: none, or all are. Work that was recorded leaves the same layer behind each time it is
+    /// issued: `assume_held` says so, and before recording that there is none.
+    virtual int held() const { return -1; }
+    virtual void assume_held(int) {}
 };
 
 /// A projection as it lies in memory: 4-bit, or a 16/32-bit matrix [N, K].
@@ -79,10 +85,14 @@ class ScratchSource final : public WeightSource {
     static void plan(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     ScratchSource(const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers, const memory::Arena& arena,
                   const Adapters* adapters);
+    void refresh(ops::Context&) override {}
     const LayerWeights& ready(ops::Context& ctx, int layer) override;
     void release(int) override {}
+    int held() const override { return current_; }
+    void assume_held(int layer) override;
 
   private:
+    void lend(const StoredLayer& stored);
     LayerLayout layout_;
     std::vector<StoredLayer> layers_;
     LayerWeights scratch_;
@@ -101,7 +111,8 @@ class ResidentSource final : public WeightSource {
                    const memory::Arena& arena, const Adapters* adapters, const Parameters* masters);
     /// Puts a frozen projection into its place: [N, K] of any floating dtype, on any device, or a 4-bit one, which is expanded.
     void load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight);
-    const LayerWeights& ready(ops::Context& ctx, int layer) override;
+    void refresh(ops::Context& ctx) override;
+    const LayerWeights& ready(ops::Context&, int layer) override { return layers_.at(static_cast<std::size_t>(layer)); }
     void release(int) override {}
 
   private:
@@ -110,7 +121,7 @@ class ResidentSource final : public WeightSource {
     std::vector<LayerWeights> layers_;
     const Adapters* adapters_;
     const Parameters* masters_;
-    std::vector<uint64_t> versions_;  ///< of what each layer's buffers hold
+    uint64_t version_ = 0;  ///< of what the buffers hold
 };
 
 }  // namespace unsloth::model
