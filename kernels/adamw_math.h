@@ -95,15 +95,25 @@ UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, boo
     p = add(p, div(mul(f.minus_step32, m), denominator));
 }
 
-/// bitsandbytes' update from the dequantised moments, decay after it. `v_floor`: see v_floor_8bit.
-UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool decays, float gradient,
-                                      float v_floor, float& p, float& m, float& v) {
+/// bitsandbytes' new moments from the dequantised ones. `v_floor`: see v_floor_8bit.
+UNSLOTH_HOST_DEVICE void moments_8bit(const Constants& c, const Factors& f, float gradient, float v_floor, float& m,
+                                      float& v) {
     const float g = mul(gradient, f.clip);
     m = add(mul(m, c.beta1), mul(f.rest1_8, g));
     v = add(mul(v, c.beta2), mul(mul(f.rest2_8, g), g));
     if (v < v_floor) v = v_floor;
-    p = add(p, mul(f.step8, div(m, add(root(v), f.eps8))));
-    if (decays) p = mul(p, f.keep);
+}
+
+/// bitsandbytes' update by `direction` = m / (root(v) + eps8), decay after it.
+UNSLOTH_HOST_DEVICE float updated_8bit(const Factors& f, bool decays, float direction, float p) {
+    p = add(p, mul(f.step8, direction));
+    return decays ? mul(p, f.keep) : p;
+}
+
+UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool decays, float gradient,
+                                      float v_floor, float& p, float& m, float& v) {
+    moments_8bit(c, f, gradient, v_floor, m, v);
+    p = updated_8bit(f, decays, div(m, add(root(v), f.eps8)), p);
 }
 
 inline constexpr int zero_code_m = 127;  ///< the signed map's entry 0
@@ -113,9 +123,12 @@ inline constexpr int zero_code_v = 0;    ///< the unsigned map's entry 0
 /// map's first step. A gradient of (nearly) zero would then divide m by eps alone and the element would jump,
 /// so v does not fall below what the smallest non-zero entry would have become. `smallest`: that entry,
 /// maps[256 + 1].
+UNSLOTH_HOST_DEVICE bool v_is_unknown(int code_m, int code_v) {
+    return code_v == zero_code_v && code_m != zero_code_m;
+}
 UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest,
                                        float absmax_v) {
-    return code_v == zero_code_v && code_m != zero_code_m ? mul(mul(smallest, absmax_v), c.beta2) : 0.0F;
+    return v_is_unknown(code_m, code_v) ? mul(mul(smallest, absmax_v), c.beta2) : 0.0F;
 }
 
 /// The code of x in a 256-entry ascending map: the nearest entry, an x on a midpoint takes the even code

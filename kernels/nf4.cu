@@ -49,8 +49,9 @@ __device__ __forceinline__ void store_group(__half* out, const float (&v)[group]
 
 /// Division of n < 2^31 by a fixed d in three instructions (Granlund & Montgomery, 1994).
 struct FastDivide {
-    uint32_t divisor, multiplier, shift;
-    explicit FastDivide(uint32_t d) : divisor(d), multiplier(0), shift(0) {
+    uint32_t divisor = 1, multiplier = 0, shift = 0;
+    FastDivide() = default;
+    explicit FastDivide(uint32_t d) : divisor(d) {
         while ((uint64_t{1} << shift) < d) ++shift;
         multiplier = static_cast<uint32_t>((((uint64_t{1} << shift) - d) << 32) / d + 1);
     }
@@ -59,28 +60,49 @@ struct FastDivide {
     }
 };
 
-/// A warp makes 1024 consecutive elements of the flattened weight: lane l turns the 32-bit words l, 32 + l,
+/// One weight of a launch.
+struct Job {
+    Quant4View weight;
+    void* out = nullptr;
+    int64_t row_stride = 0;
+    uint32_t groups = 0;
+    uint32_t first_tile = 0;  ///< of the launch's tiles of 1024 elements; the last one of a weight may be partly empty
+    FastDivide groups_per_row;
+};
+
+constexpr int max_jobs = 8;  // a launch's parameters stay below 1 KiB
+
+struct Jobs {
+    Job job[max_jobs];
+    int count = 0;
+    uint32_t tiles = 0;
+};
+
+/// A warp makes a tile of 1024 consecutive elements of a flattened weight: lane l turns the 32-bit words l, 32 + l,
 /// 64 + l and 96 + l of its codes into 8 elements each, so that loads are 128 and stores 512 consecutive
 /// bytes. Lanes 0..15 decode one block maximum each, and hold one entry of the code each: both are looked up
 /// by shuffles, free of bank conflicts. A group of 8 never straddles rows because 8 divides cols; a block of
 /// 64 may.
 template <class T>
-__global__ void __launch_bounds__(threads)
-    dequantize_vectorized(Quant4View weight, T* __restrict__ out, int64_t row_stride, uint32_t groups,
-                          FastDivide groups_per_row) {
+__global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_constant__ Jobs jobs) {
     const uint32_t lane = threadIdx.x % warp;
-    const uint32_t warp_index = blockIdx.x * (threads / warp) + threadIdx.x / warp;
-    const uint32_t first_group = warp_index * (warp * groups_per_lane);
-    if (first_group >= groups) return;
+    const uint32_t tile = blockIdx.x * (threads / warp) + threadIdx.x / warp;
+    if (tile >= jobs.tiles) return;
+    int index_of_job = 0;
+    while (index_of_job + 1 < jobs.count && tile >= jobs.job[index_of_job + 1].first_tile) ++index_of_job;
+    const Job& job = jobs.job[index_of_job];
+    const Quant4View& weight = job.weight;
+    const uint32_t tile_of_job = tile - job.first_tile;
+    const uint32_t first_group = tile_of_job * (warp * groups_per_lane);
 
     const auto* words = reinterpret_cast<const uint32_t*>(weight.packed);
     uint32_t codes[groups_per_lane];
 #pragma unroll
     for (int j = 0; j < groups_per_lane; ++j) {
         const uint32_t index = first_group + j * warp + lane;
-        codes[j] = index < groups ? __ldcs(words + index) : 0;  // read once: do not keep in the caches
+        codes[j] = index < job.groups ? __ldcs(words + index) : 0;  // read once: do not keep in the caches
     }
-    const int64_t block = int64_t{warp_index} * warp_blocks + lane % warp_blocks;
+    const int64_t block = int64_t{tile_of_job} * warp_blocks + lane % warp_blocks;
     const float absmax = block < weight.blocks() ? block_absmax(weight, block) : 0.0F;
     const float code_value = weight.code[lane % 16];
 
@@ -98,10 +120,10 @@ __global__ void __launch_bounds__(threads)
             values[i] =
                 __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(codes[j] >> shift), 16), scale);
         }
-        if (index < groups) {
-            const uint32_t row = groups_per_row.quotient(index);
-            const uint32_t column = (index - row * groups_per_row.divisor) * group;
-            store_group(out + row * row_stride + column, values);
+        if (index < job.groups) {
+            const uint32_t row = job.groups_per_row.quotient(index);
+            const uint32_t column = (index - row * job.groups_per_row.divisor) * group;
+            store_group(static_cast<T*>(job.out) + row * job.row_stride + column, values);
         }
     }
 }
@@ -123,21 +145,31 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-template <class T>
-void launch_dequantize(const DequantizeArgs& args, cudaStream_t stream) {
-    auto* out = static_cast<T*>(args.out);
-    const int64_t elements = args.weight.elements();
-    if (dequantize_is_vectorized(args)) {
-        const auto grid = static_cast<unsigned>(ceil_div(ceil_div(elements, warp_elements), threads / warp));
-        UNSLOTH_LAUNCH(dequantize_vectorized<T>, grid, threads, 0, stream, args.weight, out, args.row_stride,
-                       static_cast<uint32_t>(elements / group),
-                       FastDivide(static_cast<uint32_t>(args.weight.cols / group)));
-    } else {
-        const int64_t pairs = ceil_div(elements, 2);
-        const auto grid =
-            static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, threads), int64_t{1} << 20));
-        UNSLOTH_LAUNCH(dequantize_general<T>, grid, threads, 0, stream, args.weight, out, args.row_stride);
-    }
+void launch_general(const DequantizeArgs& args, cudaStream_t stream) {
+    const int64_t pairs = ceil_div(args.weight.elements(), 2);
+    const auto grid = static_cast<unsigned>(std::min<int64_t>(ceil_div(pairs, threads), int64_t{1} << 20));
+    dispatch_floating(args.out_type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        UNSLOTH_LAUNCH(dequantize_general<T>, grid, threads, 0, stream, args.weight, static_cast<T*>(args.out),
+                       args.row_stride);
+    });
+}
+
+void append(Jobs& jobs, const DequantizeArgs& args) {
+    const auto groups = static_cast<uint32_t>(args.weight.elements() / group);
+    jobs.job[jobs.count++] = {args.weight, args.out,   args.row_stride,
+                              groups,      jobs.tiles, FastDivide(static_cast<uint32_t>(args.weight.cols / group))};
+    jobs.tiles += static_cast<uint32_t>(ceil_div(groups, warp * groups_per_lane));
+}
+
+void launch(Jobs& jobs, DType out_type, cudaStream_t stream) {
+    if (jobs.count == 0) return;
+    const auto grid = static_cast<unsigned>(ceil_div(jobs.tiles, threads / warp));
+    dispatch_floating(out_type, [&](auto tag) {
+        UNSLOTH_LAUNCH(dequantize_vectorized<typename decltype(tag)::type>, grid, threads, 0, stream, jobs);
+    });
+    jobs.count = 0;
+    jobs.tiles = 0;
 }
 
 // ---- quantisation ----
@@ -248,9 +280,21 @@ bool dequantize_is_vectorized(const DequantizeArgs& args) {
 }
 
 void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream) {
-    if (args.weight.elements() == 0) return;
-    dispatch_floating(args.out_type,
-                      [&](auto tag) { launch_dequantize<typename decltype(tag)::type>(args, stream); });
+    dequantize_4bit(&args, 1, stream);
+}
+
+void dequantize_4bit(const DequantizeArgs* args, int64_t count, cudaStream_t stream) {
+    Jobs jobs;
+    for (int64_t i = 0; i < count; ++i) {
+        if (args[i].weight.elements() == 0) continue;
+        if (!dequantize_is_vectorized(args[i])) {
+            launch_general(args[i], stream);
+            continue;
+        }
+        append(jobs, args[i]);
+        if (jobs.count == max_jobs) launch(jobs, args[i].out_type, stream);
+    }
+    if (jobs.count > 0) launch(jobs, args[0].out_type, stream);
 }
 
 void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {

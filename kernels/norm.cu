@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(max_threads) norm_forward_kernel(const NormFor
     }
 }
 
-/// dx (+)= rstd (g - x rstd^2 mean(g x)), g = dy weight; dweight += dy x rstd.
-template <class T, int N, bool kWithinWarp, bool kWeightGradient>
+/// dx (+)= rstd (g - x rstd^2 mean(g x)), g = dy weight; dweight += dy x rstd. kRebuild: y as the forward has it.
+template <class T, int N, bool kWithinWarp, bool kWeightGradient, bool kRebuild>
 __global__ void __launch_bounds__(max_threads) norm_backward_kernel(const NormBackward p, uint32_t rows, int packs) {
     constexpr int V = vector_width<T>;
     __shared__ float shared[32];
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(max_threads) norm_backward_kernel(const NormBa
         const uint32_t row = first + threadIdx.y;
         const int row_packs = row < rows ? packs : 0;
         T* dx_row = static_cast<T*>(p.dx.data) + row_offset(p.dx, row, heads);
-        RowPart<T, N> dy, x, dx;
+        RowPart<T, N> dy, x, dx, y;
         dy.load(static_cast<const T*>(p.dy.data) + row_offset(p.dy, row, heads), row_packs);
         x.load(static_cast<const T*>(p.x.data) + row_offset(p.x, row, heads), row_packs);
         dx.load(dx_row, p.accumulate ? row_packs : 0);
@@ -200,9 +200,11 @@ __global__ void __launch_bounds__(max_threads) norm_backward_kernel(const NormBa
                 dx.pack[i].v[k] = from_float<T>(dx.at(i, k) + rstd * (g - x.at(i, k) * projection));
                 probe += dx.at(i, k) * 0.f;
                 if constexpr (kWeightGradient) dweight[i][k] += dy.at(i, k) * (x.at(i, k) * rstd);
+                if constexpr (kRebuild) y.pack[i].v[k] = from_float<T>(x.at(i, k) * rstd * weight.w[i][k]);
             }
         }
         dx.store(dx_row, row_packs);
+        if constexpr (kRebuild) y.store(static_cast<T*>(p.y.data) + row_offset(p.y, row, heads), row_packs);
         if (probe != 0.f) report(p.site);
     }
     if constexpr (kWeightGradient) {
@@ -260,6 +262,7 @@ __global__ void __launch_bounds__(stream_threads) norm_backward_stream_kernel(co
         const T* dy_row = static_cast<const T*>(p.dy.data) + row_offset(p.dy, row, heads);
         const T* x_row = static_cast<const T*>(p.x.data) + row_offset(p.x, row, heads);
         T* dx_row = static_cast<T*>(p.dx.data) + row_offset(p.dx, row, heads);
+        T* y_row = p.y.data != nullptr ? static_cast<T*>(p.y.data) + row_offset(p.y, row, heads) : nullptr;
         const float rstd = p.rstd[row];
         float dot = 0.f;
 #pragma unroll 2
@@ -288,6 +291,12 @@ __global__ void __launch_bounds__(stream_threads) norm_backward_stream_kernel(co
                 probe += to_float(dx.v[k]) * 0.f;
             }
             store_pack(dx_row + c, dx);
+            if (y_row != nullptr) {
+                Pack<T, V> y;
+#pragma unroll
+                for (int k = 0; k < V; ++k) y.v[k] = from_float<T>(to_float(x.v[k]) * rstd * w[k]);
+                store_pack(y_row + c, y);
+            }
             if (p.dweight != nullptr) {
 #pragma unroll
                 for (int k = 0; k < V; ++k) {
@@ -340,16 +349,22 @@ void launch_forward(const NormForward& params, const Geometry& geometry, uint32_
     launch_over_rows(kernel, geometry, resident(kernel, geometry), rows, params, stream, packs);
 }
 
-template <class T, int N, bool kWithinWarp>
-void launch_backward(const NormBackward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
+template <class T, int N, bool kWithinWarp, bool kRebuild>
+void launch_backward_as(const NormBackward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
     const int packs = static_cast<int>(params.shape.columns / vector_width<T>);
     if (params.dweight != nullptr) {
-        launch_over_rows(norm_backward_kernel<T, N, kWithinWarp, true>, geometry, dweight_blocks, rows, params, stream,
-                         packs);
+        launch_over_rows(norm_backward_kernel<T, N, kWithinWarp, true, kRebuild>, geometry, dweight_blocks, rows,
+                         params, stream, packs);
     } else {
-        const auto kernel = norm_backward_kernel<T, N, kWithinWarp, false>;
+        const auto kernel = norm_backward_kernel<T, N, kWithinWarp, false, kRebuild>;
         launch_over_rows(kernel, geometry, resident(kernel, geometry), rows, params, stream, packs);
     }
+}
+
+template <class T, int N, bool kWithinWarp>
+void launch_backward(const NormBackward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
+    params.y.data != nullptr ? launch_backward_as<T, N, kWithinWarp, true>(params, geometry, rows, stream)
+                             : launch_backward_as<T, N, kWithinWarp, false>(params, geometry, rows, stream);
 }
 
 template <class T, int V>
@@ -402,7 +417,7 @@ void norm_backward(const NormBackward& params, cudaStream_t stream) {
     const auto rows = static_cast<uint32_t>(shape.tokens * shape.heads);
     if (rows == 0) return;
     const bool aligned = is_aligned(params.dy, shape) && is_aligned(params.x, shape) && is_aligned(params.dx, shape) &&
-                         is_aligned(params.weight);
+                         is_aligned(params.y, shape) && is_aligned(params.weight);
     dispatch_floating(shape.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         constexpr int V = vector_width<T>;

@@ -41,6 +41,7 @@ struct NormBackward {
     const float* rstd = nullptr;
     Heads dx;                   ///< may be dy
     bool accumulate = false;    ///< dx += instead of dx =
+    Heads y;                    ///< the forward's output, rebuilt from x; may be dy; no data: not wanted
     float* dweight = nullptr;   ///< [columns], +=; nullptr: not wanted
     float* partials = nullptr;  ///< norm_scratch_bytes of scratch, when dweight is wanted
     BadSite site;

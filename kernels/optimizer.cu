@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/common.h"
+#include "kernels/dynamic_codes.h"
 #include "kernels/optimizer.h"
 
 namespace unsloth::kernels {
@@ -15,44 +16,46 @@ constexpr int threads = 256;
 constexpr int block_elements = 256;
 constexpr int per_lane = block_elements / warp;  // 8: four consecutive elements in each half of the block
 constexpr uint8_t flag_decays = 1, flag_8bit = 2;
-constexpr unsigned max_grid = 2048;  // enough for every card; a warp then takes several blocks
+// Magnitudes between which no quotient or remainder of the quick arithmetic below underflows or overflows.
+constexpr float least_usual = 0x1p-72F, most_usual = 0x1p48F, least_usual_v = 0x1p-100F;
+/// Of a thread block of the update: few and large ones where each fills tables first.
+template <bool k8bit>
+constexpr int step_threads = k8bit ? 512 : 256;
+constexpr int64_t most_step_blocks = 2048;  // enough for every card; a warp then takes several blocks of elements
 
-/// The maps and the midpoints between their entries, once a thread block.
+/// The maps, and the tables that find a value's code in them: once a thread block.
 struct Tables {
     float map[512];
-    float midpoints[512];  // [255] and [511] unused
+    uint32_t signed_entries[SignedCodes::buckets];
+    uint32_t unsigned_entries[UnsignedCodes::buckets];
 };
 
-__device__ void load_tables(const float* maps, Tables& tables) {
-    for (int i = threadIdx.x; i < 512; i += threads) {
-        tables.map[i] = maps[i];
-        tables.midpoints[i] = i % 256 < 255 ? mul(add(maps[i], maps[i + 1]), 0.5F) : 0.0F;
-    }
+template <class Codes>
+__device__ void fill_entries(const float* map, uint32_t* sorted, uint32_t* entries) {
+    for (int k = threadIdx.x; k < Codes::thresholds; k += blockDim.x) sorted[k] = bits_of_float(Codes::threshold(map, k));
+    __syncthreads();
+    for (int bucket = threadIdx.x; bucket < Codes::buckets; bucket += blockDim.x)
+        entries[bucket] = Codes::entry(sorted, bucket);
     __syncthreads();
 }
 
-/// Where x lies in the dynamic map, within an entry or so: decade i of 7 has `items` evenly spaced values.
-/// Both maps: the values of decade i begin at entry `items` - 1 after zero, and items doubles from decade to
-/// decade.
-__device__ __forceinline__ int steps_from_zero(float magnitude, int items_of_first_decade) {
-    const float decade = fminf(fmaxf(floorf(__log10f(magnitude)) + 7.0F, 0.0F), 6.0F);
-    const float items = ldexpf(static_cast<float>(items_of_first_decade), static_cast<int>(decade));
-    const float fraction = (magnitude * __exp10f(6.0F - decade) - 0.1F) * (1.0F / 0.9F);
-    const float within = fminf(fmaxf(floorf(fraction * items), 0.0F), items);
-    return static_cast<int>(items + within);
-}
-__device__ __forceinline__ int guess_signed(float x) {
-    const int steps = steps_from_zero(fabsf(x), 1);
-    return x < 0.0F ? max(zero_code_m - steps, 0) : min(zero_code_m + steps, 255);
-}
-__device__ __forceinline__ int guess_unsigned(float x) {
-    return min(max(steps_from_zero(x, 2) - 1, 0), 255);
+__device__ void fill_tables(const float* maps, Tables& tables) {
+    __shared__ uint32_t sorted[256];
+    for (int i = threadIdx.x; i < 512; i += blockDim.x) tables.map[i] = maps[i];
+    __syncthreads();
+    fill_entries<SignedCodes>(tables.map, sorted, tables.signed_entries);
+    fill_entries<UnsignedCodes>(tables.map + 256, sorted, tables.unsigned_entries);
 }
 
+/// Of values that are not negative and no NaN: their bits are ordered as they are.
 __device__ __forceinline__ float warp_maximum(float x) {
+#if __CUDA_ARCH__ >= 800
+    return __uint_as_float(__reduce_max_sync(all_lanes, __float_as_uint(x)));
+#else
 #pragma unroll
     for (int offset = warp / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, offset));
     return x;
+#endif
 }
 
 __device__ __forceinline__ void load_8(const float* from, float (&to)[per_lane]) {
@@ -96,67 +99,153 @@ __device__ __forceinline__ void step_32bit(const AdamwArgs& args, const Factors&
     store_8(v_slot, v);
 }
 
+// Division and square root in the few instructions that give the rounded result where no intermediate leaves the normal
+// range (they are what the compiler puts on the quick side of its own): its test and its slow side, per operation, are
+// what 16 of each a thread cannot afford. `unusual` below is that test for all of a block's operations at once.
+
+/// 1 / d to the last bit or so.
+__device__ __forceinline__ float reciprocal(float d) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    return fmaf(r, fmaf(-d, r, 1.0F), r);
+}
+__device__ __forceinline__ float quotient(float x, float d, float reciprocal_of_d) {
+    const float q = __fmul_rn(x, reciprocal_of_d);
+    return fmaf(reciprocal_of_d, fmaf(-d, q, x), q);
+}
+/// The root of a normal number or of zero.
+__device__ __forceinline__ float quick_root(float x) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, least_usual_v)));
+    const float s = __fmul_rn(x, r);
+    return fmaf(fmaf(-s, s, x), __fmul_rn(r, 0.5F), s);
+}
+
+/// A lane's moments of a block, their maxima over the block, and the parameters.
+struct Block8 {
+    float m[per_lane], v[per_lane], p[per_lane];
+    float largest_m, largest_v;
+    int code_m[per_lane], code_v[per_lane];
+};
+
+/// Updates and codes where nothing is `unusual`.
+__device__ __forceinline__ void finish_quickly(const Factors& factors, const Tables& tables, bool decays, Block8& b) {
+    const float by_m = b.largest_m > 0.0F ? reciprocal(b.largest_m) : 0.0F;
+    const float by_v = b.largest_v > 0.0F ? reciprocal(b.largest_v) : 0.0F;
+#pragma unroll
+    for (int k = 0; k < per_lane; ++k) {
+        const float d = add(quick_root(b.v[k]), factors.eps8);
+        b.p[k] = updated_8bit(factors, decays, quotient(b.m[k], d, reciprocal(d)), b.p[k]);
+        const float scaled_m = quotient(fabsf(b.m[k]), b.largest_m, by_m);
+        b.code_m[k] = signed_code(tables.signed_entries, b.m[k], scaled_m);
+        b.code_v[k] = UnsignedCodes::code(tables.unsigned_entries, quotient(b.v[k], b.largest_v, by_v));
+    }
+}
+
+/// The same for all numbers; rare, so small rather than fast.
+__device__ __noinline__ void finish_carefully(const Factors& factors, const Tables& tables, bool decays, Block8& b) {
+#pragma unroll 1
+    for (int k = 0; k < per_lane; ++k) {
+        b.p[k] = updated_8bit(factors, decays, div(b.m[k], add(root(b.v[k]), factors.eps8)), b.p[k]);
+        const float scaled_m = b.largest_m > 0.0F ? div(fabsf(b.m[k]), b.largest_m) : 0.0F;
+        const float scaled_v = b.largest_v > 0.0F ? div(b.v[k], b.largest_v) : 0.0F;
+        b.code_m[k] = signed_code(tables.signed_entries, b.m[k], scaled_m);
+        b.code_v[k] = UnsignedCodes::code(tables.unsigned_entries, scaled_v);
+    }
+}
+
 __device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& factors, const Tables& tables,
                                           bool decays, int slot, int lane, const float (&g)[per_lane],
                                           float (&p)[per_lane]) {
     uint8_t* m_slot = args.m8 + int64_t{slot} * block_elements + lane * 4;
     uint8_t* v_slot = args.v8 + int64_t{slot} * block_elements + lane * 4;
-    int code_m[per_lane], code_v[per_lane];
-    load_8(m_slot, code_m);
-    load_8(v_slot, code_v);
+    Block8 b;
+    load_8(m_slot, b.code_m);
+    load_8(v_slot, b.code_v);
     const float old_absmax_m = args.absmax_m8[slot], old_absmax_v = args.absmax_v8[slot];
-    float m[per_lane], v[per_lane], largest_m = 0, largest_v = 0;
+    const float least_v = mul(mul(tables.map[257], old_absmax_v), args.constants.beta2);
+    b.largest_m = b.largest_v = 0.0F;
+    // -0 counts as unusual: a quick quotient loses its sign.
+    bool unusual = factors.eps8 < least_usual;
 #pragma unroll
     for (int k = 0; k < per_lane; ++k) {
-        m[k] = mul(tables.map[code_m[k]], old_absmax_m);
-        v[k] = mul(tables.map[256 + code_v[k]], old_absmax_v);
-        const float v_floor =
-            v_floor_8bit(args.constants, code_m[k], code_v[k], tables.map[257], old_absmax_v);
-        element_8bit(args.constants, factors, decays, g[k], v_floor, p[k], m[k], v[k]);
-        largest_m = fmaxf(largest_m, fabsf(m[k]));
-        largest_v = fmaxf(largest_v, v[k]);
+        b.m[k] = mul(tables.map[b.code_m[k]], old_absmax_m);
+        b.v[k] = mul(tables.map[256 + b.code_v[k]], old_absmax_v);
+        b.p[k] = p[k];
+        const float v_floor = v_is_unknown(b.code_m[k], b.code_v[k]) ? least_v : 0.0F;
+        moments_8bit(args.constants, factors, g[k], v_floor, b.m[k], b.v[k]);
+        b.largest_m = fmaxf(b.largest_m, fabsf(b.m[k]));
+        b.largest_v = fmaxf(b.largest_v, b.v[k]);
+        unusual |= fabsf(b.m[k]) < least_usual && __float_as_uint(b.m[k]) != 0;
+        unusual |= b.v[k] < least_usual_v && b.v[k] != 0.0F;
     }
-    largest_m = warp_maximum(largest_m);
-    largest_v = warp_maximum(largest_v);
+    b.largest_m = warp_maximum(b.largest_m);
+    b.largest_v = warp_maximum(b.largest_v);
+    unusual |= !(b.largest_m < most_usual && b.largest_v < most_usual);
+    unusual |= b.largest_v < least_usual && b.largest_v != 0.0F;
+    if (__any_sync(all_lanes, unusual)) {
+        Block8 in_memory = b;  // a call takes it by its address: keep that off the usual path's registers
+        finish_carefully(factors, tables, decays, in_memory);
+        b = in_memory;
+    } else {
+        finish_quickly(factors, tables, decays, b);
+    }
 #pragma unroll
-    for (int k = 0; k < per_lane; ++k) {
-        const float scaled_m = largest_m > 0.0F ? div(m[k], largest_m) : 0.0F;
-        const float scaled_v = largest_v > 0.0F ? div(v[k], largest_v) : 0.0F;
-        code_m[k] = with_sign_of(m[k], nearest_code(scaled_m, tables.midpoints, guess_signed(scaled_m)));
-        code_v[k] = nearest_code(scaled_v, tables.midpoints + 256, guess_unsigned(scaled_v));
-    }
-    store_8(m_slot, code_m);
-    store_8(v_slot, code_v);
+    for (int k = 0; k < per_lane; ++k) p[k] = b.p[k];
+    store_8(m_slot, b.code_m);
+    store_8(v_slot, b.code_v);
     if (lane == 0) {
-        args.absmax_m8[slot] = largest_m;
-        args.absmax_v8[slot] = largest_v;
+        args.absmax_m8[slot] = b.largest_m;
+        args.absmax_v8[slot] = b.largest_v;
     }
 }
 
-/// A warp a block of 256 elements; the block's maximum needs shuffles only.
-__global__ void __launch_bounds__(threads) adamw_blocks(AdamwArgs args) {
-    __shared__ Tables tables;
-    if (args.outcome->skipped != 0) return;
-    load_tables(args.maps, tables);
+__device__ __forceinline__ void zero_8(float* to) {
+    const float zeros[per_lane] = {};
+    store_8(to, zeros);
+}
+
+/// A warp a block of 256 elements; the block's maximum needs shuffles only. k8bit: some moments are 8-bit; without
+/// them there are no tables.
+template <bool k8bit>
+__global__ void __launch_bounds__(step_threads<k8bit>, 1024 / step_threads<k8bit>) adamw_blocks(const __grid_constant__ AdamwArgs args) {
+    __shared__ Tables tables;  // of no size where nothing refers to them
+    const bool skipped = args.outcome->skipped != 0;
+    if (skipped && !args.zero_gradients) return;
+    if constexpr (k8bit) {
+        if (!skipped) fill_tables(args.maps, tables);
+    }
     const Factors factors = make_factors(args.constants, *args.scalars, args.outcome->clip);
     const int lane = threadIdx.x % warp;
-    const int64_t warps = int64_t{gridDim.x} * (threads / warp);
-    for (int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp; block < args.blocks;
-         block += warps) {
-        const uint8_t flags = args.flags[block];
-        const int slot = args.slots[block];
-        const bool decays = (flags & flag_decays) != 0;
+    const int64_t warps = int64_t{gridDim.x} * (step_threads<k8bit> / warp);
+    int64_t block = int64_t{blockIdx.x} * (step_threads<k8bit> / warp) + threadIdx.x / warp;
+    if (block >= args.blocks) return;
+    uint8_t flags = args.flags[block];
+    int slot = args.slots[block];
+    while (true) {
+        // What the next round needs to find its moments is under way while this one computes.
+        const int64_t next = block + warps;
+        const uint8_t next_flags = next < args.blocks ? args.flags[next] : 0;
+        const int next_slot = next < args.blocks ? args.slots[next] : 0;
         const int64_t first = block * block_elements + lane * 4;
-        float p[per_lane], g[per_lane];
-        load_8(args.params + first, p);
-        load_8(args.grads + first, g);
-        if ((flags & flag_8bit) != 0) {
-            step_8bit(args, factors, tables, decays, slot, lane, g, p);
-        } else {
-            const int64_t place = int64_t{slot} * block_elements + lane * 4;
-            step_32bit(args, factors, decays, g, p, args.m32 + place, args.v32 + place);
+        if (!skipped) {
+            const bool decays = (flags & flag_decays) != 0;
+            float p[per_lane], g[per_lane];
+            load_8(args.params + first, p);
+            load_8(args.grads + first, g);
+            if (k8bit && (flags & flag_8bit) != 0) {
+                step_8bit(args, factors, tables, decays, slot, lane, g, p);
+            } else {
+                const int64_t place = int64_t{slot} * block_elements + lane * 4;
+                step_32bit(args, factors, decays, g, p, args.m32 + place, args.v32 + place);
+            }
+            store_8(args.params + first, p);
         }
-        store_8(args.params + first, p);
+        if (args.zero_gradients) zero_8(args.grads + first);
+        if (next >= args.blocks) return;
+        block = next;
+        flags = next_flags;
+        slot = next_slot;
     }
 }
 
@@ -193,13 +282,22 @@ __global__ void __launch_bounds__(threads) finish_norm(const double* __restrict_
     if (threadIdx.x == 0) finish_gradient_norm(total, *scalars, *outcome);
 }
 
+template <bool k8bit>
+void launch_step(const AdamwArgs& args, cudaStream_t stream) {
+    constexpr int block_threads = step_threads<k8bit>;
+    const auto kernel = adamw_blocks<k8bit>;
+    // With tables to fill, no more thread blocks than run at once.
+    const int64_t most =
+        k8bit ? resident_blocks(reinterpret_cast<const void*>(kernel), block_threads, 0) : most_step_blocks;
+    const auto grid = static_cast<unsigned>(std::min(ceil_div(args.blocks, block_threads / warp), most));
+    UNSLOTH_LAUNCH(kernel, grid, block_threads, 0, stream, args);
+}
+
 }  // namespace
 
 void adamw_step(const AdamwArgs& args, cudaStream_t stream) {
     if (args.blocks == 0) return;
-    const auto grid =
-        static_cast<unsigned>(std::min<int64_t>(ceil_div(args.blocks, threads / warp), max_grid));
-    UNSLOTH_LAUNCH(adamw_blocks, grid, threads, 0, stream, args);
+    args.m8 != nullptr ? launch_step<true>(args, stream) : launch_step<false>(args, stream);
 }
 
 void gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {

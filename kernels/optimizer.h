@@ -13,7 +13,7 @@ namespace unsloth::kernels {
 struct AdamwArgs {
     int64_t blocks = 0;  ///< of 256 elements
     float* params = nullptr;
-    const float* grads = nullptr;
+    float* grads = nullptr;  ///< read; written when zero_gradients
     const uint8_t* flags = nullptr;  ///< [blocks]: 1 decays, 2 8-bit
     const int32_t* slots = nullptr;  ///< [blocks]
     float *m32 = nullptr, *v32 = nullptr;
@@ -23,6 +23,7 @@ struct AdamwArgs {
     adamw::Constants constants{};
     const StepScalars* scalars = nullptr;
     const StepOutcome* outcome = nullptr;
+    bool zero_gradients = false;  ///< leaves zeros in grads, also when the update is skipped
 };
 
 void adamw_step(const AdamwArgs& args, cudaStream_t stream);

@@ -8,7 +8,8 @@ namespace unsloth::kernels {
 namespace {
 
 constexpr int table_threads = 256;
-constexpr int apply_threads = 128;
+constexpr int apply_threads = 256;
+constexpr int heads_at_once = 2;  // of a thread
 
 __global__ void __launch_bounds__(table_threads) rope_table_kernel(const RopeTable p) {
     const int64_t i = static_cast<int64_t>(blockIdx.x) * table_threads + threadIdx.x;
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(table_threads) rope_table_kernel(const RopeTab
 }
 
 /// A block rotates one token. threadIdx.x chooses N pairs, whose cosines and sines stay in registers while threadIdx.y,
-/// threadIdx.y + blockDim.y, ... walk the heads.
+/// threadIdx.y + blockDim.y, ... walk the heads, heads_at_once of them loaded before any is stored.
 template <class T, int N>
 __global__ void __launch_bounds__(apply_threads) rope_apply_kernel(const RopeApply p) {
     const int64_t token = blockIdx.x;
@@ -33,21 +34,29 @@ __global__ void __launch_bounds__(apply_threads) rope_apply_kernel(const RopeApp
 #pragma unroll
             for (int k = 0; k < N; ++k) sin.v[k] = -sin.v[k];
         }
-#pragma unroll 2
-        for (int64_t head = threadIdx.y; head < p.heads; head += blockDim.y) {
-            T* first_half = x + head * p.x.head_stride + pair;
-            T* second_half = first_half + p.pairs;
-            Pack<T, N> a = load_pack<N>(first_half);
-            Pack<T, N> b = load_pack<N>(second_half);
+        for (int64_t head = threadIdx.y; head < p.heads; head += heads_at_once * blockDim.y) {
+            Pack<T, N> a[heads_at_once], b[heads_at_once];
 #pragma unroll
-            for (int k = 0; k < N; ++k) {
-                const float x1 = to_float(a.v[k]);
-                const float x2 = to_float(b.v[k]);
-                a.v[k] = from_float<T>(x1 * cos.v[k] - x2 * sin.v[k]);
-                b.v[k] = from_float<T>(x2 * cos.v[k] + x1 * sin.v[k]);
+            for (int i = 0; i < heads_at_once; ++i) {
+                if (head + i * blockDim.y >= p.heads) break;
+                const T* first_half = x + (head + i * blockDim.y) * p.x.head_stride + pair;
+                a[i] = load_pack<N>(first_half);
+                b[i] = load_pack<N>(first_half + p.pairs);
             }
-            store_pack(first_half, a);
-            store_pack(second_half, b);
+#pragma unroll
+            for (int i = 0; i < heads_at_once; ++i) {
+                if (head + i * blockDim.y >= p.heads) break;
+                T* first_half = x + (head + i * blockDim.y) * p.x.head_stride + pair;
+#pragma unroll
+                for (int k = 0; k < N; ++k) {
+                    const float x1 = to_float(a[i].v[k]);
+                    const float x2 = to_float(b[i].v[k]);
+                    a[i].v[k] = from_float<T>(x1 * cos.v[k] - x2 * sin.v[k]);
+                    b[i].v[k] = from_float<T>(x2 * cos.v[k] + x1 * sin.v[k]);
+                }
+                store_pack(first_half, a[i]);
+                store_pack(first_half + p.pairs, b[i]);
+            }
         }
     }
 }

@@ -1,14 +1,11 @@
 // act = silu(gate) * up and its gradient, in one pass over the fused [gate | up] buffer.
 #include "kernels/map_rows.cuh"
 #include "kernels/swiglu.h"
+#include "kernels/swiglu_math.cuh"
 
 namespace unsloth::kernels {
 
 namespace {
-
-__device__ __forceinline__ float sigmoid(float v) {
-    return __fdividef(1.f, 1.f + __expf(-v));
-}
 
 template <class T, int N>
 struct ForwardOperation {
@@ -28,19 +25,21 @@ struct ForwardOperation {
         Pack<T, N> out;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            const float gate = to_float(in.gate.v[k]);
-            out.v[k] = from_float<T>(gate * sigmoid(gate) * to_float(in.up.v[k]));
+            out.v[k] = from_float<T>(swiglu(to_float(in.gate.v[k]), to_float(in.up.v[k])));
         }
         store_pack(act + row * act_stride + column, out);
     }
 };
 
-template <class T, int N>
+/// kRebuild: the activation is written too, as the forward has it; `act` may be `dact`.
+template <class T, int N, bool kRebuild>
 struct BackwardOperation {
     const T* dact;
     int64_t dact_stride;
     T* gate_up;
     int64_t gate_up_stride, columns;
+    T* act;
+    int64_t act_stride;
 
     struct State {
         Pack<T, N> dact, gate, up;
@@ -50,18 +49,18 @@ struct BackwardOperation {
         return {load_pack<N>(dact + row * dact_stride + column), load_pack<N>(gate), load_pack<N>(gate + columns)};
     }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
-        Pack<T, N> dgate, dup;
+        Pack<T, N> dgate, dup, rebuilt;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            const float d = to_float(in.dact.v[k]);
-            const float gate = to_float(in.gate.v[k]);
-            const float s = sigmoid(gate);
-            dup.v[k] = from_float<T>(d * (gate * s));
-            dgate.v[k] = from_float<T>(d * to_float(in.up.v[k]) * s * (1.f + gate * (1.f - s)));
+            const SwigluGradients made = swiglu_gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]));
+            dup.v[k] = from_float<T>(made.up);
+            dgate.v[k] = from_float<T>(made.gate);
+            if constexpr (kRebuild) rebuilt.v[k] = from_float<T>(made.act);
         }
         T* gate = gate_up + row * gate_up_stride + column;
         store_pack(gate, dgate);
         store_pack(gate + columns, dup);
+        if constexpr (kRebuild) store_pack(act + row * act_stride + column, rebuilt);
     }
 };
 
@@ -78,11 +77,21 @@ void run_forward(const SwigluForward& p, cudaStream_t stream) {
     map_rows<N>(operation, p.tokens, p.columns, stream);
 }
 
+template <class T, int N, bool kRebuild>
+void run_backward_as(const SwigluBackward& p, cudaStream_t stream) {
+    const BackwardOperation<T, N, kRebuild> operation{static_cast<const T*>(p.dact.data),
+                                                      p.dact.stride,
+                                                      static_cast<T*>(p.gate_up.data),
+                                                      p.gate_up.stride,
+                                                      p.columns,
+                                                      static_cast<T*>(p.act.data),
+                                                      p.act.stride};
+    map_rows<N>(operation, p.tokens, p.columns, stream);
+}
+
 template <class T, int N>
 void run_backward(const SwigluBackward& p, cudaStream_t stream) {
-    const BackwardOperation<T, N> operation{static_cast<const T*>(p.dact.data), p.dact.stride,
-                                            static_cast<T*>(p.gate_up.data), p.gate_up.stride, p.columns};
-    map_rows<N>(operation, p.tokens, p.columns, stream);
+    p.act.data != nullptr ? run_backward_as<T, N, true>(p, stream) : run_backward_as<T, N, false>(p, stream);
 }
 
 }  // namespace
@@ -100,7 +109,8 @@ void swiglu_backward(const SwigluBackward& p, cudaStream_t stream) {
     dispatch_floating(p.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         constexpr int width = vector_width<T>;
-        const bool vector = is_vectorizable({p.gate_up.data, p.gate_up.stride}, p.dact, p.columns, p.type, width);
+        const bool vector = is_vectorizable({p.gate_up.data, p.gate_up.stride}, p.dact, p.columns, p.type, width) &&
+                            aligned_16(p.act.data, {p.act.stride}, p.type);
         vector ? run_backward<T, width>(p, stream) : run_backward<T, 1>(p, stream);
     });
 }

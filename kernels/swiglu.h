@@ -23,6 +23,7 @@ struct SwigluBackward {
     DType type = DType::bf16;
     ConstMatrix dact;  ///< [tokens, F]
     Matrix gate_up;    ///< [tokens, 2 F], becomes its gradient
+    Matrix act;        ///< [tokens, F]: the forward's output, rebuilt; may be dact; no data: not wanted
 };
 void swiglu_backward(const SwigluBackward& params, cudaStream_t stream);
 

@@ -25,6 +25,7 @@ struct Backward {
     at::Tensor dy, x, weight, rstd, dx, dweight;
     bool accumulate;
     Site site;
+    at::Tensor y;  ///< the forward's output, rebuilt: may be undefined, or dy
 };
 
 void check_common(const Context& ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
@@ -48,6 +49,7 @@ void check(const Context& ctx, const Backward& args) {
     check_common(ctx, args.x, args.weight, args.rstd, args.site);
     check_tensor(ctx, "dy", args.dy, args.x.sizes(), args.x.scalar_type());
     check_tensor(ctx, "dx", args.dx, args.x.sizes(), args.x.scalar_type());
+    if (args.y.defined()) check_tensor(ctx, "y", args.y, args.x.sizes(), args.x.scalar_type());
     if (args.dweight.defined()) check_contiguous(ctx, "dweight", args.dweight, {args.x.size(-1)}, at::kFloat);
 }
 
@@ -97,14 +99,14 @@ void weight_gradient_cpu(const Backward& args) {
 
 void backward_cpu(const Context& ctx, const Backward& args) {
     if (args.dweight.defined()) weight_gradient_cpu(args);  // first: dx may be dy
-    const cpu::Rows dy_rows(args.dy), x_rows(args.x), dx_rows(args.dx);
+    const cpu::Rows dy_rows(args.dy), x_rows(args.x), dx_rows(args.dx), y_rows(args.y.defined() ? args.y : args.dy);
     const int64_t heads = x_rows.heads();
     const int64_t columns = x_rows.columns();
     const std::vector<float> weight = floats_of(args.weight);
     const float* rstd_in = args.rstd.const_data_ptr<float>();
     at::parallel_for(0, x_rows.rows() * heads, cpu::grain_size(columns), [&](int64_t begin, int64_t end) {
         const auto size = static_cast<size_t>(columns);
-        std::vector<float> dy_scratch(size), x_scratch(size), dx_scratch(size), dx(size), rounded(size);
+        std::vector<float> dy_scratch(size), x_scratch(size), dx_scratch(size), dx(size), y(size), rounded(size);
         for (int64_t row = begin; row < end; ++row) {
             const float* dy = dy_rows.read(row / heads, row % heads, dy_scratch.data());
             const float* x = x_rows.read(row / heads, row % heads, x_scratch.data());
@@ -117,6 +119,10 @@ void backward_cpu(const Context& ctx, const Backward& args) {
                 for (int64_t c = 0; c < columns; ++c) dx[c] = before[c] + dx[c];
             }
             dx_rows.write(row / heads, row % heads, dx.data());
+            if (args.y.defined()) {
+                for (int64_t c = 0; c < columns; ++c) y[c] = x[c] * rstd * weight[c];
+                y_rows.write(row / heads, row % heads, y.data());
+            }
             if (args.site.code != all_finite) {
                 const float* written = dx_rows.read(row / heads, row % heads, rounded.data());
                 if (!cpu::all_finite_values(written, columns)) {
@@ -171,6 +177,7 @@ void backward_cuda(const Context& ctx, const Backward& args) {
     params.rstd = args.rstd.const_data_ptr<float>();
     params.dx = target(args.dx);
     params.accumulate = args.accumulate;
+    if (args.y.defined()) params.y = target(args.y);
     params.site = bad_site(ctx, args.site);
     if (args.dweight.defined()) {
         const int64_t needed = kernels::norm_scratch_bytes(args.rstd.numel(), args.x.size(-1));
@@ -214,10 +221,11 @@ void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& we
 }
 
 void rms_norm_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& weight_D,
-                       const at::Tensor& rstd_T, const at::Tensor& dx_TD, const at::Tensor& dweight_D, Site site) {
+                       const at::Tensor& rstd_T, const at::Tensor& dx_TD, const at::Tensor& dweight_D, Site site,
+                       const at::Tensor& y_TD) {
     const Region region(ctx, "rms_norm_backward");
     UNSLOTH_CHECK(x_TD.dim() == 2, "x has ", x_TD.dim(), " dimensions, expected [T, D]");
-    run(ctx, Backward{dy_TD, x_TD, weight_D, rstd_T, dx_TD, dweight_D, true, site});
+    run(ctx, Backward{dy_TD, x_TD, weight_D, rstd_T, dx_TD, dweight_D, true, site, y_TD});
 }
 
 void head_norm_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& weight_d, double eps,
@@ -231,7 +239,7 @@ void head_norm_backward(Context& ctx, const at::Tensor& dy_THd, const at::Tensor
                         const at::Tensor& rstd_TH, const at::Tensor& dx_THd, const at::Tensor& dweight_d) {
     const Region region(ctx, "head_norm_backward");
     UNSLOTH_CHECK(x_THd.dim() == 3, "x has ", x_THd.dim(), " dimensions, expected [T, H, d]");
-    run(ctx, Backward{dy_THd, x_THd, weight_d, rstd_TH, dx_THd, dweight_d, false, {}});
+    run(ctx, Backward{dy_THd, x_THd, weight_d, rstd_TH, dx_THd, dweight_d, false, {}, {}});
 }
 
 int64_t norm_backward_workspace(at::Device device, int64_t rows, int64_t columns) {

@@ -173,7 +173,7 @@ void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* parti
 static_assert(norm_chunk_elements == kernels::norm_chunk);
 static_assert(block_decays == 1 && block_8bit == 2, "kernels/optimizer.cu spells the flags as numbers");
 
-void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
+void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {
     kernels::adamw_step({.blocks = state.flags_b.numel(),
                          .params = state.params_P.data_ptr<float>(),
                          .grads = state.grads_P.data_ptr<float>(),
@@ -188,7 +188,8 @@ void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& s
                          .maps = state.maps.data_ptr<float>(),
                          .constants = constants_of(settings),
                          .scalars = ctx.scalars,
-                         .outcome = ctx.outcome},
+                         .outcome = ctx.outcome,
+                         .zero_gradients = zero_gradients},
                         static_cast<cudaStream_t>(ctx.stream()));
 }
 #endif
@@ -243,14 +244,18 @@ void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& sc
 #endif
 }
 
-void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
+void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {
     const Region region(ctx, "adamw");
     check_state(ctx, state);
-    if (!ctx.is_cuda()) return adamw_on_cpu(ctx, state, settings);
+    if (!ctx.is_cuda()) {
+        adamw_on_cpu(ctx, state, settings);
+        if (zero_gradients) state.grads_P.zero_();
+        return;
+    }
 #ifdef UNSLOTH_CUDA
     UNSLOTH_CHECK(aligned(state.params_P, 16) && aligned(state.grads_P, 16),
                   "flat buffers must be aligned to 16 bytes");
-    adamw_on_cuda(ctx, state, settings);
+    adamw_on_cuda(ctx, state, settings, zero_gradients);
 #endif
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <cmath>
+#include <vector>
 
 #ifdef UNSLOTH_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -35,6 +36,19 @@ void check_view(const Quant4View& weight) {
     UNSLOTH_CHECK(weight.nested() ? weight.nested_map != nullptr && weight.nested_absmax != nullptr
                                   : weight.absmax_f32 != nullptr,
                   "a 4-bit weight without block maxima");
+}
+
+void check_dequantize(const Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
+    check_view(weight);
+    check_floating(out_NK, "out_NK");
+    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ",
+                  ctx.device());
+    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols,
+                  "out_NK is ", out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
+    if (weight.elements() == 0) return;
+    UNSLOTH_CHECK(weight.cols == 1 || out_NK.stride(1) == 1, "out_NK's last dimension must be contiguous");
+    UNSLOTH_CHECK(weight.rows == 1 || out_NK.stride(0) >= weight.cols, "rows of out_NK overlap: stride ",
+                  out_NK.stride(0));
 }
 
 template <class T, class Convert>
@@ -155,23 +169,33 @@ Quant4View Quant4Tensor::view() const {
 }
 
 void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
+    dequantize_4bit(ctx, std::span(&weight, 1), std::span(&out_NK, 1));
+}
+
+void dequantize_4bit(Context& ctx, std::span<const Quant4View> weights, std::span<const at::Tensor> outs) {
     const Region region(ctx, "dequantize");
-    check_view(weight);
-    check_floating(out_NK, "out_NK");
-    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ",
-                  ctx.device());
-    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols,
-                  "out_NK is ", out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
-    if (weight.elements() == 0) return;
-    UNSLOTH_CHECK(weight.cols == 1 || out_NK.stride(1) == 1, "out_NK's last dimension must be contiguous");
-    UNSLOTH_CHECK(weight.rows == 1 || out_NK.stride(0) >= weight.cols, "rows of out_NK overlap: stride ",
-                  out_NK.stride(0));
-    if (!ctx.is_cuda()) return dequantize_on_cpu(weight, out_NK);
+    UNSLOTH_CHECK(weights.size() == outs.size(), weights.size(), " weights, ", outs.size(), " outputs");
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        check_dequantize(ctx, weights[i], outs[i]);
+        UNSLOTH_CHECK(outs[i].scalar_type() == outs[0].scalar_type(), "outputs of several dtypes");
+    }
+    if (!ctx.is_cuda()) {
+        for (std::size_t i = 0; i < weights.size(); ++i)
+            if (weights[i].elements() > 0) dequantize_on_cpu(weights[i], outs[i]);
+        return;
+    }
 #ifdef UNSLOTH_CUDA
-    const int64_t row_stride = weight.rows == 1 ? weight.cols : out_NK.stride(0);
-    kernels::dequantize_4bit(
-        {.weight = weight, .out = out_NK.data_ptr(), .row_stride = row_stride, .out_type = dtype_of(out_NK)},
-        static_cast<cudaStream_t>(ctx.stream()));
+    std::vector<kernels::DequantizeArgs> args;
+    args.reserve(weights.size());
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        const int64_t row_stride = weights[i].rows == 1 ? weights[i].cols : outs[i].stride(0);
+        args.push_back({.weight = weights[i],
+                        .out = outs[i].data_ptr(),
+                        .row_stride = row_stride,
+                        .out_type = dtype_of(outs[i])});
+    }
+    kernels::dequantize_4bit(args.data(), static_cast<int64_t>(args.size()),
+                             static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }
 

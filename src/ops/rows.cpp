@@ -16,6 +16,16 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor
     check_compute_tensor(ctx, name, tensor, tensor.sizes());
 }
 
+/// Host memory that the device reads at the host's address.
+void check_pinned_matrix(const char* name, const at::Tensor& tensor) {
+    UNSLOTH_CHECK(tensor.dim() == 2 && is_compute_dtype(tensor.scalar_type()), name,
+                  " must be a matrix of fp32, bf16 or f16");
+    UNSLOTH_CHECK(tensor.size(1) <= 1 || tensor.stride(1) == 1, name,
+                  " must have a contiguous last dimension");
+    UNSLOTH_CHECK(tensor.numel() == 0 || tensor.is_pinned(), name,
+                  " is in pageable host memory, which the device cannot read");
+}
+
 #ifdef UNSLOTH_CUDA
 
 cudaStream_t stream_of(const Context& ctx) {
@@ -61,9 +71,8 @@ void copy_rows(Context& ctx, const at::Tensor& source, const at::Tensor& source_
 void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD) {
     const Region region(ctx, "gather_rows");
     const int64_t rows = index_n.numel();
-    if (table_VD.device() != ctx.device()) {
-        UNSLOTH_CHECK(table_VD.is_cpu() && table_VD.dim() == 2 && table_VD.stride(1) == 1, "table must be a matrix on ", ctx.device().str(),
-                      " or in page-locked host memory");
+    if (ctx.is_cuda() && table_VD.is_cpu()) {
+        check_pinned_matrix("table", table_VD);
     } else {
         check_matrix(ctx, "table", table_VD);
     }

@@ -31,12 +31,13 @@ void forward_cpu(const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
     });
 }
 
-void backward_cpu(const at::Tensor& dact_TF, const at::Tensor& gu_T2F) {
-    const cpu::Rows gate_up(gu_T2F), dact_rows(dact_TF);
+/// act_TF may be undefined, or dact_TF.
+void backward_cpu(const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
+    const cpu::Rows gate_up(gu_T2F), dact_rows(dact_TF), act_rows(act_TF.defined() ? act_TF : dact_TF);
     const int64_t columns = dact_rows.columns();
     at::parallel_for(0, dact_rows.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
         const auto size = static_cast<size_t>(columns);
-        std::vector<float> gu_scratch(2 * size), dact_scratch(size), gradient(2 * size);
+        std::vector<float> gu_scratch(2 * size), dact_scratch(size), gradient(2 * size), act(size);
         for (int64_t row = begin; row < end; ++row) {
             const float* gate = gate_up.read(row, gu_scratch.data());
             const float* up = gate + columns;
@@ -45,8 +46,10 @@ void backward_cpu(const at::Tensor& dact_TF, const at::Tensor& gu_T2F) {
                 const float s = sigmoid(gate[c]);
                 gradient[c] = dact[c] * up[c] * s * (1.f + gate[c] * (1.f - s));
                 gradient[columns + c] = dact[c] * (gate[c] * s);
+                act[c] = gate[c] * s * up[c];
             }
             gate_up.write(row, gradient.data());
+            if (act_TF.defined()) act_rows.write(row, act.data());
         }
     });
 }
@@ -74,10 +77,12 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
 #endif
 }
 
-void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F) {
+void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F,
+                     const at::Tensor& act_TF) {
     const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
-    if (!ctx.is_cuda()) return backward_cpu(dact_TF, gu_T2F);
+    if (act_TF.defined()) check(ctx, gu_T2F, act_TF, "act");
+    if (!ctx.is_cuda()) return backward_cpu(dact_TF, gu_T2F, act_TF);
 #ifdef UNSLOTH_CUDA
     kernels::SwigluBackward params;
     params.tokens = dact_TF.size(0);
@@ -85,6 +90,7 @@ void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& 
     params.type = dtype_of(dact_TF);
     params.dact = {dact_TF.const_data_ptr(), dact_TF.stride(0)};
     params.gate_up = {gu_T2F.mutable_data_ptr(), gu_T2F.stride(0)};
+    if (act_TF.defined()) params.act = {act_TF.mutable_data_ptr(), act_TF.stride(0)};
     kernels::swiglu_backward(params, static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }

@@ -10,5 +10,9 @@ TEST_F(NormGpu, MatchesOracleAndCpu) {
     testing::check_on_gpu(testing::norm_cases);
 }
 
+TEST_F(NormGpu, BackwardRebuildsTheForwardsBits) {
+    testing::expect_norm_rebuilds_bits(at::kCUDA);
+}
+
 }  // namespace
 }  // namespace unsloth

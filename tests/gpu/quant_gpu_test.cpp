@@ -70,6 +70,11 @@ TEST_F(QuantGpuTest, DequantisesAnyShapeIntoAStridedBuffer) {
     }
 }
 
+TEST_F(QuantGpuTest, DequantisesSeveralWeightsAtOnce) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
+        quant_cases::expect_several_at_once(*gpu, type, generator);
+}
+
 /// Rows shorter than a warp's 1024 elements, longer ones, and a last warp that is not full.
 TEST_F(QuantGpuTest, LargeWeightsEqualTheCpu) {
     for (const auto& [rows, cols] :

@@ -76,6 +76,26 @@ inline OpCase rms_norm_backward_case(const NormTensors& t, bool with_dweight, co
     return c;
 }
 
+/// The backward that rebuilds the forward's output, in dy's place or beside it.
+inline OpCase rms_norm_rebuild_case(const NormTensors& t, bool over_dy, bool with_dweight, const std::string& name) {
+    OpCase c = rms_norm_backward_case(t, with_dweight, name + (over_dy ? "y over dy " : "with y "));
+    if (over_dy) {
+        c.args[0].role = Role::both;
+    } else {
+        c.args.push_back({"y", copy_with_storage(t.x, at::kCPU).fill_(NAN), Role::output});
+    }
+    c.run = [=](ops::Context& ctx, const Tensors& a) {
+        ops::rms_norm_backward(ctx, a[0], a[1], a[2], a[3], a[4], with_dweight ? a[5] : at::Tensor(), {5},
+                               over_dy ? a[0] : a.back());
+    };
+    c.expected = [over_dy, gradients = c.expected](const Tensors& a) {
+        Tensors expected = gradients(a);
+        expected.insert(over_dy ? expected.begin() : expected.end(), norm_forward_oracle(a[1], a[2])[0]);
+        return expected;
+    };
+    return c;
+}
+
 inline OpCase head_norm_forward_case(const NormTensors& t, const std::string& name) {
     OpCase c;
     c.name = "head_norm_forward in place " + name;
@@ -156,6 +176,8 @@ inline std::vector<OpCase> norm_cases(uint64_t seed) {
         cases.push_back(rms_norm_forward_case(t, name));
         cases.push_back(rms_norm_backward_case(t, false, name));
         cases.push_back(rms_norm_backward_case(t, true, name));
+        cases.push_back(rms_norm_rebuild_case(t, true, false, name));
+        cases.push_back(rms_norm_rebuild_case(t, false, true, name));
     };
     const auto add_heads = [&](const std::vector<int64_t>& shape, at::ScalarType dtype, Layout layout,
                                bool fp32_weight) {
@@ -197,6 +219,23 @@ inline std::vector<OpCase> norm_cases(uint64_t seed) {
     add_rows({0, 64}, at::kBFloat16, Layout::packed, false);
     for (OpCase& c : norm_site_cases()) cases.push_back(std::move(c));
     return cases;
+}
+
+/// The rebuilt output has the forward's bits, and the gradient those of a backward without it.
+inline void expect_norm_rebuilds_bits(at::Device device) {
+    at::manual_seed(8);
+    ops::Context ctx(device);
+    for (const int64_t columns : {24, 1000, 4096, 8200}) {
+        const auto random = [&] { return at::randn({37, columns}).to(device, at::kBFloat16); };
+        const at::Tensor x = random(), dy = random(), weight = at::randn({columns}).to(device), before = random();
+        const at::Tensor y = at::empty_like(x), rstd = at::empty({37}, weight.options());
+        const at::Tensor plain = before.clone(), fused = before.clone(), rebuilt = dy.clone();
+        ops::rms_norm_forward(ctx, x, weight, norm_eps, y, rstd);
+        ops::rms_norm_backward(ctx, dy, x, weight, rstd, plain, {});
+        ops::rms_norm_backward(ctx, rebuilt, x, weight, rstd, fused, {}, {}, rebuilt);
+        EXPECT_TRUE(same_bits(rebuilt.cpu(), y.cpu())) << columns;
+        EXPECT_TRUE(same_bits(fused.cpu(), plain.cpu())) << columns;
+    }
 }
 
 }  // namespace unsloth::testing

@@ -57,6 +57,10 @@ TEST(Norm, BitsDoNotDependOnTheNumberOfThreads) {
     at::set_num_threads(threads);
 }
 
+TEST(Norm, BackwardRebuildsTheForwardsBits) {
+    testing::expect_norm_rebuilds_bits(at::kCPU);
+}
+
 TEST(Norm, RefusesWrongTensors) {
     ops::Context ctx(at::kCPU);
     const at::Tensor x = at::randn({4, 8}), weight = at::ones({8}), y = at::empty({4, 8}), rstd = at::empty({4});
@@ -72,6 +76,7 @@ TEST(Norm, RefusesWrongTensors) {
     EXPECT_THROW(forward(at::randn({8, 4}).t(), weight, y, rstd), CheckError);
     EXPECT_THROW(forward(x, weight, y, rstd, {3}), CheckError) << "there is no outcome to report to";
     EXPECT_THROW(ops::rms_norm_backward(ctx, y, x, weight, rstd, y, at::empty({8}, at::kHalf)), CheckError);
+    EXPECT_THROW(ops::rms_norm_backward(ctx, y, x, weight, rstd, y, {}, {}, at::empty({4, 7})), CheckError);
 }
 
 }  // namespace

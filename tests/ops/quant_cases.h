@@ -2,10 +2,12 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <vector>
 
 #include "ops/golden_files.h"
+#include "unsloth/core/error.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/ops/quant.h"
 #include "unsloth/spec/dynamic_map.h"
@@ -79,6 +81,38 @@ inline at::Tensor expected_wider(const at::Tensor& weight_NK, at::ScalarType typ
         at::full({weight_NK.size(0), offset + weight_NK.size(1) + margin}, 7.0, at::dtype(type));
     wide.slice(1, offset, offset + weight_NK.size(1)).copy_(weight_NK.to(type));
     return wide;
+}
+
+/// More weights than a launch takes, of which some need the general kernel, into rows of one wide buffer; an
+/// empty one too.
+inline void expect_several_at_once(ops::Context& ctx, at::ScalarType type, at::Generator generator) {
+    const std::vector<std::pair<int64_t, int64_t>> shapes = {{64, 64}, {16, 64},  {7, 63},  {0, 64},
+                                                             {33, 40}, {128, 64}, {5, 8},   {40, 64},
+                                                             {1, 64},  {3, 56},   {67, 64}, {2, 32}};
+    constexpr int64_t width = 64, margin = 16;
+    int64_t rows = 0;
+    for (const auto& shape : shapes) rows += shape.first;
+    const at::Tensor got = at::full({rows, width + margin}, 7.0, at::TensorOptions(ctx.device()).dtype(type));
+    const at::Tensor expected = at::full({rows, width + margin}, 7.0, at::dtype(type));
+    std::vector<ops::Quant4Tensor> host, weights;
+    std::vector<Quant4View> views;
+    std::vector<at::Tensor> outs;
+    int64_t row = 0;
+    for (const auto& [n, k] : shapes) {
+        host.push_back(random_weight(n, k, views.size() % 2 == 0, generator));
+        weights.push_back(ops::upload(ctx, host.back().view()));
+        views.push_back(weights.back().view());
+        outs.push_back(got.narrow(0, row, n).narrow(1, 0, k));
+        expected.narrow(0, row, n).narrow(1, 0, k).copy_(reference(host.back()).to(type));
+        row += n;
+    }
+    ops::dequantize_4bit(ctx, views, outs);
+    EXPECT_TRUE(golden::same_bits(got, expected));
+    ops::dequantize_4bit(ctx, std::span<const Quant4View>(), std::span<const at::Tensor>());
+    outs.pop_back();
+    EXPECT_THROW(ops::dequantize_4bit(ctx, views, outs), CheckError);
+    outs.push_back(at::empty({2, 32}, got.options().dtype(type == at::kHalf ? at::kFloat : at::kHalf)));
+    EXPECT_THROW(ops::dequantize_4bit(ctx, views, outs), CheckError);
 }
 
 }  // namespace unsloth::quant_cases

@@ -85,6 +85,11 @@ TEST_F(QuantTest, DequantisesAnyShapeIntoAStridedBuffer) {
     }
 }
 
+TEST_F(QuantTest, DequantisesSeveralWeightsAtOnce) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
+        quant_cases::expect_several_at_once(ctx, type, generator);
+}
+
 TEST_F(QuantTest, RangesOfAWeightJoin) {
     const Quant4Tensor weight = quant_cases::random_weight(9, 37, true, generator);
     const at::Tensor expected = quant_cases::reference(weight);

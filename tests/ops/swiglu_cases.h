@@ -35,6 +35,29 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
             return Tensors{leaf.grad()};
         };
         cases.push_back(backward);
+
+        // With the activation rebuilt: beside dact, and in its place.
+        OpCase rebuild = backward;
+        rebuild.name = "swiglu_backward, act " + name;
+        rebuild.args.push_back({"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output});
+        rebuild.run = [](ops::Context& ctx, const Tensors& a) {
+            ops::swiglu_backward(ctx, a[0], a[1], a[2]);
+        };
+        rebuild.expected = [gradient = backward.expected](const Tensors& a) {
+            return Tensors{gradient(a)[0], swiglu_oracle(a[1])};
+        };
+        cases.push_back(rebuild);
+
+        OpCase in_place = backward;
+        in_place.name = "swiglu_backward, act over dact " + name;
+        in_place.args[0].role = Role::both;
+        in_place.run = [](ops::Context& ctx, const Tensors& a) {
+            ops::swiglu_backward(ctx, a[0], a[1], a[0]);
+        };
+        in_place.expected = [gradient = backward.expected](const Tensors& a) {
+            return Tensors{swiglu_oracle(a[1]), gradient(a)[0]};
+        };
+        cases.push_back(in_place);
     };
     for (const at::ScalarType dtype : compute_dtypes) {
         for (const Layout layout : all_layouts) {
@@ -49,6 +72,23 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
     }
     add(700, 776, at::kBFloat16, Layout::wide);
     return cases;
+}
+
+/// The rebuilt activation has the forward's bits, and the gradient those of a backward without it.
+inline void expect_swiglu_rebuilds_bits(at::Device device) {
+    at::manual_seed(9);
+    ops::Context ctx(device);
+    for (const int64_t columns : {7, 776}) {
+        const at::Tensor gu = at::randn({50, 2 * columns}).to(device, at::kBFloat16) * 3;
+        const at::Tensor dact = at::randn({50, columns}).to(device, at::kBFloat16);
+        const at::Tensor act = at::empty_like(dact), plain = gu.clone(), fused = gu.clone(),
+                         rebuilt = dact.clone();
+        ops::swiglu_forward(ctx, gu, act);
+        ops::swiglu_backward(ctx, dact, plain);
+        ops::swiglu_backward(ctx, rebuilt, fused, rebuilt);
+        EXPECT_TRUE(same_bits(rebuilt.cpu(), act.cpu())) << columns;
+        EXPECT_TRUE(same_bits(fused.cpu(), plain.cpu())) << columns;
+    }
 }
 
 }  // namespace unsloth::testing

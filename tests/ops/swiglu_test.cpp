@@ -30,6 +30,10 @@ TEST(Swiglu, SaturatesWithoutOverflow) {
     EXPECT_EQ(act[0][1].item<float>(), 600.f);
 }
 
+TEST(Swiglu, BackwardRebuildsTheForwardsBits) {
+    testing::expect_swiglu_rebuilds_bits(at::kCPU);
+}
+
 TEST(Swiglu, RefusesWrongTensors) {
     ops::Context ctx(at::kCPU);
     const at::Tensor gu = at::randn({4, 16}), act = at::empty({4, 8});

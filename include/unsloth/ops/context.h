@@ -33,6 +33,8 @@ class Context {
     at::Tensor workspace;
     /// fixed order of every reduction, whatever it costs
     bool deterministic = false;
+    /// cuBLASLt's own choice for every product, as on a card that was not measured
+    bool library_products = false;
     /// Readable by the device (host memory on the CPU). Owned by the step.
     const StepScalars* scalars = nullptr;
     /// Written by the device. Owned by the step.

@@ -16,9 +16,11 @@ void rms_norm_forward(Context& ctx, const at::Tensor& x_TD, const at::Tensor& we
 
 /// dx += gradient with respect to x (the residual stream's gradient is accumulated in place; dx_TD in compute dtype,
 /// added in fp32 and rounded once). dweight_D (fp32, may be undefined): += gradient with respect to weight, in a fixed
-/// order of summation. A non-finite row of the result reports `site`.
+/// order of summation. A non-finite row of the result reports `site`. y_TD, where defined, receives what rms_norm_forward
+/// gave, bit for bit, in the same pass (5 D read and written a token, 6 D as two calls); it may be dy_TD.
 void rms_norm_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& x_TD, const at::Tensor& weight_D,
-                       const at::Tensor& rstd_T, const at::Tensor& dx_TD, const at::Tensor& dweight_D, Site site = {});
+                       const at::Tensor& rstd_T, const at::Tensor& dx_TD, const at::Tensor& dweight_D, Site site = {},
+                       const at::Tensor& y_TD = {});
 
 /// Qwen3's q_norm/k_norm: x_THd and y_THd [T, H, d], each head normalised over d; rstd_TH fp32. y may be x.
 void head_norm_forward(Context& ctx, const at::Tensor& x_THd, const at::Tensor& weight_d, double eps,

@@ -1,6 +1,8 @@
 // 4-bit weights on a device: dequantise to a strided matrix, quantise a 16/32-bit one.
 #pragma once
 
+#include <span>
+
 #include "unsloth/ops/context.h"
 #include "unsloth/spec/quant4.h"
 
@@ -11,6 +13,11 @@ namespace unsloth::ops {
 /// tests/golden/quant). CUDA: near copy speed when cols and out's row stride are multiples of 8 and out is
 /// aligned to 16 bytes (packed codes to 4), correct for all.
 void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK);
+
+/// The same for weights[i] into outs[i], all of one dtype and apart from each other: a fused group's or a
+/// layer's weights, as a rule into slices of few buffers. CUDA: one launch for every eight that have the
+/// sizes and alignment above.
+void dequantize_4bit(Context& ctx, std::span<const Quant4View> weights, std::span<const at::Tensor> outs);
 
 /// A quantised weight that owns its memory on a device (or shares the host's, see `upload`).
 struct Quant4Tensor {
