@@ -1,0 +1,80 @@
+// LoRA's thin products for a group of projections that share an input: u = x·Aᵀ, v = dy·sB, dB += s·dyᵀ·u, dA += vᵀ·x.
+//
+// Legend: T tokens, N the group's outputs, K its inputs, R its total rank (each projection's padded to 8), r a projection's.
+// Layout of the buffers: model/layout.h. On CUDA each product runs on this project's kernels where they measured faster than
+// cuBLASLt, else on cuBLASLt; on the CPU it is ops::gemm. fp32 sums in a fixed order, one rounding to the output's dtype.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "unsloth/ops/context.h"
+
+namespace unsloth::ops {
+
+/// One projection's place in its group, and its gradients.
+struct LoraSlice {
+    int64_t n_begin = 0, n = 0;  ///< columns of dy, rows of sB
+    int64_t r_begin = 0, r = 0;  ///< columns of u and v, rows of A that are reserved: multiples of 8
+    int64_t rank = 0;            ///< of them in use; 0: no adapter, gradients are not looked at
+    double scale = 1.0;          ///< of dB
+    at::Tensor da = {};          ///< fp32 [rank, K], contiguous, +=
+    at::Tensor db = {};          ///< fp32 [n, rank], contiguous, +=
+};
+
+/// Who computes a product on CUDA.
+enum class LoraChoice : uint8_t {
+    measured,  ///< whoever was faster, see lora_kernel_pays
+    kernel,    ///< our kernel; CheckError when it does not take the operands
+    library,   ///< cuBLASLt
+};
+
+/// u = x·Aᵀ. Row strides are free; u may be the columns beside x.
+struct LoraU {
+    at::Tensor x_TK, a_RK;  ///< fp32, bf16 or f16
+    at::Tensor u_TR;
+    at::Tensor copy_TR = {};  ///< a second u; undefined: none
+    LoraChoice choice = LoraChoice::measured;
+    const char* label = "lora u";
+};
+void lora_u(Context& ctx, const LoraU& args);
+
+/// v = dy·sB and dB += s·dyᵀ·u, in one read of dy where our kernel runs (it uses ctx.workspace). v may be the columns beside dy.
+struct LoraDy {
+    at::Tensor dy_TN;
+    at::Tensor b_NR;  ///< s·B, block diagonal over the slices: zero elsewhere
+    at::Tensor u_TR;
+    at::Tensor v_TR;
+    std::vector<LoraSlice> slices;
+    LoraChoice choice = LoraChoice::measured;
+    const char* label = "lora dy";
+    const char* label_v = "lora dyB";  ///< of the two products, where they are separate
+    const char* label_db = "lora dB";
+};
+void lora_dy(Context& ctx, const LoraDy& args);
+
+/// dA += vᵀ·x: always a library product (it reads x at the copy rate, and few tokens in one kernel), of all slices at once
+/// where their gradients lie one after another.
+struct LoraDa {
+    at::Tensor v_TR, x_TK;
+    std::vector<LoraSlice> slices;
+    const char* label = "lora dA";
+};
+void lora_da(Context& ctx, const LoraDa& args);
+
+/// What the choice looks at.
+enum class LoraProduct : uint8_t { u, dy };
+struct LoraShape {
+    int64_t tokens = 0;
+    int64_t columns = 0;  ///< K for u, N for dy
+    int64_t rank = 0;     ///< R for u, the widest slice's r for dy
+};
+struct LoraDevice {
+    std::string name;  ///< as CUDA tells it
+    int compute_major = 0;
+};
+
+/// True where our kernel measured faster than cuBLASLt. Cards that were not measured: false. Pure.
+bool lora_kernel_pays(LoraProduct product, const LoraShape& shape, const LoraDevice& device);
+
+}  // namespace unsloth::ops

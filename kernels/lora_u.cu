@@ -1,0 +1,209 @@
+// u = x·Aᵀ: few columns out of a long reduction. A cluster of blocks shares one tile of tokens, each block takes a part of
+// the reduction and each of its warp columns a part of that; the parts are added in shared memory, then across the cluster,
+// in a fixed order. One kernel, no workspace.
+#include "kernels/lora_gemm.h"
+#include "kernels/lora_mma.cuh"
+#include "unsloth/core/error.h"
+
+namespace unsloth::kernels {
+namespace lora {
+namespace {
+
+struct ProjectParams {
+    const void* x;
+    const void* a;
+    void* out;
+    void* copy;  ///< or nullptr
+    int64_t x_stride, a_stride, out_stride, copy_stride;
+    int tokens, k, r, cluster;
+};
+
+/// kRowWarps x kTiles m16 tiles of tokens, kDepthWarps warps along the reduction, kDepth elements of it a stage.
+template <int kRowWarps_, int kTiles_, int kDepthWarps_, int kDepth_, int kStages_>
+struct ProjectTile {
+    static constexpr int kRowWarps = kRowWarps_, kTiles = kTiles_, kDepthWarps = kDepthWarps_, kDepth = kDepth_,
+                         kStages = kStages_;
+    static constexpr int kRows = kRowWarps * kTiles * 16, kThreads = kRowWarps * kDepthWarps * 32;
+    static_assert(kDepth / 16 % kDepthWarps == 0, "warps take whole k16 steps");
+};
+
+template <class Tile, int kColumns>
+struct ProjectShared {
+    // Rows are an odd number of 16-byte units apart, so that the eight rows of a tile lie in different banks.
+    static constexpr int kPitch = Tile::kDepth + 8;
+    static constexpr int kStageElements = (Tile::kRows + kColumns) * kPitch;
+    static constexpr int kSumPitch = kColumns + 8;
+    static constexpr std::size_t kStageBytes = std::size_t{2} * Tile::kStages * kStageElements;
+    static constexpr std::size_t kSumBytes = std::size_t{4} * Tile::kDepthWarps * Tile::kRows * kSumPitch;
+    static constexpr std::size_t kBytes = kStageBytes > kSumBytes ? kStageBytes : kSumBytes;
+};
+
+template <class T, class Tile, int kColumns>
+__global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_constant__ ProjectParams p) {
+    using Shared = ProjectShared<Tile, kColumns>;
+    constexpr int kRows = Tile::kRows, kDepth = Tile::kDepth, kThreads = Tile::kThreads, kStages = Tile::kStages;
+    constexpr int kPairs = kColumns / 16;
+    extern __shared__ __align__(128) unsigned char memory[];
+    const uint32_t base = shared_address(memory);
+    const int rank = static_cast<int>(blockIdx.x) % p.cluster;
+    const int row_begin = static_cast<int>(blockIdx.x) / p.cluster * kRows;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const int row_warp = warp % Tile::kRowWarps, depth_warp = warp / Tile::kRowWarps;
+
+    // This block's steps along the reduction.
+    const int steps = (p.k + kDepth - 1) / kDepth, share = (steps + p.cluster - 1) / p.cluster;
+    const int first = min(rank * share, steps), last = min(first + share, steps);
+    const T* x = static_cast<const T*>(p.x);
+    const T* a = static_cast<const T*>(p.a);
+
+    const auto load = [&](int step, int slot) {
+        const uint32_t stage = base + slot * (Shared::kStageElements * 2);
+        const int k0 = step * kDepth;
+        constexpr int kChunks = kDepth / 8;
+#pragma unroll
+        for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
+            const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
+            const bool valid = row_begin + row < p.tokens && k0 + column < p.k;
+            const T* from = x + (valid ? (row_begin + row) * p.x_stride + k0 + column : 0);
+            copy_async(stage + (row * Shared::kPitch + column) * 2, from, valid);
+        }
+        const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
+        static_assert(kColumns * kChunks % kThreads == 0, "every thread copies as many pieces of A");
+#pragma unroll
+        for (int i = 0; i < kColumns * kChunks / kThreads; ++i) {
+            const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
+            const bool valid = row < p.r && k0 + column < p.k;
+            copy_async(a_stage + (row * Shared::kPitch + column) * 2, a + (valid ? row * p.a_stride + k0 + column : 0), valid);
+        }
+    };
+
+    float sum[Tile::kTiles][kPairs * 2][4] = {};
+    const auto multiply_stage = [&](int slot) {
+        const uint32_t stage = base + slot * (Shared::kStageElements * 2);
+        const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
+#pragma unroll
+        for (int i = 0; i < kDepth / 16 / Tile::kDepthWarps; ++i) {
+            const int k = (i * Tile::kDepthWarps + depth_warp) * 16;
+            uint32_t b[kPairs][4];
+#pragma unroll
+            for (int n = 0; n < kPairs; ++n) {
+                const int row = n * 16 + lane % 8 + lane / 16 * 8, column = k + lane / 8 % 2 * 8;
+                load_tiles_4(b[n], a_stage + (row * Shared::kPitch + column) * 2);
+            }
+#pragma unroll
+            for (int m = 0; m < Tile::kTiles; ++m) {
+                uint32_t tile[4];
+                const int row = (row_warp * Tile::kTiles + m) * 16 + lane % 16;
+                load_tiles_4(tile, stage + (row * Shared::kPitch + k + lane / 16 * 8) * 2);
+#pragma unroll
+                for (int n = 0; n < kPairs; ++n) {
+                    multiply<T>(sum[m][2 * n], tile, b[n][0], b[n][1]);
+                    multiply<T>(sum[m][2 * n + 1], tile, b[n][2], b[n][3]);
+                }
+            }
+        }
+    };
+
+#pragma unroll
+    for (int s = 0; s < kStages - 1; ++s) {
+        if (first + s < last) load(first + s, s);
+        commit_copies();
+    }
+    int slot = 0, next = kStages - 1;
+    for (int step = first; step < last; ++step) {
+        wait_copies<kStages - 2>();
+        __syncthreads();
+        if (step + kStages - 1 < last) load(step + kStages - 1, next);
+        commit_copies();
+        multiply_stage(slot);
+        slot = slot + 1 == kStages ? 0 : slot + 1;
+        next = next + 1 == kStages ? 0 : next + 1;
+    }
+    wait_copies<0>();
+    __syncthreads();  // the stages' memory now holds the sums
+
+    float* sums = reinterpret_cast<float*>(memory);
+    constexpr int kPitch = Shared::kSumPitch;
+#pragma unroll
+    for (int m = 0; m < Tile::kTiles; ++m) {
+        const int row = (row_warp * Tile::kTiles + m) * 16 + lane / 4;
+#pragma unroll
+        for (int n = 0; n < kPairs * 2; ++n) {
+            float* to = sums + (depth_warp * kRows + row) * kPitch + n * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2*>(to) = make_float2(sum[m][n][0], sum[m][n][1]);
+            *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
+        }
+    }
+    __syncthreads();
+    if constexpr (Tile::kDepthWarps > 1) {
+        for (int i = thread; i < kRows * kColumns / 4; i += kThreads) {
+            float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
+            float4 total = *reinterpret_cast<float4*>(at);
+#pragma unroll
+            for (int d = 1; d < Tile::kDepthWarps; ++d) add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
+            *reinterpret_cast<float4*>(at) = total;
+        }
+    }
+    cluster_barrier();
+    const int groups = p.r / 8;
+    for (int i = rank * kThreads + thread; i < kRows * groups; i += p.cluster * kThreads) {
+        const int row = i / groups, column = i % groups * 8, token = row_begin + row;
+        if (token >= p.tokens) continue;
+        const uint32_t at = base + (row * kPitch + column) * 4;
+        const float4 low = cluster_sum(at, p.cluster), high = cluster_sum(at + 16, p.cluster);
+        Pack<T, 8> result = {{from_float<T>(low.x), from_float<T>(low.y), from_float<T>(low.z), from_float<T>(low.w),
+                              from_float<T>(high.x), from_float<T>(high.y), from_float<T>(high.z), from_float<T>(high.w)}};
+        store_pack(static_cast<T*>(p.out) + token * p.out_stride + column, result);
+        if (p.copy != nullptr)
+            store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
+    }
+    cluster_barrier();  // nobody leaves while others read its sums
+}
+
+template <class T, class Tile, int kColumns>
+void run_tile(const ProjectParams& p, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster));
+    launch(&project_kernel<T, Tile, kColumns>, grid, Tile::kThreads, ProjectShared<Tile, kColumns>::kBytes, p.cluster, p,
+           stream);
+}
+
+template <class T, int kColumns>
+void run_columns(const ProjectParams& p, int tile, cudaStream_t stream) {
+    switch (tile) {
+        case 0: return run_tile<T, ProjectTile<1, 1, 8, 128, 4>, kColumns>(p, stream);
+        case 1: return run_tile<T, ProjectTile<1, 2, 8, 128, 4>, kColumns>(p, stream);
+        case 2: return run_tile<T, ProjectTile<1, 2, 8, 256, 4>, kColumns>(p, stream);
+        case 3: return run_tile<T, ProjectTile<2, 2, 4, 128, 4>, kColumns>(p, stream);
+        default: UNSLOTH_CHECK(false, "lora_u: no tile ", tile);
+    }
+}
+
+template <class T>
+void run(const ProjectParams& p, int tile, cudaStream_t stream) {
+    if (p.r <= 16) return run_columns<T, 16>(p, tile, stream);
+    if (p.r <= 32) return run_columns<T, 32>(p, tile, stream);
+    if (p.r <= 48) return run_columns<T, 48>(p, tile, stream);
+    run_columns<T, 64>(p, tile, stream);
+}
+
+}  // namespace
+}  // namespace lora
+
+void lora_u(const LoraProjection& g, const LoraPlan& plan, cudaStream_t stream) {
+    UNSLOTH_CHECK(lora_supports(g, 9), "lora_u: unsupported operands");
+    if (g.tokens == 0) return;
+    lora::ProjectParams p = {};
+    p.x = g.x.data, p.x_stride = g.x.stride;
+    p.a = g.a.data, p.a_stride = g.a.stride;
+    p.out = g.u.data, p.out_stride = g.u.stride;
+    p.copy = g.copy.data, p.copy_stride = g.copy.stride;
+    p.tokens = static_cast<int>(g.tokens), p.k = static_cast<int>(g.k), p.r = static_cast<int>(g.r);
+    p.cluster = plan.cluster;
+    if (g.type == DType::bf16) {
+        lora::run<__nv_bfloat16>(p, plan.tile, stream);
+    } else {
+        lora::run<__half>(p, plan.tile, stream);
+    }
+}
+
+}  // namespace unsloth::kernels

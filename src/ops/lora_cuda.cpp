@@ -1,0 +1,100 @@
+// LoRA's products on our kernels: tensors to the kernel library's plain description.
+#include "ops/lora_cuda.h"
+
+#if UNSLOTH_CUDA
+#include <cuda_runtime_api.h>
+
+#include "kernels/lora_gemm.h"
+#include "ops/checks.h"
+#include "ops/cuda_handles.h"
+#include "unsloth/ops/profiler.h"
+
+namespace unsloth::ops {
+namespace {
+
+/// What the choice and the plans look at, read from the driver once.
+struct LoraSlot final : HandleSlot {
+    LoraDevice device;
+    int multiprocessors = 0;
+};
+
+const LoraSlot& card(const Context& ctx) {
+    std::unique_ptr<HandleSlot>& slot = ctx.cuda().lora;
+    if (!slot) {
+        cudaDeviceProp properties{};
+        const cudaError_t status = cudaGetDeviceProperties(&properties, ctx.device().index());
+        UNSLOTH_CHECK(status == cudaSuccess, "cudaGetDeviceProperties: ", cudaGetErrorString(status));
+        auto made = std::make_unique<LoraSlot>();
+        made->device = {properties.name, properties.major};
+        made->multiprocessors = properties.multiProcessorCount;
+        slot = std::move(made);
+    }
+    return static_cast<const LoraSlot&>(*slot);
+}
+
+/// A matrix of one row may carry any stride: give it its width.
+int64_t row_stride(const at::Tensor& x) {
+    return x.size(0) <= 1 ? x.size(1) : x.stride(0);
+}
+kernels::ConstMatrix source(const at::Tensor& x) {
+    return {x.const_data_ptr(), row_stride(x)};
+}
+kernels::Matrix target(const at::Tensor& x) {
+    return {x.mutable_data_ptr(), row_stride(x)};
+}
+
+/// Whether our kernel shall run; CheckError when it must and cannot.
+bool chosen(const Context& ctx, LoraChoice choice, LoraProduct product, const LoraShape& shape, bool supported) {
+    UNSLOTH_CHECK(choice != LoraChoice::kernel || supported, "lora: the kernel does not take these operands");
+    if (choice == LoraChoice::library || !supported || (ctx.library_products && choice != LoraChoice::kernel)) return false;
+    return choice == LoraChoice::kernel || lora_kernel_pays(product, shape, card(ctx).device);
+}
+
+cudaStream_t stream_of(const Context& ctx) {
+    return static_cast<cudaStream_t>(ctx.stream());
+}
+
+}  // namespace
+
+bool lora_u_cuda(Context& ctx, const LoraU& args) {
+    if (args.choice == LoraChoice::library) return false;
+    kernels::LoraProjection p;
+    p.tokens = args.x_TK.size(0), p.k = args.x_TK.size(1), p.r = args.a_RK.size(0);
+    p.type = dtype_of(args.x_TK);
+    p.x = source(args.x_TK), p.a = source(args.a_RK), p.u = target(args.u_TR);
+    if (args.copy_TR.defined()) p.copy = target(args.copy_TR);
+    const bool supported = kernels::lora_supports(p, card(ctx).device.compute_major);
+    if (!chosen(ctx, args.choice, LoraProduct::u, {p.tokens, p.k, p.r}, supported)) return false;
+    const Region region(ctx, args.label);
+    kernels::lora_u(p, kernels::lora_plan(p), stream_of(ctx));
+    return true;
+}
+
+bool lora_dy_cuda(Context& ctx, const LoraDy& args) {
+    if (args.choice == LoraChoice::library) return false;
+    kernels::LoraBackward p;
+    p.tokens = args.dy_TN.size(0), p.n = args.dy_TN.size(1), p.r = args.b_NR.size(1);
+    p.type = dtype_of(args.dy_TN);
+    p.dy = source(args.dy_TN), p.b = source(args.b_NR), p.v = target(args.v_TR), p.u = args.u_TR.const_data_ptr();
+    int64_t widest = 0, reserved = 0;
+    const bool fits = args.slices.size() <= static_cast<std::size_t>(kernels::most_lora_parts);
+    for (const LoraSlice& slice : args.slices) {
+        widest = std::max(widest, slice.r), reserved += slice.r;
+        if (fits)
+            p.parts[p.part_count++] = {slice.n_begin, slice.n, slice.r_begin, slice.r, slice.rank,
+                                       static_cast<float>(slice.scale),
+                                       slice.rank > 0 ? slice.db.mutable_data_ptr<float>() : nullptr};
+    }
+    const kernels::LoraPlan plan = kernels::lora_plan(p, card(ctx).multiprocessors);
+    const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
+    const bool supported = fits && reserved == p.r && args.u_TR.is_contiguous() &&  // v's columns are all written
+                           kernels::lora_supports(p, card(ctx).device.compute_major) &&
+                           bytes >= kernels::lora_workspace(p, plan).least;
+    if (!chosen(ctx, args.choice, LoraProduct::dy, {p.tokens, p.n, widest}, supported)) return false;
+    const Region region(ctx, args.label);
+    kernels::lora_v_db(p, plan, ctx.workspace.mutable_data_ptr(), bytes, stream_of(ctx));
+    return true;
+}
+
+}  // namespace unsloth::ops
+#endif
