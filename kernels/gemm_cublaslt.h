@@ -30,8 +30,8 @@ struct GemmCase {
 /// alignment. Used by one thread at a time.
 class CublasLt {
   public:
-    /// Runtime Error when cuBLASLt cannot start on `device`.
-    explicit CublasLt(int device);
+    /// Runtime Error when cuBLASLt cannot start on `device`. Without tables every product has the library's first choice.
+    explicit CublasLt(int device, bool use_tables = true);
     ~CublasLt();
     CublasLt(const CublasLt&) = delete;
     CublasLt& operator=(const CublasLt&) = delete;

@@ -10,13 +10,13 @@ namespace unsloth::ops {
 namespace {
 
 struct CublasLtSlot final : HandleSlot {
-    explicit CublasLtSlot(int device) : library(device) {}
+    CublasLtSlot(int device, bool use_tables) : library(device, use_tables) {}
     kernels::CublasLt library;
 };
 
 kernels::CublasLt& library(const Context& ctx) {
     std::unique_ptr<HandleSlot>& slot = ctx.cuda().gemm;
-    if (!slot) slot = std::make_unique<CublasLtSlot>(ctx.device().index());
+    if (!slot) slot = std::make_unique<CublasLtSlot>(ctx.device().index(), !ctx.library_products);
     return static_cast<CublasLtSlot&>(*slot).library;
 }
 
@@ -42,7 +42,7 @@ kernels::GemmOperand operand(const at::Tensor& x, bool transpose = false) {
 
 }  // namespace
 
-void gemm_cuda(Context& ctx, const Gemm& g) {
+kernels::GemmCase gemm_case(const Gemm& g) {
     kernels::GemmCase problem;
     problem.m = g.out.size(0);
     problem.n = g.out.size(1);
@@ -56,9 +56,13 @@ void gemm_cuda(Context& ctx, const Gemm& g) {
     problem.bias = g.bias ? g.bias->data_ptr() : nullptr;
     problem.alpha = static_cast<float>(g.alpha);
     problem.beta = static_cast<float>(g.beta);
+    return problem;
+}
+
+void gemm_cuda(Context& ctx, const Gemm& g) {
     void* workspace = ctx.workspace.defined() ? ctx.workspace.data_ptr() : nullptr;
     const int64_t bytes = ctx.workspace.defined() ? ctx.workspace.nbytes() : 0;
-    library(ctx).run(problem, workspace, bytes, ctx.stream());
+    library(ctx).run(gemm_case(g), workspace, bytes, ctx.stream());
 }
 
 int64_t gemm_cuda_workspace(at::Device device) {

@@ -3,7 +3,14 @@
 
 #include "unsloth/ops/gemm.h"
 
+namespace unsloth::kernels {
+struct GemmCase;
+}
+
 namespace unsloth::ops {
+
+/// The product as the kernel library knows it; `args` is checked.
+kernels::GemmCase gemm_case(const Gemm& args);
 
 /// `args` is checked, M, N and K are positive.
 void gemm_cuda(Context& ctx, const Gemm& args);

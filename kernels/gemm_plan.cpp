@@ -1,0 +1,252 @@
+#include "kernels/gemm_plan.h"
+
+#include <algorithm>
+
+#include "kernels/common.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::kernels {
+namespace {
+
+#define CHECK_LT(call) check_cublaslt((call), #call)
+
+cudaDataType_t cuda_type(DType type) {
+    switch (type) {
+        case DType::f32:
+            return CUDA_R_32F;
+        case DType::bf16:
+            return CUDA_R_16BF;
+        case DType::f16:
+            return CUDA_R_16F;
+        default:
+            UNSLOTH_CHECK(false, "gemm: no CUDA type for ", name_of(type));
+            return CUDA_R_32F;
+    }
+}
+
+void layout(cublasLtMatrixLayoutOpaque_t& out, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld) {
+    CHECK_LT(cublasLtMatrixLayoutInit(&out, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld));
+}
+
+/// Row strides and pointers of the addend: `out` itself stands in where nothing is added.
+const GemmOperand& addend_of(const GemmCase& p) {
+    return p.beta != 0.0f ? p.c : p.out;
+}
+
+/// The pointers' alignments in cuBLASLt's order of operands.
+std::array<uint32_t, 4> pointer_alignments(const GemmCase& p) {
+    return {gemm_alignment(p.b.data), gemm_alignment(p.a.data), gemm_alignment(addend_of(p).data),
+            gemm_alignment(p.out.data)};
+}
+
+/// Odd leading dimensions leave rows aligned to an element only, which the pointers' alignment does not tell.
+std::array<uint32_t, 4> element_alignments(const GemmCase& p) {
+    const auto in = static_cast<uint32_t>(size_of(p.input_type)), out = static_cast<uint32_t>(size_of(p.output_type));
+    return {in, in, out, out};
+}
+
+template <class Value>
+Value attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t name) {
+    Value value{};
+    std::size_t written = 0;
+    CHECK_LT(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, name, &value, sizeof value, &written));
+    return value;
+}
+
+GemmAlgorithm attributes_of(const cublasLtMatmulAlgo_t& algorithm) {
+    GemmAlgorithm a;
+    a.id = attribute<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID);
+    a.tile = attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID);
+    a.stages = attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID);
+    a.split_k = attribute<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+    a.reduction = attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+    a.swizzle = attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING);
+    a.custom = attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION);
+    a.inner_shape = attribute<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID);
+    a.cluster = attribute<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+    return a;
+}
+
+}  // namespace
+
+void check_cublaslt(cublasStatus_t status, const char* call) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        throw runtime_failure(cat("cuBLASLt failed: ", call, " returned ", cublasLtGetStatusString(status)));
+}
+
+cublasLtHandle_t create_cublaslt(int device) {
+    int current = 0;
+    const bool switched = cudaGetDevice(&current) == cudaSuccess && current != device;
+    if (switched) cudaSetDevice(device);
+    cublasLtHandle_t handle = nullptr;
+    const cublasStatus_t status = cublasLtCreate(&handle);
+    if (switched) cudaSetDevice(current);
+    check_cublaslt(status, "cublasLtCreate");
+    return handle;
+}
+
+GemmCard gemm_card(int device) {
+    cudaDeviceProp properties{};
+    UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return {properties.name, 10 * properties.major + properties.minor, properties.multiProcessorCount};
+}
+
+uint32_t gemm_alignment(const void* pointer) {
+    constexpr uintptr_t most = 256;
+    const auto address = reinterpret_cast<uintptr_t>(pointer);
+    return static_cast<uint32_t>(address == 0 ? most : std::min(address & -address, most));
+}
+
+std::string describe(const GemmCase& p) {
+    return cat("[", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides ", p.a.row_stride,
+               p.a.transpose ? "T" : "", ", ", p.b.row_stride, p.b.transpose ? "T" : "", ", ", p.out.row_stride,
+               ", ", name_of(p.input_type), " to ", name_of(p.output_type), p.bias ? " with bias" : "",
+               p.beta != 0 ? " accumulating" : "");
+}
+
+GemmPlan::GemmPlan(const GemmCase& p) {
+    describe_operation(p);
+    const cudaDataType_t in = cuda_type(p.input_type), out = cuda_type(p.output_type);
+    layout(first_, in, p.b.transpose ? p.k : p.n, p.b.transpose ? p.n : p.k, p.b.row_stride);
+    layout(second_, in, p.a.transpose ? p.m : p.k, p.a.transpose ? p.k : p.m, p.a.row_stride);
+    layout(addend_, out, p.n, p.m, addend_of(p).row_stride);
+    layout(result_, out, p.n, p.m, p.out.row_stride);
+}
+
+GemmPlan::GemmPlan(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p, int64_t workspace) : GemmPlan(p) {
+    if (const std::optional<Choice> choice = measured(handle, table, p, workspace)) {
+        choice_ = *choice;
+        return;
+    }
+    for (const auto& alignments : {pointer_alignments(p), element_alignments(p)}) {
+        const std::vector<Choice> found = heuristic(handle, workspace, 1, alignments);
+        if (found.empty()) continue;
+        choice_ = found.front();
+        return;
+    }
+    UNSLOTH_CHECK(false, "cuBLASLt has no algorithm for ", describe(p), " within ", workspace, " bytes of workspace");
+}
+
+std::optional<GemmPlan> GemmPlan::with(cublasLtHandle_t handle, const GemmCase& p, int64_t workspace,
+                                       const GemmAlgorithm& algorithm) {
+    GemmPlan plan(p);
+    const std::optional<Choice> choice = plan.configured(handle, p, workspace, algorithm);
+    if (!choice) return std::nullopt;
+    plan.choice_ = *choice;
+    return plan;
+}
+
+std::vector<GemmAlgorithm> GemmPlan::choices(cublasLtHandle_t handle, const GemmCase& p, int64_t workspace, int most) {
+    GemmPlan plan(p);
+    std::vector<GemmAlgorithm> all;
+    for (const Choice& found : plan.heuristic(handle, workspace, most, pointer_alignments(p)))
+        all.push_back(attributes_of(found.algorithm));
+    return all;
+}
+
+GemmAlgorithm GemmPlan::algorithm() const {
+    return attributes_of(choice_.algorithm);
+}
+
+void GemmPlan::describe_operation(const GemmCase& p) {
+    CHECK_LT(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (p.bias) {
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.output_type));
+        set_bias(p.bias);
+    }
+}
+
+void GemmPlan::set_bias(const void* bias) {
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+}
+
+template <class Value>
+void GemmPlan::set(cublasLtMatmulDescAttributes_t name, const Value& value) {
+    CHECK_LT(cublasLtMatmulDescSetAttribute(&operation_, name, &value, sizeof value));
+}
+
+std::vector<GemmPlan::Choice> GemmPlan::heuristic(cublasLtHandle_t handle, int64_t workspace, int most,
+                                                  const std::array<uint32_t, 4>& alignments) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    CHECK_LT(cublasLtMatmulPreferenceInit(&preference));
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
+        CHECK_LT(cublasLtMatmulPreferenceSetAttribute(&preference, name, &value, sizeof value));
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace));
+    // In fp32 and in a pass of its own: neither sums of rounded parts nor an order that varies.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(most));
+    int count = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &operation_, &first_, &second_, &addend_,
+                                                                 &result_, &preference, most, results.data(), &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
+    check_cublaslt(status, "cublasLtMatmulAlgoGetHeuristic");
+    std::vector<Choice> found;
+    for (int i = 0; i < count; ++i)
+        if (const auto& r = results[static_cast<std::size_t>(i)]; r.state == CUBLAS_STATUS_SUCCESS)
+            found.push_back({r.algo, r.workspaceSize, r.wavesCount});
+    return found;
+}
+
+std::optional<GemmPlan::Choice> GemmPlan::configured(cublasLtHandle_t handle, const GemmCase& p, int64_t workspace,
+                                                     const GemmAlgorithm& a) {
+    const cudaDataType_t in = cuda_type(p.input_type), out = cuda_type(p.output_type);
+    Choice choice{};
+    bool known = cublasLtMatmulAlgoInit(handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, in, in, out, out, a.id,
+                                        &choice.algorithm) == CUBLAS_STATUS_SUCCESS;
+    const auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t name, const auto& value) {
+        known = known && cublasLtMatmulAlgoConfigSetAttribute(&choice.algorithm, name, &value, sizeof value) ==
+                             CUBLAS_STATUS_SUCCESS;
+    };
+    configure(CUBLASLT_ALGO_CONFIG_TILE_ID, a.tile);
+    configure(CUBLASLT_ALGO_CONFIG_STAGES_ID, a.stages);
+    configure(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, a.split_k);
+    configure(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, a.reduction);
+    configure(CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, a.swizzle);
+    configure(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, a.custom);
+    configure(CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, a.inner_shape);
+    configure(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, a.cluster);
+    cublasLtMatmulHeuristicResult_t result{};
+    if (!known ||
+        cublasLtMatmulAlgoCheck(handle, &operation_, &first_, &second_, &addend_, &result_, &choice.algorithm, &result) !=
+            CUBLAS_STATUS_SUCCESS ||
+        result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > static_cast<std::size_t>(workspace))
+        return std::nullopt;
+    choice.workspace = result.workspaceSize;
+    choice.waves = result.wavesCount;
+    return choice;
+}
+
+std::optional<GemmPlan::Choice> GemmPlan::measured(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p,
+                                                   int64_t workspace) {
+    if (const GemmAlgorithm* product = measured_product(table, p)) return configured(handle, p, workspace, *product);
+    std::optional<Choice> best;
+    double least = 0;
+    for (const GemmTile& tile : measured_tiles(table, p)) {
+        const std::optional<Choice> choice = configured(handle, p, workspace, tile.algorithm);
+        if (!choice) continue;
+        const double ns = predicted_ns(tile, choice->waves, p.k);
+        if (best && ns >= least) continue;
+        best = choice;
+        least = ns;
+    }
+    return best;
+}
+
+void GemmPlan::run(cublasLtHandle_t handle, const GemmCase& p, void* workspace, cudaStream_t stream) {
+    if (p.bias) set_bias(p.bias);
+    const cublasStatus_t status =
+        cublasLtMatmul(handle, &operation_, &p.alpha, p.b.data, &first_, p.a.data, &second_, &p.beta, addend_of(p).data,
+                       &addend_, p.out.data, &result_, &choice_.algorithm, workspace, choice_.workspace, stream);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        throw runtime_failure(cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
+}
+
+}  // namespace unsloth::kernels
