@@ -1,0 +1,55 @@
+// Keeps the adapters in the margins of the layers' weights: A into the last R rows of a group's buffer, s·B into the last R columns
+// (model/layout.h); what no module of a layer uses becomes 0.
+#pragma once
+
+#include "unsloth/model/layout.h"
+#include "unsloth/model/parameters.h"
+#include "unsloth/ops/fill_table.h"
+
+namespace unsloth::model {
+
+/// Where a layer's margins of one group are.
+struct GroupMargins {
+    at::Tensor a_RK, b_NR;
+    at::Tensor a_KR;  ///< A transposed; undefined: not wanted
+};
+using LayerMargins = std::array<GroupMargins, group_count>;
+
+/// The adapters' parameters by layer and projection.
+class Adapters {
+  public:
+    Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora);
+    uint64_t version() const { return parameters_.version; }
+    at::Tensor value(const Parameter& p) const { return parameters_.value(p); }
+    const std::vector<LayerLora>& layers() const { return lora_; }
+    const LayerLora& lora(int layer) const { return lora_.at(static_cast<std::size_t>(layer)); }
+    /// A projection's parameters in a layer; nullptr where it has no adapter.
+    const Parameter* a(int layer, Projection p) const { return at(a_, layer, p); }
+    const Parameter* b(int layer, Projection p) const { return at(b_, layer, p); }
+
+  private:
+    const Parameter* at(const std::vector<const Parameter*>& list, int layer, Projection p) const {
+        return list[static_cast<std::size_t>(layer * projection_count + static_cast<int>(p))];
+    }
+    const Parameters& parameters_;
+    std::vector<LayerLora> lora_;
+    std::vector<const Parameter*> a_, b_;
+};
+
+class AdapterMargins {
+  public:
+    /// Submits the table that one launch works from. `transposed`: the margins have an a_KR.
+    static void plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device, bool transposed, memory::Plan& plan);
+    /// `margins`: one a layer (all the same for a source that expands one layer at a time).
+    AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout, const std::vector<LayerMargins>& margins,
+                   const memory::Arena& arena);
+    void fill(ops::Context& ctx, int layer) const { table_.run(ctx, layer, 1); }
+    void fill_all(ops::Context& ctx) const { table_.run(ctx, 0, table_.runs()); }
+    uint64_t version() const { return adapters_->version(); }
+
+  private:
+    const Adapters* adapters_;
+    ops::FillTable table_;
+};
+
+}  // namespace unsloth::model

@@ -1,0 +1,94 @@
+#include "unsloth/model/adapter_margins.h"
+
+namespace unsloth::model {
+namespace {
+
+/// A block of a margin without its tensors.
+struct Shape {
+    enum class Part { a, a_transposed, b } part;
+    int layer;
+    Group group;
+    const Slice* slice;
+    int64_t first, r;  ///< of the slice's reserved rows (A) or columns (B)
+    bool used;         ///< otherwise zeros
+    int64_t elements(const GroupLayout& layout) const { return r * (part == Part::b ? slice->n : layout.k); }
+};
+
+/// Every block, layer by layer: the plan and the constructor walk the same list.
+std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<LayerLora>& lora, bool transposed) {
+    std::vector<Shape> shapes;
+    for (int layer = 0; layer < static_cast<int>(lora.size()); ++layer)
+        for (const Group g : all_groups)
+            for (const Slice& slice : layout[g].slices) {
+                const int64_t r = lora[static_cast<std::size_t>(layer)][static_cast<std::size_t>(slice.projection)].r;
+                for (const auto part : {Shape::Part::a, Shape::Part::a_transposed, Shape::Part::b}) {
+                    if (part == Shape::Part::a_transposed && !transposed) continue;
+                    if (r > 0) shapes.push_back({part, layer, g, &slice, 0, r, true});
+                    if (r < slice.r) shapes.push_back({part, layer, g, &slice, r, slice.r - r, false});
+                }
+            }
+    return shapes;
+}
+
+constexpr const char* table_name = "adapters' table";
+
+std::vector<int64_t> elements_of(const LayerLayout& layout, const std::vector<Shape>& shapes) {
+    std::vector<int64_t> elements;
+    for (const Shape& shape : shapes) elements.push_back(shape.elements(layout[shape.group]));
+    return elements;
+}
+
+at::Tensor place(const Shape& shape, const GroupMargins& margins) {
+    const int64_t first = shape.slice->r_begin + shape.first;
+    switch (shape.part) {
+        case Shape::Part::a: return margins.a_RK.narrow(0, first, shape.r);
+        case Shape::Part::a_transposed: return margins.a_KR.narrow(1, first, shape.r);
+        case Shape::Part::b: return margins.b_NR.narrow(0, shape.slice->n_begin, shape.slice->n).narrow(1, first, shape.r);
+    }
+    return {};
+}
+
+ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout, const std::vector<LayerMargins>& margins,
+                          const memory::Arena& arena) {
+    const bool transposed = !margins.empty() && margins.front()[0].a_KR.defined();
+    std::vector<ops::FillBlock> blocks;
+    std::vector<int64_t> runs;
+    for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {
+        while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
+        const GroupMargins& group = margins.at(static_cast<std::size_t>(shape.layer))[static_cast<std::size_t>(shape.group)];
+        ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
+        const Projection projection = shape.slice->projection;
+        if (shape.used && shape.part == Shape::Part::b) {
+            block.source = adapters.value(*adapters.b(shape.layer, projection));
+            block.scale = adapters.lora(shape.layer)[static_cast<std::size_t>(projection)].scale;
+        } else if (shape.used) {
+            block.source = adapters.value(*adapters.a(shape.layer, projection));
+        }
+        blocks.push_back(std::move(block));
+    }
+    while (runs.size() < adapters.layers().size()) runs.push_back(static_cast<int64_t>(blocks.size()));
+    const memory::BufferId id = arena.plan().find(table_name);
+    return ops::FillTable(ctx, std::move(blocks), std::move(runs), arena.tensor(id, {arena.plan().entry(id).bytes}, at::kByte));
+}
+
+}  // namespace
+
+Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora)
+    : parameters_(parameters), lora_(lora), a_(lora.size() * projection_count), b_(lora.size() * projection_count) {
+    for (const Parameter& p : parameters.table().parameters()) {
+        if (p.kind == Parameter::Kind::base) continue;
+        const auto index = static_cast<std::size_t>(p.layer * projection_count + static_cast<int>(p.projection));
+        (p.kind == Parameter::Kind::lora_a ? a_ : b_)[index] = &p;
+    }
+}
+
+void AdapterMargins::plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device, bool transposed,
+                          memory::Plan& plan) {
+    plan.add("adapters", table_name, ops::FillTable::bytes(device, elements_of(layout, shapes_of(layout, lora, transposed))));
+}
+
+AdapterMargins::AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
+                               const std::vector<LayerMargins>& margins, const memory::Arena& arena)
+    : adapters_(&adapters), table_(make_table(ctx, adapters, layout, margins, arena)) {}
+
+}  // namespace unsloth::model
