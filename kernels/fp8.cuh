@@ -1,0 +1,45 @@
+// What every kernel that makes e4m3 codes shares: the scale of a row's largest magnitude, and eight codes at
+// a time.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "kernels/device.cuh"
+
+namespace unsloth::kernels {
+
+inline constexpr int fp8_width = 8;  ///< bf16 in 16 bytes; their codes take 8
+using Bf16x8 = Pack<__nv_bfloat16, fp8_width>;
+
+/// include/unsloth/ops/fp8.h's rule. Anything that is not finite stays so.
+__device__ __forceinline__ float fp8_scale(float largest) {
+    const float scale = __fdiv_rn(largest, 448.f);
+    constexpr float least = 1.17549435e-38f;  // its inverse is finite
+    if (largest == 0.f) return 1.f;
+    return scale < least ? least : scale;
+}
+
+__device__ __forceinline__ float fp8_inverse(float scale) {
+    return __frcp_rn(scale);
+}
+
+__device__ __forceinline__ uint2 fp8_encode(const Bf16x8& values, float inverse) {
+    uint32_t pairs[fp8_width / 2];
+#pragma unroll
+    for (int i = 0; i < fp8_width / 2; ++i) {
+        const float2 pair = {to_float(values.v[2 * i]) * inverse, to_float(values.v[2 * i + 1]) * inverse};
+        pairs[i] = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
+    }
+    return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+/// Magnitudes of bf16 compare as their bits do, infinity and not-a-number above the others: the larger of
+/// `seen` (two of 16 bits) and those of `values`.
+__device__ __forceinline__ uint32_t fp8_larger(uint32_t seen, const Bf16x8& values) {
+    const auto* pairs = reinterpret_cast<const uint32_t*>(values.v);
+#pragma unroll
+    for (int i = 0; i < fp8_width / 2; ++i) seen = __vmaxu2(seen, pairs[i] & 0x7FFF7FFFu);
+    return seen;
+}
+
+}  // namespace unsloth::kernels

@@ -1,0 +1,334 @@
+// The device side of the e4m3 product with a bf16 tail; fp8_gemm_sm90.cu says how it is cut. Included by that
+// file alone.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "kernels/sm90.cuh"
+
+namespace unsloth::kernels::fp8_sm90 {
+
+using namespace sm90;
+
+constexpr int tile_rows = 128;
+constexpr int group_rows = 64;   // of a tile that one warpgroup multiplies
+constexpr int stage_k = 128;     // bytes along K
+constexpr int box_columns = 64;  // of results: rows of 128 bytes
+constexpr int threads = 384;
+constexpr int shared_limit = 232448;
+
+template <int Columns_, int Cluster_, int Promote_>
+struct Shape {
+    static constexpr int Columns = Columns_, Cluster = Cluster_, Promote = Promote_;
+    static constexpr int x_bytes = tile_rows * stage_k;
+    static constexpr int stage_bytes = x_bytes + Columns * stage_k;
+    static constexpr int scale_bytes = Columns * 4;
+    static constexpr int out_bytes = group_rows * Columns * 2;  // results of one warpgroup
+    static constexpr int rest = 2 * out_bytes + 2 * scale_bytes + 4 * 8;
+    static constexpr int stages = (shared_limit - rest) / (stage_bytes + 2 * 8);
+    static constexpr int shared_bytes = stages * (stage_bytes + 2 * 8) + rest;
+    static constexpr int accumulators = Columns / 2;
+    static constexpr int least_stages =
+        stages / 2 + 1;  // of codes in a tile: the ring never reaches a third tile's scales
+    static_assert(Columns % box_columns == 0);
+};
+
+struct Params {
+    CUtensorMap x, w, u, b, scale, residual, y;
+    const float* sx;
+    const __nv_bfloat16* bias;
+    int rows, columns;
+    int has_residual;
+    int stages_k;      // stages of codes in a tile
+    int tail_stages;   // stages of u and b, each
+    int tail_columns;  // wide: 16, 32 or 64
+    int row_groups;    // clusters needed to cover the rows
+    int column_tiles;
+    int band;  // row groups that neighbour each other in time, so that w's tiles stay in L2
+};
+
+/// Where things lie in shared memory: stages, results, column scales of this tile and the next, barriers.
+template <class S>
+struct Shared {
+    uint32_t base;
+    __device__ __forceinline__ uint32_t x(int slot) const { return base + slot * S::stage_bytes; }
+    __device__ __forceinline__ uint32_t w(int slot) const { return x(slot) + S::x_bytes; }
+    __device__ __forceinline__ uint32_t out(int group) const { return x(S::stages) + group * S::out_bytes; }
+    __device__ __forceinline__ uint32_t scales(uint32_t odd) const { return out(2) + odd * S::scale_bytes; }
+    /// A stage's bytes have arrived; its readers are done.
+    __device__ __forceinline__ uint32_t full(int slot) const { return scales(2) + slot * 8; }
+    __device__ __forceinline__ uint32_t empty(int slot) const { return full(S::stages) + slot * 8; }
+    /// A warpgroup's results may be written (and the residual lies where they go); they are written.
+    __device__ __forceinline__ uint32_t ready(int group) const { return empty(S::stages) + group * 8; }
+    __device__ __forceinline__ uint32_t written(int group) const { return ready(2) + group * 8; }
+};
+
+/// The ring of stages as one side walks it.
+template <int Stages>
+struct Ring {
+    int slot = 0;
+    uint32_t phase = 0;
+    __device__ __forceinline__ void advance() {
+        if (++slot == Stages) slot = 0, phase ^= 1;
+    }
+};
+
+/// This block's tiles, one after another: bands of row groups, column by column inside a band.
+template <class S>
+struct Tiles {
+    int index = blockIdx.x / S::Cluster;
+    uint32_t odd = 0;  // the tile's number, modulo 2
+    __device__ __forceinline__ bool more(const Params& p) const {
+        return index < p.row_groups * p.column_tiles;
+    }
+    __device__ __forceinline__ void advance() {
+        index += gridDim.x / S::Cluster;
+        odd ^= 1;
+    }
+    /// Its first row (of this block of the cluster) and column.
+    __device__ __forceinline__ int2 origin(const Params& p, uint32_t rank) const {
+        const int in_band = p.band * p.column_tiles;
+        const int first = index / in_band * p.band;
+        const int height = min(p.row_groups - first, p.band);
+        const int rest = index % in_band;
+        const int row_group = first + rest % height;
+        return {(row_group * S::Cluster + static_cast<int>(rank)) * tile_rows, rest / height * S::Columns};
+    }
+};
+
+/// One thread: fills the ring, tile after tile.
+template <class S>
+__device__ __forceinline__ void produce(const Params& p, const Shared<S>& shared, uint32_t rank) {
+    constexpr int part = S::Columns / S::Cluster;  // rows of w that this block fetches
+    Ring<S::stages> ring;
+    for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+        const int2 origin = tiles.origin(p, rank);
+        const int own = origin.y + static_cast<int>(rank) * part;
+        const auto fetch = [&](const CUtensorMap& left, const CUtensorMap& right, int k, int row_bytes,
+                               int more_bytes) {
+            barrier_wait(shared.empty(ring.slot), ring.phase ^ 1);
+            const uint32_t full = shared.full(ring.slot);
+            barrier_expect(full, (tile_rows + S::Columns) * row_bytes + more_bytes);
+            copy_box(shared.x(ring.slot), left, k, origin.x, full);
+            const uint32_t to = shared.w(ring.slot) + rank * part * row_bytes;
+            if (S::Cluster == 1)
+                copy_box(to, right, k, own, full);
+            else
+                copy_box_to_cluster(to, right, k, own, full, (1 << S::Cluster) - 1);
+            if (more_bytes > 0) copy_row(shared.scales(tiles.odd), p.scale, origin.y, full);
+            ring.advance();
+        };
+        for (int step = 0; step < p.stages_k; ++step)
+            fetch(p.x, p.w, step * stage_k, stage_k, step == p.stages_k - 1 ? S::scale_bytes : 0);
+        for (int step = 0; step < p.tail_stages; ++step)
+            fetch(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, 0);
+    }
+}
+
+/// One thread for each warpgroup: brings the residual, takes the results away.
+template <class S>
+__device__ __forceinline__ void transport(const Params& p, const Shared<S>& shared, uint32_t rank,
+                                          int group) {
+    constexpr int boxes = S::Columns / box_columns, box_bytes = S::out_bytes / boxes;
+    const uint32_t ready = shared.ready(group), out = shared.out(group);
+    for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+        const int2 origin = tiles.origin(p, rank);
+        const int row = origin.x + group * group_rows;
+        if (p.has_residual) {
+            barrier_expect(ready, S::out_bytes);
+            for (int i = 0; i < boxes; ++i)
+                copy_box(out + i * box_bytes, p.residual, origin.y + i * box_columns, row, ready);
+        } else {
+            barrier_arrive(ready);
+        }
+        barrier_wait(shared.written(group), tiles.odd);
+        for (int i = 0; i < boxes; ++i) store_box(p.y, origin.y + i * box_columns, row, out + i * box_bytes);
+        stores_wait_read();
+    }
+}
+
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+}
+__device__ __forceinline__ uint32_t pack(float a, float b) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    return reinterpret_cast<const uint32_t&>(pair);
+}
+
+/// Rounds a warpgroup's results, with residual and bias when `Adds`, and writes them where `transport` finds
+/// them: boxes of 64 columns, rows of 128 bytes whose 16-byte pieces are swizzled as the copy engine has it.
+template <class S, bool Adds>
+__device__ __forceinline__ void hand_over(const Params& p, const float (&d)[S::accumulators], uint32_t out,
+                                          int column) {
+    const int lane = threadIdx.x % 32;
+    const int row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+    const uint32_t at = out + row * 128, piece = lane / 16 ^ lane % 8;
+#pragma unroll
+    for (int pair = 0; pair < S::Columns / 16; ++pair) {  // of 8 columns each
+        const uint32_t address = at + pair / 4 * (group_rows * 128) + (piece ^ pair % 4 * 2) * 16;
+        uint32_t words[4] = {};
+        if (Adds && p.has_residual) load_blocks(address, words);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int eight = 2 * pair + i / 2;
+            float2 sum{d[4 * eight + i % 2 * 2], d[4 * eight + i % 2 * 2 + 1]};
+            if (Adds) {
+                const float2 residual = unpack(words[i]);
+                sum.x += residual.x, sum.y += residual.y;
+                const int c = column + 8 * eight + lane % 4 * 2;
+                if (p.bias && c < p.columns) {
+                    const float2 bias = unpack(__ldg(reinterpret_cast<const uint32_t*>(p.bias + c)));
+                    sum.x += bias.x, sum.y += bias.y;
+                }
+            }
+            words[i] = pack(sum.x, sum.y);
+        }
+        store_blocks(address, words);
+    }
+}
+
+/// A warpgroup's share of the work: 64 rows of each tile.
+template <class S>
+struct Consumer {
+    static constexpr int count = S::accumulators;
+    const Params& p;
+    const Shared<S>& shared;
+    const uint32_t rank;
+    const int group = threadIdx.x / 128 - 1;
+    const int lane = threadIdx.x % 32;
+    Ring<S::stages> ring = {};
+    int2 origin = {};
+    float row_scale[2] = {};
+
+    __device__ __forceinline__ void release(int slot) const {
+        if (lane < S::Cluster) barrier_arrive(shared.empty(slot), lane);
+    }
+
+    /// Issues the products of the stage that the ring is at, once it is there. Returns its slot.
+    __device__ __forceinline__ int multiply(float (&d)[count], bool fresh) {
+        const int slot = ring.slot;
+        barrier_wait(shared.full(slot), ring.phase);
+        const uint64_t a = matrix_descriptor(shared.x(slot) + group * group_rows * stage_k, stage_k);
+        const uint64_t b = matrix_descriptor(shared.w(slot), stage_k);
+        pin(d);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < stage_k / 32; ++i)
+            Product<S::Columns>::e4m3(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
+        products_commit();
+        pin(d);
+        ring.advance();
+        return slot;
+    }
+
+    /// While the tensor cores are at work: where the tile lies, and its row scales.
+    __device__ __forceinline__ void look_up(const Tiles<S>& tiles) {
+        origin = tiles.origin(p, rank);
+        const int row = origin.x + group * group_rows + threadIdx.x % 128 / 32 * 16 + lane / 4;
+        row_scale[0] = row < p.rows ? __ldg(p.sx + row) : 0.f;
+        row_scale[1] = row + 8 < p.rows ? __ldg(p.sx + row + 8) : 0.f;
+    }
+
+    /// The column scales, which came with the last stage of codes.
+    __device__ __forceinline__ void load_scales(float2 (&w)[count / 4], uint32_t odd) const {
+#pragma unroll
+        for (int j = 0; j < count / 4; ++j)
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(w[j].x), "=f"(w[j].y)
+                         : "r"(shared.scales(odd) + (8 * j + 2 * (lane % 4)) * 4));
+    }
+
+    template <int Steps>
+    __device__ __forceinline__ void multiply_tail(float (&d)[count]) {
+        for (int stage = 0; stage < p.tail_stages; ++stage, ring.advance()) {
+            barrier_wait(shared.full(ring.slot), ring.phase);
+            const uint64_t a =
+                matrix_descriptor(shared.x(ring.slot) + group * group_rows * Steps * 32, Steps * 32);
+            const uint64_t b = matrix_descriptor(shared.w(ring.slot), Steps * 32);
+            pin(d);
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < Steps; ++i) Product<S::Columns>::bf16(d, a + 2 * i, b + 2 * i);
+            products_commit();
+            pin(d);
+            products_wait<0>();
+            pin(d);
+            release(ring.slot);
+        }
+    }
+
+    /// From sums of codes to results: scales, tail, residual and bias.
+    __device__ __forceinline__ void finish(float (&d)[count], const float2 (&w)[count / 4], uint32_t odd) {
+#pragma unroll
+        for (int j = 0; j < count / 4; ++j) {
+            d[4 * j] *= row_scale[0] * w[j].x;
+            d[4 * j + 1] *= row_scale[0] * w[j].y;
+            d[4 * j + 2] *= row_scale[1] * w[j].x;
+            d[4 * j + 3] *= row_scale[1] * w[j].y;
+        }
+        if (p.tail_columns == 16)
+            multiply_tail<1>(d);
+        else if (p.tail_columns == 32)
+            multiply_tail<2>(d);
+        else
+            multiply_tail<4>(d);
+        barrier_wait(shared.ready(group), odd);
+        if (p.has_residual || p.bias)
+            hand_over<S, true>(p, d, shared.out(group), origin.y);
+        else
+            hand_over<S, false>(p, d, shared.out(group), origin.y);
+        written_fence();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared.written(group));
+    }
+
+    __device__ __forceinline__ void run() {
+        float d[count];
+        for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+            int slot = multiply(d, true);
+            look_up(tiles);
+            for (int step = 1; step < p.stages_k; ++step) {
+                const int next = multiply(d, false);
+                products_wait<1>();
+                release(slot);
+                slot = next;
+            }
+            float2 w[count / 4];
+            load_scales(w, tiles.odd);
+            products_wait<0>();
+            pin(d);
+            release(slot);
+            finish(d, w, tiles.odd);
+        }
+    }
+
+    /// The same, with sums that move to registers every Promote stages.
+    __device__ __forceinline__ void run_promoted() {
+        float d[count], sum[count];
+        for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+#pragma unroll
+            for (int i = 0; i < count; ++i) sum[i] = 0.f;
+            look_up(tiles);
+            for (int step = 0; step < p.stages_k;) {
+                int slot = multiply(d, true);
+                const int end = min(step + S::Promote, p.stages_k);
+                for (++step; step < end; ++step) {
+                    const int next = multiply(d, false);
+                    products_wait<1>();
+                    release(slot);
+                    slot = next;
+                }
+                products_wait<0>();
+                pin(d);
+                release(slot);
+#pragma unroll
+                for (int i = 0; i < count; ++i) sum[i] += d[i];
+            }
+            float2 w[count / 4];
+            load_scales(w, tiles.odd);
+            finish(sum, w, tiles.odd);
+        }
+    }
+};
+
+}  // namespace unsloth::kernels::fp8_sm90

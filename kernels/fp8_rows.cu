@@ -1,0 +1,290 @@
+// Rows and their e4m3 codes in one kernel: a block makes a row, and holds its values in registers between the
+// row's largest magnitude and the codes. Many small blocks a multiprocessor keep loads in flight while others
+// reduce; loops over rows that fetch one row ahead were measured slower.
+#include "kernels/common.h"
+#include "kernels/fp8.cuh"
+#include "kernels/fp8_rows.h"
+#include "kernels/swiglu_math.cuh"
+
+namespace unsloth::kernels {
+
+namespace {
+
+using Bf16 = __nv_bfloat16;
+constexpr int width = fp8_width;
+
+// What makes a row. A row consists of units; a thread makes `segments` packs of 8 values from the `inputs`
+// 16-byte packs of a unit, and stores their bf16 form itself.
+
+struct CopiedRows {
+    static constexpr int inputs = 1, segments = 1;
+    static constexpr bool normalises = false;
+    ConstMatrix x;
+
+    __device__ const Bf16* input(uint32_t row, int unit, int) const {
+        return static_cast<const Bf16*>(x.data) + row * x.stride + unit * width;
+    }
+    __device__ int column(int unit, int) const { return unit * width; }
+    __device__ void make(uint32_t, int, const Bf16x8 (&in)[1], float, Bf16x8 (&made)[1]) const {
+        made[0] = in[0];
+    }
+};
+
+struct NormalisedRows {
+    static constexpr int inputs = 1, segments = 1;
+    static constexpr bool normalises = true;
+    NormForward p;
+
+    __device__ void load_weight(int unit, float (&to)[width]) const {
+        if (p.shape.weight_type == DType::f32) {
+            const auto w = load_pack<width>(static_cast<const float*>(p.weight) + unit * width);
+#pragma unroll
+            for (int k = 0; k < width; ++k) to[k] = w.v[k];
+        } else {
+            const auto w = load_pack<width>(static_cast<const Bf16*>(p.weight) + unit * width);
+#pragma unroll
+            for (int k = 0; k < width; ++k) to[k] = to_float(w.v[k]);
+        }
+    }
+    __device__ const Bf16* input(uint32_t row, int unit, int) const {
+        return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + unit * width;
+    }
+    __device__ int column(int unit, int) const {
+        return unit * width;
+    }
+    /// 1 / root mean square.
+    __device__ float factor(uint32_t row, float squares) const {
+        const float inv_columns = 1.f / static_cast<float>(p.shape.columns);
+        const float rstd = rsqrtf(squares * inv_columns + p.eps);
+        if (threadIdx.x == 0) {
+            p.rstd[row] = rstd;
+            if (p.site.first != nullptr && !isfinite(squares)) atomicMin(p.site.first, p.site.code);
+        }
+        return rstd;
+    }
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[1], float rstd, Bf16x8 (&made)[1]) const {
+        float weight[width];
+        load_weight(unit, weight);
+#pragma unroll
+        for (int k = 0; k < width; ++k)
+            made[0].v[k] = from_float<Bf16>(to_float(in[0].v[k]) * rstd * weight[k]);
+        if (p.y.data != nullptr)
+            store_pack(static_cast<Bf16*>(p.y.data) + row * p.y.token_stride + unit * width, made[0]);
+    }
+};
+
+struct SwigluRows {
+    static constexpr int inputs = 2, segments = 1;
+    static constexpr bool normalises = false;
+    SwigluForward p;
+
+    __device__ const Bf16* input(uint32_t row, int unit, int i) const {
+        return static_cast<const Bf16*>(p.gate_up.data) + row * p.gate_up.stride + i * p.columns +
+               unit * width;
+    }
+    __device__ int column(int unit, int) const { return unit * width; }
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[1]) const {
+#pragma unroll
+        for (int k = 0; k < width; ++k)
+            made[0].v[k] = from_float<Bf16>(swiglu(to_float(in[0].v[k]), to_float(in[1].v[k])));
+        if (p.act.data != nullptr)
+            store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * width, made[0]);
+    }
+};
+
+struct SwigluGradientRows {
+    static constexpr int inputs = 3, segments = 2;
+    static constexpr bool normalises = false;
+    SwigluBackward p;
+
+    __device__ const Bf16* input(uint32_t row, int unit, int i) const {
+        if (i == 2) return static_cast<const Bf16*>(p.dact.data) + row * p.dact.stride + unit * width;
+        return gate_up(row, unit) + i * p.columns;
+    }
+    __device__ Bf16* gate_up(uint32_t row, int unit) const {
+        return static_cast<Bf16*>(p.gate_up.data) + row * p.gate_up.stride + unit * width;
+    }
+    __device__ int column(int unit, int s) const { return s * static_cast<int>(p.columns) + unit * width; }
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[3], float, Bf16x8 (&made)[2]) const {
+        Bf16x8 act;
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+            const SwigluGradients g =
+                swiglu_gradients(to_float(in[2].v[k]), to_float(in[0].v[k]), to_float(in[1].v[k]));
+            made[0].v[k] = from_float<Bf16>(g.gate);
+            made[1].v[k] = from_float<Bf16>(g.up);
+            act.v[k] = from_float<Bf16>(g.act);
+        }
+        store_pack(gate_up(row, unit), made[0]);
+        store_pack(gate_up(row, unit) + p.columns, made[1]);
+        if (p.act.data != nullptr)
+            store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * width, act);
+    }
+};
+
+/// A unit is a pack of pairs of one head: 8 values of its first half, and those of the second that turn with
+/// them.
+struct RotatedRows {
+    static constexpr int inputs = 2, segments = 2;
+    static constexpr bool normalises = false;
+    RopeApply p;
+    int packs_of_half = 0;  ///< pairs / 8
+
+    __device__ int column(int unit, int s) const {
+        const int head = unit / packs_of_half, pack = unit - head * packs_of_half;
+        return (2 * head + s) * static_cast<int>(p.pairs) + pack * width;
+    }
+    __device__ const Bf16* input(uint32_t row, int unit, int i) const {
+        return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + column(unit, i);
+    }
+    __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[2]) const {
+        if (unit >= p.heads * packs_of_half) {  // a head that is not turned
+            made[0] = in[0];
+            made[1] = in[1];
+            return;
+        }
+        const int64_t pair = row * p.pairs + unit % packs_of_half * width;
+        const Pack<float, width> cos = load_pack<width>(p.cos + pair);
+        Pack<float, width> sin = load_pack<width>(p.sin + pair);
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+            if (p.backward) sin.v[k] = -sin.v[k];
+            const float x1 = to_float(in[0].v[k]), x2 = to_float(in[1].v[k]);
+            made[0].v[k] = from_float<Bf16>(x1 * cos.v[k] - x2 * sin.v[k]);
+            made[1].v[k] = from_float<Bf16>(x2 * cos.v[k] + x1 * sin.v[k]);
+        }
+        Bf16* x = static_cast<Bf16*>(p.x.data) + row * p.x.token_stride;
+        store_pack(x + column(unit, 0), made[0]);
+        store_pack(x + column(unit, 1), made[1]);
+    }
+};
+
+/// The largest over the block of both halves of `seen`. `shared`: 32 words that nothing else used.
+__device__ __forceinline__ float largest_of_block(uint32_t seen, uint32_t* shared) {
+    seen = __reduce_max_sync(0xFFFFFFFFu, max(seen & 0xFFFFu, seen >> 16));
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = seen;
+    __syncthreads();
+    seen = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0;
+    return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, seen) << 16);
+}
+
+/// Of a block whose rows have at most fp8_longest_row columns.
+template <class Maker, int kUnits>
+inline constexpr int most_threads = kUnits <= 2 ? 512
+                                                : static_cast<int>(fp8_longest_row) /
+                                                      (width * kUnits * Maker::segments);
+
+template <class Maker>
+__device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int unit,
+                                          Bf16x8 (&in)[Maker::inputs]) {
+#pragma unroll
+    for (int i = 0; i < Maker::inputs; ++i) in[i] = load_pack<width>(maker.input(row, unit, i));
+}
+
+/// Unit i of a thread is i * blockDim.x + threadIdx.x.
+template <class Maker, int kUnits>
+__global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Maker::inputs == 3 ? 2 : 1)
+    rows_kernel(const Maker maker, int units, int64_t columns, const Fp8Rows out) {
+    __shared__ uint32_t maxima[32];
+    __shared__ float sums[32];
+    const uint32_t row = blockIdx.x;
+    constexpr bool kept =
+        Maker::normalises && kUnits <= 2;  // else read where it is used: again, for the longest norms
+    Bf16x8 in[kept ? kUnits : 1][Maker::inputs];
+    Bf16x8 made[kUnits][Maker::segments];
+    float factor = 0.f;
+    if constexpr (Maker::normalises) {
+        float squares = 0.f;
+        Bf16x8 x[kUnits][1];
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+            const int unit = i * blockDim.x + threadIdx.x;
+            x[i][0] = {};
+            if (unit < units) load_unit(maker, row, unit, x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+            for (int k = 0; k < width; ++k) squares += to_float(x[i][0].v[k]) * to_float(x[i][0].v[k]);
+            if constexpr (kept) in[i][0] = x[i][0];
+        }
+        factor = maker.factor(row, block_sum(squares, sums));
+    }
+    uint32_t seen = 0;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+        const int unit = i * blockDim.x + threadIdx.x;
+        if (unit < units) {
+            Bf16x8(&inputs)[Maker::inputs] = in[kept ? i : 0];
+            if constexpr (!kept) load_unit(maker, row, unit, inputs);
+            maker.make(row, unit, inputs, factor, made[i]);
+#pragma unroll
+            for (int s = 0; s < Maker::segments; ++s) seen = fp8_larger(seen, made[i][s]);
+        }
+    }
+    const float scale = fp8_scale(largest_of_block(seen, maxima));
+    const float inverse = fp8_inverse(scale);
+    if (threadIdx.x == 0) out.scales[row] = scale;
+    uint8_t* codes = out.codes + row * columns;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+        const int unit = i * blockDim.x + threadIdx.x;
+        if (unit < units) {
+#pragma unroll
+            for (int s = 0; s < Maker::segments; ++s)
+                *reinterpret_cast<uint2*>(codes + maker.column(unit, s)) = fp8_encode(made[i][s], inverse);
+        }
+    }
+}
+
+template <int kUnits, class Maker>
+void launch(const Maker& maker, int64_t rows, int units, int64_t columns, const Fp8Rows& out,
+            cudaStream_t stream) {
+    const int threads = static_cast<int>(round_up(ceil_div(units, kUnits), 32));
+    UNSLOTH_LAUNCH((rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker,
+                   units, columns, out);
+}
+
+/// Units as norm_forward's packs are spread over threads, so that sums of squares have the same bits.
+template <class Maker>
+void run(const Maker& maker, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
+    if (rows == 0) return;
+    const int units = static_cast<int>(columns / (width * Maker::segments));
+    if (units <= 256) {
+        launch<1>(maker, rows, units, columns, out, stream);
+    } else if (units <= 1024) {
+        launch<2>(maker, rows, units, columns, out, stream);
+    } else {
+        launch<4>(maker, rows, units, columns, out, stream);
+    }
+}
+
+}  // namespace
+
+bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns) {
+    return columns > 0 && columns % width == 0 && columns <= fp8_longest_row &&
+           aligned_16(rows.data, {rows.stride}, DType::bf16);
+}
+
+void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out,
+                       cudaStream_t stream) {
+    run(CopiedRows{x}, rows, columns, out, stream);
+}
+
+void norm_forward_fp8(const NormForward& params, const Fp8Rows& out, cudaStream_t stream) {
+    run(NormalisedRows{params}, params.shape.tokens, params.shape.columns, out, stream);
+}
+
+void swiglu_forward_fp8(const SwigluForward& params, const Fp8Rows& out, cudaStream_t stream) {
+    run(SwigluRows{params}, params.tokens, params.columns, out, stream);
+}
+
+void swiglu_backward_fp8(const SwigluBackward& params, const Fp8Rows& out, cudaStream_t stream) {
+    run(SwigluGradientRows{params}, params.tokens, 2 * params.columns, out, stream);
+}
+
+void rope_apply_fp8(const RopeApply& params, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
+    run(RotatedRows{params, static_cast<int>(params.pairs / width)}, params.tokens, columns, out, stream);
+}
+
+}  // namespace unsloth::kernels

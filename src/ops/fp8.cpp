@@ -1,0 +1,257 @@
+#include "unsloth/ops/fp8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/checks.h"
+#include "ops/cpu_rows.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/profiler.h"
+#include "unsloth/ops/rope.h"
+#include "unsloth/ops/swiglu.h"
+#ifdef UNSLOTH_CUDA
+#include <cuda_runtime_api.h>
+
+#include "kernels/fp8_rows.h"
+#endif
+
+namespace unsloth::ops {
+namespace {
+
+void check_codes(const Context& ctx, const Fp8Matrix& out, int64_t rows, int64_t columns) {
+    const at::ScalarType type = out.codes.scalar_type() == at::kByte ? at::kByte : at::kFloat8_e4m3fn;
+    check_contiguous(ctx, "codes", out.codes, {rows, columns}, type);
+    check_contiguous(ctx, "scales", out.scales, {rows}, at::kFloat);
+}
+
+/// `x` has two dimensions and this many columns (any when negative), in a dtype that operators compute in.
+void check_matrix(const Context& ctx, const char* name, const at::Tensor& x, int64_t columns = -1) {
+    UNSLOTH_CHECK(x.dim() == 2, name, " has ", x.dim(), " dimensions, expected two");
+    check_compute_tensor(ctx, name, x, {x.size(0), columns < 0 ? x.size(1) : columns});
+}
+
+float scale_of(float largest) {
+    if (largest == 0) return 1.0F;
+    const float scale = largest / 448.0F;
+    return scale < std::numeric_limits<float>::min() ? std::numeric_limits<float>::min() : scale;
+}
+
+void quantize_rows_cpu(const at::Tensor& x_TC, const Fp8Matrix& out) {
+    const cpu::Rows x(x_TC);
+    const int64_t columns = x.columns();
+    auto* const codes = static_cast<uint8_t*>(out.codes.mutable_data_ptr());
+    float* const scales = out.scales.mutable_data_ptr<float>();
+    at::parallel_for(0, x.rows(), cpu::grain_size(columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<std::size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            const float* const values = x.read(row, scratch.data());
+            float largest = 0;
+            for (int64_t c = 0; c < columns; ++c) {
+                const float magnitude = std::fabs(values[c]);
+                if (!(magnitude <= largest)) largest = magnitude;  // takes a NaN ...
+                if (std::isnan(largest)) break;                    // ... and keeps it
+            }
+            const float scale = scale_of(largest), inverse = 1.0F / scale;
+            scales[row] = scale;
+            for (int64_t c = 0; c < columns; ++c)
+                codes[row * columns + c] = c10::Float8_e4m3fn(values[c] * inverse).x;
+        }
+    });
+}
+
+#ifdef UNSLOTH_CUDA
+
+cudaStream_t stream_of(const Context& ctx) {
+    return static_cast<cudaStream_t>(ctx.stream());
+}
+kernels::ConstMatrix source(const at::Tensor& x) {
+    return {x.const_data_ptr(), x.stride(0)};
+}
+kernels::Matrix target(const at::Tensor& x) {
+    return {x.mutable_data_ptr(), x.stride(0)};
+}
+kernels::Fp8Rows rows_of(const Fp8Matrix& out) {
+    UNSLOTH_CHECK(reinterpret_cast<std::uintptr_t>(out.codes.const_data_ptr()) % 16 == 0,
+                  "codes must be aligned to 16 bytes");
+    return {static_cast<uint8_t*>(out.codes.mutable_data_ptr()), out.scales.mutable_data_ptr<float>()};
+}
+
+/// Rows that the kernels can take, `columns` of which make a row of codes.
+void check_rows(const char* name, const at::Tensor& x, int64_t columns) {
+    UNSLOTH_CHECK(x.scalar_type() == at::kBFloat16 && kernels::fp8_rows_supported(source(x), columns), name,
+                  ": fp8 rows are made of bf16, of a multiple of 8 columns up to ", kernels::fp8_longest_row,
+                  ", with 16-byte aligned starts: found ", c10::toString(x.scalar_type()), ", ", columns,
+                  " columns, row stride ", x.stride(0));
+}
+
+#endif
+
+}  // namespace
+
+bool fp8_available(at::Device device) {
+    if (device.is_cpu()) return true;
+#ifdef UNSLOTH_CUDA
+    int major = 0, minor = 0;
+    const int index = device.has_index() ? device.index() : 0;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) == cudaSuccess &&
+           10 * major + minor >= 89;
+#else
+    return false;
+#endif
+}
+
+Fp8Matrix fp8_view(const Fp8Matrix& scratch, int64_t rows, int64_t columns) {
+    return {scratch.codes.view({-1}).narrow(0, 0, rows * columns).view({rows, columns}),
+            scratch.scales.narrow(0, 0, rows)};
+}
+
+void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& out_TC) {
+    const Region region(ctx, "quantize fp8");
+    check_matrix(ctx, "x", x_TC);
+    check_codes(ctx, out_TC, x_TC.size(0), x_TC.size(1));
+    if (!ctx.is_cuda()) return quantize_rows_cpu(x_TC, out_TC);
+#ifdef UNSLOTH_CUDA
+    check_rows("x", x_TC, x_TC.size(1));
+    kernels::quantize_rows_fp8(source(x_TC), x_TC.size(0), x_TC.size(1), rows_of(out_TC), stream_of(ctx));
+#endif
+}
+
+void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix& out_KN) {
+    check_matrix(ctx, "w", w_NK);
+    check_codes(ctx, out_KN, w_NK.size(1), w_NK.size(0));
+    if (!ctx.is_cuda()) return quantize_rows_cpu(w_NK.t().contiguous(), out_KN);
+#ifdef UNSLOTH_CUDA
+    UNSLOTH_CHECK(
+        w_NK.scalar_type() == at::kBFloat16 &&
+            kernels::fp8_columns_supported(source(w_NK), w_NK.size(0), w_NK.size(1)),
+        "fp8 weights are made of bf16, N a multiple of 4 and K of 8, with 16-byte aligned rows: found ",
+        c10::toString(w_NK.scalar_type()), " ", w_NK.sizes(), ", row stride ", w_NK.stride(0));
+    kernels::quantize_columns_fp8(source(w_NK), w_NK.size(0), w_NK.size(1), rows_of(out_KN), stream_of(ctx));
+#endif
+}
+
+void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
+                          const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD,
+                          Site site) {
+    const Region region(ctx, "rms_norm fp8");
+    check_matrix(ctx, "x", x_TD);
+    check_codes(ctx, out_TD, x_TD.size(0), x_TD.size(1));
+    if (!ctx.is_cuda()) {
+        const at::Tensor y = y_TD.defined() ? y_TD : at::empty(x_TD.sizes(), x_TD.options());
+        rms_norm_forward(ctx, x_TD, weight_D, eps, y, rstd_T, site);
+        return quantize_rows_cpu(y, out_TD);
+    }
+#ifdef UNSLOTH_CUDA
+    check_rows("x", x_TD, x_TD.size(1));
+    if (y_TD.defined()) {
+        check_tensor(ctx, "y", y_TD, x_TD.sizes(), x_TD.scalar_type());
+        check_rows("y", y_TD, x_TD.size(1));
+    }
+    const bool fp32_weight = weight_D.scalar_type() == at::kFloat;
+    check_contiguous(ctx, "weight", weight_D, {x_TD.size(1)}, fp32_weight ? at::kFloat : x_TD.scalar_type());
+    UNSLOTH_CHECK(reinterpret_cast<std::uintptr_t>(weight_D.const_data_ptr()) % 16 == 0,
+                  "weight must be aligned to 16 bytes");
+    check_contiguous(ctx, "rstd", rstd_T, {x_TD.size(0)}, at::kFloat);
+    kernels::NormForward params;
+    params.shape = {x_TD.size(0), 1, x_TD.size(1), DType::bf16, dtype_of(weight_D)};
+    params.x = {x_TD.const_data_ptr(), x_TD.stride(0), 0};
+    params.weight = weight_D.const_data_ptr();
+    params.eps = static_cast<float>(eps);
+    if (y_TD.defined()) params.y = {y_TD.mutable_data_ptr(), y_TD.stride(0), 0};
+    params.rstd = rstd_T.mutable_data_ptr<float>();
+    if (site.code != all_finite && ctx.outcome != nullptr)
+        params.site = {&ctx.outcome->first_bad_site, site.code};
+    kernels::norm_forward_fp8(params, rows_of(out_TD), stream_of(ctx));
+#endif
+}
+
+void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
+                        const Fp8Matrix& out_TF) {
+    const Region region(ctx, "swiglu fp8");
+    check_matrix(ctx, "gate_up", gu_T2F, 2 * out_TF.codes.size(1));
+    check_codes(ctx, out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
+    const int64_t tokens = gu_T2F.size(0), columns = gu_T2F.size(1) / 2;
+    if (!ctx.is_cuda()) {
+        const at::Tensor act = act_TF.defined() ? act_TF : at::empty({tokens, columns}, gu_T2F.options());
+        swiglu_forward(ctx, gu_T2F, act);
+        return quantize_rows_cpu(act, out_TF);
+    }
+#ifdef UNSLOTH_CUDA
+    check_rows("gate_up", gu_T2F, 2 * columns);
+    kernels::SwigluForward params;
+    params.tokens = tokens;
+    params.columns = columns;
+    params.gate_up = source(gu_T2F);
+    if (act_TF.defined()) {
+        check_tensor(ctx, "act", act_TF, {tokens, columns}, gu_T2F.scalar_type());
+        check_rows("act", act_TF, columns);
+        params.act = target(act_TF);
+    }
+    kernels::swiglu_forward_fp8(params, rows_of(out_TF), stream_of(ctx));
+#endif
+}
+
+void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F,
+                         const at::Tensor& act_TF, const Fp8Matrix& out_T2F) {
+    const Region region(ctx, "swiglu_backward fp8");
+    check_matrix(ctx, "dact", dact_TF);
+    const int64_t tokens = dact_TF.size(0), columns = dact_TF.size(1);
+    check_tensor(ctx, "gate_up", gu_T2F, {tokens, 2 * columns}, dact_TF.scalar_type());
+    check_codes(ctx, out_T2F, tokens, 2 * columns);
+    if (!ctx.is_cuda()) {
+        swiglu_backward(ctx, dact_TF, gu_T2F, act_TF);
+        return quantize_rows_cpu(gu_T2F, out_T2F);
+    }
+#ifdef UNSLOTH_CUDA
+    check_rows("dact", dact_TF, columns);
+    check_rows("gate_up", gu_T2F, 2 * columns);
+    kernels::SwigluBackward params;
+    params.tokens = tokens;
+    params.columns = columns;
+    params.dact = source(dact_TF);
+    params.gate_up = target(gu_T2F);
+    if (act_TF.defined()) {
+        check_tensor(ctx, "act", act_TF, {tokens, columns}, dact_TF.scalar_type());
+        check_rows("act", act_TF, columns);
+        params.act = target(act_TF);
+    }
+    kernels::swiglu_backward_fp8(params, rows_of(out_T2F), stream_of(ctx));
+#endif
+}
+
+void rope_apply_fp8(Context& ctx, const at::Tensor& x_TC, int64_t heads, const at::Tensor& cos_Tp,
+                    const at::Tensor& sin_Tp, bool backward, const Fp8Matrix& out_TC) {
+    const Region region(ctx, "rope fp8");
+    check_matrix(ctx, "x", x_TC);
+    check_codes(ctx, out_TC, x_TC.size(0), x_TC.size(1));
+    UNSLOTH_CHECK(cos_Tp.dim() == 2, "cos has ", cos_Tp.dim(), " dimensions, expected [T, d / 2]");
+    const int64_t tokens = x_TC.size(0), pairs = cos_Tp.size(1), head_dim = 2 * pairs;
+    UNSLOTH_CHECK(pairs > 0 && x_TC.size(1) % head_dim == 0 && heads >= 0 && heads * head_dim <= x_TC.size(1),
+                  "x has ", x_TC.size(1), " columns, expected heads of ", head_dim, ", at least ", heads);
+    if (!ctx.is_cuda()) {
+        const at::Tensor turned = x_TC.as_strided({tokens, heads, head_dim}, {x_TC.stride(0), head_dim, 1});
+        rope_apply(ctx, turned, cos_Tp, sin_Tp, backward);
+        return quantize_rows_cpu(x_TC, out_TC);
+    }
+#ifdef UNSLOTH_CUDA
+    check_contiguous(ctx, "cos", cos_Tp, {tokens, pairs}, at::kFloat);
+    check_contiguous(ctx, "sin", sin_Tp, {tokens, pairs}, at::kFloat);
+    check_rows("x", x_TC, x_TC.size(1));
+    UNSLOTH_CHECK(pairs % 8 == 0 && reinterpret_cast<std::uintptr_t>(cos_Tp.const_data_ptr()) % 16 == 0 &&
+                      reinterpret_cast<std::uintptr_t>(sin_Tp.const_data_ptr()) % 16 == 0,
+                  "heads of ", head_dim, ": a multiple of 16 is wanted, and tables aligned to 16 bytes");
+    kernels::RopeApply params;
+    params.tokens = tokens;
+    params.heads = heads;
+    params.pairs = pairs;
+    params.x = {x_TC.mutable_data_ptr(), x_TC.stride(0), head_dim};
+    params.cos = cos_Tp.const_data_ptr<float>();
+    params.sin = sin_Tp.const_data_ptr<float>();
+    params.backward = backward;
+    kernels::rope_apply_fp8(params, x_TC.size(1), rows_of(out_TC), stream_of(ctx));
+#endif
+}
+
+}  // namespace unsloth::ops

@@ -1,0 +1,152 @@
+// gemm_fp8 on CUDA against fp64 products of the same codes: both implementations, odd shapes, slices, tails,
+// residuals, capture. Skips cards without e4m3 products.
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <gtest/gtest.h>
+
+#include "kernels/fp8_gemm_sm90.h"
+#include "ops/fp8_testing.h"
+#include "unsloth/core/error.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/gemm_fp8.h"
+
+namespace unsloth::ops {
+namespace {
+
+constexpr double sentinel = 77.0;  // exact in bf16
+
+/// bf16's rounding (1.7e-3), and the tensor cores' accumulators, which keep about 14 bits.
+double allowed(int64_t k) {
+    return 2.2e-3 + 1.2e-7 * static_cast<double>(k);
+}
+
+class GemmFp8Gpu : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+        const cudaDeviceProp& card = *at::cuda::getDeviceProperties(0);
+        if (card.major * 10 + card.minor < 90)
+            GTEST_SKIP() << "no e4m3 products scaled by row on " << card.name;
+        ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
+        ctx->workspace =
+            at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
+        at::manual_seed(5);
+    }
+    at::TensorOptions bf16() const { return at::TensorOptions(at::kBFloat16).device(at::kCUDA); }
+    GemmFp8 random_case(int64_t m, int64_t n, int64_t k, int64_t rank, bool residual, bool bias) {
+        GemmFp8 g{.x = random_fp8(m, k, at::kCUDA, 0.01), .w = random_fp8(n, k, at::kCUDA, 1e-3)};
+        buffer = at::full({m, n + 16}, sentinel, bf16());
+        g.out = buffer.narrow(1, 8, n);
+        g.out.fill_(std::numeric_limits<double>::quiet_NaN());
+        if (rank > 0) {  // u is the tail of a wider buffer
+            g.u = at::randn({m, 64 + rank}, bf16()).narrow(1, 64, rank);
+            g.b = at::randn({n, rank}, bf16());
+        }
+        if (residual) g.residual = at::randn({m, n}, bf16()) * 3;
+        if (bias) g.bias = at::randn({n}, bf16());
+        return g;
+    }
+    void expect_margins_kept() const {
+        EXPECT_TRUE((buffer.narrow(1, 0, 8) == sentinel).all().item<bool>());
+        EXPECT_TRUE((buffer.narrow(1, buffer.size(1) - 8, 8) == sentinel).all().item<bool>());
+    }
+    std::unique_ptr<Context> ctx;
+    at::Tensor buffer;  ///< of which the last random_case's out is a part
+};
+
+struct Size {
+    int64_t m, n, k, rank;
+    bool residual, bias;
+};
+// One tile exactly, parts of a tile, several of each kind, every kind of tail.
+const std::vector<Size> sizes = {{128, 256, 128, 0, false, false},  {1, 8, 16, 8, true, true},
+                                 {77, 200, 272, 16, false, false},  {300, 520, 1040, 48, true, false},
+                                 {129, 264, 4112, 192, true, true}, {1000, 1032, 2048, 64, false, true},
+                                 {513, 4096, 4096, 0, true, false}, {2048, 1536, 14336, 16, false, false}};
+
+TEST_F(GemmFp8Gpu, MatchesFp64) {
+    for (const Size& s : sizes) {
+        SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank));
+        GemmFp8 g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
+        gemm_fp8(*ctx, g);
+        // The library's way rounds u b^T + residual before the sum.
+        EXPECT_LT(relative_error(g.out, exact(g)), allowed(s.k) + 1e-3);
+        g.residual = g.out;  // in place
+        const at::Tensor expected = exact(g);
+        gemm_fp8(*ctx, g);
+        EXPECT_LT(relative_error(g.out, expected), allowed(s.k) + 1e-3);
+        expect_margins_kept();
+    }
+}
+
+kernels::Fp8GemmCase plain(const GemmFp8& g) {
+    kernels::Fp8GemmCase p;
+    p.m = g.out.size(0), p.n = g.out.size(1), p.k = g.x.codes.size(1);
+    p.x = g.x.codes.data_ptr(), p.sx = g.x.scales.data_ptr<float>();
+    p.w = g.w.codes.data_ptr(), p.sw = g.w.scales.data_ptr<float>();
+    p.y = g.out.data_ptr(), p.y_stride = g.out.stride(0);
+    if (g.u) {
+        p.rank = g.u->size(1);
+        p.u = g.u->data_ptr(), p.u_stride = g.u->stride(0);
+        p.b = g.b->data_ptr(), p.b_stride = g.b->stride(0);
+    }
+    if (g.residual) p.residual = g.residual->data_ptr(), p.residual_stride = g.residual->stride(0);
+    if (g.bias) p.bias = g.bias->data_ptr();
+    return p;
+}
+
+TEST_F(GemmFp8Gpu, EveryTileMatchesFp64) {
+    if (!kernels::fp8_gemm_sm90_built()) GTEST_SKIP() << "built without code for this card";
+    kernels::Fp8GemmSm90 own;
+    for (const Size& s : sizes) {
+        GemmFp8 g = random_case(s.m, s.n, s.k, s.rank, s.residual, s.bias);
+        const at::Tensor expected = exact(g);
+        for (const kernels::Fp8Tile& tile : kernels::fp8_gemm_tiles()) {
+            SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank, ", tile of ", tile.columns,
+                             ", cluster ", tile.cluster, ", promote ", tile.promote));
+            g.out.fill_(std::numeric_limits<double>::quiet_NaN());
+            own.run(plain(g), tile, static_cast<cudaStream_t>(ctx->stream()));
+            EXPECT_LT(relative_error(g.out, expected), tile.promote > 0 ? 2.2e-3 : allowed(s.k));
+            expect_margins_kept();
+        }
+    }
+}
+
+TEST_F(GemmFp8Gpu, RepeatsBitForBitAndAllocatesNothing) {
+    const GemmFp8 g = random_case(700, 4096, 4096, 16, true, false);
+    gemm_fp8(*ctx, g);
+    const at::Tensor first = g.out.clone();
+    const auto allocations = [] {
+        return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated;
+    };
+    const int64_t before = allocations();
+    for (int i = 0; i < 5; ++i) gemm_fp8(*ctx, g);
+    EXPECT_EQ(allocations(), before);
+    EXPECT_TRUE(at::equal(g.out, first));
+}
+
+TEST_F(GemmFp8Gpu, IsCaptured) {
+    const GemmFp8 g = random_case(256, 512, 1024, 16, true, false);
+    gemm_fp8(*ctx, g);  // makes handles and plans
+    const at::Tensor first = g.out.clone();
+    const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    at::cuda::CUDAGraph graph;
+    {
+        const c10::cuda::CUDAStreamGuard guard(stream);
+        graph.capture_begin();
+        gemm_fp8(*ctx, g);
+        graph.capture_end();
+        g.out.zero_();
+        graph.replay();
+        stream.synchronize();
+    }
+    EXPECT_TRUE(at::equal(g.out, first));
+}
+
+}  // namespace
+}  // namespace unsloth::ops

@@ -1,0 +1,212 @@
+// What every function that makes rows and their e4m3 codes must give, on any device: the plain operator's
+// bits, and the codes that LibTorch's conversion gives for them.
+#pragma once
+
+#include <cstring>
+
+#include "ops/op_cases.h"
+#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/rope.h"
+#include "unsloth/ops/swiglu.h"
+
+namespace unsloth::testing {
+
+struct Fp8Codes {
+    at::Tensor codes, scales;
+};
+
+/// The rule of ops/fp8.h in LibTorch's own operators, on the CPU; rows must be finite.
+inline Fp8Codes fp8_oracle(const at::Tensor& x_TC) {
+    const at::Tensor x = x_TC.cpu().to(at::kFloat).contiguous();
+    if (x.numel() == 0) return {x.to(at::kFloat8_e4m3fn), at::ones({x.size(0)})};
+    const at::Tensor largest = x.abs().amax(1);
+    const at::Tensor least = at::full_like(largest, std::numeric_limits<float>::min());
+    const at::Tensor scales =
+        at::where(largest == 0, at::ones_like(largest), at::maximum(largest / 448, least));
+    return {(x * (1 / scales).unsqueeze(1)).to(at::kFloat8_e4m3fn), scales};
+}
+
+/// A matrix of codes and scales that nothing has written yet.
+inline ops::Fp8Matrix poisoned_fp8(int64_t rows, int64_t columns, at::Device device) {
+    return {
+        at::full({rows, columns}, 0x7F, at::TensorOptions(at::kByte).device(device)).view(at::kFloat8_e4m3fn),
+        at::full({rows}, NAN, at::TensorOptions(at::kFloat).device(device))};
+}
+
+inline void expect_codes_of(const at::Tensor& x_TC, const ops::Fp8Matrix& made) {
+    const Fp8Codes expected = fp8_oracle(x_TC);
+    EXPECT_TRUE(at::equal(made.scales.cpu(), expected.scales));
+    const at::Tensor differ = made.codes.cpu().view(at::kByte) != expected.codes.view(at::kByte);
+    EXPECT_EQ(differ.sum().item<int64_t>(), 0) << "codes differ";
+}
+
+/// Rows from 2^-10 to 2^10 in size, one of zeros, one whose scale is not a normal number.
+inline at::Tensor fp8_rows(int64_t rows, int64_t columns) {
+    at::Tensor x = at::randn({rows, columns}) * (at::rand({rows, 1}) * 20 - 10).exp2();
+    if (rows > 2) x[1].zero_();
+    if (rows > 3) x[2] = at::randn({columns}) * 1e-38;
+    return x;
+}
+
+struct Fp8Shape {
+    int64_t rows, columns;
+};
+
+/// Slices in the layouts that a device takes.
+inline std::vector<Layout> fp8_layouts(at::Device device) {
+    if (device.is_cuda()) return {Layout::packed, Layout::wide};
+    return {Layout::packed, Layout::wide, Layout::unaligned};
+}
+
+inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type,
+                                    const std::vector<Fp8Shape>& shapes) {
+    ops::Context ctx(device);
+    for (const Fp8Shape& shape : shapes)
+        for (const Layout layout : fp8_layouts(device)) {
+            SCOPED_TRACE(case_name("rows", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+            const at::Tensor x = slice_of(fp8_rows(shape.rows, shape.columns), type, layout);
+            const at::Tensor on_device = copy_with_storage(x, device);
+            const ops::Fp8Matrix out = poisoned_fp8(shape.rows, shape.columns, device);
+            ops::quantize_rows_fp8(ctx, on_device, out);
+            expect_codes_of(x, out);
+            EXPECT_TRUE(same_bits(copy_with_storage(on_device, at::kCPU), x)) << "the input was changed";
+        }
+}
+
+inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type,
+                                       const std::vector<Fp8Shape>& shapes) {
+    ops::Context ctx(device);
+    for (const Fp8Shape& shape : shapes)
+        for (const Layout layout : fp8_layouts(device)) {
+            SCOPED_TRACE(
+                case_name("columns", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+            const at::Tensor transpose = fp8_rows(shape.columns, shape.rows);
+            const at::Tensor w = slice_of(transpose.t(), type, layout);
+            const ops::Fp8Matrix out = poisoned_fp8(shape.columns, shape.rows, device);
+            ops::quantize_columns_fp8(ctx, copy_with_storage(w, device), out);
+            expect_codes_of(w.t(), out);
+        }
+}
+
+inline void check_rms_norm_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
+    ops::Context ctx(device);
+    for (const Fp8Shape& shape : shapes)
+        for (const Layout layout : fp8_layouts(device))
+            for (const at::ScalarType weight_type : {type, at::kFloat}) {
+                SCOPED_TRACE(
+                    case_name("norm", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+                const at::Tensor x =
+                    copy_with_storage(slice_of(fp8_rows(shape.rows, shape.columns), type, layout), device);
+                const at::Tensor weight = at::randn({shape.columns}).to(device, weight_type);
+                const at::Tensor poison = poisoned_slice(x.sizes(), type, layout);
+                const at::Tensor plain = copy_with_storage(poison, device),
+                                 y = copy_with_storage(poison, device);
+                const at::Tensor rstd = at::full({shape.rows}, NAN, x.options().dtype(at::kFloat)),
+                                 rstd8 = rstd.clone();
+                const ops::Fp8Matrix out = poisoned_fp8(shape.rows, shape.columns, device),
+                                     alone = poisoned_fp8(shape.rows, shape.columns, device);
+                ops::rms_norm_forward(ctx, x, weight, 1e-5, plain, rstd);
+                ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, y, rstd8, out);
+                EXPECT_TRUE(same_bits(y.cpu(), plain.cpu()));
+                expect_untouched_outside(copy_with_storage(y, at::kCPU), poison, "y");
+                EXPECT_TRUE(at::equal(rstd, rstd8));
+                expect_codes_of(y, out);
+                rstd8.fill_(NAN);
+                ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, {}, rstd8, alone);
+                EXPECT_TRUE(at::equal(rstd, rstd8));
+                expect_codes_of(plain, alone);
+            }
+}
+
+inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
+    ops::Context ctx(device);
+    for (const Fp8Shape& shape : shapes)
+        for (const Layout layout : fp8_layouts(device)) {
+            SCOPED_TRACE(
+                case_name("swiglu", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+            const int64_t rows = shape.rows, columns = shape.columns;
+            const at::Tensor gu =
+                copy_with_storage(slice_of(at::randn({rows, 2 * columns}) * 4, type, layout), device);
+            const at::Tensor dact =
+                copy_with_storage(slice_of(fp8_rows(rows, columns), type, layout), device);
+            const at::Tensor poison =
+                copy_with_storage(poisoned_slice({rows, columns}, type, layout), device);
+            const auto copy = [&](const at::Tensor& t) { return copy_with_storage(t, device); };
+
+            const at::Tensor act = copy(poison), act8 = copy(poison);
+            const ops::Fp8Matrix out = poisoned_fp8(rows, columns, device),
+                                 alone = poisoned_fp8(rows, columns, device);
+            ops::swiglu_forward(ctx, gu, act);
+            ops::swiglu_forward_fp8(ctx, gu, act8, out);
+            EXPECT_TRUE(same_bits(act8.cpu(), act.cpu()));
+            expect_codes_of(act, out);
+            ops::swiglu_forward_fp8(ctx, gu, {}, alone);
+            expect_codes_of(act, alone);
+
+            // The activation beside dact, in its place, and not wanted.
+            const at::Tensor plain = copy(gu);
+            ops::swiglu_backward(ctx, dact, plain);
+            const at::Tensor rebuilt = copy(poison), replaced = copy(dact), kept = copy(dact);
+            for (const auto& [from, to] :
+                 {std::pair{kept, rebuilt}, {replaced, replaced}, {kept, at::Tensor()}}) {
+                const at::Tensor gradient = copy(gu);
+                const ops::Fp8Matrix codes = poisoned_fp8(rows, 2 * columns, device);
+                ops::swiglu_backward_fp8(ctx, from, gradient, to, codes);
+                EXPECT_TRUE(same_bits(gradient.cpu(), plain.cpu()));
+                expect_codes_of(plain, codes);
+                EXPECT_TRUE(!to.defined() || same_bits(to.cpu(), act.cpu()));
+            }
+            EXPECT_TRUE(same_bits(kept.cpu(), dact.cpu())) << "dact was changed";
+        }
+}
+
+struct Fp8Heads {
+    int64_t rows, turned, kept, head_dim;
+};
+
+inline void check_rope_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Heads>& shapes) {
+    ops::Context ctx(device);
+    for (const Fp8Heads& shape : shapes)
+        for (const Layout layout : fp8_layouts(device))
+            for (const bool backward : {false, true}) {
+                const int64_t heads = shape.turned + shape.kept, columns = heads * shape.head_dim;
+                SCOPED_TRACE(case_name("rope", shape.rows, heads, shape.head_dim, c10::toString(type),
+                                       name_of(layout)));
+                const at::Tensor x =
+                    copy_with_storage(slice_of(fp8_rows(shape.rows, columns), type, layout), device);
+                const at::Tensor plain = copy_with_storage(x, device);
+                const at::Tensor angle = at::randn({shape.rows, shape.head_dim / 2}) * 9;
+                const at::Tensor cos = angle.cos().to(device), sin = angle.sin().to(device);
+                const at::Tensor turned =
+                    plain.as_strided({shape.rows, shape.turned, shape.head_dim},
+                                     {plain.stride(0), shape.head_dim, 1}, plain.storage_offset());
+                ops::rope_apply(ctx, turned, cos, sin, backward);
+                const ops::Fp8Matrix out = poisoned_fp8(shape.rows, columns, device);
+                ops::rope_apply_fp8(ctx, x, shape.turned, cos, sin, backward, out);
+                EXPECT_TRUE(same_bits(x.cpu(), plain.cpu()));
+                expect_codes_of(plain, out);
+            }
+}
+
+/// A value that is not finite makes its row's scale not finite, and no other's; what follows a norm too.
+inline void expect_fp8_keeps_what_is_not_finite(at::Device device, at::ScalarType type) {
+    ops::Context ctx(device);
+    const at::Tensor x = fp8_rows(7, 64).to(type);
+    x[3][5] = INFINITY;
+    x[4][63] = NAN;
+    x[6][0] = -INFINITY;
+    const ops::Fp8Matrix out = poisoned_fp8(7, 64, device), of_norm = poisoned_fp8(7, 64, device);
+    ops::quantize_rows_fp8(ctx, x.to(device), out);
+    const at::Tensor rstd = at::empty({7}, at::TensorOptions(at::kFloat).device(device));
+    const at::Tensor weight = at::ones({64}, at::TensorOptions(type).device(device));
+    ops::rms_norm_forward_fp8(ctx, x.to(device), weight, 1e-5, {}, rstd, of_norm);
+    for (const ops::Fp8Matrix& made : {out, of_norm}) {
+        const at::Tensor values = made.codes.cpu().to(at::kFloat) * made.scales.cpu().unsqueeze(1);
+        const at::Tensor finite = values.isfinite().all(1);
+        for (int64_t row = 0; row < 7; ++row)
+            EXPECT_EQ(finite[row].item<bool>(), row != 3 && row != 4 && row != 6) << row;
+    }
+}
+
+}  // namespace unsloth::testing

@@ -1,0 +1,39 @@
+// e4m3 matrices for tests: random codes with scales by row, and what they stand for in fp64.
+#pragma once
+
+#include "unsloth/ops/gemm_fp8.h"
+
+namespace unsloth::ops {
+
+/// Codes of a normal sample whose largest value is near 448, and positive scales that differ from row to row.
+/// Drawn on the CPU, so that a seed gives the same on every device.
+inline Fp8Matrix random_fp8(int64_t rows, int64_t cols, at::Device device, double scale) {
+    const at::Tensor values = (at::randn({rows, cols}) * 100.0).clamp(-448.0, 448.0);
+    const at::Tensor scales = (at::rand({rows}) + 0.5) * scale;
+    return {values.to(at::kFloat8_e4m3fn).view(at::kByte).to(device), scales.to(device)};
+}
+
+inline at::Tensor fp64_of(const Fp8Matrix& matrix) {
+    const at::Tensor values = matrix.codes.cpu().view(at::kFloat8_e4m3fn).to(at::kFloat).to(at::kDouble);
+    return values * matrix.scales.cpu().to(at::kDouble).unsqueeze(1);
+}
+
+inline at::Tensor fp64_of(const at::Tensor& x) {
+    return x.cpu().to(at::kDouble);
+}
+
+/// gemm_fp8 without rounding.
+inline at::Tensor exact(const GemmFp8& g) {
+    at::Tensor y = at::mm(fp64_of(g.x), fp64_of(g.w).t());
+    if (g.u) y = y + at::mm(fp64_of(*g.u), fp64_of(*g.b).t());
+    if (g.residual) y = y + fp64_of(*g.residual);
+    if (g.bias) y = y + fp64_of(*g.bias);
+    return y;
+}
+
+/// ||actual - expected|| / ||expected||; NaN when a value is not finite.
+inline double relative_error(const at::Tensor& actual, const at::Tensor& expected) {
+    return ((fp64_of(actual) - expected).norm() / expected.norm()).item<double>();
+}
+
+}  // namespace unsloth::ops
