@@ -26,7 +26,11 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .shorthand("model", "fp16", "float16")
         .shorthand("training", "bf16", "bfloat16")
         .shorthand("training", "fp16", "float16")
-        .suggested_for({"torch_dtype", "compute_dtype", "bnb_4bit_compute_dtype"});
+        .suggested_for({"torch_dtype", "bnb_4bit_compute_dtype"});
+    options.add_choice("compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
+                       "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
+                       "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
+                       "2 bytes a weight). Adapters, attention and lm_head stay in dtype.");
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
              "PEFT adapter folder to continue from. Its own configuration gives r, alpha, patterns and modules; a lora "
@@ -179,7 +183,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym(false, "none")
         .synonym("unsloth", "full+offload")
         .bare_flag()
-        .suggested_for({"use_gradient_checkpointing"});
+        .suggested_for({"use_gradient_checkpointing", "activation_offloading", "enable_activation_offloading", "offload_activations"});
     options.add("deterministic", training.deterministic,
                 "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.");
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
@@ -227,6 +231,9 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
         .synonym(false, "off");
     options.add("offload_embedding", hardware.offload_embedding,
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
+    options.add_choice("kernels", hardware.kernels, {{"auto", KernelChoice::measured}, {"library", KernelChoice::library}},
+                       "auto: for each matrix product the kernel that measured fastest on this card; library: cuBLASLt's own choice for all of "
+                       "them, as on cards that were not measured (to compare with, when results look wrong).");
     options.add("cuda_graphs", hardware.cuda_graphs,
                 "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "
                 "that small ones do not wait for the host.");

@@ -118,6 +118,12 @@ class Lister {
         add_scratch("act", spec_.intermediate_size + layout_[Group::down].r, layers, s.act_full);
         if (sizes_.dropout)
             add_scratch("dropped", std::max(widest, spec_.intermediate_size), layers, s.dropped);
+        if (sizes_.fp8) {
+            const int64_t columns = std::max({widest, sizes_.training ? layout_[Group::qkv].n : 0,
+                                              (sizes_.training ? 2 : 1) * spec_.intermediate_size});
+            add("scratch", "fp8 codes", {t, columns}, at::kFloat8_e4m3fn, layers, s.fp8.codes);
+            add("scratch", "fp8 scales", {t}, at::kFloat, layers, s.fp8.scales);
+        }
         if (!sizes_.training) return;
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
         add_scratch("g", spec_.hidden_size + rank, memory::head | memory::backward, s.g_full);
@@ -225,7 +231,7 @@ Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const
     }
     workspace_ = arena.tensor(arena.plan().find("workspace"), {workspace_bytes(spec, sizes, dtype, arena.device())}, at::kByte);
     layers_ = full_layers_;
-    scratch_ = full_scratch_;
+    scratch_ = full_scratch_;  // of which fp8 is not cut: its shape changes from product to product
     output_TD_ = full_output_;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
@@ -46,6 +47,50 @@ ops::Site forward_site(const LayerContext& c, int norm) {
 ops::Site backward_site(const LayerContext& c, int norm) {
     const auto layers = static_cast<uint32_t>(c.spec.num_layers), layer = static_cast<uint32_t>(c.layer());
     return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
+}
+
+// Each of these makes rows that a product reads, and, where the base is in 8 bits, returns their codes (empty otherwise). All codes
+// lie in one scratch buffer: those of one product are dead when the next are made.
+
+bool in_fp8(const LayerWeights& w) { return w[Group::qkv].fp8.has_value(); }
+
+ops::Fp8Matrix quantised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TC) {
+    if (!in_fp8(w)) return {};
+    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, x_TC.size(0), x_TC.size(1));
+    ops::quantize_rows_fp8(c.group.ctx, x_TC, codes);
+    return codes;
+}
+
+ops::Fp8Matrix normalised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TD, const at::Tensor& weight_D,
+                          const at::Tensor& h_TD, const at::Tensor& rstd_T, ops::Site site) {
+    if (!in_fp8(w)) {
+        ops::rms_norm_forward(c.group.ctx, x_TD, weight_D, c.spec.rms_norm_eps, h_TD, rstd_T, site);
+        return {};
+    }
+    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, h_TD.size(0), h_TD.size(1));
+    ops::rms_norm_forward_fp8(c.group.ctx, x_TD, weight_D, c.spec.rms_norm_eps, h_TD, rstd_T, codes, site);
+    return codes;
+}
+
+ops::Fp8Matrix activated(const LayerContext& c, const LayerWeights& w, const at::Tensor& gate_up_T2F, const at::Tensor& act_TF) {
+    if (!in_fp8(w)) {
+        ops::swiglu_forward(c.group.ctx, gate_up_T2F, act_TF);
+        return {};
+    }
+    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, act_TF.size(0), act_TF.size(1));
+    ops::swiglu_forward_fp8(c.group.ctx, gate_up_T2F, act_TF, codes);
+    return codes;
+}
+
+/// act_TF holds dact and becomes the activation; gate_up_T2F becomes its gradient, whose codes are returned.
+ops::Fp8Matrix activation_backward(const LayerContext& c, const LayerWeights& w, const at::Tensor& act_TF, const at::Tensor& gate_up_T2F) {
+    if (!in_fp8(w)) {
+        ops::swiglu_backward(c.group.ctx, act_TF, gate_up_T2F, act_TF);
+        return {};
+    }
+    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, gate_up_T2F.size(0), gate_up_T2F.size(1));
+    ops::swiglu_backward_fp8(c.group.ctx, act_TF, gate_up_T2F, act_TF, codes);
+    return codes;
 }
 
 /// The gradient buffer of a trained norm; undefined when it is frozen.
@@ -108,12 +153,12 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
 
     if (steps.qkv) {
         // 1 norm
-        ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c, 0));
+        const ops::Fp8Matrix h8 = normalised(c, w, a.x_TD, w.input_norm_D, h_TD, a.rstd1_T, forward_site(c, 0));
         observe(c, "input_layernorm", h_TD);
         // 2 q, k, v
         const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
         fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
-        multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, a.qkv_TN);
+        multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h8, a.qkv_TN);
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
@@ -126,26 +171,27 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     }
     if (steps.mid) {
         // 5 output projection, onto the residual stream
-        multiply_forward(c.group, Group::o, w[Group::o], a.o_full, a.mid_TD, a.x_TD);
+        const ops::Fp8Matrix o8 = quantised(c, w, a.o_full.narrow(1, 0, spec.q_size()));
+        multiply_forward(c.group, Group::o, w[Group::o], a.o_full, o8, a.mid_TD, a.x_TD);
     }
     if (steps.gate_up) {
         // 6 norm
-        ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c, 1));
+        const ops::Fp8Matrix h8 = normalised(c, w, a.mid_TD, w.post_norm_D, h_TD, a.rstd2_T, forward_site(c, 1));
         observe(c, "post_attention_layernorm", h_TD);
         // 7 gate and up
         const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
-        multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, gate_up_T2F);
+        multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h8, gate_up_T2F);
         observe_group(c, Group::gate_up, gate_up_T2F);
     }
     if (steps.down) {
         // 8 activation
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-        ops::swiglu_forward(ctx, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
+        const ops::Fp8Matrix act8 = activated(c, w, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
-        multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, x_next_TD, a.mid_TD);
+        multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act8, x_next_TD, a.mid_TD);
     }
 }
 
@@ -158,40 +204,51 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
-    const LayerSteps again = recompute_of(keep);
-    layer_forward(c, w, a, {}, again);
-    if (!again.gate_up) ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T);
-    ops::swiglu_forward(ctx, gate_up_T2F, act_TF);
-    // 9 down: act becomes its own gradient
+    layer_forward(c, w, a, {}, recompute_of(keep));
+    // 9 down: dact lies where the activation will be made again
     const at::Tensor g_down = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::down].r);
-    group_backward(c.group, Group::down, w[Group::down], g_down, act_TF, a.u_down_TR, act_TF);
+    input_backward(c.group, Group::down, w[Group::down], g_down, quantised(c, w, g_TD), a.u_down_TR, act_TF);
     // 8 activation: gate and up become their gradients
-    ops::swiglu_backward(ctx, act_TF, gate_up_T2F);
-    // 7 gate and up: h becomes its gradient
-    group_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, h_TD, a.u_gate_up_TR, h_TD);
+    const ops::Fp8Matrix dgate_up8 = activation_backward(c, w, act_TF, gate_up_T2F);
+    weight_backward(c.group, Group::down, g_down, act_TF);
+    // 7 gate and up
+    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up8, a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
     ops::rms_norm_backward(ctx, h_TD, a.mid_TD, w.post_norm_D, a.rstd2_T, g_TD, norm_gradient(c, TensorRole::post_norm),
-                           backward_site(c, 1));
+                           backward_site(c, 1), /*y_TD=*/h_TD);
+    weight_backward(c.group, Group::gate_up, a.gate_up_full, h_TD);
     // 5 output projection
     const at::Tensor g_o = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::o].r);
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    group_backward(c.group, Group::o, w[Group::o], g_o, o_TN, u_o, do_TN);
+    input_backward(c.group, Group::o, w[Group::o], g_o, quantised(c, w, g_TD), u_o, do_TN);
+    weight_backward(c.group, Group::o, g_o, o_TN);
     // 4 attention
     const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
     ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments, heads_view(do_TN, 0, spec.num_heads, spec.head_dim),
                             v.q_THd, v.k_TKd, v.v_TKd, heads_view(o_TN, 0, spec.num_heads, spec.head_dim), a.lse, grad.q_THd,
                             grad.k_TKd, grad.v_TKd);
     // 3 rotary embedding
-    ops::rope_apply(ctx, grad.qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true);
-    if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
+    const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
+    ops::Fp8Matrix dqkv8;
+    if (in_fp8(w) && input_gradient && !spec.qk_norm) {
+        dqkv8 = ops::fp8_view(c.scratch.fp8, dqkv_TN.size(0), dqkv_TN.size(1));
+        ops::rope_apply_fp8(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true, dqkv8);
+    } else {
+        ops::rope_apply(ctx, grad.qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true);
+        if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
+        if (input_gradient) dqkv8 = quantised(c, w, dqkv_TN);
+    }
     // 2 q, k, v
-    ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T);
-    group_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, h_TD, a.u_qkv_TR, input_gradient ? h_TD : at::Tensor());
+    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv8, a.u_qkv_TR, input_gradient ? h_TD : at::Tensor());
     // 1 norm, onto the residual stream's gradient
-    if (input_gradient)
+    if (input_gradient) {
         ops::rms_norm_backward(ctx, h_TD, a.x_TD, w.input_norm_D, a.rstd1_T, g_TD, norm_gradient(c, TensorRole::input_norm),
-                               backward_site(c, 0));
+                               backward_site(c, 0), /*y_TD=*/h_TD);
+    } else {
+        ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T);
+    }
+    weight_backward(c.group, Group::qkv, c.scratch.dqkv_full, h_TD);
 }
 
 }  // namespace unsloth::model

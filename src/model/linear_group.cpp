@@ -1,13 +1,14 @@
 #include "unsloth/model/linear_group.h"
 
 #include "unsloth/ops/gemm.h"
+#include "unsloth/ops/lora.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
 namespace {
 
 /// What a profile calls a group's products: by kind and group.
-enum class Product { forward, dx, u, v, dA, dB, dW };
+enum class Product { forward, dx, u, v, dA, dB, dW, dy };
 const char* label(Product product, Group g) {
     constexpr const char* names[][group_count] = {
         {"gemm qkv", "gemm o", "gemm gate_up", "gemm down"},
@@ -16,7 +17,8 @@ const char* label(Product product, Group g) {
         {"lora dyB qkv", "lora dyB o", "lora dyB gate_up", "lora dyB down"},
         {"lora dA qkv", "lora dA o", "lora dA gate_up", "lora dA down"},
         {"lora dB qkv", "lora dB o", "lora dB gate_up", "lora dB down"},
-        {"gemm dW qkv", "gemm dW o", "gemm dW gate_up", "gemm dW down"}};
+        {"gemm dW qkv", "gemm dW o", "gemm dW gate_up", "gemm dW down"},
+        {"lora dyB+dB qkv", "lora dyB+dB o", "lora dyB+dB gate_up", "lora dyB+dB down"}};
     return names[static_cast<int>(product)][static_cast<int>(g)];
 }
 
@@ -35,66 +37,52 @@ bool has_adapter(const GroupContext& c, const Slice& slice) {
     return c.adapters != nullptr && c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].r > 0;
 }
 
-int64_t rank(const GroupContext& c, const Slice& slice) {
-    return c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].r;
-}
-
-/// The A gradients of a group as one [R, K] matrix when they lie one after another without padding; undefined otherwise.
-at::Tensor stacked_a_gradient(const GroupContext& c, const GroupLayout& layout) {
-    const Parameter* first = nullptr;
-    int64_t expected = 0;
-    for (const Slice& slice : layout.slices) {
+/// The group's adapters as the thin products take them; gradients of A or of B where they are wanted.
+std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g, Parameter::Kind gradients) {
+    std::vector<ops::LoraSlice> slices;
+    for (const Slice& slice : c.layout[g].slices) {
         if (slice.r == 0) continue;
-        const Parameter* a = c.adapters->a(c.layer, slice.projection);
-        if (a == nullptr || a->shape[0] != slice.r) return {};
-        if (first == nullptr) {
-            first = a;
-            expected = a->offset;
+        ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
+        if (has_adapter(c, slice)) {
+            const LoraModule& module = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)];
+            s.rank = module.r;
+            s.scale = module.scale;
+            if (gradients == Parameter::Kind::lora_a) s.da = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection));
+            if (gradients == Parameter::Kind::lora_b) s.db = c.parameters->gradient(*c.adapters->b(c.layer, slice.projection));
         }
-        if (a->offset != expected) return {};
-        expected += a->elements();
+        slices.push_back(std::move(s));
     }
-    if (first == nullptr) return {};
-    return c.parameters->state().grads_P.narrow(0, first->offset, layout.r * layout.k).view({layout.r, layout.k});
+    return slices;
 }
 
 void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK) {
-    const GroupLayout& layout = c.layout[g];
     if (c.dropout == 0.0) {
-        if (const at::Tensor stacked = stacked_a_gradient(c, layout); stacked.defined()) {
-            ops::gemm(c.ctx, {.a = v_TR, .b = x_TK, .out = stacked, .transpose_a = true, .beta = 1.0, .label = label(Product::dA, g)});
-            return;
-        }
+        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g, Parameter::Kind::lora_a), .label = label(Product::dA, g)});
+        return;
     }
-    for (const Slice& slice : layout.slices) {
+    for (const Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
         if (!has_adapter(c, slice)) continue;
-        const at::Tensor x = c.dropout > 0.0 ? dropped_input(c, slice.projection, x_TK) : x_TK;
-        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, rank(c, slice)), .b = x,
-                          .out = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection)), .transpose_a = true, .beta = 1.0,
-                          .label = label(Product::dA, g)});
+        const Parameter& a = *c.adapters->a(c.layer, slice.projection);
+        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]), .b = dropped_input(c, slice.projection, x_TK),
+                          .out = c.parameters->gradient(a), .transpose_a = true, .beta = 1.0, .label = label(Product::dA, g)});
     }
 }
 
-void adapter_b_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& u_TR) {
-    for (const Slice& slice : c.layout[g].slices) {
-        if (!has_adapter(c, slice)) continue;
-        const double scale = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].scale;
-        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n), .b = u_TR.narrow(1, slice.r_begin, rank(c, slice)),
-                          .out = c.parameters->gradient(*c.adapters->b(c.layer, slice.projection)), .transpose_a = true,
-                          .alpha = scale, .beta = 1.0, .label = label(Product::dB, g)});
-    }
+const Parameter* base_parameter(const GroupContext& c, const Slice& slice, TensorRole role) {
+    return c.parameters->table().find(role, c.layer, slice.projection, Parameter::Kind::base);
 }
 
-void base_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
-    for (const Slice& slice : c.layout[g].slices) {
-        const at::Tensor dy = dy_TN.narrow(1, slice.n_begin, slice.n);
-        const auto find = [&](TensorRole role) {
-            return c.parameters->table().find(role, c.layer, slice.projection, Parameter::Kind::base);
-        };
-        ops::gemm(c.ctx, {.a = dy, .b = x_TK, .out = c.parameters->gradient(*find(TensorRole::linear)), .transpose_a = true, .beta = 1.0,
+void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
+    for (const Slice& slice : c.layout[g].slices)
+        if (const Parameter* bias = base_parameter(c, slice, TensorRole::bias))
+            ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n), c.parameters->gradient(*bias));
+}
+
+void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
+    for (const Slice& slice : c.layout[g].slices)
+        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n), .b = x_TK,
+                          .out = c.parameters->gradient(*base_parameter(c, slice, TensorRole::linear)), .transpose_a = true, .beta = 1.0,
                           .label = label(Product::dW, g)});
-        if (const Parameter* bias = find(TensorRole::bias)) ops::column_sums(c.ctx, dy, c.parameters->gradient(*bias));
-    }
 }
 
 /// dx += mask_p ∘ (v_p · A_p) for every projection: the adapters' share when each has its own mask.
@@ -105,6 +93,23 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const GroupWeights
         ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, slice.r), .b = w.a_RK.narrow(0, slice.r_begin, slice.r), .out = term});
         ops::dropout(c.ctx, term, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice.projection), dx_TK, /*accumulate=*/true);
     }
+}
+
+/// dx = dy·W, and with `folded` + v·A.
+void multiply_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const ops::Fp8Matrix& dy8,
+                       const at::Tensor& dx_TK, bool folded) {
+    const GroupLayout& layout = c.layout[g];
+    if (w.fp8) {
+        ops::GemmFp8 product{.x = dy8, .w = w.fp8->backward_KN, .out = dx_TK};
+        product.label = label(Product::dx, g);
+        if (folded) {
+            product.u = dy_full.narrow(1, layout.n, layout.r);
+            product.b = w.a_KR;
+        }
+        return ops::gemm_fp8(c.ctx, product);
+    }
+    ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)), .b = folded ? w.backward_NRK : w.w_NK, .out = dx_TK,
+                      .label = label(Product::dx, g)});
 }
 
 }  // namespace
@@ -124,16 +129,27 @@ void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w,
             ops::gemm(c.ctx, {.a = dropped_input(c, slice.projection, x_TK), .b = w.a_RK.narrow(0, slice.r_begin, slice.r),
                               .out = tail, .transpose_b = true, .label = label(Product::u, g)});
         }
+        if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
-        ops::gemm(c.ctx, {.a = x_TK, .b = w.a_RK, .out = tail_TR, .transpose_b = true, .label = label(Product::u, g)});
+        ops::lora_u(c.ctx, {.x_TK = x_TK, .a_RK = w.a_RK, .u_TR = tail_TR, .copy_TR = u_TR, .label = label(Product::u, g)});
     }
-    if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
 }
 
-void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& y_TN,
-                      const at::Tensor& residual_TN) {
+void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const ops::Fp8Matrix& x8,
+                      const at::Tensor& y_TN, const at::Tensor& residual_TN) {
     const GroupLayout& layout = c.layout[g];
     const bool folded = layout.r > 0 && c.adapters != nullptr;
+    if (w.fp8) {
+        ops::GemmFp8 product{.x = x8, .w = w.fp8->forward_NK, .out = y_TN};
+        product.label = label(Product::forward, g);
+        if (folded) {
+            product.u = x_full.narrow(1, layout.k, layout.r);
+            product.b = w.b_NR;
+        }
+        if (residual_TN.defined()) product.residual = residual_TN;
+        if (w.bias_N.defined()) product.bias = w.bias_N;
+        return ops::gemm_fp8(c.ctx, product);
+    }
     ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.leading() : layout.k), .b = folded ? w.forward_NKR : w.w_NK,
                       .out = y_TN, .transpose_b = true, .label = label(Product::forward, g)};
     if (residual_TN.defined()) {
@@ -144,7 +160,7 @@ void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, con
     ops::gemm(c.ctx, product);
 }
 
-void group_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const at::Tensor& x_TK,
+void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const ops::Fp8Matrix& dy8,
                     const at::Tensor& u_TR, const at::Tensor& dx_TK) {
     const GroupLayout& layout = c.layout[g];
     const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
@@ -152,20 +168,20 @@ void group_backward(const GroupContext& c, Group g, const GroupWeights& w, const
     at::Tensor v_TR;
     if (adapted) {
         v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::gemm(c.ctx, {.a = dy_TN, .b = w.b_NR, .out = v_TR, .label = label(Product::v, g)});
-        adapter_a_gradients(c, g, v_TR, x_TK);
-        adapter_b_gradients(c, g, dy_TN, u_TR);
+        ops::lora_dy(c.ctx, {.dy_TN = dy_TN, .b_NR = w.b_NR, .u_TR = u_TR, .v_TR = v_TR, .slices = lora_slices(c, g, Parameter::Kind::lora_b),
+                             .label = label(Product::dy, g), .label_v = label(Product::v, g), .label_db = label(Product::dB, g)});
     }
-    if (c.trains_base) base_gradients(c, g, dy_TN, x_TK);
+    if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;
-    if (adapted && c.dropout > 0.0) {
-        ops::gemm(c.ctx, {.a = dy_TN, .b = w.w_NK, .out = dx_TK, .label = label(Product::dx, g)});
-        add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
-    } else if (adapted) {
-        ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + layout.r), .b = w.backward_NRK, .out = dx_TK, .label = label(Product::dx, g)});
-    } else {
-        ops::gemm(c.ctx, {.a = dy_TN, .b = w.w_NK, .out = dx_TK, .label = label(Product::dx, g)});
-    }
+    const bool masked = adapted && c.dropout > 0.0;
+    multiply_backward(c, g, w, dy_full, dy8, dx_TK, adapted && !masked);
+    if (masked) add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
+}
+
+void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK) {
+    const GroupLayout& layout = c.layout[g];
+    if (layout.r > 0 && c.adapters != nullptr) adapter_a_gradients(c, g, dy_full.narrow(1, layout.n, layout.r), x_TK);
+    if (c.trains_base) matrix_gradients(c, g, dy_full.narrow(1, 0, layout.n), x_TK);
 }
 
 }  // namespace unsloth::model

@@ -6,6 +6,8 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/philox.h"
+#include "unsloth/model/fp8_source.h"
+#include "unsloth/ops/fp8.h"
 #include "unsloth/spec/convert.h"
 
 namespace unsloth::model {
@@ -77,8 +79,20 @@ ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request
         table_ = ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
     }
     layout_ = make_layout(spec(), lora_layers_);
+    if (request_.fp8) require_fp8();
     plan_resident();
     set_sizes(request_.sizes);
+}
+
+void ModelPlan::require_fp8() const {
+    const auto refuse = [](const std::string& what, const char* advice) { throw usage_error("model.compute_dtype fp8 " + what, advice); };
+    if (request_.finetuning_type == FinetuningType::full && request_.trains)
+        refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
+    if (!ops::fp8_available(request_.device)) refuse(cat("needs compute capability 8.9; ", request_.device.str(), " has less"), "Leave compute_dtype out.");
+    if (request_.device.is_cuda() && request_.dtype != at::kBFloat16) refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
+    for (const Group g : all_groups)
+        if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
+            refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k), "Leave compute_dtype out.");
 }
 
 bool ModelPlan::expands_4bit() const { return request_.device.is_cuda() && request_.weight_cache; }
@@ -89,7 +103,7 @@ bool ModelPlan::embedding_on_host() const {
 }
 
 bool ModelPlan::resident_source() const {
-    if (request_.finetuning_type == FinetuningType::full && request_.trains) return true;
+    if (request_.fp8 || (request_.finetuning_type == FinetuningType::full && request_.trains)) return true;
     const bool any_4bit = file_->tensors.quantised_linears() > 0 || request_.load_in_4bit;
     return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
@@ -120,7 +134,11 @@ void ModelPlan::plan_linear(const TensorSource& source) {
 void ModelPlan::plan_resident() {
     resident_ = memory::Plan();
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
-    if (resident_source()) ResidentSource::plan(spec(), layout_, request_.dtype, resident_);
+    if (request_.fp8) {
+        Fp8Source::plan(spec(), layout_, request_.dtype, resident_);
+    } else if (resident_source()) {
+        ResidentSource::plan(spec(), layout_, request_.dtype, resident_);
+    }
     const bool masters = table_ && request_.finetuning_type == FinetuningType::full;
     for (const TensorSource& source : file_->tensors.all()) {
         const TensorRule& rule = source.rule;
@@ -146,6 +164,7 @@ void ModelPlan::plan_resident() {
     if (request_.lora && spec().tie_word_embeddings && !request_.lora->modules_to_save.empty())
         resident_.add("embeddings", "lm_head copy", spec().vocab_size * spec().hidden_size * item);
     if (table_) Parameters::plan(*table_, request_.optim, request_.trains, resident_);
+    if (!lora_layers_.empty()) AdapterMargins::plan(layout_, lora_layers_, request_.device, request_.fp8, resident_);
     if (!resident_source()) ScratchSource::plan(layout_, request_.dtype, resident_);
     resident_.place();
 }
@@ -153,6 +172,7 @@ void ModelPlan::plan_resident() {
 void ModelPlan::set_sizes(const ActivationSizes& sizes) {
     request_.sizes = sizes;
     request_.sizes.training = request_.trains;
+    request_.sizes.fp8 = request_.fp8;
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     request_.sizes.trains_embedding =
         request_.trains && table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
@@ -178,10 +198,10 @@ std::string ModelPlan::table_text() const {
 
 std::string ModelPlan::base_description() const {
     const int64_t quantised = file_->tensors.quantised_linears();
-    const std::string expanded = expands_4bit() ? cat(", expanded to ", c10::toString(request_.dtype), " while loading") : "";
+    const std::string expanded = request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)" : expands_4bit() ? cat(", expanded to ", c10::toString(request_.dtype), " while loading") : "";
     if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
     if (request_.finetuning_type == FinetuningType::full) return cat("fp32 masters, compute ", c10::toString(request_.dtype));
-    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded) : "kept in 16/32 bit";
+    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded) : cat("kept in 16/32 bit", expanded);
 }
 
 // --- loading -------------------------------------------------------------------------------------------------------
@@ -332,23 +352,42 @@ void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<Stor
     }
 }
 
+/// A group's projections as one matrix of the compute type on the device, with the values that their stored form stands for.
+at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const {
+    const at::Tensor joined = at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
+    for (const Slice& slice : layout_[g].slices) {
+        const TensorSource& linear = file_->tensors.linear(layer, slice.projection);
+        const at::Tensor out_NK = joined.narrow(0, slice.n_begin, slice.n);
+        if (linear.quantised()) {
+            ops::dequantize_4bit(ctx, ops::upload(ctx, linear.quant4->view).view(), out_NK);
+        } else if (request_.load_in_4bit) {
+            ops::dequantize_4bit(ctx, ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())).view(), out_NK);
+        } else {
+            out_NK.copy_(mapped_tensor(*linear.tensor));
+        }
+        linear.drop();
+    }
+    return joined;
+}
+
 std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                                                      const Parameters* masters) const {
-    if (!resident_source()) return std::make_unique<ScratchSource>(layout_, request_.dtype, std::move(layers), arena, adapters);
-    auto source = std::make_unique<ResidentSource>(spec(), layout_, request_.dtype, std::move(layers), arena, adapters, masters);
+    if (!resident_source()) return std::make_unique<ScratchSource>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters);
+    if (request_.fp8) {
+        auto source = std::make_unique<Fp8Source>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters);
+        for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer)
+            for (const Group g : all_groups) source->load(ctx, layer, g, joined_group(ctx, layer, g));
+        return source;
+    }
+    auto source = std::make_unique<ResidentSource>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters, masters);
     if (masters != nullptr) return source;
     for (const TensorSource& linear : file_->tensors.all()) {
         if (linear.rule.role != TensorRole::linear) continue;
-        switch (held(linear)) {
-            case Held::packed:
-                source->load(ctx, linear.rule.layer, linear.rule.projection, ops::upload(ctx, linear.quant4->view));
-                break;
-            case Held::quantised_here:
-                source->load(ctx, linear.rule.layer, linear.rule.projection, ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())));
-                break;
-            default:
-                source->load(ctx, linear.rule.layer, linear.rule.projection, mapped_tensor(*linear.tensor));
-        }
+        const at::Tensor on_host = linear.quantised() ? at::Tensor() : mapped_tensor(*linear.tensor);
+        const StoredWeight weight = linear.quantised()      ? StoredWeight(ops::upload(ctx, linear.quant4->view))
+                                    : request_.load_in_4bit ? StoredWeight(ops::quantize_nf4(ctx, on_host.to(ctx.device())))
+                                                            : StoredWeight(on_host);
+        source->load(ctx, linear.rule.layer, linear.rule.projection, weight);
         linear.drop();
     }
     return source;

@@ -1,7 +1,6 @@
 #include "unsloth/model/weight_source.h"
 
 #include "unsloth/core/error.h"
-#include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
@@ -28,32 +27,28 @@ GroupWeights::GroupWeights(const GroupLayout& layout, at::Tensor whole, at::Tens
     a_RK = backward_NRK.narrow(0, layout.n, layout.r);
 }
 
-Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora)
-    : parameters_(parameters), lora_(lora), a_(lora.size() * projection_count), b_(lora.size() * projection_count) {
-    for (const Parameter& p : parameters.table().parameters()) {
-        if (p.kind == Parameter::Kind::base) continue;
-        const auto index = static_cast<std::size_t>(p.layer * projection_count + static_cast<int>(p.projection));
-        (p.kind == Parameter::Kind::lora_a ? a_ : b_)[index] = &p;
-    }
+GroupWeights::GroupWeights(Fp8Weights base, at::Tensor a, at::Tensor a_transposed, at::Tensor b, at::Tensor bias)
+    : fp8(std::move(base)), a_KR(std::move(a_transposed)), bias_N(std::move(bias)), a_RK(std::move(a)), b_NR(std::move(b)) {}
+
+LayerMargins LayerWeights::margins() const {
+    LayerMargins result;
+    for (std::size_t g = 0; g < groups.size(); ++g) result[g] = {groups[g].a_RK, groups[g].b_NR, groups[g].a_KR};
+    return result;
 }
 
-void Adapters::fill(ops::Context& ctx, int layer, const LayerLayout& layout, const LayerWeights& weights) const {
-    const ops::Region region(ctx, "adapters");
-    for (const Group g : all_groups) {
-        for (const Slice& slice : layout[g].slices) {
-            if (slice.r == 0) continue;
-            const at::Tensor a_margin = weights[g].a_RK.narrow(0, slice.r_begin, slice.r);
-            const at::Tensor b_margin = weights[g].b_NR.narrow(0, slice.n_begin, slice.n).narrow(1, slice.r_begin, slice.r);
-            const LoraModule& module = lora(layer)[static_cast<std::size_t>(slice.projection)];
-            if (module.r < slice.r) {  // this layer uses less than the group reserves
-                ops::zero_2d(ctx, a_margin);
-                ops::zero_2d(ctx, b_margin);
-            }
-            if (module.r == 0) continue;
-            ops::copy_2d(ctx, parameters_.value(*a(layer, slice.projection)), a_margin.narrow(0, 0, module.r));
-            ops::copy_2d(ctx, parameters_.value(*b(layer, slice.projection)), b_margin.narrow(1, 0, module.r), module.scale);
-        }
-    }
+std::optional<AdapterMargins> margins_of(ops::Context& ctx, const Adapters* adapters, const LayerLayout& layout,
+                                         const std::vector<LayerWeights>& layers, const memory::Arena& arena) {
+    if (adapters == nullptr) return std::nullopt;
+    std::vector<LayerMargins> margins;
+    for (const LayerWeights& layer : layers) margins.push_back(layer.margins());
+    return std::optional<AdapterMargins>(std::in_place, ctx, *adapters, layout, margins, arena);
+}
+
+void lend_norms(const StoredLayer& stored, LayerWeights& weights) {
+    weights.input_norm_D = stored.input_norm_D;
+    weights.post_norm_D = stored.post_norm_D;
+    weights.q_norm_d = stored.q_norm_d;
+    weights.k_norm_d = stored.k_norm_d;
 }
 
 // --- ScratchSource -------------------------------------------------------------------------------------------------
@@ -64,40 +59,42 @@ void ScratchSource::plan(const LayerLayout& layout, at::ScalarType dtype, memory
                  memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
 }
 
-ScratchSource::ScratchSource(const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+ScratchSource::ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
                              const memory::Arena& arena, const Adapters* adapters)
-    : layout_(layout), layers_(std::move(layers)), adapters_(adapters) {
+    : layout_(layout), layers_(std::move(layers)) {
     for (const Group g : all_groups)
         scratch_.groups[static_cast<std::size_t>(g)] = make_group(layout[g], dtype, arena, scratch_name(g), {});
+    adapters_ = margins_of(ctx, adapters, layout, std::vector<LayerWeights>(layers_.size(), scratch_), arena);
 }
 
 /// Biases and norms are read where they are.
 void ScratchSource::lend(const StoredLayer& stored) {
     for (const Group g : all_groups) scratch_.groups[static_cast<std::size_t>(g)].bias_N = stored.biases[static_cast<std::size_t>(g)];
-    scratch_.input_norm_D = stored.input_norm_D;
-    scratch_.post_norm_D = stored.post_norm_D;
-    scratch_.q_norm_d = stored.q_norm_d;
-    scratch_.k_norm_d = stored.k_norm_d;
+    lend_norms(stored, scratch_);
 }
 
 const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
     const StoredLayer& stored = layers_.at(static_cast<std::size_t>(layer));
     if (current_ != layer) {
+        std::vector<Quant4View> packed;
+        std::vector<at::Tensor> outs;
         for (const Group g : all_groups) {
             for (const Slice& slice : layout_[g].slices) {
                 const at::Tensor out_NK = scratch_[g].w_NK.narrow(0, slice.n_begin, slice.n);
                 const StoredWeight& weight = stored.projections[static_cast<std::size_t>(slice.projection)];
-                if (const auto* packed = std::get_if<ops::Quant4Tensor>(&weight)) {
-                    ops::dequantize_4bit(ctx, packed->view(), out_NK);
+                if (const auto* quantised = std::get_if<ops::Quant4Tensor>(&weight)) {
+                    packed.push_back(quantised->view());
+                    outs.push_back(out_NK);
                 } else {
                     ops::copy_2d(ctx, std::get<at::Tensor>(weight), out_NK);
                 }
             }
         }
+        if (!packed.empty()) ops::dequantize_4bit(ctx, packed, outs);
         lend(stored);
     }
-    if (adapters_ != nullptr && (current_ != layer || adapter_version_ != adapters_->version())) {
-        adapters_->fill(ctx, layer, layout_, scratch_);
+    if (adapters_ && (current_ != layer || adapter_version_ != adapters_->version())) {
+        adapters_->fill(ctx, layer);
         adapter_version_ = adapters_->version();
     }
     current_ = layer;
@@ -106,7 +103,7 @@ const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
 
 void ScratchSource::assume_held(int layer) {
     current_ = layer;
-    if (adapters_ != nullptr) adapter_version_ = adapters_->version();
+    if (adapters_) adapter_version_ = adapters_->version();
     if (layer >= 0) lend(layers_.at(static_cast<std::size_t>(layer)));
 }
 
@@ -118,10 +115,10 @@ void ResidentSource::plan(const ModelSpec& spec, const LayerLayout& layout, at::
             plan.add("layer weights", resident_name(layer, g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
-ResidentSource::ResidentSource(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+ResidentSource::ResidentSource(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
                                std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                                const Parameters* masters)
-    : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), adapters_(adapters), masters_(masters) {
+    : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), masters_(masters) {
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
         const StoredLayer& stored = layers.at(layer);
         for (const Group g : all_groups) {
@@ -129,11 +126,9 @@ ResidentSource::ResidentSource(const ModelSpec& spec, const LayerLayout& layout,
             layers_[layer].groups[index] = make_group(layout[g], dtype, arena, resident_name(static_cast<int64_t>(layer), g),
                                                       stored.biases[index]);
         }
-        layers_[layer].input_norm_D = stored.input_norm_D;
-        layers_[layer].post_norm_D = stored.post_norm_D;
-        layers_[layer].q_norm_d = stored.q_norm_d;
-        layers_[layer].k_norm_d = stored.k_norm_d;
+        lend_norms(stored, layers_[layer]);
     }
+    adapters_ = margins_of(ctx, adapters, layout, layers_, arena);
 }
 
 void ResidentSource::load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight) {
@@ -164,12 +159,11 @@ void ResidentSource::refresh_from_masters(ops::Context& ctx, int layer) {
 }
 
 void ResidentSource::refresh(ops::Context& ctx) {
-    const uint64_t wanted = masters_ != nullptr ? masters_->version : adapters_ != nullptr ? adapters_->version() : 0;
+    const uint64_t wanted = masters_ != nullptr ? masters_->version : adapters_ ? adapters_->version() : 0;
     if (version_ == wanted) return;
-    for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
-        if (masters_ != nullptr) refresh_from_masters(ctx, layer);
-        if (adapters_ != nullptr) adapters_->fill(ctx, layer, layout_, layers_[static_cast<std::size_t>(layer)]);
-    }
+    if (masters_ != nullptr)
+        for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) refresh_from_masters(ctx, layer);
+    if (adapters_) adapters_->fill_all(ctx);
     version_ = wanted;
 }
 

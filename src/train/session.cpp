@@ -138,6 +138,7 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.dtype = model::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
     request.records = trains && config.hardware.cuda_graphs;
+    request.fp8 = config.model.compute_dtype == ComputeType::fp8;
     request.offload_embedding = config.hardware.offload_embedding;
     request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
     request.adapter = config.model.adapter_name_or_path;
@@ -256,6 +257,7 @@ LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& op
     LoadedModel result;
     result.ctx = std::make_unique<ops::Context>(device);
     result.ctx->deterministic = loaded.config.training.deterministic;
+    result.ctx->library_products = loaded.config.hardware.kernels == KernelChoice::library;
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
     request.sizes.tokens = request.sizes.longest = tokens;
     request.sizes.segments = segments;

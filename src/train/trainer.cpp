@@ -162,6 +162,7 @@ void Trainer::load() {
     require_memory(*plan_);
     ctx_ = std::make_unique<ops::Context>(device_);
     ctx_->deterministic = config().training.deterministic;
+    ctx_->library_products = config().hardware.kernels == KernelChoice::library;
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_));
     const TrainingOptions& t = config().training;
     StepSettings settings;
@@ -191,6 +192,9 @@ void Trainer::run() {
     std::error_code failed;
     std::filesystem::create_directories(folder, failed);
     if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
+    if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
+        !trace.empty() && !std::filesystem::is_directory(trace))
+        throw usage_error(cat("logging.profile: there is no folder ", trace.string()), "Create it, or name a file in one that exists.");
     write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();

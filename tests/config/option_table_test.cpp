@@ -122,7 +122,7 @@ TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
 // Guards the binding of names to fields, which a round trip through the same table cannot see.
 TEST(OptionTable, NamesReachTheirFields) {
     const Config config = load_text(R"({
-      "model": {"path": "m", "load_in_4bit": false, "dtype": "float16", "adapter_name_or_path": "a", "max_seq_length": 11},
+      "model": {"path": "m", "load_in_4bit": false, "dtype": "float16", "compute_dtype": "fp8", "adapter_name_or_path": "a", "max_seq_length": 11},
       "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true,
                "target_modules": ["o_proj"], "modules_to_save": ["lm_head"], "rank_pattern": {"b": 2, "a": 1},
                "alpha_pattern": {"c": 1.5}, "layers_to_transform": [4, 2]},
@@ -134,7 +134,7 @@ TEST(OptionTable, NamesReachTheirFields) {
                "max_grad_norm": 0.5, "optim": "adamw_torch", "adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-6,
                "seed": 16, "gradient_checkpointing": "full", "deterministic": true, "eval_steps": 17, "save_steps": 18,
                "save_total_limit": 19, "logging_steps": 20},
-      "hardware": {"device": "cpu", "weight_cache": "off", "offload_embedding": true, "cuda_graphs": false},
+      "hardware": {"device": "cpu", "weight_cache": "off", "offload_embedding": true, "cuda_graphs": false, "kernels": "library"},
       "logging": {"level": "debug", "metrics_file": "f", "profile": "p"}})")
                               .config;
     EXPECT_EQ(config.model.path, "m");

@@ -43,6 +43,18 @@ class StepGpu : public testing::Test {
         return loaded;
     }
 
+    /// The parameters after six steps.
+    static at::Tensor trained(const LoadedConfig& loaded) {
+        train::Trainer trainer(loaded);
+        trainer.load();
+        for (int64_t step = 1; step <= 6; ++step) {
+            trainer.stepper().issue(trainer.loader().step(step - 1), step, 1e-3);
+            while (trainer.stepper().take(true)) {
+            }
+        }
+        return trainer.model().parameters()->state().params_P.cpu();
+    }
+
     std::filesystem::path folder_;
 };
 
@@ -110,18 +122,7 @@ TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
 TEST_F(StepGpu, DeterministicRunsAreBitEqual) {
     LoadedConfig loaded = config();
     loaded.config.training.deterministic = true;
-    std::vector<at::Tensor> results;
-    for (int run = 0; run < 2; ++run) {
-        train::Trainer trainer(loaded);
-        trainer.load();
-        for (int64_t step = 1; step <= 6; ++step) {
-            trainer.stepper().issue(trainer.loader().step(step - 1), step, 1e-3);
-            while (trainer.stepper().take(true)) {
-            }
-        }
-        results.push_back(trainer.model().parameters()->state().params_P.cpu());
-    }
-    EXPECT_TRUE(results[0].equal(results[1]));
+    EXPECT_TRUE(trained(loaded).equal(trained(loaded)));
 }
 
 TEST_F(StepGpu, RecordedPassesEqualIssuedOnes) {
@@ -142,14 +143,7 @@ TEST_F(StepGpu, RecordedPassesEqualIssuedOnes) {
                 loaded.config.training.gradient_checkpointing = keep;
                 loaded.config.hardware.weight_cache = cache;
                 loaded.config.hardware.cuda_graphs = records;
-                train::Trainer trainer(loaded);
-                trainer.load();
-                for (int64_t step = 1; step <= 6; ++step) {
-                    trainer.stepper().issue(trainer.loader().step(step - 1), step, 1e-3);
-                    while (trainer.stepper().take(true)) {
-                    }
-                }
-                results.push_back(trainer.model().parameters()->state().params_P.cpu());
+                results.push_back(trained(loaded));
             }
             EXPECT_TRUE(results[0].equal(results[1])) << "keep " << static_cast<int>(keep) << ", cache " << static_cast<int>(cache);
         }

@@ -28,6 +28,10 @@ enum class GradientCheckpointing {
     attention_offload,
     full_offload
 };
+/// The operands of the base products: the run's dtype, or 8-bit floats with scales by row.
+enum class ComputeType { same, fp8 };
+/// Which kernels multiply: what was measured fastest on this card, or the library's own choice everywhere.
+enum class KernelChoice { measured, library };
 /// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
 enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
@@ -40,6 +44,7 @@ struct ModelOptions {
     std::string path;
     bool load_in_4bit = true;
     DType dtype = DType::bf16;  ///< compute type: f32, bf16 or f16
+    ComputeType compute_dtype = ComputeType::same;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;
 };
@@ -104,6 +109,7 @@ struct HardwareOptions {
     WeightCache weight_cache = WeightCache::automatic;
     bool offload_embedding = false;
     bool cuda_graphs = true;
+    KernelChoice kernels = KernelChoice::measured;
 };
 
 struct LoggingOptions {

@@ -9,6 +9,7 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/attention.h"
+#include "unsloth/ops/gemm_fp8.h"
 #include "unsloth/spec/keep.h"
 #include "unsloth/spec/model_spec.h"
 
@@ -38,6 +39,7 @@ struct Scratch {
     at::Tensor g_full;      ///< [T, D + R]: gradient of the residual stream
     at::Tensor dqkv_full;   ///< [T, N + R]
     at::Tensor dropped;     ///< [T, max K]; undefined without dropout
+    ops::Fp8Matrix fp8;     ///< codes [T, widest operand of a base product] and scales; undefined unless the base is in 8 bits
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -65,6 +67,7 @@ struct ActivationSizes {
     bool training = true;      ///< backward buffers too
     Checkpointing checkpointing;   ///< with training: what a layer keeps, and where
     bool dropout = false;
+    bool fp8 = false;              ///< the base is in 8 bits
     bool trains_embedding = false;
     bool deterministic = false;
 };

@@ -31,13 +31,19 @@ struct GroupContext {
 /// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.
 void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& u_TR);
 
-/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled.
-void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& y_TN,
-                      const at::Tensor& residual_TN = {});
+/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled. Where the base is in 8 bits,
+/// x8 is x quantised by its rows (unused otherwise).
+void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const ops::Fp8Matrix& x8,
+                      const at::Tensor& y_TN, const at::Tensor& residual_TN = {});
 
-/// From dy (the first N columns of dy_full [T, N+R], whose last R are overwritten): adds the gradients of A, B (and W, bias when
-/// trained) to the flat buffer, and writes dx_TK (undefined: not needed). dx_TK may be x_TK itself: x is read first.
-void group_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const at::Tensor& x_TK,
+/// The backward in two halves, because a layer makes x again together with the step that follows dx.
+///
+/// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a trained bias)
+/// to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's. Where the base is in 8 bits,
+/// dy8 is dy quantised by its rows (unused otherwise).
+void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const ops::Fp8Matrix& dy8,
                     const at::Tensor& u_TR, const at::Tensor& dx_TK);
+/// Then, from the group's input x and dy_full as it was left: adds the gradients of A (and of a trained W).
+void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK);
 
 }  // namespace unsloth::model

@@ -24,6 +24,7 @@ struct LoadRequest {
     bool trains = false;                ///< gradients and optimizer states too
     Optimizer optim = Optimizer::adamw_8bit;
     uint64_t seed = 0;                  ///< of the adapters' initialisation
+    bool fp8 = false;                   ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
     bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
     bool offload_embedding = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool records = false;               ///< passes are recorded where shapes repeat (ModelParts::records)
@@ -65,6 +66,8 @@ class ModelPlan {
     Held held(const TensorSource& source) const;
     bool resident_source() const;
     bool expands_4bit() const;
+    void require_fp8() const;
+    at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;
     bool embedding_on_host() const;
     void plan_resident();
     void plan_linear(const TensorSource& source);

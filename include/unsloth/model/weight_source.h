@@ -5,21 +5,34 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
+#include "unsloth/model/adapter_margins.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/model/parameters.h"
 #include "unsloth/ops/context.h"
+#include "unsloth/ops/gemm_fp8.h"
 #include "unsloth/ops/quant.h"
 
 namespace unsloth::model {
 
-/// One group's buffer [(N+R), (K+R)] in the compute dtype and the views that the products read.
+/// A group's base in 8 bits: W quantised by its rows for the forward pass, its transpose by its own rows for dx.
+struct Fp8Weights {
+    ops::Fp8Matrix forward_NK, backward_KN;
+};
+
+/// One group's buffer [(N+R), (K+R)] in the compute dtype and the views that the products read; or the base in 8 bits beside the
+/// adapters' margins.
 struct GroupWeights {
     GroupWeights() = default;
     GroupWeights(const GroupLayout& layout, at::Tensor buffer, at::Tensor bias);
+    /// a [R, K], a_transposed [K, R], b [N, R], all of the compute dtype.
+    GroupWeights(Fp8Weights base, at::Tensor a, at::Tensor a_transposed, at::Tensor b, at::Tensor bias);
     at::Tensor buffer;
+    std::optional<Fp8Weights> fp8;
+    at::Tensor a_KR;          ///< A transposed; with fp8 only
     at::Tensor bias_N;        ///< compute dtype; undefined: none
     at::Tensor w_NK;          ///< the base alone
     at::Tensor forward_NKR;   ///< [W | sB]
@@ -32,28 +45,12 @@ struct LayerWeights {
     std::array<GroupWeights, group_count> groups;
     at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;  ///< fp32; the last two undefined without qk_norm
     const GroupWeights& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
+    LayerMargins margins() const;
 };
 
-/// Writes a layer's adapters into the margins of its groups' buffers. Not owned by sources; absent without adapters.
-class Adapters {
-  public:
-    Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora);
-    /// A into the last R rows, s·B into the last R columns; what no module of this layer uses becomes 0.
-    void fill(ops::Context& ctx, int layer, const LayerLayout& layout, const LayerWeights& weights) const;
-    uint64_t version() const { return parameters_.version; }
-    const LayerLora& lora(int layer) const { return lora_.at(static_cast<std::size_t>(layer)); }
-    /// A projection's parameters in a layer; nullptr where it has no adapter.
-    const Parameter* a(int layer, Projection p) const { return at(a_, layer, p); }
-    const Parameter* b(int layer, Projection p) const { return at(b_, layer, p); }
-
-  private:
-    const Parameter* at(const std::vector<const Parameter*>& list, int layer, Projection p) const {
-        return list[static_cast<std::size_t>(layer * projection_count + static_cast<int>(p))];
-    }
-    const Parameters& parameters_;
-    std::vector<LayerLora> lora_;
-    std::vector<const Parameter*> a_, b_;
-};
+/// The margins of all layers' buffers; nullopt without adapters.
+std::optional<AdapterMargins> margins_of(ops::Context& ctx, const Adapters* adapters, const LayerLayout& layout,
+                                         const std::vector<LayerWeights>& layers, const memory::Arena& arena);
 
 class WeightSource {
   public:
@@ -78,13 +75,16 @@ struct StoredLayer {
     at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
 };
 
+/// Lets `weights` read the stored layer's norms where they lie.
+void lend_norms(const StoredLayer& stored, LayerWeights& weights);
+
 /// Layers stored compactly (4-bit on a device or in the file's map; 16-bit in the map on a CPU); one layer at a time
 /// is expanded into scratch buffers that all layers share.
 class ScratchSource final : public WeightSource {
   public:
     static void plan(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
-    ScratchSource(const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers, const memory::Arena& arena,
-                  const Adapters* adapters);
+    ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+                  const memory::Arena& arena, const Adapters* adapters);
     void refresh(ops::Context&) override {}
     const LayerWeights& ready(ops::Context& ctx, int layer) override;
     void release(int) override {}
@@ -96,7 +96,7 @@ class ScratchSource final : public WeightSource {
     LayerLayout layout_;
     std::vector<StoredLayer> layers_;
     LayerWeights scratch_;
-    const Adapters* adapters_;
+    std::optional<AdapterMargins> adapters_;
     int current_ = -1;               ///< layer that the scratch holds
     uint64_t adapter_version_ = 0;
 };
@@ -107,8 +107,8 @@ class ResidentSource final : public WeightSource {
   public:
     static void plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// `layers` hold norms and biases, and matrices that are copied in by `load` (frozen base) or none (trained masters).
-    ResidentSource(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
-                   const memory::Arena& arena, const Adapters* adapters, const Parameters* masters);
+    ResidentSource(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+                   std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters, const Parameters* masters);
     /// Puts a frozen projection into its place: [N, K] of any floating dtype, on any device, or a 4-bit one, which is expanded.
     void load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight);
     void refresh(ops::Context& ctx) override;
@@ -119,7 +119,7 @@ class ResidentSource final : public WeightSource {
     void refresh_from_masters(ops::Context& ctx, int layer);
     LayerLayout layout_;
     std::vector<LayerWeights> layers_;
-    const Adapters* adapters_;
+    std::optional<AdapterMargins> adapters_;
     const Parameters* masters_;
     uint64_t version_ = 0;  ///< of what the buffers hold
 };

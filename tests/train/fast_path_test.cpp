@@ -1,0 +1,85 @@
+// Every fast path of a GPU run trains as the plain one does: the trained base of examples/legal, in bf16.
+#include "train/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+class FastPath : public ::testing::Test {
+  protected:
+    void SetUp() override { UNSLOTH_NEEDS_DEVICE("cuda"); }
+
+    /// The plain path: library products, weights expanded in every step, everything kept, nothing recorded.
+    Flags plain() const {
+        const std::string legal = cat(UNSLOTH_SOURCE_DIR, "/examples/legal/");
+        return {"--model.path", legal + "base", "--data.train_file", legal + "train.jsonl", "--data.template", "alpaca",
+                "--training.output_dir", (folder / "out").string(), "--hardware.device", "cuda", "--model.dtype", "bfloat16",
+                "--training.per_device_train_batch_size", "8", "--training.gradient_accumulation_steps", "1",
+                "--training.learning_rate", "0.0005", "--training.warmup_steps", "5", "--training.num_train_epochs", "100",
+                "--hardware.kernels", "library", "--hardware.weight_cache", "off", "--hardware.cuda_graphs", "false",
+                "--training.gradient_checkpointing", "none", "--training.max_steps", "200"};
+    }
+    std::vector<double> losses(const Flags& more) const {
+        std::vector<double> values;
+        for (const train::StepResult& step : train_all(make_config(plain() + more)).steps) values.push_back(step.outcome.loss);
+        return values;
+    }
+    ScratchFolder folder;
+};
+
+double mean_difference(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] - b[i]);
+    return sum / static_cast<double>(a.size());
+}
+
+const std::vector<Flags> variants = {
+    {"--hardware.kernels", "auto"},
+    {"--hardware.kernels", "auto", "--hardware.weight_cache", "on", "--hardware.cuda_graphs", "true"},
+    {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "mlp+offload", "--hardware.offload_embedding", "true"},
+    {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "attention"},
+};
+
+TEST_F(FastPath, LossesStayWithinTheNoiseOfTwoPlainRuns) {
+    // The same rows in micro-batches of another size: other orders of summation, nothing else.
+    const std::vector<double> one = losses({});
+    const std::vector<double> other = losses({"--training.per_device_train_batch_size", "4", "--training.gradient_accumulation_steps", "2"});
+    const double noise = mean_difference(one, other);
+    RecordProperty("noise", std::to_string(noise));
+    ASSERT_GT(noise, 0);
+    ASSERT_LT(noise, 0.02);
+    for (const Flags& variant : variants) {
+        const double difference = mean_difference(losses(variant), one);
+        std::string text;
+        for (const std::string& flag : variant) text += flag + " ";
+        std::cout << text << ": mean difference of 200 losses " << difference << ", noise " << noise << "\n";
+        EXPECT_LE(difference, 2 * noise) << text;
+    }
+}
+
+TEST_F(FastPath, GradientsAreNoFurtherFromTheOracleThanTwiceThePlainOnes) {
+    const Flags first{"--training.max_steps", "3"};  // the third step's weights are the same to bf16's noise, and no gradient is zero
+    const auto gradients = [&](const Flags& more) {
+        train::Trainer trainer(make_config(plain() + first + more));
+        trainer.load();
+        // Start from adapters that are not zero.
+        at::manual_seed(11);
+        for (const model::Parameter& p : trainer.model().parameters()->table().parameters())
+            if (p.kind == model::Parameter::Kind::lora_b) trainer.model().parameters()->value(p).copy_(at::randn(p.shape) * 0.02);
+        trainer.model().parameters_changed();
+        trainer.stepper().issue(trainer.loader().step(0), 1, 0.0);
+        while (trainer.stepper().take(true)) {
+        }
+        return copy_gradients(*trainer.model().parameters());
+    };
+    const Tensors oracle = gradients({"--model.dtype", "float32"}), of_plain = gradients({});
+    for (const Flags& variant : variants) {
+        const Tensors fast = gradients(variant);
+        for (const auto& [name, exact] : oracle)
+            EXPECT_LE(relative_frobenius(fast.at(name), exact), 2 * relative_frobenius(of_plain.at(name), exact)) << name << " " << variant[1];
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
