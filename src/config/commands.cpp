@@ -65,16 +65,18 @@ void declare_init(OptionSet& options, CommandLine& line) {
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
-        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}},
-                    "step: whole training steps of model.path; ops: each operator against the device's ceiling.")
-        .value("step|ops")
+        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}},
+                    "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: the matrix "
+                    "products, by the library's choice of algorithm and by ours.")
+        .value("step|ops|gemm")
         .argument()
         .must_be_given();
-    options.add("batch", bench.batch, "Rows of a step.").at_least(1);
-    options.add("seq", bench.seq, "Tokens of a row.").at_least(1);
+    options.add("batch", bench.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
+    options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
     options.add("min_seq", bench.min_seq, "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.").at_least(0);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
+    options.add("tune", bench.tune, "Of gemm: time every algorithm and print lines for the tables in kernels/.");
     options.add("json", bench.json, "Print the results as JSON.");
 }
 
@@ -96,7 +98,7 @@ const std::vector<CommandInfo>& commands() {
          false, declare_inspect},
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
          declare_init},
-        {Command::bench, "bench", "step|ops [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
+        {Command::bench, "bench", "step|ops|gemm [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
     };
     return all;
 }

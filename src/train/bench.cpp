@@ -1,6 +1,7 @@
 // `bench step`: the training step on random tokens, against this device's measured ceilings.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iostream>
 #include <numeric>
 
@@ -9,7 +10,9 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/philox.h"
+#include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/train/bench_gemm.h"
 #include "unsloth/train/bench_ops.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
@@ -25,15 +28,11 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// Lengths of the rows: `seq`, or spread evenly from min_seq to seq and shuffled.
-std::vector<int64_t> row_lengths(const BenchRequest& request) {
-    std::vector<int64_t> lengths(static_cast<std::size_t>(request.batch), request.seq);
-    if (request.min_seq == 0) return lengths;
-    const auto count = static_cast<int64_t>(lengths.size());
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t place = count == 1 ? 0 : i * (request.seq - request.min_seq) / (count - 1);
-        lengths[static_cast<std::size_t>(i)] = request.seq - place;
-    }
+/// Lengths of the rows: all the longest, or spread evenly down to `shortest` and shuffled.
+std::vector<int64_t> row_lengths(int64_t count, int64_t longest, int64_t shortest) {
+    std::vector<int64_t> lengths(static_cast<std::size_t>(count), longest);
+    if (shortest == 0) return lengths;
+    for (int64_t i = 1; i < count; ++i) lengths[static_cast<std::size_t>(i)] = longest - i * (longest - shortest) / (count - 1);
     for (int64_t i = count - 1; i > 0; --i)
         std::swap(lengths[static_cast<std::size_t>(i)], lengths[philox4x32(3, 4, static_cast<uint32_t>(i), 0, 0, 0).w[0] % static_cast<uint32_t>(i + 1)]);
     return lengths;
@@ -64,7 +63,7 @@ StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths
 /// Operations that a step does, in multiply-adds times two: base products (forward, dx, and what of the forward is run again),
 /// attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
 struct StepOperations {
-    double gemm = 0, attention = 0;
+    double base = 0, head = 0, attention = 0;
 };
 
 StepOperations count_operations(const ModelSpec& spec, const std::vector<int64_t>& lengths, Keep keep) {
@@ -85,24 +84,43 @@ StepOperations count_operations(const ModelSpec& spec, const std::vector<int64_t
     const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0));
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
     const double scores = layers * pairs * static_cast<double>(spec.q_size()) * 4;
-    return {2 * tokens * (passes + head), scores * (3.5 + (again.attention ? 1 : 0))};
+    return {2 * tokens * passes, 2 * tokens * head, scores * (3.5 + (again.attention ? 1 : 0))};
 }
 
-/// The rate of a large product in the compute type on this device now, in operations per second.
-double measure_gemm_rate(ops::Context& ctx, at::ScalarType dtype) {
-    const int64_t n = ctx.is_cuda() ? 8192 : 1024;
-    const auto options = at::TensorOptions().dtype(dtype).device(ctx.device());
-    const at::Tensor a = at::randn({n, n}, options), b = at::randn({n, n}, options), c = at::empty({n, n}, options);
+/// The rate of an n³ product on this device now, in operations per second.
+double measure_rate(ops::Context& ctx, int64_t n, const std::function<void()>& multiply) {
     const int rounds = ctx.is_cuda() ? 20 : 3;
     std::vector<double> seconds;
     for (int i = 0; i < rounds + 3; ++i) {
         synchronize(ctx);
         const auto start = Clock::now();
-        ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true});
+        multiply();
         synchronize(ctx);
         if (i >= 3) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
     return 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / median(seconds);
+}
+
+/// What large products reach here: of the compute type, and of the type that the base is multiplied in.
+struct Ceilings {
+    double compute = 0, base = 0;
+};
+
+Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
+    const int64_t n = ctx.is_cuda() ? 8192 : 1024;
+    const auto options = at::TensorOptions().dtype(dtype).device(ctx.device());
+    const at::Tensor a = at::randn({n, n}, options), b = at::randn({n, n}, options), c = at::empty({n, n}, options);
+    Ceilings rates;
+    rates.compute = rates.base = measure_rate(ctx, n, [&] { ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true}); });
+    if (!fp8) return rates;
+    const auto codes = [&](const at::Tensor& x) {
+        const ops::Fp8Matrix out{at::empty({n, n}, options.dtype(at::kFloat8_e4m3fn)), at::empty({n}, options.dtype(at::kFloat))};
+        ops::quantize_rows_fp8(ctx, x, out);
+        return out;
+    };
+    const ops::Fp8Matrix a8 = codes(a), b8 = codes(b);
+    rates.base = measure_rate(ctx, n, [&] { ops::gemm_fp8(ctx, {.x = a8, .w = b8, .out = c}); });
+    return rates;
 }
 
 struct StepTimes {
@@ -111,11 +129,12 @@ struct StepTimes {
     bool skipped = false;
 };
 
-StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& config, const BenchRequest& request) {
+StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& config, const BenchRequest& request,
+                     const std::vector<int64_t>& lengths) {
     const TrainingOptions& t = config.training;
     Stepper stepper(ctx, model, {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm,
                                  .seed = 1, .loss_scaling = config.model.dtype == DType::f16});
-    const StepBatch batch = random_step(model.spec(), row_lengths(request), 0);
+    const StepBatch batch = random_step(model.spec(), lengths, 0);
     StepTimes times;
     // As in a run, the host issues a step while the one before computes; a step's time is the interval between two results.
     auto before = Clock::now();
@@ -141,16 +160,17 @@ StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& confi
 }
 
 void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
-    if (request.min_seq > request.seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", request.seq));
+    const int64_t batch = request.batch, seq = request.seq;
+    if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const OpenedModel opened = open_model(loaded.config);
     const ModelSpec& spec = opened.file->spec;
     const at::Device device = choose_device(loaded.config.hardware.device);
     model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
-    const std::vector<int64_t> lengths = row_lengths(request);
+    const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.tokens = load.sizes.head_rows = tokens;
-    load.sizes.segments = request.batch;
-    load.sizes.longest = request.seq;
+    load.sizes.segments = batch;
+    load.sizes.longest = seq;
     load.sizes.head_chunk = head_chunk_rows(spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
     model::ModelPlan plan(opened.file, load);
@@ -158,22 +178,25 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     require_memory(plan);
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
+    ctx.library_products = loaded.config.hardware.kernels == KernelChoice::library;
     model::Model model(ctx, plan.load(ctx));
-    const StepTimes times = time_steps(model, ctx, loaded.config, request);
+    const StepTimes times = time_steps(model, ctx, loaded.config, request, lengths);
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
-    const double rate = measure_gemm_rate(ctx, load.dtype), ms = median(times.ms);
+    const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
+    const double ms = median(times.ms);
     const Checkpointing checkpointing = plan.request().sizes.checkpointing;
     const StepOperations operations = count_operations(spec, lengths, checkpointing.keep);
-    const double floor_ms = 1000 * (operations.gemm + operations.attention) / rate;
+    const double floor_ms = 1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     const nlohmann::ordered_json result{
         {"bench", "step"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"base", plan.base_description()},
-        {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"batch", request.batch}, {"seq", request.seq}, {"min_seq", request.min_seq}, {"tokens", tokens},
+        {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"compute_dtype", load.fp8 ? "fp8" : name_of(loaded.config.model.dtype)}, {"batch", batch}, {"seq", seq},
+        {"min_seq", request.min_seq}, {"tokens", tokens},
         {"gradient_checkpointing", name_of(checkpointing)}, {"weight_cache", plan.request().weight_cache && device.is_cuda()},
         {"deterministic", loaded.config.training.deterministic}, {"host_gib", gib(plan.host().total_bytes())}, {"steps", request.steps}, {"step_ms", ms},
         {"step_ms_min", *std::min_element(times.ms.begin(), times.ms.end())}, {"step_ms_max", *std::max_element(times.ms.begin(), times.ms.end())},
         {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms}, {"peak_gib", gib(peak)},
-        {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rate / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},
+        {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rates.compute / 1e12}, {"base_gemm_ceiling_tflops", rates.base / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},
         {"loss", times.loss}, {"skipped", times.skipped}};
     if (request.json) {
         std::cout << result.dump() << std::endl;
@@ -184,11 +207,14 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
 
 }  // namespace
 
-void run_bench(const LoadedConfig& loaded, const BenchRequest& request) {
-    if (request.what == BenchSubject::step) {
-        bench_step(loaded, request);
-    } else {
-        bench_ops(loaded, request);
+void run_bench(const LoadedConfig& loaded, const BenchRequest& asked) {
+    BenchRequest request = asked;
+    if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
+    if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
+    switch (request.what) {
+        case BenchSubject::step: return bench_step(loaded, request);
+        case BenchSubject::ops: return bench_ops(loaded, request);
+        case BenchSubject::gemm: return bench_gemm(loaded, request);
     }
 }
 

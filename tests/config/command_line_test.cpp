@@ -111,9 +111,13 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_EQ(bench.bench.warmup, 0);
     EXPECT_TRUE(bench.bench.json);
     EXPECT_EQ(parse_command_line({"bench", "ops"}).bench.what, BenchSubject::ops);
+    EXPECT_EQ(parse_command_line({"bench", "gemm"}).bench.tune, false);
+    const CommandLine tune = parse_command_line({"bench", "gemm", "--tune"});
+    EXPECT_EQ(tune.bench.what, BenchSubject::gemm);
+    EXPECT_TRUE(tune.bench.tune);
     EXPECT_CONTAINS(error_of({"bench", "step"}), "bench step needs --model.path");
     EXPECT_CONTAINS(error_of({"bench", "stp"}), "Did you mean step?");
-    EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops");
+    EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops|gemm");
 }
 
 TEST(CommandLine, MistakesAreNamed) {

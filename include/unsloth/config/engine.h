@@ -39,15 +39,16 @@ struct InitRequest {
     DType dtype = DType::bf16;  ///< of the weights that stay unquantised
 };
 
-enum class BenchSubject { step, ops };
+enum class BenchSubject { step, ops, gemm };
 
 struct BenchRequest {
     BenchSubject what = BenchSubject::step;
-    int64_t batch = 8;
-    int64_t seq = 2048;  ///< tokens a row
+    int64_t batch = 0;   ///< rows; 0: as the configuration trains
+    int64_t seq = 0;     ///< tokens a row; likewise
     int64_t min_seq = 0;  ///< shortest row when they differ; 0: all have `seq` tokens
     int64_t steps = 20;  ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
+    bool tune = false;  ///< of gemm: time every algorithm and print lines for the tables
     bool json = false;
 };
 
