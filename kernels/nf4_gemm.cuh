@@ -1,0 +1,188 @@
+// What both kernels that multiply by tiled 4-bit weights share: where tiles and scales lie, and the tail's
+// operand.
+//
+// Words: the result's second dimension ("rows", in tiles of 64) is N forward and K transposed; the summed
+// dimension comes in blocks of 64: N or K of the weights, after the tail's blocks if there is a tail.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common.h"
+#include "kernels/nf4_gemm.h"
+#include "kernels/nf4_tiles.cuh"
+
+namespace unsloth::kernels::nf4 {
+
+struct Segment {
+    const uint8_t* tiles;
+    const float* nested_absmax;
+    const float* code;
+    const float* nested_map;
+    float nested_offset;
+    int first;  ///< its first tile along N
+};
+
+struct Problem {
+    Segment segments[nf4_gemm_most_weights];
+    int count;
+    int n_tiles, k_tiles;
+    int row_tiles;    ///< of the result's second dimension
+    int tail_blocks;  ///< ceil(R / 64)
+    int blocks;       ///< tail_blocks and the weights' tiles along the summed dimension
+    int tail;         ///< R
+    int m;
+    const __nv_bfloat16* x;
+    int64_t x_stride;
+    const __nv_bfloat16* tail_weight;
+    int64_t tail_stride;
+    const __nv_bfloat16* bias;
+    const __nv_bfloat16* residual;
+    int64_t residual_stride;
+    __nv_bfloat16* out;
+    int64_t out_stride;
+};
+
+inline Problem make_problem(const Nf4GemmArgs& args) {
+    Problem p{};
+    p.count = args.count;
+    for (int i = 0; i < args.count; ++i) {
+        const Nf4TilesView& w = args.weights[i];
+        p.segments[i] = {w.tiles, w.nested_absmax, w.code, w.nested_map, w.nested_offset, p.n_tiles};
+        p.n_tiles += static_cast<int>(w.rows / nf4_tile);
+    }
+    p.k_tiles = static_cast<int>(args.weights[0].cols / nf4_tile);
+    p.row_tiles = args.transposed ? p.k_tiles : p.n_tiles;
+    p.tail = static_cast<int>(args.tail);
+    p.tail_blocks = static_cast<int>(ceil_div(args.tail, nf4_tile));
+    p.blocks = p.tail_blocks + (args.transposed ? p.n_tiles : p.k_tiles);
+    p.m = static_cast<int>(args.m);
+    p.x = static_cast<const __nv_bfloat16*>(args.x.data);
+    p.x_stride = args.x.stride;
+    p.tail_weight = static_cast<const __nv_bfloat16*>(args.tail_weight.data);
+    p.tail_stride = args.tail_weight.stride;
+    p.bias = static_cast<const __nv_bfloat16*>(args.bias);
+    p.residual = static_cast<const __nv_bfloat16*>(args.residual.data);
+    p.residual_stride = args.residual.stride;
+    p.out = static_cast<__nv_bfloat16*>(args.out.data);
+    p.out_stride = args.out.stride;
+    return p;
+}
+
+/// Which weight holds tile n of N.
+__device__ __forceinline__ int segment_of(const Problem& p, int n_tile) {
+    int s = 0;
+#pragma unroll
+    for (int i = 1; i < nf4_gemm_most_weights; ++i) s += i < p.count && n_tile >= p.segments[i].first ? 1 : 0;
+    return s;
+}
+
+/// A tile by its place in the result's second dimension and in the summed one.
+struct TileRef {
+    int segment;
+    int n;  ///< within the segment
+    int k;
+};
+
+template <bool Transposed>
+__device__ __forceinline__ TileRef tile_at(const Problem& p, int row_tile, int block) {
+    const int sum_tile = block - p.tail_blocks;
+    const int n = Transposed ? sum_tile : row_tile;
+    const int segment = segment_of(p, n);
+    return {segment, n - p.segments[segment].first, Transposed ? row_tile : sum_tile};
+}
+
+__device__ __forceinline__ const uint8_t* tile_data(const Problem& p, TileRef t) {
+    return p.segments[t.segment].tiles + (int64_t{t.n} * p.k_tiles + t.k) * nf4_tile_bytes;
+}
+
+/// The nested maximum of the block that row `row` of a tile is.
+__device__ __forceinline__ const float* nested_absmax_of(const Problem& p, TileRef t, int row) {
+    const auto block = static_cast<uint32_t>(t.n * nf4_tile + row) * static_cast<uint32_t>(p.k_tiles) +
+                       static_cast<uint32_t>(t.k);
+    return p.segments[t.segment].nested_absmax + block / quant4_nested_block;
+}
+
+/// First column of x that a block of the summed dimension reads.
+__device__ __forceinline__ int x_column(const Problem& p, int block) {
+    return (block < p.tail_blocks ? p.blocks - p.tail_blocks + block : block - p.tail_blocks) * nf4_tile;
+}
+
+/// The tail's A operand: rows `row` and row + 8 (row = first row of 16, plus lane / 4), summed index `r` .. r
+/// + 15.
+template <bool Transposed>
+__device__ __forceinline__ void tail_operand(const Problem& p, int row, int r, int lane, uint32_t* a) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int n = row + i % 2 * 8, c = r + lane % 4 * 2 + i / 2 * 8;
+        a[i] = 0;
+        if (c >= p.tail) continue;
+        if (Transposed) {
+            const auto* w = reinterpret_cast<const uint16_t*>(p.tail_weight) + n;
+            a[i] = uint32_t{w[c * p.tail_stride]} | uint32_t{w[(c + 1) * p.tail_stride]} << 16;
+        } else {
+            a[i] = *reinterpret_cast<const uint32_t*>(p.tail_weight + n * p.tail_stride + c);
+        }
+    }
+}
+
+/// Adds bias and residual to eight sums and stores them, rounded once.
+__device__ __forceinline__ void store_eight(const Problem& p, int token, int row, float (&v)[8]) {
+    if (p.bias != nullptr) {
+        // a slice of a joined bias need not be aligned to more than an element
+        const __nv_bfloat16* bias = p.bias + row;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] += __bfloat162float(bias[i]);
+    }
+    if (p.residual != nullptr) {
+        const uint4 packed = *reinterpret_cast<const uint4*>(p.residual + token * p.residual_stride + row);
+        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            v[2 * i] += __uint_as_float(words[i] << 16);
+            v[2 * i + 1] += __uint_as_float(words[i] & 0xFFFF0000u);
+        }
+    }
+    uint4 result;
+    uint32_t* words = &result.x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+        words[i] = reinterpret_cast<const uint32_t&>(pair);
+    }
+    *reinterpret_cast<uint4*>(p.out + token * p.out_stride + row) = result;
+}
+
+template <bool Transposed>
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t shared_address) {
+    if (Transposed) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(shared_address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(shared_address)
+                     : "memory");
+    }
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// The tables of all weights in shared memory.
+struct Tables {
+    float map[nf4_gemm_most_weights][256];
+    float code[nf4_gemm_most_weights][16];
+
+    /// `thread` of `threads` (at least 16) that take part; a barrier of theirs must follow.
+    __device__ __forceinline__ void load(const Problem& p, int thread, int threads) {
+        for (int s = 0; s < p.count; ++s) {
+            for (int i = thread; i < 256; i += threads) map[s][i] = p.segments[s].nested_map[i];
+            if (thread < 16) code[s][thread] = p.segments[s].code[thread];
+        }
+    }
+};
+
+}  // namespace unsloth::kernels::nf4

@@ -1,0 +1,59 @@
+// Matrix products that dequantise tiled 4-bit weights (spec/nf4_tiles.h) in registers. All pointers are
+// device pointers, work is issued on `stream`, nothing synchronises; a failed launch throws.
+//
+// Legend: M tokens, N outputs and K inputs of the weight; R rank of a low-rank tail.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/rows_view.h"
+#include "unsloth/spec/nf4_tiles.h"
+
+namespace unsloth::kernels {
+
+/// Weights that one product takes: a fused group's, stacked along N.
+inline constexpr int nf4_gemm_most_weights = 4;
+
+/// forward:    out[M, N] = x[M, K] Wᵀ + u[M, R] bᵀ + bias + residual
+/// transposed: out[M, K] = x[M, N] W  + u[M, R] a            (x is dy; bias and residual are allowed here
+/// too) All of bf16 with fp32 accumulation, rounded once. W has exactly the values that dequantisation to
+/// bf16 gives. The order of summation is fixed for given arguments. out may be residual, and overlaps nothing
+/// else.
+struct Nf4GemmArgs {
+    const Nf4TilesView* weights = nullptr;  ///< [count], the same cols in all; N is the sum of their rows
+    int count = 0;                          ///< 1 to nf4_gemm_most_weights
+    bool transposed = false;
+    int64_t m = 0;
+    ConstMatrix x;               ///< [M, K + R] (transposed: [M, N + R]): u lies directly after x's columns
+    int64_t tail = 0;            ///< R, a multiple of 8; 0: no tail
+    ConstMatrix tail_weight;     ///< forward: b [N, R]; transposed: a [R, K]
+    const void* bias = nullptr;  ///< [N] (transposed: [K]); nullptr: none
+    ConstMatrix residual;        ///< [M, N] (transposed: [M, K]); data nullptr: none
+    Matrix out;
+};
+
+/// What the arguments must fulfil for either kernel: bf16 rows of x, residual and out start at multiples of
+/// 16 bytes, those of the tail's weight at multiples of 4; tiles are aligned to 16; sizes as said above.
+bool nf4_gemm_supported(const Nf4GemmArgs& args);
+
+/// Form of the portable kernel (mma.sync, sm_80 and later): a block makes 16 * strips rows of the result's
+/// second dimension for 8 * token_groups tokens; its warps share the summed dimension.
+struct Nf4GemmForm {
+    int token_groups = 1;
+    int strips = 2;
+    int warps = 16;
+};
+/// Which forms are built.
+bool nf4_gemm_has(Nf4GemmForm form);
+void nf4_gemm(const Nf4GemmArgs& args, Nf4GemmForm form, cudaStream_t stream);
+
+/// Form of the Hopper kernel (wgmma, TMA; sm_90a): a block makes 128 rows of the result's second dimension
+/// for `tokens` tokens; `split` blocks of a cluster share the summed dimension.
+struct Nf4GemmSm90Form {
+    int tokens = 128;  ///< 16, 32, 64, 128, 256
+    int split = 1;     ///< 1 to 8; 1 with 256 tokens
+};
+bool nf4_gemm_sm90_has(Nf4GemmSm90Form form);
+void nf4_gemm_sm90(const Nf4GemmArgs& args, Nf4GemmSm90Form form, cudaStream_t stream);
+
+}  // namespace unsloth::kernels
