@@ -1,0 +1,355 @@
+// The parts of the Hopper kernel of nf4_gemm_sm90.cu: what a block shares, the order of its works, the
+// copying thread, the decoding warps and the multiplying warpgroups. sm_90a only.
+#pragma once
+
+#include "kernels/nf4_gemm.cuh"
+#include "kernels/nf4_sm90.cuh"
+
+namespace unsloth::kernels::nf4 {
+
+constexpr int groups = 2;  // multiplying warpgroups
+constexpr int group_threads = 128;
+constexpr int threads = (groups + 1) * group_threads;
+constexpr int chunk_tokens = 64;     // that the epilogue stages at once
+constexpr int pitch = nf4_tile + 4;  // floats between staged tokens: four lanes' rows hit different banks
+constexpr int most_split = 8;
+
+template <int Tokens, int Stages>
+struct alignas(1024) Shared {
+    uint8_t x[Stages][Tokens * 128];
+    uint8_t codes[Stages][groups][nf4_tile_bytes];
+    float staged[groups][Tokens < chunk_tokens ? Tokens : chunk_tokens][pitch];
+    float scales[Stages][groups][nf4_tile];  // of the tiles' rows, in the order of scale_place
+    float map[nf4_gemm_most_weights][256];
+    uint64_t full[Stages], empty[Stages];
+    uint64_t decoded[Stages];  // the stage's scales are there
+};
+
+/// A place in the ring of stages, and the parity of its current round.
+template <int Stages>
+struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) stage = 0, parity ^= 1;
+    }
+};
+
+/// A tile of the result, and the part [begin, end) of the summed dimension.
+struct Work {
+    int row_block, token_block;
+    int begin, end;
+};
+
+/// A block's works one after another. The blocks of a cluster share a tile, each a part of the summed
+/// dimension.
+template <bool Clustered>
+struct Schedule {
+    int row_blocks, token_blocks;
+    int size, rank;  ///< of the cluster
+    int index, step;
+
+    __device__ __forceinline__ Schedule(int rows, int tokens, int cluster_size)
+        : row_blocks(rows),
+          token_blocks(tokens),
+          size(Clustered ? cluster_size : 1),
+          rank(Clustered ? static_cast<int>(sm90::cluster_rank()) : 0),
+          index(static_cast<int>(blockIdx.x) / size),
+          step(static_cast<int>(gridDim.x) / size) {}
+
+    /// In an order that keeps x and the weights of the blocks that run together in the L2: bands of `band`
+    /// token blocks, within a band token blocks fastest.
+    __device__ __forceinline__ bool next(const Problem& p, Work& work) {
+        constexpr int band = 4;
+        if (index >= row_blocks * token_blocks) return false;
+        const int per_band = band * row_blocks, first = index / per_band * band;
+        const int height = min(band, token_blocks - first), inside = index % per_band;
+        work = {inside / height, first + inside % height, p.blocks * rank / size,
+                p.blocks * (rank + 1) / size};
+        index += step;
+        return true;
+    }
+};
+
+template <int Tokens, int Stages, bool Transposed>
+__device__ __forceinline__ void produce(const Problem& p, const CUtensorMap* x_map, Shared<Tokens, Stages>& s,
+                                        Ring<Stages>& ring, const Work& work) {
+    for (int block = work.begin; block < work.end; ++block) {
+        const uint32_t full = shared_address(&s.full[ring.stage]);
+        sm90::barrier_wait(shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+        const bool is_tail = block < p.tail_blocks;
+        sm90::barrier_expect(full, Tokens * 128 + (is_tail ? 0 : groups * nf4_tile_bytes));
+        if (!is_tail) {
+#pragma unroll
+            for (int g = 0; g < groups; ++g) {
+                // a last odd tile is read twice, and stored once
+                const int row_tile = min(work.row_block * groups + g, p.row_tiles - 1);
+                sm90::bulk_copy(shared_address(s.codes[ring.stage][g]),
+                                tile_data(p, tile_at<Transposed>(p, row_tile, block)), nf4_tile_bytes, full);
+            }
+        }
+        sm90::tensor_copy(shared_address(s.x[ring.stage]), x_map, x_column(p, block),
+                          work.token_block * Tokens, full);
+        ring.advance();
+    }
+}
+
+/// Where the scale of a tile's row lies. Transposed, a thread's four of 16 (rows 2 j, 2 j + 1, 2 j + 8, 2 j +
+/// 9) lie together.
+template <bool Transposed>
+__device__ __forceinline__ int scale_place(int row) {
+    return Transposed ? row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2 : row;
+}
+
+/// A warp decodes the scales of one multiplying warpgroup's tiles, two rows a lane.
+template <int Tokens, int Stages, bool Transposed>
+__device__ __forceinline__ void decode_scales(const Problem& p, Shared<Tokens, Stages>& s, Ring<Stages>& ring,
+                                              const Work& work, int group, int lane) {
+    const int row_tile = min(work.row_block * groups + group, p.row_tiles - 1);
+    float nested[2];  // of the next block: the load takes longer than the decoding
+    const auto load_nested = [&](int block) {
+        if (block < p.tail_blocks || block >= work.end) return;
+        const TileRef t = tile_at<Transposed>(p, row_tile, block);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) nested[i] = __ldg(nested_absmax_of(p, t, lane + 32 * i));
+    };
+    load_nested(work.begin);
+    for (int block = work.begin; block < work.end; ++block) {
+        sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
+        if (block >= p.tail_blocks) {
+            const TileRef t = tile_at<Transposed>(p, row_tile, block);
+            const uint8_t* codes = s.codes[ring.stage][group] + nf4_tile_code_bytes;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int row = lane + 32 * i;
+                s.scales[ring.stage][group][scale_place<Transposed>(row)] =
+                    nf4_scale(s.map[t.segment][codes[row]], nested[i], p.segments[t.segment].nested_offset);
+            }
+        }
+        load_nested(block + 1);
+        __syncwarp();
+        if (lane == 0) sm90::barrier_arrive(shared_address(&s.decoded[ring.stage]));
+        ring.advance();
+    }
+}
+
+/// One multiplying warpgroup's view of a tile of the result.
+template <int Tokens, int Stages, bool Transposed>
+struct Multiplier {
+    const Problem& p;
+    Shared<Tokens, Stages>& s;
+    int group, warp, lane;  // warp of the group
+    int row_tile;
+    int segment;  // whose code the lane holds an entry of
+    float code_value;
+
+    /// With few tokens the tensor cores' part is short, and registers are better spent on a second block on
+    /// the SM.
+    static constexpr bool overlapped = Tokens >= 64;
+
+    /// What a block's operands are made from.
+    struct Codes {
+        uint32_t words[4];
+        float row_scale[2];   // forward
+        const float* scales;  // transposed: the lane's four of the first 16 rows
+    };
+
+    __device__ __forceinline__ Codes load(int block, const Ring<Stages>& ring) {
+        sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
+        sm90::barrier_wait(shared_address(&s.decoded[ring.stage]), ring.parity);
+        const int now = segment_of(p, Transposed ? block - p.tail_blocks : row_tile);
+        if (now != segment) {
+            segment = now;
+            code_value = __ldg(p.segments[now].code + lane % 16);
+        }
+        Codes c;
+        load_matrices<Transposed>(
+            c.words, shared_address(s.codes[ring.stage][group]) +
+                         (Transposed ? lane / 8 * 512 + warp * 128 + lane % 8 * 16 : warp * 512 + lane * 16));
+        const float* scales = s.scales[ring.stage][group];
+        if constexpr (Transposed) {
+            c.scales = scales + lane % 4 * 4;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) c.row_scale[i] = scales[warp * 16 + lane / 4 + 8 * i];
+        }
+        return c;
+    }
+
+    /// The warp's A operand of the block's columns 16 i .. 16 i + 15.
+    __device__ __forceinline__ void dequantize(const Codes& c, int i, uint32_t* a) {
+        if constexpr (Transposed) {
+            const float4 scales = *reinterpret_cast<const float4*>(c.scales + 16 * i);
+            nf4_operand_transposed(c.words[i], code_value, make_float2(scales.x, scales.y),
+                                   make_float2(scales.z, scales.w), a);
+        } else {
+            nf4_operand(c.words[i], code_value, c.row_scale, a);
+        }
+    }
+
+    __device__ __forceinline__ void issue(float (&sums)[Tokens / 2], const uint32_t (&a)[16], int stage,
+                                          int accumulate) {
+        const uint64_t x = sm90::operand_descriptor(shared_address(s.x[stage]));
+        sm90::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sm90::Wgmma<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
+            accumulate = 1;
+        }
+        sm90::wgmma_commit();
+    }
+
+    __device__ __forceinline__ void release(int stage) {
+        __syncwarp();
+        if (lane == 0) sm90::barrier_arrive(shared_address(&s.empty[stage]));
+    }
+
+    __device__ __forceinline__ void run(const Work& work, Ring<Stages>& ring, float (&sums)[Tokens / 2]) {
+        int accumulate = 0;
+        int block = work.begin;
+        for (; block < min(work.end, p.tail_blocks); ++block) {
+            uint32_t a[16];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                tail_operand<Transposed>(p, row_tile * nf4_tile + warp * 16 + lane / 4,
+                                         block * nf4_tile + i * 16, lane, a + 4 * i);
+            sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
+            issue(sums, a, ring.stage, accumulate);
+            accumulate = 1;
+            sm90::wgmma_wait<0>();
+            release(ring.stage);
+            ring.advance();
+        }
+        if (block >= work.end) return;
+        const int last = work.end - 1;
+        if constexpr (!overlapped) {
+            uint32_t a[16];
+            for (; block <= last; ++block) {
+                const Codes codes = load(block, ring);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) dequantize(codes, i, a + 4 * i);
+                issue(sums, a, ring.stage, accumulate);
+                accumulate = 1;
+                sm90::wgmma_wait<0>();
+                release(ring.stage);
+                ring.advance();
+            }
+        } else {
+            // Two sets of operands: one is read by running wgmmas while the next block's are written between
+            // them, so that the tensor cores always have the next instruction at hand.
+            uint32_t even[16], odd[16];
+            {
+                const Codes codes = load(block, ring);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) dequantize(codes, i, even + 4 * i);
+            }
+            int previous = -1;  // stage of the block before
+            const auto step = [&](const uint32_t(&a)[16], uint32_t(&next)[16]) {
+                const int stage = ring.stage;
+                ring.advance();
+                const Codes codes = load(block + 1, ring);
+                const uint64_t x = sm90::operand_descriptor(shared_address(s.x[stage]));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    sm90::wgmma_fence();
+                    sm90::Wgmma<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
+                    sm90::wgmma_commit();
+                    accumulate = 1;
+                    if (i == 0) {
+                        sm90::wgmma_wait<1>();  // the block before is done: its stage and its operands are
+                                                // free
+                        if (previous >= 0) release(previous);
+                    }
+                    dequantize(codes, i, next + 4 * i);
+                }
+                previous = stage;
+                ++block;
+            };
+            const auto final_step = [&](const uint32_t(&a)[16]) {
+                issue(sums, a, ring.stage, accumulate);
+                sm90::wgmma_wait<0>();
+                if (previous >= 0) release(previous);
+                release(ring.stage);
+                ring.advance();
+            };
+            while (block + 1 < last) {
+                step(even, odd);
+                step(odd, even);
+            }
+            if (block < last) {
+                step(even, odd);
+                final_step(odd);
+            } else {
+                final_step(even);
+            }
+        }
+    }
+
+    /// The thread's sums of tokens [first, first + Count) to staged [Count][pitch].
+    template <int Count>
+    __device__ __forceinline__ void stage(const float (&sums)[Tokens / 2], int first, float* staged) const {
+#pragma unroll
+        for (int i = 0; i < Count / 2; ++i) {
+            const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, row = warp * 16 + lane / 4 + i / 2 % 2 * 8;
+            staged[token * pitch + row] = sums[first / 2 + i];
+        }
+    }
+    __device__ __forceinline__ static void add(float (&v)[8], float4 low, float4 high) {
+        v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
+        v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
+    }
+
+    /// Bias and residual added, stored: a chunk of tokens at a time.
+    __device__ __forceinline__ void store(const Work& work, const float (&sums)[Tokens / 2]) {
+        constexpr int chunk = Tokens < chunk_tokens ? Tokens : chunk_tokens;
+        float* const staged = &s.staged[group][0][0];
+        const int thread = warp * 32 + lane;
+        const bool exists = work.row_block * groups + group < p.row_tiles;
+#pragma unroll
+        for (int c = 0; c < Tokens / chunk; ++c) {
+            if (work.token_block * Tokens + c * chunk >= p.m) break;
+            stage<chunk>(sums, c * chunk, staged);
+            sm90::named_barrier(1 + group, group_threads);
+#pragma unroll
+            for (int pass = 0; pass < chunk / 16; ++pass) {
+                const int in_chunk = pass * 16 + thread / 8, row = thread % 8 * 8;
+                const int token = work.token_block * Tokens + c * chunk + in_chunk;
+                if (token >= p.m || !exists) continue;
+                const auto* from = reinterpret_cast<const float4*>(staged + in_chunk * pitch + row);
+                float v[8] = {};
+                add(v, from[0], from[1]);
+                store_eight(p, token, row_tile * nf4_tile + row, v);
+            }
+            sm90::named_barrier(1 + group, group_threads);  // the next chunk, or tile, may overwrite `staged`
+        }
+    }
+
+    /// The same of a tile that a cluster shares: the blocks' sums are added in their order, every block a
+    /// part of the tokens. The sums lie where x was.
+    __device__ __forceinline__ void store_shared(const Work& work, const float (&sums)[Tokens / 2], int size,
+                                                 int rank) {
+        static_assert(groups * Tokens * pitch * sizeof(float) <= sizeof(s.x), "sums do not fit");
+        float* const staged = reinterpret_cast<float*>(s.x) + group * (Tokens * pitch);
+        const bool exists = work.row_block * groups + group < p.row_tiles;
+        sm90::named_barrier(1 + groups, groups * group_threads);  // the other group has read x too
+        stage<Tokens>(sums, 0, staged);
+        sm90::cluster_barrier();
+        const int thread = warp * 32 + lane, row = thread % 8 * 8;
+        for (int in_tile = thread / 8 * size + rank; in_tile < Tokens; in_tile += group_threads / 8 * size) {
+            const int token = work.token_block * Tokens + in_tile;
+            if (token >= p.m || !exists) break;
+            const uint32_t from = shared_address(staged + in_tile * pitch + row);
+            float v[8] = {};
+#pragma unroll 4
+            for (int r = 0; r < size; ++r) {
+                const uint32_t place = sm90::in_block(from, static_cast<uint32_t>(r));
+                add(v, sm90::load_cluster(place), sm90::load_cluster(place + 16));
+            }
+            store_eight(p, token, row_tile * nf4_tile + row, v);
+        }
+        __syncwarp();
+        sm90::cluster_barrier_relaxed();
+    }
+};
+
+}  // namespace unsloth::kernels::nf4
