@@ -1,0 +1,84 @@
+// Tiled 4-bit weights on CUDA: tensors to the kernels' plain descriptions.
+#include "ops/nf4_gemm_cuda.h"
+
+#if UNSLOTH_CUDA
+#include <cuda_runtime_api.h>
+
+#include "kernels/common.h"
+#include "kernels/nf4_gemm.h"
+#include "kernels/nf4_tiles.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::ops {
+namespace {
+
+/// A matrix of one row may carry any stride: it gets one that the kernels accept.
+int64_t row_stride(const at::Tensor& x) {
+    return x.size(0) <= 1 ? (x.size(1) + 7) / 8 * 8 : x.stride(0);
+}
+
+/// The kernel's arguments; `views` must outlive them.
+kernels::Nf4GemmArgs describe(const Nf4Gemm& g,
+                              std::array<Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
+    for (std::size_t i = 0; i < g.weights.size(); ++i) views[i] = g.weights[i].view();
+    kernels::Nf4GemmArgs args;
+    args.weights = views.data();
+    args.count = static_cast<int>(g.weights.size());
+    args.transposed = g.transposed;
+    args.m = g.x.size(0);
+    args.x = {g.x.const_data_ptr(), row_stride(g.x)};
+    if (g.tail_weight.defined()) {
+        args.tail = g.tail_weight.size(g.transposed ? 0 : 1);
+        args.tail_weight = {g.tail_weight.const_data_ptr(), g.tail_weight.stride(0)};
+    }
+    if (g.bias) args.bias = g.bias->const_data_ptr();
+    if (g.residual) args.residual = {g.residual->const_data_ptr(), row_stride(*g.residual)};
+    args.out = {g.out.data_ptr(), row_stride(g.out)};
+    return args;
+}
+
+cudaStream_t stream_of(const Context& ctx) {
+    return static_cast<cudaStream_t>(ctx.stream());
+}
+
+}  // namespace
+
+void make_nf4_tiles_cuda(Context& ctx, const Quant4View& weight, uint8_t* tiles) {
+    kernels::make_nf4_tiles(weight, tiles, stream_of(ctx));
+}
+
+void dequantize_nf4_tiles_cuda(Context& ctx, const Nf4TilesView& weight, const at::Tensor& out_NK) {
+    UNSLOTH_CHECK(out_NK.scalar_type() == at::kBFloat16, "out_NK is ", out_NK.scalar_type(),
+                  ", expected bfloat16");
+    kernels::dequantize_nf4_tiles(weight, out_NK.data_ptr(), out_NK.stride(0), stream_of(ctx));
+}
+
+std::string nf4_gemm_card_cuda(at::Device device) {
+    cudaDeviceProp properties{};
+    UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
+    return properties.name;
+}
+
+bool nf4_gemm_supported_cuda(const Nf4Gemm& g) {
+    if (g.weights.empty() || g.weights.size() > kernels::nf4_gemm_most_weights) return false;
+    std::array<Nf4TilesView, kernels::nf4_gemm_most_weights> views;
+    return kernels::nf4_gemm_supported(describe(g, views));
+}
+
+void nf4_gemm_cuda(Context& ctx, const Nf4Gemm& g, const Nf4GemmChoice& choice) {
+    std::array<Nf4TilesView, kernels::nf4_gemm_most_weights> views;
+    const kernels::Nf4GemmArgs args = describe(g, views);
+    switch (choice.kernel) {
+        case Nf4GemmChoice::Kernel::portable:
+            return kernels::nf4_gemm(args, {choice.token_groups, choice.strips, choice.warps},
+                                     stream_of(ctx));
+        case Nf4GemmChoice::Kernel::sm90:
+            return kernels::nf4_gemm_sm90(args, {choice.tokens, choice.split}, stream_of(ctx));
+        case Nf4GemmChoice::Kernel::dequantize:
+            break;
+    }
+    UNSLOTH_CHECK(false, "nf4_gemm: the choice is to dequantise, which is the caller's to do");
+}
+
+}  // namespace unsloth::ops
+#endif

@@ -1,0 +1,140 @@
+// Tiled 4-bit weights on the GPU: the CPU's tiles bit for bit, exact dequantisation, and every form of both
+// kernels against fp64 products and against itself.
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "kernels/nf4_gemm.h"
+#include "ops/nf4_gemm_cases.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using ops::Nf4GemmChoice;
+using Kernel = Nf4GemmChoice::Kernel;
+
+class Nf4GemmGpuTest : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+        gpu = std::make_unique<ops::Context>(at::Device(at::kCUDA, 0));
+    }
+    /// Every form that this card has.
+    std::vector<Nf4GemmChoice> forms() const {
+        std::vector<Nf4GemmChoice> result;
+        for (int groups = 1; groups <= 8; groups *= 2) {
+            for (int strips = 1; strips <= 4; strips *= 2) {
+                for (int warps = 4; warps <= 16; warps *= 2) {
+                    if (kernels::nf4_gemm_has({groups, strips, warps}))
+                        result.push_back({Kernel::portable, groups, strips, warps});
+                }
+            }
+        }
+        int major = 0, minor = 0;
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+        if (major != 9 || minor != 0) return result;
+        for (const int tokens : {16, 32, 64, 128, 256}) {
+            for (const int split : {1, 2, 3, 5, 8}) {
+                if (kernels::nf4_gemm_sm90_has({tokens, split}))
+                    result.push_back({.kernel = Kernel::sm90, .tokens = tokens, .split = split});
+            }
+        }
+        return result;
+    }
+    std::unique_ptr<ops::Context> gpu;
+    ops::Context cpu{at::kCPU};
+    at::Generator generator = at::detail::createCPUGenerator(23);
+};
+
+TEST_F(Nf4GemmGpuTest, TilesAndDequantisationEqualTheCpu) {
+    for (const auto& [rows, cols] :
+         {std::pair<int64_t, int64_t>{64, 64}, {128, 320}, {320, 1024}, {1024, 4096}, {192, 14336}}) {
+        SCOPED_TRACE(cat(rows, " x ", cols));
+        const ops::Quant4Tensor host = quant_cases::random_weight(rows, cols, true, generator);
+        const ops::Nf4Tiles expected = ops::make_nf4_tiles(cpu, host);
+        const ops::Nf4Tiles tiles = ops::make_nf4_tiles(*gpu, ops::upload(*gpu, host.view()));
+        EXPECT_TRUE(at::equal(tiles.tiles.cpu(), expected.tiles));
+        const at::Tensor wide =
+            at::full({rows, cols + 16}, 7.0, at::device(gpu->device()).dtype(at::kBFloat16));
+        ops::dequantize_nf4_tiles(*gpu, tiles, wide.narrow(1, 0, cols));
+        EXPECT_TRUE(testing::same_bits(wide.cpu(),
+                                       quant_cases::dequantize_into_wider(cpu, host, at::kBFloat16, 0, 16)));
+    }
+}
+
+TEST_F(Nf4GemmGpuTest, EveryFormMatchesFp64AndItself) {
+    for (const nf4_gemm_cases::Case& c : nf4_gemm_cases::cases) {
+        for (const bool transposed : {false, true}) {
+            for (const int64_t m : {1, 9, 40, 130, 300}) {
+                const nf4_gemm_cases::Product p =
+                    nf4_gemm_cases::make(*gpu, c, transposed, m, at::kBFloat16, generator);
+                ASSERT_TRUE(ops::nf4_gemm_supported(*gpu, p.args));
+                for (const Nf4GemmChoice& form : forms()) {
+                    SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " tail ", c.tail, " transposed ", transposed,
+                                     " m ", m, " groups ", form.token_groups, " strips ", form.strips,
+                                     " warps ", form.warps, " tokens ", form.tokens, " split ", form.split));
+                    ops::Nf4Gemm args = p.args;
+                    const auto run = [&] {
+                        args.out = testing::copy_with_storage(p.before, gpu->device());
+                        ops::nf4_gemm(*gpu, args, form);
+                        return testing::copy_with_storage(args.out, at::kCPU);
+                    };
+                    const at::Tensor out = run();
+                    nf4_gemm_cases::expect_product(p, out);
+                    EXPECT_TRUE(testing::same_bits(out, run())) << "a second run gave other bits";
+                }
+            }
+        }
+    }
+}
+
+/// The residual stream is updated in place.
+TEST_F(Nf4GemmGpuTest, OutMayBeTheResidual) {
+    const nf4_gemm_cases::Case c{{256}, 512, 16, false, true};
+    for (const Nf4GemmChoice& form : forms()) {
+        nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, 70, at::kBFloat16, generator);
+        p.before = testing::copy_with_storage(*p.args.residual, at::kCPU);
+        p.args.out = *p.args.residual;
+        ops::nf4_gemm(*gpu, p.args, form);
+        nf4_gemm_cases::expect_product(p, testing::copy_with_storage(p.args.out, at::kCPU));
+    }
+}
+
+/// What the table names is built.
+TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096},
+                               {1024, 4096},
+                               {6144, 4096},
+                               {14336, 4096},
+                               {28672, 4096},
+                               {4096, 14336}}) {
+        for (const bool transposed : {false, true}) {
+            for (int64_t m = 1; m < 40000; m += 1 + m / 8) {
+                const Nf4GemmChoice choice = ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed);
+                if (choice.kernel == Kernel::portable) {
+                    EXPECT_TRUE(kernels::nf4_gemm_has({choice.token_groups, choice.strips, choice.warps}));
+                } else if (choice.kernel == Kernel::sm90) {
+                    EXPECT_TRUE(kernels::nf4_gemm_sm90_has({choice.tokens, choice.split}));
+                }
+            }
+        }
+    }
+}
+
+TEST_F(Nf4GemmGpuTest, RefusesUnalignedRowsAndUnbuiltForms) {
+    nf4_gemm_cases::Product p =
+        nf4_gemm_cases::make(*gpu, nf4_gemm_cases::cases[1], false, 5, at::kBFloat16, generator);
+    EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {}), CheckError);
+    EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {Kernel::portable, 3, 1, 8}), CheckError);
+    EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::sm90, .tokens = 48, .split = 1}), CheckError);
+    p.args.out = testing::copy_with_storage(
+        testing::poisoned_slice(p.args.out.sizes(), at::kBFloat16, testing::Layout::unaligned),
+        gpu->device());
+    EXPECT_FALSE(ops::nf4_gemm_supported(*gpu, p.args));
+    EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {Kernel::portable, 1, 2, 8}), CheckError);
+}
+
+}  // namespace
+}  // namespace unsloth

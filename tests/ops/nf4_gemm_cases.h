@@ -1,0 +1,80 @@
+// Cases of products by tiled 4-bit weights, run on the CPU (tests/ops) and on the GPU (tests/gpu).
+#pragma once
+
+#include "ops/quant_cases.h"
+#include "ops/tensor_testing.h"
+#include "unsloth/ops/nf4_gemm.h"
+
+namespace unsloth::nf4_gemm_cases {
+
+struct Case {
+    std::vector<int64_t> rows;  ///< of the stacked weights
+    int64_t cols = 0;
+    int64_t tail = 0;
+    bool bias = false, residual = false;
+};
+
+/// Odd numbers of tiles, several weights, tails of less and more than a tile's 64 columns, several nested
+/// blocks.
+inline const std::vector<Case> cases = {
+    {{64}, 64, 0, false, false},           {{128}, 256, 16, true, true},  {{192}, 320, 24, false, true},
+    {{256, 64, 64}, 512, 48, true, false}, {{320}, 1024, 72, true, true}, {{1024}, 448, 8, false, false},
+};
+
+/// One product with its operands on a device, as slices of wider guarded storage, and its value in fp64.
+struct Product {
+    std::vector<ops::Nf4Tiles> weights;
+    ops::Nf4Gemm args;
+    at::Tensor before;    ///< out's storage before the product, on the CPU
+    at::Tensor expected;  ///< fp64 [M, out], on the CPU
+};
+
+inline Product make(ops::Context& ctx, const Case& c, bool transposed, int64_t m, at::ScalarType type,
+                    at::Generator generator) {
+    using testing::Layout;
+    const auto random = [&](at::IntArrayRef shape) { return at::randn(shape, generator).to(type); };
+    const auto on_device = [&](const at::Tensor& values, Layout layout) {
+        return testing::copy_with_storage(testing::slice_of(values, type, layout), ctx.device());
+    };
+    Product p;
+    std::vector<at::Tensor> dequantised;
+    for (const int64_t rows : c.rows) {
+        const ops::Quant4Tensor host = quant_cases::random_weight(rows, c.cols, true, generator);
+        dequantised.push_back(quant_cases::reference(host).to(type));
+        p.weights.push_back(ops::make_nf4_tiles(ctx, ctx.is_cuda() ? ops::upload(ctx, host.view()) : host));
+    }
+    const at::Tensor w_NK = at::cat(dequantised).to(at::kDouble);
+    const int64_t sum = w_NK.size(transposed ? 0 : 1), out = w_NK.size(transposed ? 1 : 0);
+    const at::Tensor x = random({m, sum + c.tail});
+    const at::Tensor tail = random(transposed ? at::IntArrayRef{c.tail, out} : at::IntArrayRef{out, c.tail});
+    const at::Tensor x64 = x.to(at::kDouble), tail64 = tail.to(at::kDouble);
+    p.expected = at::mm(x64.narrow(1, 0, sum), transposed ? w_NK : w_NK.t()) +
+                 at::mm(x64.narrow(1, sum, c.tail), transposed ? tail64 : tail64.t());
+    p.args = {.weights = p.weights, .transposed = transposed, .x = on_device(x, Layout::wide)};
+    if (c.tail > 0) p.args.tail_weight = on_device(tail, Layout::wide);
+    if (c.bias) {
+        const at::Tensor bias = random({out});
+        p.args.bias = bias.to(ctx.device());
+        p.expected = p.expected + bias.to(at::kDouble);
+    }
+    if (c.residual) {
+        const at::Tensor residual = random({m, out});
+        p.args.residual = on_device(residual, Layout::wide);
+        p.expected = p.expected + residual.to(at::kDouble);
+    }
+    p.before = testing::poisoned_slice({m, out}, type, Layout::wide);
+    p.args.out = testing::copy_with_storage(p.before, ctx.device());
+    return p;
+}
+
+/// `out` (on the CPU) is the product within rounding to its type and the error of an fp32 sum, and nothing
+/// beside it was written.
+inline void expect_product(const Product& p, const at::Tensor& out) {
+    const double unit = out.scalar_type() == at::kBFloat16 ? 1.01 / 256
+                        : out.scalar_type() == at::kHalf   ? 1.01 / 2048
+                                                           : 1e-6;
+    testing::expect_close(out, p.expected, {unit, 2e-5, 0}, "product");
+    testing::expect_untouched_outside(out, p.before, "product");
+}
+
+}  // namespace unsloth::nf4_gemm_cases

@@ -1,0 +1,132 @@
+// Tiled 4-bit weights on the CPU: the layout, dequantisation, products against fp64, and the choice of a
+// kernel.
+#include "unsloth/ops/nf4_gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "ops/nf4_gemm_cases.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using Kernel = ops::Nf4GemmChoice::Kernel;
+
+class Nf4GemmTest : public ::testing::Test {
+  protected:
+    ops::Context ctx{at::kCPU};
+    at::Generator generator = at::detail::createCPUGenerator(5);
+};
+
+TEST_F(Nf4GemmTest, EveryCodeOfATileHasItsOwnPlace) {
+    std::set<int> places;
+    for (int row = 0; row < nf4_tile; ++row) {
+        for (int column = 0; column < nf4_tile; ++column) {
+            const Nf4TilePlace place = nf4_tile_place(row, column);
+            EXPECT_TRUE(place.byte >= 0 && place.byte < nf4_tile_code_bytes &&
+                        (place.shift == 0 || place.shift == 4));
+            places.insert(place.byte * 2 + place.shift / 4);
+        }
+    }
+    EXPECT_EQ(places.size(), std::size_t{nf4_tile * nf4_tile});
+}
+
+/// A thread's eight elements of an A operand are one 32-bit word: units (i, 2j) and (i, 2j + 1).
+TEST_F(Nf4GemmTest, AWordHoldsWhatAThreadOwns) {
+    for (const auto& [row, column] :
+         {std::pair{0, 0}, {8, 0}, {0, 8}, {8, 8}, {0, 1}, {8, 1}, {0, 9}, {8, 9}})
+        EXPECT_EQ(nf4_tile_place(16 + 3 + row, 32 + 4 + column).byte / 4,
+                  nf4_tile_place(16 + 3, 32 + 4).byte / 4);
+}
+
+TEST_F(Nf4GemmTest, TilesDequantiseToTheSameBits) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{64, 64}, {128, 320}, {320, 1024}}) {
+        const ops::Quant4Tensor weight = quant_cases::random_weight(rows, cols, true, generator);
+        const ops::Nf4Tiles tiles = ops::make_nf4_tiles(ctx, weight);
+        EXPECT_EQ(tiles.tiles.numel(), nf4_tiles_bytes(rows, cols));
+        for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+            const at::Tensor expected = quant_cases::dequantize_into_wider(ctx, weight, type, 0, 16);
+            const at::Tensor got = at::full({rows, cols + 16}, 7.0, at::dtype(type));
+            ops::dequantize_nf4_tiles(ctx, tiles, got.narrow(1, 0, cols));
+            EXPECT_TRUE(testing::same_bits(got, expected))
+                << rows << " x " << cols << " " << c10::toString(type);
+        }
+    }
+}
+
+TEST_F(Nf4GemmTest, RefusesWhatCannotLieInTiles) {
+    EXPECT_THROW(ops::make_nf4_tiles(ctx, quant_cases::random_weight(64, 96, true, generator)), CheckError);
+    EXPECT_THROW(ops::make_nf4_tiles(ctx, quant_cases::random_weight(72, 64, true, generator)), CheckError);
+    EXPECT_THROW(ops::make_nf4_tiles(ctx, quant_cases::random_weight(64, 64, false, generator)), CheckError);
+}
+
+TEST_F(Nf4GemmTest, ProductsMatchFp64) {
+    for (const nf4_gemm_cases::Case& c : nf4_gemm_cases::cases) {
+        for (const bool transposed : {false, true}) {
+            for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+                for (const int64_t m : {1, 7}) {
+                    SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " transposed ", transposed, " m ", m));
+                    const nf4_gemm_cases::Product p =
+                        nf4_gemm_cases::make(ctx, c, transposed, m, type, generator);
+                    ASSERT_TRUE(ops::nf4_gemm_supported(ctx, p.args));
+                    ops::nf4_gemm(ctx, p.args, {});
+                    nf4_gemm_cases::expect_product(p, p.args.out);
+                }
+            }
+        }
+    }
+}
+
+TEST_F(Nf4GemmTest, MismatchedShapesAreErrors) {
+    nf4_gemm_cases::Product p =
+        nf4_gemm_cases::make(ctx, nf4_gemm_cases::cases[1], false, 3, at::kFloat, generator);
+    ops::Nf4Gemm wrong = p.args;
+    wrong.x = p.args.x.narrow(1, 0, p.args.x.size(1) - 1);
+    EXPECT_THROW(ops::nf4_gemm(ctx, wrong, {}), CheckError);
+    wrong = p.args;
+    wrong.out = p.args.out.narrow(0, 0, 2);
+    EXPECT_THROW(ops::nf4_gemm(ctx, wrong, {}), CheckError);
+    wrong = p.args;
+    wrong.bias = at::zeros({5});
+    EXPECT_THROW(ops::nf4_gemm(ctx, wrong, {}), CheckError);
+}
+
+TEST_F(Nf4GemmTest, AnUnmeasuredCardOrShapeDequantises) {
+    for (const bool transposed : {false, true}) {
+        for (const int64_t m : {1, 128, 16384}) {
+            EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA A100-SXM4-80GB", m, 4096, 4096, transposed).kernel,
+                      Kernel::dequantize);
+            EXPECT_EQ(ops::nf4_gemm_choice("", m, 4096, 4096, transposed).kernel, Kernel::dequantize);
+            EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA H200", m, 4096, 4160, transposed).kernel,
+                      Kernel::dequantize);
+        }
+    }
+}
+
+TEST_F(Nf4GemmTest, FewTokensStayPackedOnAMeasuredCard) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {14336, 4096}}) {
+        for (const bool transposed : {false, true}) {
+            for (const int64_t m : {1, 3, 16, 128}) {
+                EXPECT_NE(ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed).kernel, Kernel::dequantize)
+                    << n << " x " << k << " m " << m;
+            }
+        }
+    }
+}
+
+TEST_F(Nf4GemmTest, ChoicesNameWholeForms) {
+    for (int64_t m = 1; m < 40000; m += 1 + m / 8) {
+        const ops::Nf4GemmChoice choice = ops::nf4_gemm_choice("NVIDIA H200", m, 4096, 4096, false);
+        if (choice.kernel == Kernel::sm90) {
+            EXPECT_TRUE(choice.tokens >= 16 && choice.split >= 1 && choice.split <= 8);
+        }
+        if (choice.kernel == Kernel::portable) {
+            EXPECT_TRUE(choice.token_groups >= 1 && choice.strips >= 1 && choice.warps >= 4);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
