@@ -6,8 +6,9 @@
 // and the two tiles of codes. A multiplying warpgroup dequantises block i + 1 while the tensor cores work on
 // block i.
 //
-// What limits it is shared memory: the tensor cores read x, the copy engine writes it, and the code's lookup
-// is a shuffle, which takes the same path. So scales are decoded once a tile, not once a warp.
+// What seems to limit it (from counts and a profile, not proven) is shared memory: the tensor cores read x, the
+// copy engine writes it, and the code's lookup is a shuffle, which takes the same path. So scales are decoded
+// once a tile, not once a warp.
 #include <cudaTypedefs.h>
 
 #include "kernels/nf4_gemm_sm90.cuh"
