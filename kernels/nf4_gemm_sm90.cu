@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
     const int warp = static_cast<int>(threadIdx.x) % group_threads / 32,
               lane = static_cast<int>(threadIdx.x) % 32;
     if (group == groups) {
-        sm90::give_registers<40>();
+        sm90::shrink_registers<40>();
         if (warp == 0) {
             if (lane == 0) {
                 while (schedule.next(p, work)) produce<Tokens, Stages, Transposed>(p, &x_map, s, ring, work);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
                 decode_scales<Tokens, Stages, Transposed>(p, s, ring, work, warp - 1, lane);
         }
     } else {
-        sm90::take_registers<BlocksPerSm == 1 ? 232 : 96>();
+        sm90::grow_registers<BlocksPerSm == 1 ? 232 : 96>();
         while (schedule.next(p, work)) {
             Multiplier<Tokens, Stages, Transposed> m{
                 p, s, group, warp, lane, min(work.row_block * groups + group, p.row_tiles - 1), -1, 0.0F};

@@ -88,8 +88,8 @@ __device__ __forceinline__ void produce(const Problem& p, const CUtensorMap* x_m
                                 tile_data(p, tile_at<Transposed>(p, row_tile, block)), nf4_tile_bytes, full);
             }
         }
-        sm90::tensor_copy(shared_address(s.x[ring.stage]), x_map, x_column(p, block),
-                          work.token_block * Tokens, full);
+        sm90::copy_box(shared_address(s.x[ring.stage]), *x_map, x_column(p, block),
+                        work.token_block * Tokens, full);
         ring.advance();
     }
 }
@@ -189,14 +189,14 @@ struct Multiplier {
 
     __device__ __forceinline__ void issue(float (&sums)[Tokens / 2], const uint32_t (&a)[16], int stage,
                                           int accumulate) {
-        const uint64_t x = sm90::operand_descriptor(shared_address(s.x[stage]));
-        sm90::wgmma_fence();
+        const uint64_t x = sm90::matrix_descriptor(shared_address(s.x[stage]), 128);
+        sm90::products_begin();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            sm90::Wgmma<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
+            sm90::RegisterProduct<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
             accumulate = 1;
         }
-        sm90::wgmma_commit();
+        sm90::products_commit();
     }
 
     __device__ __forceinline__ void release(int stage) {
@@ -216,7 +216,7 @@ struct Multiplier {
             sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
             issue(sums, a, ring.stage, accumulate);
             accumulate = 1;
-            sm90::wgmma_wait<0>();
+            sm90::products_wait<0>();
             release(ring.stage);
             ring.advance();
         }
@@ -230,7 +230,7 @@ struct Multiplier {
                 for (int i = 0; i < 4; ++i) dequantize(codes, i, a + 4 * i);
                 issue(sums, a, ring.stage, accumulate);
                 accumulate = 1;
-                sm90::wgmma_wait<0>();
+                sm90::products_wait<0>();
                 release(ring.stage);
                 ring.advance();
             }
@@ -248,15 +248,15 @@ struct Multiplier {
                 const int stage = ring.stage;
                 ring.advance();
                 const Codes codes = load(block + 1, ring);
-                const uint64_t x = sm90::operand_descriptor(shared_address(s.x[stage]));
+                const uint64_t x = sm90::matrix_descriptor(shared_address(s.x[stage]), 128);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    sm90::wgmma_fence();
-                    sm90::Wgmma<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
-                    sm90::wgmma_commit();
+                    sm90::products_begin();
+                    sm90::RegisterProduct<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
+                    sm90::products_commit();
                     accumulate = 1;
                     if (i == 0) {
-                        sm90::wgmma_wait<1>();  // the block before is done: its stage and its operands are
+                        sm90::products_wait<1>();  // the block before is done: its stage and its operands are
                                                 // free
                         if (previous >= 0) release(previous);
                     }
@@ -267,7 +267,7 @@ struct Multiplier {
             };
             const auto final_step = [&](const uint32_t(&a)[16]) {
                 issue(sums, a, ring.stage, accumulate);
-                sm90::wgmma_wait<0>();
+                sm90::products_wait<0>();
                 if (previous >= 0) release(previous);
                 release(ring.stage);
                 ring.advance();
@@ -333,7 +333,7 @@ struct Multiplier {
         const bool exists = work.row_block * groups + group < p.row_tiles;
         sm90::named_barrier(1 + groups, groups * group_threads);  // the other group has read x too
         stage<Tokens>(sums, 0, staged);
-        sm90::cluster_barrier();
+        sm90::cluster_sync();
         const int thread = warp * 32 + lane, row = thread % 8 * 8;
         for (int in_tile = thread / 8 * size + rank; in_tile < Tokens; in_tile += group_threads / 8 * size) {
             const int token = work.token_block * Tokens + in_tile;
