@@ -37,8 +37,8 @@ bool has_adapter(const GroupContext& c, const Slice& slice) {
     return c.adapters != nullptr && c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].r > 0;
 }
 
-/// The group's adapters as the thin products take them; gradients of A or of B where they are wanted.
-std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g, Parameter::Kind gradients) {
+/// The group's adapters and their gradients as the thin products take them.
+std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
     std::vector<ops::LoraSlice> slices;
     for (const Slice& slice : c.layout[g].slices) {
         if (slice.r == 0) continue;
@@ -47,8 +47,8 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g, Paramete
             const LoraModule& module = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)];
             s.rank = module.r;
             s.scale = module.scale;
-            if (gradients == Parameter::Kind::lora_a) s.da = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection));
-            if (gradients == Parameter::Kind::lora_b) s.db = c.parameters->gradient(*c.adapters->b(c.layer, slice.projection));
+            s.da = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection));
+            s.db = c.parameters->gradient(*c.adapters->b(c.layer, slice.projection));
         }
         slices.push_back(std::move(s));
     }
@@ -57,7 +57,7 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g, Paramete
 
 void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR, const at::Tensor& x_TK) {
     if (c.dropout == 0.0) {
-        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g, Parameter::Kind::lora_a), .label = label(Product::dA, g)});
+        ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g), .label = label(Product::dA, g)});
         return;
     }
     for (const Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
@@ -168,7 +168,7 @@ void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const
     at::Tensor v_TR;
     if (adapted) {
         v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::lora_dy(c.ctx, {.dy_TN = dy_TN, .b_NR = w.b_NR, .u_TR = u_TR, .v_TR = v_TR, .slices = lora_slices(c, g, Parameter::Kind::lora_b),
+        ops::lora_dy(c.ctx, {.dy_TN = dy_TN, .b_NR = w.b_NR, .u_TR = u_TR, .v_TR = v_TR, .slices = lora_slices(c, g),
                              .label = label(Product::dy, g), .label_v = label(Product::v, g), .label_db = label(Product::dB, g)});
     }
     if (c.trains_base) bias_gradients(c, g, dy_TN);

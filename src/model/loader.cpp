@@ -352,19 +352,20 @@ void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<Stor
     }
 }
 
+/// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else as it lies.
+StoredWeight ModelPlan::frozen_weight(ops::Context& ctx, const TensorSource& linear) const {
+    if (linear.quantised()) return ops::upload(ctx, linear.quant4->view);
+    const at::Tensor matrix = mapped_tensor(*linear.tensor);
+    if (request_.load_in_4bit) return ops::quantize_nf4(ctx, matrix.to(ctx.device()));
+    return matrix;
+}
+
 /// A group's projections as one matrix of the compute type on the device, with the values that their stored form stands for.
 at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const {
     const at::Tensor joined = at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
     for (const Slice& slice : layout_[g].slices) {
         const TensorSource& linear = file_->tensors.linear(layer, slice.projection);
-        const at::Tensor out_NK = joined.narrow(0, slice.n_begin, slice.n);
-        if (linear.quantised()) {
-            ops::dequantize_4bit(ctx, ops::upload(ctx, linear.quant4->view).view(), out_NK);
-        } else if (request_.load_in_4bit) {
-            ops::dequantize_4bit(ctx, ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())).view(), out_NK);
-        } else {
-            out_NK.copy_(mapped_tensor(*linear.tensor));
-        }
+        expand(ctx, frozen_weight(ctx, linear), joined.narrow(0, slice.n_begin, slice.n));
         linear.drop();
     }
     return joined;
@@ -383,11 +384,7 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
     if (masters != nullptr) return source;
     for (const TensorSource& linear : file_->tensors.all()) {
         if (linear.rule.role != TensorRole::linear) continue;
-        const at::Tensor on_host = linear.quantised() ? at::Tensor() : mapped_tensor(*linear.tensor);
-        const StoredWeight weight = linear.quantised()      ? StoredWeight(ops::upload(ctx, linear.quant4->view))
-                                    : request_.load_in_4bit ? StoredWeight(ops::quantize_nf4(ctx, on_host.to(ctx.device())))
-                                                            : StoredWeight(on_host);
-        source->load(ctx, linear.rule.layer, linear.rule.projection, weight);
+        source->load(ctx, linear.rule.layer, linear.rule.projection, frozen_weight(ctx, linear));
         linear.drop();
     }
     return source;

@@ -44,6 +44,14 @@ std::optional<AdapterMargins> margins_of(ops::Context& ctx, const Adapters* adap
     return std::optional<AdapterMargins>(std::in_place, ctx, *adapters, layout, margins, arena);
 }
 
+void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK) {
+    if (const auto* packed = std::get_if<ops::Quant4Tensor>(&weight)) {
+        ops::dequantize_4bit(ctx, packed->view(), out_NK);
+    } else {
+        out_NK.copy_(std::get<at::Tensor>(weight));
+    }
+}
+
 void lend_norms(const StoredLayer& stored, LayerWeights& weights) {
     weights.input_norm_D = stored.input_norm_D;
     weights.post_norm_D = stored.post_norm_D;
@@ -135,12 +143,7 @@ void ResidentSource::load(ops::Context& ctx, int layer, Projection p, const Stor
     const Group g = group_of(p);
     for (const Slice& slice : layout_[g].slices) {
         if (slice.projection != p) continue;
-        const at::Tensor out_NK = layers_.at(static_cast<std::size_t>(layer))[g].w_NK.narrow(0, slice.n_begin, slice.n);
-        if (const auto* packed = std::get_if<ops::Quant4Tensor>(&weight)) {
-            ops::dequantize_4bit(ctx, packed->view(), out_NK);
-        } else {
-            out_NK.copy_(std::get<at::Tensor>(weight));
-        }
+        expand(ctx, weight, layers_.at(static_cast<std::size_t>(layer))[g].w_NK.narrow(0, slice.n_begin, slice.n));
     }
 }
 

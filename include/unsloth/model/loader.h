@@ -67,6 +67,7 @@ class ModelPlan {
     bool resident_source() const;
     bool expands_4bit() const;
     void require_fp8() const;
+    StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
     at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;
     bool embedding_on_host() const;
     void plan_resident();

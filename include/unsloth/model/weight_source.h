@@ -69,6 +69,9 @@ class WeightSource {
 /// A projection as it lies in memory: 4-bit, or a 16/32-bit matrix [N, K].
 using StoredWeight = std::variant<ops::Quant4Tensor, at::Tensor>;
 
+/// out_NK = the weight's values in out's type: 4-bit ones (on the context's device) are expanded, matrices (on any device) copied.
+void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK);
+
 struct StoredLayer {
     std::array<StoredWeight, projection_count> projections;
     std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
