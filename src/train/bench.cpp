@@ -176,9 +176,8 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     model::ModelPlan plan(opened.file, load);
     choose_memory_use(loaded.config, plan);
     require_memory(plan);
-    ops::Context ctx(device);
-    ctx.deterministic = loaded.config.training.deterministic;
-    ctx.library_products = loaded.config.hardware.kernels == KernelChoice::library;
+    const std::unique_ptr<ops::Context> context = make_context(loaded.config, device);
+    ops::Context& ctx = *context;
     model::Model model(ctx, plan.load(ctx));
     const StepTimes times = time_steps(model, ctx, loaded.config, request, lengths);
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();

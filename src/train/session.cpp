@@ -251,13 +251,18 @@ void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::f
     log::info("trace in ", trace.string());
 }
 
+std::unique_ptr<ops::Context> make_context(const Config& config, at::Device device) {
+    auto ctx = std::make_unique<ops::Context>(device);
+    ctx->deterministic = config.training.deterministic;
+    ctx->library_products = config.hardware.kernels == KernelChoice::library;
+    return ctx;
+}
+
 LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                                int64_t head_rows) {
     const at::Device device = choose_device(loaded.config.hardware.device);
     LoadedModel result;
-    result.ctx = std::make_unique<ops::Context>(device);
-    result.ctx->deterministic = loaded.config.training.deterministic;
-    result.ctx->library_products = loaded.config.hardware.kernels == KernelChoice::library;
+    result.ctx = make_context(loaded.config, device);
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
     request.sizes.tokens = request.sizes.longest = tokens;
     request.sizes.segments = segments;

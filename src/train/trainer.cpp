@@ -160,9 +160,7 @@ Config Trainer::effective_config() const {
 
 void Trainer::load() {
     require_memory(*plan_);
-    ctx_ = std::make_unique<ops::Context>(device_);
-    ctx_->deterministic = config().training.deterministic;
-    ctx_->library_products = config().hardware.kernels == KernelChoice::library;
+    ctx_ = make_context(config(), device_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_));
     const TrainingOptions& t = config().training;
     StepSettings settings;

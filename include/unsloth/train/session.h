@@ -58,6 +58,9 @@ void require_memory(const model::ModelPlan& plan);
 /// Runs `step` with a profiler: logs its regions' times and writes a Chrome trace. Waits for the device.
 void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step);
 
+/// A context on `device` with what the configuration says of reductions and kernels.
+std::unique_ptr<ops::Context> make_context(const Config& config, at::Device device);
+
 /// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
 struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
