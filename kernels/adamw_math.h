@@ -96,8 +96,8 @@ UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, boo
 }
 
 /// bitsandbytes' new moments from the dequantised ones. `v_floor`: see v_floor_8bit.
-UNSLOTH_HOST_DEVICE void moments_8bit(const Constants& c, const Factors& f, float gradient, float v_floor, float& m,
-                                      float& v) {
+UNSLOTH_HOST_DEVICE void moments_8bit(const Constants& c, const Factors& f, float gradient, float v_floor,
+                                      float& m, float& v) {
     const float g = mul(gradient, f.clip);
     m = add(mul(m, c.beta1), mul(f.rest1_8, g));
     v = add(mul(v, c.beta2), mul(mul(f.rest2_8, g), g));
@@ -119,13 +119,14 @@ UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool
 inline constexpr int zero_code_m = 127;  ///< the signed map's entry 0
 inline constexpr int zero_code_v = 0;    ///< the unsigned map's entry 0
 
-/// Guard: a second moment that rounded to 0 beside a first moment that did not is unknown between 0 and the
-/// map's first step. A gradient of (nearly) zero would then divide m by eps alone and the element would jump,
-/// so v does not fall below what the smallest non-zero entry would have become. `smallest`: that entry,
-/// maps[256 + 1].
+/// A second moment that rounded to 0 beside a first moment that did not is unknown between 0 and the map's
+/// first step.
 UNSLOTH_HOST_DEVICE bool v_is_unknown(int code_m, int code_v) {
     return code_v == zero_code_v && code_m != zero_code_m;
 }
+/// Guard: with such a second moment a gradient of (nearly) zero would divide m by eps alone and the element
+/// would jump, so v does not fall below what the smallest non-zero entry would have become. `smallest`: that
+/// entry, maps[256 + 1].
 UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest,
                                        float absmax_v) {
     return v_is_unknown(code_m, code_v) ? mul(mul(smallest, absmax_v), c.beta2) : 0.0F;

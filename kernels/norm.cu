@@ -1,12 +1,12 @@
 // RMSNorm, forward and backward, over rows that stay in registers between the reduction and the result.
 //
 // A row belongs to `blockDim.x` threads: up to 32 lanes of a warp (then blockDim.y rows share the block), or the whole
-// block. Each thread owns the same columns of every row it meets, so weights are read once and the weight's gradient is
-// summed in registers. Blocks loop over rows. Rows too long for registers, and rows that 16-byte packs do not fit, take
-// the streaming kernels, which read a row twice (again from the L1 cache).
-#include "kernels/common.h"
-#include "kernels/device.cuh"
-#include "kernels/norm.h"
+// block. Each thread owns the same columns of every row it meets; in the backward, where blocks loop over rows,
+// weights are thus read once and the weight's gradient is summed in registers. Rows too long for registers, and
+// rows that 16-byte packs do not fit, take norm_stream.cuh's kernels, which read a row twice (again from L1).
+#include <type_traits>
+
+#include "kernels/norm_stream.cuh"
 
 namespace unsloth::kernels {
 
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int max_threads = 512;
 constexpr int group_threads = 256;  // of a block whose warps hold several rows
-constexpr int stream_threads = 256;
 constexpr int dweight_blocks = 264;  // fixed, so that the order of summation does not depend on the card
+constexpr int64_t one_pass = INT32_MAX;  // blocks: each meets its rows and ends
 constexpr int max_packs = 2;         // 16-byte packs of a row in one thread's registers
 
 /// How a row of `columns` elements is spread over threads by packs of `width` elements.
@@ -38,12 +38,6 @@ Geometry geometry_for(int64_t columns, int width) {
     return {per_thread, static_cast<int>(threads), 1};
 }
 
-template <class View>
-__device__ __forceinline__ int64_t row_offset(const View& view, uint32_t row, uint32_t heads) {
-    const uint32_t token = heads == 1 ? row : row / heads;
-    return token * view.token_stride + (row - token * heads) * view.head_stride;
-}
-
 /// Sum over the threads of a row, the same in each of them.
 template <bool kWithinWarp>
 __device__ __forceinline__ float row_sum(float v, float* shared) {
@@ -55,29 +49,31 @@ __device__ __forceinline__ float row_sum(float v, float* shared) {
     }
 }
 
-/// The columns of one row that a thread owns: pack i covers columns (i * blockDim.x + threadIdx.x) * V ...
-template <class T, int N>
+/// Pack i of a thread is pack i * blockDim.x + threadIdx.x of the row.
+__device__ __forceinline__ int pack_of(int i) {
+    return i * blockDim.x + threadIdx.x;
+}
+/// Whether there is one. kFull: there always is, which spares registers.
+template <bool kFull>
+__device__ __forceinline__ bool owns(int i, int packs) {
+    return kFull || pack_of(i) < packs;
+}
+
+/// The columns of one row that a thread owns. What it does not own it may load as well, without a branch (the
+/// row's last pack), but must not use.
+template <class T, int N, bool kFull>
 struct RowPart {
     static constexpr int V = vector_width<T>;
     Pack<T, V> pack[N];
 
     __device__ __forceinline__ void load(const T* row, int packs) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const int p = i * blockDim.x + threadIdx.x;
-            if (p < packs) {
-                pack[i] = load_pack<V>(row + p * V);
-            } else {
-#pragma unroll
-                for (int k = 0; k < V; ++k) pack[i].v[k] = from_float<T>(0.f);
-            }
-        }
+        for (int i = 0; i < N; ++i) pack[i] = load_pack<V>(row + (kFull ? pack_of(i) : min(pack_of(i), packs - 1)) * V);
     }
     __device__ __forceinline__ void store(T* row, int packs) const {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const int p = i * blockDim.x + threadIdx.x;
-            if (p < packs) store_pack(row + p * V, pack[i]);
+            if (owns<kFull>(i, packs)) store_pack(row + pack_of(i) * V, pack[i]);
         }
     }
     __device__ __forceinline__ float at(int i, int k) const {
@@ -85,21 +81,7 @@ struct RowPart {
     }
 };
 
-/// V columns of the weight, in fp32.
-template <class T, int V>
-__device__ __forceinline__ void load_weight(const void* weight, DType type, int64_t column, float (&w)[V]) {
-    if (type == DType::f32) {
-        const auto loaded = load_pack<V>(static_cast<const float*>(weight) + column);
-#pragma unroll
-        for (int k = 0; k < V; ++k) w[k] = loaded.v[k];
-    } else {
-        const auto loaded = load_pack<V>(static_cast<const T*>(weight) + column);
-#pragma unroll
-        for (int k = 0; k < V; ++k) w[k] = to_float(loaded.v[k]);
-    }
-}
-
-/// A thread's columns of the weight.
+/// A thread's columns of the weight in fp32.
 template <class T, int N>
 struct WeightPart {
     static constexpr int V = vector_width<T>;
@@ -108,64 +90,53 @@ struct WeightPart {
     __device__ __forceinline__ WeightPart(const void* weight, DType type, int packs) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const int p = i * blockDim.x + threadIdx.x;
-            if (p < packs) load_weight<T>(weight, type, p * V, w[i]);
+            if (pack_of(i) < packs) load_weight<T>(weight, type, pack_of(i) * V, w[i]);
         }
     }
 };
 
-__device__ __forceinline__ void report(const BadSite& site) {
-    if (site.first != nullptr) atomicMin(site.first, site.code);
-}
-
-template <class T, int N, bool kWithinWarp>
+/// A block its rows, once: another block is at work while this one sums, which keeps more in flight than a loop that
+/// loads a row ahead.
+template <class T, class W, int N, bool kWithinWarp, bool kFull>
 __global__ void __launch_bounds__(max_threads) norm_forward_kernel(const NormForward p, uint32_t rows, int packs) {
     constexpr int V = vector_width<T>;
     __shared__ float shared[32];
-    const WeightPart<T, N> weight(p.weight, p.shape.weight_type, packs);
     const auto heads = static_cast<uint32_t>(p.shape.heads);
-    const float inv_columns = 1.f / static_cast<float>(p.shape.columns);
-    const T* x = static_cast<const T*>(p.x.data);
-    T* y = static_cast<T*>(p.y.data);
-
-    const uint32_t step = gridDim.x * blockDim.y;
-    uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
-    RowPart<T, N> part;
-    part.load(x + row_offset(p.x, row, heads), row < rows ? packs : 0);
-    // The block leaves the loop as one: its first row decides.
-    for (uint32_t first = row - threadIdx.y; first < rows; first += step, row += step) {
-        RowPart<T, N> next;  // in flight while this row is summed
-        next.load(x + row_offset(p.x, row + step, heads), row + step < rows ? packs : 0);
-        float squares = 0.f;
+    const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
+    RowPart<T, N, kFull> part;
+    part.load(static_cast<const T*>(p.x.data) + row_offset(p.x, min(row, rows - 1), heads), packs);
+    Pack<W, V> weight[N];  // converted where it is used: few registers meanwhile
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < N; ++i)
+        if (owns<kFull>(i, packs)) weight[i] = load_pack<V>(static_cast<const W*>(p.weight) + pack_of(i) * V);
+    float squares = 0.f;
 #pragma unroll
-            for (int k = 0; k < V; ++k) squares += part.at(i, k) * part.at(i, k);
-        }
-        squares = row_sum<kWithinWarp>(squares, shared);
-        const float rstd = rsqrtf(squares * inv_columns + p.eps);
-        if (row < rows) {
-            RowPart<T, N> result;
+    for (int i = 0; i < N; ++i) {
+        if (!owns<kFull>(i, packs)) break;
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
+        for (int k = 0; k < V; ++k) squares += part.at(i, k) * part.at(i, k);
+    }
+    squares = row_sum<kWithinWarp>(squares, shared);
+    const float rstd = rsqrtf(squares * (1.f / static_cast<float>(p.shape.columns)) + p.eps);
+    if (row >= rows) return;
+    RowPart<T, N, kFull> result;
 #pragma unroll
-                for (int k = 0; k < V; ++k) {
-                    result.pack[i].v[k] = from_float<T>(part.at(i, k) * rstd * weight.w[i][k]);
-                }
-            }
-            result.store(y + row_offset(p.y, row, heads), packs);
-            if (threadIdx.x == 0) {
-                p.rstd[row] = rstd;
-                if (!isfinite(squares)) report(p.site);
-            }
-        }
-        part = next;
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+        for (int k = 0; k < V; ++k)
+            result.pack[i].v[k] = from_float<T>(part.at(i, k) * rstd * to_float(weight[i].v[k]));
+    }
+    result.store(static_cast<T*>(p.y.data) + row_offset(p.y, row, heads), packs);
+    if (threadIdx.x == 0) {
+        p.rstd[row] = rstd;
+        if (!isfinite(squares)) report(p.site);
     }
 }
 
 /// dx (+)= rstd (g - x rstd^2 mean(g x)), g = dy weight; dweight += dy x rstd. kRebuild: y as the forward has it.
-template <class T, int N, bool kWithinWarp, bool kWeightGradient, bool kRebuild>
-__global__ void __launch_bounds__(max_threads) norm_backward_kernel(const NormBackward p, uint32_t rows, int packs) {
+template <class T, int N, bool kWithinWarp, bool kFull, bool kWeightGradient, bool kRebuild>
+__global__ void __maxnreg__(kWeightGradient ? 128 : kFull ? 80 : 96)
+    norm_backward_kernel(const NormBackward p, uint32_t rows, int packs) {
     constexpr int V = vector_width<T>;
     __shared__ float shared[32];
     const WeightPart<T, N> weight(p.weight, p.shape.weight_type, packs);
@@ -175,25 +146,28 @@ __global__ void __launch_bounds__(max_threads) norm_backward_kernel(const NormBa
 
     for (uint32_t first = blockIdx.x * blockDim.y; first < rows; first += gridDim.x * blockDim.y) {
         const uint32_t row = first + threadIdx.y;
-        const int row_packs = row < rows ? packs : 0;
-        T* dx_row = static_cast<T*>(p.dx.data) + row_offset(p.dx, row, heads);
-        RowPart<T, N> dy, x, dx, y;
-        dy.load(static_cast<const T*>(p.dy.data) + row_offset(p.dy, row, heads), row_packs);
-        x.load(static_cast<const T*>(p.x.data) + row_offset(p.x, row, heads), row_packs);
-        dx.load(dx_row, p.accumulate ? row_packs : 0);
-        const float rstd = row < rows ? p.rstd[row] : 0.f;
+        const uint32_t source = min(row, rows - 1);
+        T* dx_row = static_cast<T*>(p.dx.data) + row_offset(p.dx, source, heads);
+        RowPart<T, N, kFull> dy, x, dx = {}, y;
+        dy.load(static_cast<const T*>(p.dy.data) + row_offset(p.dy, source, heads), packs);
+        x.load(static_cast<const T*>(p.x.data) + row_offset(p.x, source, heads), packs);
+        if (p.accumulate) dx.load(dx_row, packs);
+        const float rstd = p.rstd[source];
 
         float dot = 0.f;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
+            if (!owns<kFull>(i, packs)) break;
 #pragma unroll
             for (int k = 0; k < V; ++k) dot += dy.at(i, k) * weight.w[i][k] * x.at(i, k);
         }
         dot = row_sum<kWithinWarp>(dot, shared);
+        if (row >= rows) continue;  // the block's last round, and no barrier left in it
         const float projection = rstd * rstd * dot * inv_columns;
         float probe = 0.f;  // NaN as soon as a result is not finite
 #pragma unroll
         for (int i = 0; i < N; ++i) {
+            if (!owns<kFull>(i, packs)) break;
 #pragma unroll
             for (int k = 0; k < V; ++k) {
                 const float g = dy.at(i, k) * weight.w[i][k];
@@ -203,109 +177,18 @@ __global__ void __launch_bounds__(max_threads) norm_backward_kernel(const NormBa
                 if constexpr (kRebuild) y.pack[i].v[k] = from_float<T>(x.at(i, k) * rstd * weight.w[i][k]);
             }
         }
-        dx.store(dx_row, row_packs);
-        if constexpr (kRebuild) y.store(static_cast<T*>(p.y.data) + row_offset(p.y, row, heads), row_packs);
+        dx.store(dx_row, packs);
+        if constexpr (kRebuild) y.store(static_cast<T*>(p.y.data) + row_offset(p.y, row, heads), packs);
         if (probe != 0.f) report(p.site);
     }
     if constexpr (kWeightGradient) {
         float* partial = p.partials + (blockIdx.x * blockDim.y + threadIdx.y) * p.shape.columns;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const int pack = i * blockDim.x + threadIdx.x;
-            if (pack < packs) {
+            if (!owns<kFull>(i, packs)) break;
 #pragma unroll
-                for (int k = 0; k < V; ++k) partial[pack * V + k] = dweight[i][k];
-            }
+            for (int k = 0; k < V; ++k) partial[pack_of(i) * V + k] = dweight[i][k];
         }
-    }
-}
-
-template <class T, int V>
-__global__ void __launch_bounds__(stream_threads) norm_forward_stream_kernel(const NormForward p, uint32_t rows) {
-    __shared__ float shared[32];
-    const auto heads = static_cast<uint32_t>(p.shape.heads);
-    const int64_t columns = p.shape.columns;
-    for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T* x = static_cast<const T*>(p.x.data) + row_offset(p.x, row, heads);
-        T* y = static_cast<T*>(p.y.data) + row_offset(p.y, row, heads);
-        float squares = 0.f;
-#pragma unroll 4
-        for (int64_t c = threadIdx.x * V; c < columns; c += stream_threads * V) {
-            const auto pack = load_pack<V>(x + c);
-#pragma unroll
-            for (int k = 0; k < V; ++k) squares += to_float(pack.v[k]) * to_float(pack.v[k]);
-        }
-        squares = block_sum(squares, shared);
-        const float rstd = rsqrtf(squares / static_cast<float>(columns) + p.eps);
-        for (int64_t c = threadIdx.x * V; c < columns; c += stream_threads * V) {
-            auto pack = load_pack<V>(x + c);
-            float w[V];
-            load_weight<T>(p.weight, p.shape.weight_type, c, w);
-#pragma unroll
-            for (int k = 0; k < V; ++k) pack.v[k] = from_float<T>(to_float(pack.v[k]) * rstd * w[k]);
-            store_pack(y + c, pack);
-        }
-        if (threadIdx.x == 0) {
-            p.rstd[row] = rstd;
-            if (!isfinite(squares)) report(p.site);
-        }
-    }
-}
-
-template <class T, int V>
-__global__ void __launch_bounds__(stream_threads) norm_backward_stream_kernel(const NormBackward p, uint32_t rows) {
-    __shared__ float shared[32];
-    const auto heads = static_cast<uint32_t>(p.shape.heads);
-    const int64_t columns = p.shape.columns;
-    float* partial = p.partials + blockIdx.x * columns;  // a thread only meets its own columns of it
-    for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        const T* dy_row = static_cast<const T*>(p.dy.data) + row_offset(p.dy, row, heads);
-        const T* x_row = static_cast<const T*>(p.x.data) + row_offset(p.x, row, heads);
-        T* dx_row = static_cast<T*>(p.dx.data) + row_offset(p.dx, row, heads);
-        T* y_row = p.y.data != nullptr ? static_cast<T*>(p.y.data) + row_offset(p.y, row, heads) : nullptr;
-        const float rstd = p.rstd[row];
-        float dot = 0.f;
-#pragma unroll 2
-        for (int64_t c = threadIdx.x * V; c < columns; c += stream_threads * V) {
-            const auto dy = load_pack<V>(dy_row + c);
-            const auto x = load_pack<V>(x_row + c);
-            float w[V];
-            load_weight<T>(p.weight, p.shape.weight_type, c, w);
-#pragma unroll
-            for (int k = 0; k < V; ++k) dot += to_float(dy.v[k]) * w[k] * to_float(x.v[k]);
-        }
-        dot = block_sum(dot, shared);
-        const float projection = rstd * rstd * dot / static_cast<float>(columns);
-        float probe = 0.f;
-        for (int64_t c = threadIdx.x * V; c < columns; c += stream_threads * V) {
-            const auto dy = load_pack<V>(dy_row + c);  // before dx is written, which may be dy
-            const auto x = load_pack<V>(x_row + c);
-            Pack<T, V> dx = {};
-            if (p.accumulate) dx = load_pack<V>(dx_row + c);
-            float w[V];
-            load_weight<T>(p.weight, p.shape.weight_type, c, w);
-#pragma unroll
-            for (int k = 0; k < V; ++k) {
-                const float g = to_float(dy.v[k]) * w[k];
-                dx.v[k] = from_float<T>(to_float(dx.v[k]) + rstd * (g - to_float(x.v[k]) * projection));
-                probe += to_float(dx.v[k]) * 0.f;
-            }
-            store_pack(dx_row + c, dx);
-            if (y_row != nullptr) {
-                Pack<T, V> y;
-#pragma unroll
-                for (int k = 0; k < V; ++k) y.v[k] = from_float<T>(to_float(x.v[k]) * rstd * w[k]);
-                store_pack(y_row + c, y);
-            }
-            if (p.dweight != nullptr) {
-#pragma unroll
-                for (int k = 0; k < V; ++k) {
-                    const float before = row == blockIdx.x ? 0.f : partial[c + k];
-                    partial[c + k] = before + to_float(dy.v[k]) * (to_float(x.v[k]) * rstd);
-                }
-            }
-        }
-        if (probe != 0.f) report(p.site);
     }
 }
 
@@ -342,29 +225,40 @@ int64_t resident(Kernel kernel, const Geometry& geometry) {
     return resident_blocks(reinterpret_cast<const void*>(kernel), geometry.threads * geometry.rows, 0);
 }
 
-template <class T, int N, bool kWithinWarp>
-void launch_forward(const NormForward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
-    const auto kernel = norm_forward_kernel<T, N, kWithinWarp>;
-    const int packs = static_cast<int>(params.shape.columns / vector_width<T>);
-    launch_over_rows(kernel, geometry, resident(kernel, geometry), rows, params, stream, packs);
+/// Calls f(std::bool_constant) for `value`.
+template <class F>
+void with_bool(bool value, F f) {
+    value ? f(std::true_type{}) : f(std::false_type{});
 }
 
-template <class T, int N, bool kWithinWarp, bool kRebuild>
-void launch_backward_as(const NormBackward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
+template <class T, int N, bool kWithinWarp>
+void launch_forward(const NormForward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
     const int packs = static_cast<int>(params.shape.columns / vector_width<T>);
-    if (params.dweight != nullptr) {
-        launch_over_rows(norm_backward_kernel<T, N, kWithinWarp, true, kRebuild>, geometry, dweight_blocks, rows,
-                         params, stream, packs);
-    } else {
-        const auto kernel = norm_backward_kernel<T, N, kWithinWarp, false, kRebuild>;
-        launch_over_rows(kernel, geometry, resident(kernel, geometry), rows, params, stream, packs);
-    }
+    with_bool(packs == N * geometry.threads, [&](auto full) {
+        if (params.shape.weight_type == DType::f32) {
+            launch_over_rows(norm_forward_kernel<T, float, N, kWithinWarp, full()>, geometry, one_pass, rows, params,
+                             stream, packs);
+        } else {
+            launch_over_rows(norm_forward_kernel<T, T, N, kWithinWarp, full()>, geometry, one_pass, rows, params,
+                             stream, packs);
+        }
+    });
 }
 
 template <class T, int N, bool kWithinWarp>
 void launch_backward(const NormBackward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
-    params.y.data != nullptr ? launch_backward_as<T, N, kWithinWarp, true>(params, geometry, rows, stream)
-                             : launch_backward_as<T, N, kWithinWarp, false>(params, geometry, rows, stream);
+    const int packs = static_cast<int>(params.shape.columns / vector_width<T>);
+    with_bool(params.y.data != nullptr, [&](auto rebuild) {
+        if (params.dweight != nullptr) {
+            launch_over_rows(norm_backward_kernel<T, N, kWithinWarp, false, true, rebuild()>, geometry, dweight_blocks,
+                             rows, params, stream, packs);
+            return;
+        }
+        with_bool(packs == N * geometry.threads, [&](auto full) {
+            const auto kernel = norm_backward_kernel<T, N, kWithinWarp, full(), false, rebuild()>;
+            launch_over_rows(kernel, geometry, resident(kernel, geometry), rows, params, stream, packs);
+        });
+    });
 }
 
 template <class T, int V>

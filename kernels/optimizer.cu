@@ -18,10 +18,8 @@ constexpr int per_lane = block_elements / warp;  // 8: four consecutive elements
 constexpr uint8_t flag_decays = 1, flag_8bit = 2;
 // Magnitudes between which no quotient or remainder of the quick arithmetic below underflows or overflows.
 constexpr float least_usual = 0x1p-72F, most_usual = 0x1p48F, least_usual_v = 0x1p-100F;
-/// Of a thread block of the update: few and large ones where each fills tables first.
-template <bool k8bit>
-constexpr int step_threads = k8bit ? 512 : 256;
-constexpr int64_t most_step_blocks = 2048;  // enough for every card; a warp then takes several blocks of elements
+constexpr int resident_steps = 3;  // thread blocks of the update on a multiprocessor: registers before warps
+constexpr int64_t most_blocks = 2048;  // enough for every card; a warp then takes several blocks of elements
 
 /// The maps, and the tables that find a value's code in them: once a thread block.
 struct Tables {
@@ -32,7 +30,8 @@ struct Tables {
 
 template <class Codes>
 __device__ void fill_entries(const float* map, uint32_t* sorted, uint32_t* entries) {
-    for (int k = threadIdx.x; k < Codes::thresholds; k += blockDim.x) sorted[k] = bits_of_float(Codes::threshold(map, k));
+    for (int k = threadIdx.x; k < Codes::thresholds; k += blockDim.x)
+        sorted[k] = bits_of_float(Codes::threshold(map, k));
     __syncthreads();
     for (int bucket = threadIdx.x; bucket < Codes::buckets; bucket += blockDim.x)
         entries[bucket] = Codes::entry(sorted, bucket);
@@ -99,9 +98,9 @@ __device__ __forceinline__ void step_32bit(const AdamwArgs& args, const Factors&
     store_8(v_slot, v);
 }
 
-// Division and square root in the few instructions that give the rounded result where no intermediate leaves the normal
-// range (they are what the compiler puts on the quick side of its own): its test and its slow side, per operation, are
-// what 16 of each a thread cannot afford. `unusual` below is that test for all of a block's operations at once.
+// Division and square root in the few instructions that give the rounded result where no intermediate leaves the
+// normal range (they are what the compiler puts on the quick side of its own): its test and its slow side for each
+// operation, 32 of them a thread, are what takes time. `unusual` below is that test for a whole block.
 
 /// 1 / d to the last bit or so.
 __device__ __forceinline__ float reciprocal(float d) {
@@ -111,7 +110,7 @@ __device__ __forceinline__ float reciprocal(float d) {
 }
 __device__ __forceinline__ float quotient(float x, float d, float reciprocal_of_d) {
     const float q = __fmul_rn(x, reciprocal_of_d);
-    return fmaf(reciprocal_of_d, fmaf(-d, q, x), q);
+    return fmaf(-reciprocal_of_d, fmaf(d, q, -x), q);  // with these signs a zero keeps its own
 }
 /// The root of a normal number or of zero.
 __device__ __forceinline__ float quick_root(float x) {
@@ -119,6 +118,11 @@ __device__ __forceinline__ float quick_root(float x) {
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(fmaxf(x, least_usual_v)));
     const float s = __fmul_rn(x, r);
     return fmaf(fmaf(-s, s, x), __fmul_rn(r, 0.5F), s);
+}
+
+/// 0 < |x| < bound in two instructions: a zero wraps around.
+__device__ __forceinline__ bool is_below_but_not_zero(float x, float bound) {
+    return __float_as_uint(x) * 2 - 1 < __float_as_uint(bound) * 2 - 1;
 }
 
 /// A lane's moments of a block, their maxima over the block, and the parameters.
@@ -165,8 +169,7 @@ __device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& 
     const float old_absmax_m = args.absmax_m8[slot], old_absmax_v = args.absmax_v8[slot];
     const float least_v = mul(mul(tables.map[257], old_absmax_v), args.constants.beta2);
     b.largest_m = b.largest_v = 0.0F;
-    // -0 counts as unusual: a quick quotient loses its sign.
-    bool unusual = factors.eps8 < least_usual;
+    bool unusual = !(factors.eps8 >= least_usual && factors.eps8 < most_usual);
 #pragma unroll
     for (int k = 0; k < per_lane; ++k) {
         b.m[k] = mul(tables.map[b.code_m[k]], old_absmax_m);
@@ -176,8 +179,8 @@ __device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& 
         moments_8bit(args.constants, factors, g[k], v_floor, b.m[k], b.v[k]);
         b.largest_m = fmaxf(b.largest_m, fabsf(b.m[k]));
         b.largest_v = fmaxf(b.largest_v, b.v[k]);
-        unusual |= fabsf(b.m[k]) < least_usual && __float_as_uint(b.m[k]) != 0;
-        unusual |= b.v[k] < least_usual_v && b.v[k] != 0.0F;
+        unusual |= is_below_but_not_zero(b.m[k], least_usual);
+        unusual |= is_below_but_not_zero(b.v[k], least_usual_v);
     }
     b.largest_m = warp_maximum(b.largest_m);
     b.largest_v = warp_maximum(b.largest_v);
@@ -205,47 +208,54 @@ __device__ __forceinline__ void zero_8(float* to) {
     store_8(to, zeros);
 }
 
+/// Clears every gradient, where the update is skipped.
+__device__ void zero_gradients(const AdamwArgs& args) {
+    const int64_t step = int64_t{gridDim.x} * threads * 4, elements = args.blocks * block_elements;
+    for (int64_t i = (int64_t{blockIdx.x} * threads + threadIdx.x) * 4; i < elements; i += step)
+        *reinterpret_cast<float4*>(args.grads + i) = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+}
+
+/// Where a block's moments are, and BlockFlag.
+struct Place {
+    int slot;
+    uint8_t flags;
+};
+__device__ __forceinline__ Place place_of(const AdamwArgs& args, int64_t block) {
+    if (block >= args.blocks) return {0, 0};
+    return {args.slots[block], args.flags[block]};
+}
+
 /// A warp a block of 256 elements; the block's maximum needs shuffles only. k8bit: some moments are 8-bit; without
 /// them there are no tables.
 template <bool k8bit>
-__global__ void __launch_bounds__(step_threads<k8bit>, 1024 / step_threads<k8bit>) adamw_blocks(const __grid_constant__ AdamwArgs args) {
+__global__ void __launch_bounds__(threads, resident_steps) adamw_blocks(const __grid_constant__ AdamwArgs args) {
     __shared__ Tables tables;  // of no size where nothing refers to them
-    const bool skipped = args.outcome->skipped != 0;
-    if (skipped && !args.zero_gradients) return;
-    if constexpr (k8bit) {
-        if (!skipped) fill_tables(args.maps, tables);
+    if (args.outcome->skipped != 0) {
+        if (args.zero_gradients) zero_gradients(args);
+        return;
     }
+    if constexpr (k8bit) fill_tables(args.maps, tables);
     const Factors factors = make_factors(args.constants, *args.scalars, args.outcome->clip);
     const int lane = threadIdx.x % warp;
-    const int64_t warps = int64_t{gridDim.x} * (step_threads<k8bit> / warp);
-    int64_t block = int64_t{blockIdx.x} * (step_threads<k8bit> / warp) + threadIdx.x / warp;
-    if (block >= args.blocks) return;
-    uint8_t flags = args.flags[block];
-    int slot = args.slots[block];
-    while (true) {
-        // What the next round needs to find its moments is under way while this one computes.
-        const int64_t next = block + warps;
-        const uint8_t next_flags = next < args.blocks ? args.flags[next] : 0;
-        const int next_slot = next < args.blocks ? args.slots[next] : 0;
+    const int64_t warps = int64_t{gridDim.x} * (threads / warp);
+    int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp;
+    Place next = place_of(args, block);
+    for (; block < args.blocks; block += warps) {
+        const auto [slot, flags] = next;
+        next = place_of(args, block + warps);  // on its way while this block is computed
+        const bool decays = (flags & flag_decays) != 0;
         const int64_t first = block * block_elements + lane * 4;
-        if (!skipped) {
-            const bool decays = (flags & flag_decays) != 0;
-            float p[per_lane], g[per_lane];
-            load_8(args.params + first, p);
-            load_8(args.grads + first, g);
-            if (k8bit && (flags & flag_8bit) != 0) {
-                step_8bit(args, factors, tables, decays, slot, lane, g, p);
-            } else {
-                const int64_t place = int64_t{slot} * block_elements + lane * 4;
-                step_32bit(args, factors, decays, g, p, args.m32 + place, args.v32 + place);
-            }
-            store_8(args.params + first, p);
+        float p[per_lane], g[per_lane];
+        load_8(args.params + first, p);
+        load_8(args.grads + first, g);
+        if (k8bit && (flags & flag_8bit) != 0) {
+            step_8bit(args, factors, tables, decays, slot, lane, g, p);
+        } else {
+            const int64_t place = int64_t{slot} * block_elements + lane * 4;
+            step_32bit(args, factors, decays, g, p, args.m32 + place, args.v32 + place);
         }
+        store_8(args.params + first, p);
         if (args.zero_gradients) zero_8(args.grads + first);
-        if (next >= args.blocks) return;
-        block = next;
-        flags = next_flags;
-        slot = next_slot;
     }
 }
 
@@ -284,13 +294,12 @@ __global__ void __launch_bounds__(threads) finish_norm(const double* __restrict_
 
 template <bool k8bit>
 void launch_step(const AdamwArgs& args, cudaStream_t stream) {
-    constexpr int block_threads = step_threads<k8bit>;
     const auto kernel = adamw_blocks<k8bit>;
     // With tables to fill, no more thread blocks than run at once.
     const int64_t most =
-        k8bit ? resident_blocks(reinterpret_cast<const void*>(kernel), block_threads, 0) : most_step_blocks;
-    const auto grid = static_cast<unsigned>(std::min(ceil_div(args.blocks, block_threads / warp), most));
-    UNSLOTH_LAUNCH(kernel, grid, block_threads, 0, stream, args);
+        k8bit ? resident_blocks(reinterpret_cast<const void*>(kernel), threads, 0) : most_blocks;
+    const auto grid = static_cast<unsigned>(std::min(ceil_div(args.blocks, threads / warp), most));
+    UNSLOTH_LAUNCH(kernel, grid, threads, 0, stream, args);
 }
 
 }  // namespace

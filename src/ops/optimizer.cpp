@@ -12,7 +12,6 @@
 #endif
 #include "unsloth/core/error.h"
 #include "unsloth/spec/dynamic_map.h"
-#include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
 namespace {
@@ -173,7 +172,8 @@ void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* parti
 static_assert(norm_chunk_elements == kernels::norm_chunk);
 static_assert(block_decays == 1 && block_8bit == 2, "kernels/optimizer.cu spells the flags as numbers");
 
-void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {
+void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings,
+                   bool zero_gradients) {
     kernels::adamw_step({.blocks = state.flags_b.numel(),
                          .params = state.params_P.data_ptr<float>(),
                          .grads = state.grads_P.data_ptr<float>(),
@@ -222,7 +222,6 @@ int64_t gradient_norm_scratch(int64_t elements) {
 }
 
 void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch) {
-    const Region region(ctx, "gradient_norm");
     check_step_state(ctx);
     check_array(ctx, grads_P, "grads_P", at::kFloat, grads_P.numel());
     UNSLOTH_CHECK(grads_P.numel() % 4 == 0 && aligned(grads_P, 16),
@@ -245,7 +244,6 @@ void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& sc
 }
 
 void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {
-    const Region region(ctx, "adamw");
     check_state(ctx, state);
     if (!ctx.is_cuda()) {
         adamw_on_cpu(ctx, state, settings);

@@ -108,6 +108,10 @@ TEST_F(OptimizerGpuTest, ASkippedStepTouchesNoBit) {
     for (std::size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(same_bits(now[i], then[i])) << i;
 }
 
+TEST_F(OptimizerGpuTest, ZeroesGradientsAlsoAfterASkippedStep) {
+    expect_gradients_are_zeroed(*gpu, generator);
+}
+
 TEST_F(OptimizerGpuTest, NormEqualsTheCpu) {
     StepState cpu_step(cpu), gpu_step(*gpu);
     for (const int64_t elements : {0, 4, 256, 16384, 16388, 1000448}) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -84,6 +86,32 @@ inline void set_step_fp32(golden::StepState& step, const ops::AdamwSettings& set
     step.scalars.bias_correction1 = correction(settings.beta1);
     step.scalars.bias_correction2 = correction(settings.beta2);
     step.store();
+}
+
+/// `zero_gradients` changes nothing but the gradients, and clears them whether or not the update happens.
+inline void expect_gradients_are_zeroed(ops::Context& ctx, at::Generator generator) {
+    const std::vector<uint8_t> flags = {ops::block_8bit, ops::block_decays,
+                                        ops::block_8bit | ops::block_decays, 0};
+    ops::AdamwState zeroed = make_state(flags, ctx.device());
+    zeroed.params_P.copy_(at::randn({1024}, generator));
+    const ops::AdamwState kept = copy_of(zeroed, ctx.device());
+    const ops::AdamwSettings settings;
+    golden::StepState step(ctx);
+    for (uint32_t number = 1; number <= 3; ++number) {
+        const at::Tensor gradients = at::randn({1024}, generator);
+        for (const ops::AdamwState* state : std::array<const ops::AdamwState*, 2>{&zeroed, &kept}) {
+            state->grads_P.copy_(gradients);
+            step.outcome.skipped = number == 2 ? 1 : 0;
+            set_step(step, settings, 1e-2, number);
+            ops::adamw_step(ctx, *state, settings, /*zero_gradients=*/state == &zeroed);
+        }
+        EXPECT_TRUE(golden::same_bits(zeroed.grads_P, at::zeros({1024}))) << number;
+        EXPECT_TRUE(golden::same_bits(kept.grads_P, gradients)) << number;
+        kept.grads_P.zero_();
+        const std::vector<at::Tensor> got = all_tensors(zeroed), expected = all_tensors(kept);
+        for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(golden::same_bits(got[i], expected[i])) << i;
+    }
+    EXPECT_TRUE(sentinels_hold(zeroed));
 }
 
 }  // namespace unsloth::optimizer_cases

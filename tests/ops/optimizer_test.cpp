@@ -7,7 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "kernels/adamw_math.h"
+#include "kernels/dynamic_codes.h"
 #include "ops/optimizer_cases.h"
 #include "unsloth/core/error.h"
 
@@ -63,6 +63,48 @@ TEST_F(OptimizerTest, NearestCodesFromAnyGuess) {
         }
         EXPECT_GT(ties, 0) << "the file should try values on a midpoint";
     }
+}
+
+/// Where the kernel's table and a search could differ: around every threshold and at every bucket's edge, for
+/// both signs.
+template <class Codes>
+void expect_codes_of_search(const float* map, bool is_signed) {
+    namespace adamw = kernels::adamw;
+    std::vector<float> midpoints(256);
+    for (std::size_t i = 0; i < 255; ++i) midpoints[i] = (map[i] + map[i + 1]) * 0.5F;
+    std::vector<uint32_t> sorted, entries,
+        tried = {0, 1, adamw::least_bits - 1, adamw::least_bits, adamw::one_bits};
+    for (int k = 0; k < Codes::thresholds; ++k) {
+        sorted.push_back(adamw::bits_of_float(Codes::threshold(map, k)));
+        for (uint32_t bits = sorted.back() - 2; bits <= sorted.back() + 2; ++bits) tried.push_back(bits);
+    }
+    ASSERT_TRUE(std::is_sorted(sorted.begin(), sorted.end()));
+    ASSERT_GE(sorted.front(), adamw::least_bits);
+    for (int bucket = 0; bucket < Codes::buckets; ++bucket) {
+        entries.push_back(Codes::entry(sorted.data(), bucket));
+        const uint32_t begin = (Codes::first + static_cast<uint32_t>(bucket)) << Codes::shift;
+        for (const uint32_t bits : {begin, begin + Codes::below / 2, begin + Codes::below})
+            if (bits <= adamw::one_bits) tried.push_back(bits);
+        EXPECT_LE(std::count_if(sorted.begin(), sorted.end(),
+                                [&](uint32_t t) { return t >> Codes::shift == begin >> Codes::shift; }),
+                  1);
+    }
+    for (const uint32_t bits : tried) {
+        const float x = adamw::float_of_bits(bits);
+        if (!is_signed) {
+            ASSERT_EQ(Codes::code(entries.data(), x), adamw::nearest_code(x, midpoints.data(), 128)) << x;
+            continue;
+        }
+        for (const float m : {x, -x})
+            ASSERT_EQ(adamw::signed_code(entries.data(), m, x),
+                      adamw::with_sign_of(m, adamw::nearest_code(m, midpoints.data(), 128)))
+                << m;
+    }
+}
+
+TEST_F(OptimizerTest, TableOfCodesEqualsASearch) {
+    expect_codes_of_search<kernels::adamw::SignedCodes>(ops::dynamic_map(true).data(), true);
+    expect_codes_of_search<kernels::adamw::UnsignedCodes>(ops::dynamic_map(false).data(), false);
 }
 
 struct TorchCase {
@@ -263,6 +305,10 @@ TEST_F(OptimizerTest, ASkippedStepTouchesNoBit) {
     ops::adamw_step(ctx, state, settings);
     const std::vector<at::Tensor> now = all_tensors(state), then = all_tensors(before);
     for (std::size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(same_bits(now[i], then[i])) << i;
+}
+
+TEST_F(OptimizerTest, ZeroesGradientsAlsoAfterASkippedStep) {
+    expect_gradients_are_zeroed(ctx, generator);
 }
 
 TEST_F(OptimizerTest, NormClipAndLossScale) {

@@ -61,8 +61,8 @@ int64_t gradient_norm_scratch(int64_t elements);  ///< bytes
 /// rounded to code 0 while the first had not, v is at least what the smallest non-zero code would have
 /// become, so that a (nearly) zero gradient cannot divide by eps alone. Gradients that outweigh that entry
 /// are untouched by the guard: codes stay bitsandbytes'. Nothing is changed when outcome->skipped. Gradients
-/// are left as they are, or with `zero_gradients` all zero (+0), also after a skipped step: the next step then
-/// needs no pass that clears them.
+/// are left as they are, or with `zero_gradients` all zero (+0), also after a skipped step: the next step
+/// then needs no pass that clears them.
 void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings,
                 bool zero_gradients = false);
 
