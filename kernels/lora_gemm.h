@@ -1,10 +1,10 @@
-// Launchers of LoRA's thin products on tensor cores: u = x·Aᵀ, and v = dy·sB with dB += s·dyᵀ·u in one read of dy. No LibTorch
-// here: pointers, strides, a stream. See include/unsloth/ops/lora.h.
+// Launchers of LoRA's thin products on tensor cores: u = x·Aᵀ, and v = dy·sB with dB += s·dyᵀ·u in one read of dy. No
+// LibTorch here: pointers, strides, a stream. See include/unsloth/ops/lora.h.
 //
-// Legend: T tokens, N a group's outputs, K its inputs, R its total rank (each projection's padded to 8), r one projection's.
-// Inputs and u, v: bf16 or f16, fp32 sums, rounded once. Gradients: fp32. Every sum has a fixed order for a given plan, and a
-// plan follows from the shapes and the card: the same call gives the same bits. Errors: CheckError for what lora_supports()
-// denies, runtime Error when a launch fails.
+// Legend: T tokens, N a group's outputs, K its inputs, R its total rank (each projection's padded to 8), r one
+// projection's. Inputs and u, v: bf16 or f16, fp32 sums, rounded once. Gradients: fp32. Every sum has a fixed order
+// for a given plan, and a plan follows from the shapes and the card: the same call gives the same bits. Errors:
+// CheckError for what lora_supports() denies, runtime Error when a launch fails.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,8 @@
 namespace unsloth::kernels {
 
 inline constexpr int most_lora_parts = 4;
-inline constexpr int64_t most_lora_rank = 64;  ///< R of the group for u, r of a part for v and dB
+inline constexpr int64_t most_projected_rank = 64;  ///< R of the group for u
+inline constexpr int64_t most_part_rank = 32;       ///< r of a part for v and dB: 64 measured slower than the library
 
 /// One projection's place in its group.
 struct LoraPart {
@@ -26,8 +27,8 @@ struct LoraPart {
     float* db = nullptr;         ///< [n, rank], contiguous, +=
 };
 
-/// How a product is cut up. tile: an index that the launcher knows; cluster: blocks that add their sums through shared
-/// memory (1 to 8); splits: further parts of the tokens, added by a second kernel.
+/// How a product is cut up. tile: an index that the launcher knows; cluster: blocks that add their sums through
+/// shared memory (1 to 8); splits: further parts of the tokens, added by a second kernel.
 struct LoraPlan {
     int tile = 0, cluster = 1, splits = 1;
 };
@@ -41,7 +42,8 @@ struct LoraProjection {
     Matrix u;       ///< [T, R], usually the columns right of x
     Matrix copy;    ///< [T, R]: a second u; no data: none
 };
-/// True when lora_u takes these operands: 16-bit types, 16-byte rows, 8 <= R <= 64, a card with clusters (sm_90 or later). Pure.
+/// True when lora_u takes these operands: 16-bit types, 16-byte rows, 8 <= R <= 64, a card with clusters (sm_90 or
+/// later). Pure.
 bool lora_supports(const LoraProjection& p, int compute_major);
 LoraPlan lora_plan(const LoraProjection& p);
 void lora_u(const LoraProjection& p, const LoraPlan& plan, cudaStream_t stream);
@@ -57,7 +59,7 @@ struct LoraBackward {
     const void* u = nullptr;  ///< [T, R], contiguous
     Matrix v;                 ///< [T, R], usually the columns right of dy; columns of no part are left alone
 };
-/// True when lora_v_db takes these operands: 16-bit types, 16-byte rows (sB's aside), r <= 64, sm_90 or later. Pure.
+/// True when lora_v_db takes these operands: 16-bit types, 16-byte rows (sB's aside), r <= 32, sm_90 or later. Pure.
 bool lora_supports(const LoraBackward& p, int compute_major);
 LoraPlan lora_plan(const LoraBackward& p, int multiprocessors);
 /// Bytes that let lora_v_db take all tokens at once, and the least that it works with.
@@ -65,7 +67,9 @@ struct LoraWorkspace {
     int64_t wanted = 0, least = 0;
 };
 LoraWorkspace lora_workspace(const LoraBackward& p, const LoraPlan& plan);
-/// Two kernels; with less workspace than wanted it takes the tokens in runs of two kernels each. `workspace`: aligned to 16.
-void lora_v_db(const LoraBackward& p, const LoraPlan& plan, void* workspace, int64_t workspace_bytes, cudaStream_t stream);
+/// Two kernels; with less workspace than wanted it takes the tokens in runs of two kernels each. `workspace`: aligned
+/// to 16.
+void lora_v_db(const LoraBackward& p, const LoraPlan& plan, void* workspace, int64_t workspace_bytes,
+               cudaStream_t stream);
 
 }  // namespace unsloth::kernels

@@ -44,21 +44,25 @@ __device__ __forceinline__ void load_tiles_4_transposed(uint32_t (&r)[4], uint32
 template <class T>
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <>
-__device__ __forceinline__ void multiply<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+__device__ __forceinline__ void multiply<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                        uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
 __device__ __forceinline__ void multiply<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 inline constexpr int most_cluster = 8;
 
-// --- clusters: blocks that run together and read each other's shared memory (sm_90) ------------------------------------
+// --- clusters: blocks that run together and read each other's shared memory (sm_90)
+// ------------------------------------
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define UNSLOTH_HAS_CLUSTERS 1
@@ -91,7 +95,8 @@ __device__ __forceinline__ void add(float4& sum, const float4& term) {
     sum.x += term.x, sum.y += term.y, sum.z += term.z, sum.w += term.w;
 }
 
-/// A sum over the cluster's blocks in the order of their ranks: the same bits in every run. All loads are under way at once.
+/// A sum over the cluster's blocks in the order of their ranks: the same bits in every run. All loads are under way
+/// at once.
 __device__ __forceinline__ float4 cluster_sum(uint32_t address, int blocks) {
     float4 terms[most_cluster];
 #pragma unroll
@@ -122,7 +127,8 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
     asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));
 }
 
-// --- memory barriers and bulk copies (sm_90) ----------------------------------------------------------------------------
+// --- memory barriers and bulk copies (sm_90)
+// ----------------------------------------------------------------------------
 
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
 #if UNSLOTH_HAS_CLUSTERS
@@ -151,18 +157,22 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
 #if UNSLOTH_HAS_CLUSTERS
     uint32_t done = 0;
     while (done == 0)
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
+        asm volatile(
+            "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
 #endif
 }
 /// Starts a copy of `bytes` (a multiple of 16, both ends aligned to 16) that reports to `barrier`.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t policy) {
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier,
+                                          uint64_t policy) {
 #if UNSLOTH_HAS_CLUSTERS
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+        "%4;\n" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
 #endif
 }
 /// How the second-level cache shall treat what is read: to be dropped first, or as usual.
@@ -175,15 +185,31 @@ __device__ __forceinline__ uint64_t cache_policy(bool drop_first) {
     return policy;
 }
 
-// --- launches -----------------------------------------------------------------------------------------------------------
+/// Lets a kernel that was launched with after_previous start, once every block has come here; its wait stays
+/// complete.
+__device__ __forceinline__ void release_next_kernel() {
+#if UNSLOTH_HAS_CLUSTERS
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+/// Waits for the kernel ahead on the stream and for what it wrote.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if UNSLOTH_HAS_CLUSTERS
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
 
-/// Launches `kernel(params)` with `cluster` blocks (along x) that share their shared memory. With `after_previous` it may
-/// start before the kernel ahead of it on the stream ends, and waits for it by itself (griddepcontrol.wait).
+// --- launches
+// -----------------------------------------------------------------------------------------------------------
+
+/// Launches `kernel(params)` with `cluster` blocks (along x) that share their shared memory. With `after_previous` it
+/// may start before the kernel ahead of it on the stream ends, and waits for it by itself (griddepcontrol.wait).
 template <class Params>
-void launch(void (*kernel)(Params), dim3 grid, int threads, std::size_t shared_bytes, int cluster, const Params& params,
-            cudaStream_t stream, bool after_previous = false) {
+void launch(void (*kernel)(Params), dim3 grid, int threads, std::size_t shared_bytes, int cluster,
+            const Params& params, cudaStream_t stream, bool after_previous = false) {
     UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared_bytes)));
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
     if (cluster > 1) {

@@ -18,7 +18,8 @@ bool rows_of_16_bytes(const Matrix& m) {
 }
 
 bool common(int64_t tokens, DType type, int compute_major) {
-    return compute_major >= 9 && (type == DType::bf16 || type == DType::f16) && tokens >= 0 && tokens <= int64_t{1} << 30;
+    return compute_major >= 9 && (type == DType::bf16 || type == DType::f16) && tokens >= 0 &&
+           tokens <= int64_t{1} << 30;
 }
 
 int64_t power_of_two_within(int64_t n) {
@@ -30,8 +31,8 @@ int64_t power_of_two_within(int64_t n) {
 }  // namespace
 
 bool lora_supports(const LoraProjection& p, int compute_major) {
-    return common(p.tokens, p.type, compute_major) && p.r >= 8 && p.r <= most_lora_rank && p.r % 8 == 0 && p.k >= 8 &&
-           p.k % 8 == 0 && rows_of_16_bytes(p.x) && rows_of_16_bytes(p.a) && rows_of_16_bytes(p.u) &&
+    return common(p.tokens, p.type, compute_major) && p.r >= 8 && p.r <= most_projected_rank && p.r % 8 == 0 &&
+           p.k >= 8 && p.k % 8 == 0 && rows_of_16_bytes(p.x) && rows_of_16_bytes(p.a) && rows_of_16_bytes(p.u) &&
            (p.copy.data == nullptr || rows_of_16_bytes(p.copy));
 }
 
@@ -45,11 +46,11 @@ bool lora_supports(const LoraBackward& p, int compute_major) {
     if (!common(p.tokens, p.type, compute_major) || p.part_count < 1 || p.part_count > most_lora_parts) return false;
     for (int i = 0; i < p.part_count; ++i) {
         const LoraPart& part = p.parts[i];
-        if (part.r % 8 != 0 || part.r > most_lora_rank || part.r_begin % 8 != 0 || part.rank > part.r) return false;
+        if (part.r % 8 != 0 || part.r > most_part_rank || part.r_begin % 8 != 0 || part.rank > part.r) return false;
         if (part.n % 8 != 0 || part.n_begin % 8 != 0 || (part.rank > 0 && part.db == nullptr)) return false;
     }
-    return p.r >= 8 && p.r % 8 == 0 && rows_of_16_bytes(p.dy) && rows_of_16_bytes(p.v) && rows_of_16_bytes(p.u, p.r) &&
-           p.b.data != nullptr;
+    return p.r >= 8 && p.r % 8 == 0 && rows_of_16_bytes(p.dy) && rows_of_16_bytes(p.v) &&
+           rows_of_16_bytes(p.u, p.r) && p.b.data != nullptr;
 }
 
 LoraPlan lora_plan(const LoraBackward& p, int multiprocessors) {
@@ -62,18 +63,21 @@ LoraPlan lora_plan(const LoraBackward& p, int multiprocessors) {
         return std::max<int64_t>(count, 1);
     };
     const int64_t steps = std::max<int64_t>((p.tokens + 15) / 16, 1);
-    const int narrow = widest <= 32 && (p.tokens > 256 || strips(512) > 32) ? 1 : 0;  // 512 columns or 256
+    const int narrow = p.tokens > 256 || strips(512) > 32 ? 1 : 0;  // 512 columns or 256
     if (p.tokens <= 1024) {
         // One cluster a strip, two steps or more a block: dB needs no second sum.
         const int64_t slots = p.tokens <= 256 ? multiprocessors : 2 * multiprocessors;
-        const int64_t most = std::min({int64_t{8}, std::max<int64_t>(steps / 2, 1), std::max<int64_t>(slots / strips(256 << narrow), 1)});
+        const int64_t most = std::min(
+            {int64_t{8}, std::max<int64_t>(steps / 2, 1), std::max<int64_t>(slots / strips(256 << narrow), 1)});
         return {.tile = narrow, .cluster = static_cast<int>(power_of_two_within(most)), .splits = 1};
     }
-    // One block a multiprocessor: wide strips, so that v has few parts; pairs of blocks, which every part of the chip can
-    // place, halve dB's. A power of two measured better than the last multiprocessor's use.
+    // One block a multiprocessor: wide strips, so that v has few parts; pairs of blocks, which every part of the chip
+    // can place, halve dB's. A power of two measured better than the last multiprocessor's use.
     const int wide = widest > 16 ? narrow : strips(1024) > 16 ? 2 : 3;
-    const int64_t blocks = power_of_two_within(std::max<int64_t>(multiprocessors / strips(std::min(256 << wide, 1024)), 2));
-    return {.tile = wide, .cluster = 2, .splits = static_cast<int>(std::min(blocks, power_of_two_within(steps)) / 2)};
+    const int64_t blocks =
+        power_of_two_within(std::max<int64_t>(multiprocessors / strips(std::min(256 << wide, 1024)), 2));
+    const int64_t within = std::min(blocks, power_of_two_within(steps)), cluster = within <= 4 ? within : 2;
+    return {.tile = wide, .cluster = static_cast<int>(cluster), .splits = static_cast<int>(within / cluster)};
 }
 
 }  // namespace unsloth::kernels

@@ -1,6 +1,6 @@
-// u = x·Aᵀ: few columns out of a long reduction. A cluster of blocks shares one tile of tokens, each block takes a part of
-// the reduction and each of its warp columns a part of that; the parts are added in shared memory, then across the cluster,
-// in a fixed order. One kernel, no workspace.
+// u = x·Aᵀ: few columns out of a long reduction. A cluster of blocks shares one tile of tokens, each block takes a
+// part of the reduction and each of its warp columns a part of that; the parts are added in shared memory, then
+// across the cluster, in a fixed order. One kernel, no workspace.
 #include "kernels/lora_gemm.h"
 #include "kernels/lora_mma.cuh"
 #include "unsloth/core/error.h"
@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
         for (int i = 0; i < kColumns * kChunks / kThreads; ++i) {
             const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
             const bool valid = row < p.r && k0 + column < p.k;
-            copy_async(a_stage + (row * Shared::kPitch + column) * 2, a + (valid ? row * p.a_stride + k0 + column : 0), valid);
+            copy_async(a_stage + (row * Shared::kPitch + column) * 2,
+                       a + (valid ? row * p.a_stride + k0 + column : 0), valid);
         }
     };
 
@@ -140,7 +141,8 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
             float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
             float4 total = *reinterpret_cast<float4*>(at);
 #pragma unroll
-            for (int d = 1; d < Tile::kDepthWarps; ++d) add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
+            for (int d = 1; d < Tile::kDepthWarps; ++d)
+                add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
             *reinterpret_cast<float4*>(at) = total;
         }
     }
@@ -152,10 +154,10 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
         const uint32_t at = base + (row * kPitch + column) * 4;
         const float4 low = cluster_sum(at, p.cluster), high = cluster_sum(at + 16, p.cluster);
         Pack<T, 8> result = {{from_float<T>(low.x), from_float<T>(low.y), from_float<T>(low.z), from_float<T>(low.w),
-                              from_float<T>(high.x), from_float<T>(high.y), from_float<T>(high.z), from_float<T>(high.w)}};
+                              from_float<T>(high.x), from_float<T>(high.y), from_float<T>(high.z),
+                              from_float<T>(high.w)}};
         store_pack(static_cast<T*>(p.out) + token * p.out_stride + column, result);
-        if (p.copy != nullptr)
-            store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
+        if (p.copy != nullptr) store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
     }
     cluster_barrier();  // nobody leaves while others read its sums
 }
@@ -163,8 +165,8 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
 template <class T, class Tile, int kColumns>
 void run_tile(const ProjectParams& p, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster));
-    launch(&project_kernel<T, Tile, kColumns>, grid, Tile::kThreads, ProjectShared<Tile, kColumns>::kBytes, p.cluster, p,
-           stream);
+    launch(&project_kernel<T, Tile, kColumns>, grid, Tile::kThreads, ProjectShared<Tile, kColumns>::kBytes, p.cluster,
+           p, stream);
 }
 
 template <class T, int kColumns>

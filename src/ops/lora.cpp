@@ -15,15 +15,19 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& x, int
     check_tensor(ctx, name, x, {rows, columns}, dtype);
 }
 
-/// Slices stand in their group one after another; gradients are there where `gradient` says, [rows of a slice, columns].
-void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int64_t n, int64_t k, int64_t r, bool of_b) {
+/// Slices stand in their group one after another; gradients are there where `gradient` says, [rows of a slice,
+/// columns].
+void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int64_t n, int64_t k, int64_t r,
+                  bool of_b) {
     for (const LoraSlice& slice : slices) {
-        UNSLOTH_CHECK(slice.r % 8 == 0 && slice.r_begin % 8 == 0 && slice.r_begin >= 0 && slice.r >= 0 && slice.r_begin + slice.r <= r,
+        UNSLOTH_CHECK(slice.r % 8 == 0 && slice.r_begin % 8 == 0 && slice.r_begin >= 0 && slice.r >= 0 &&
+                          slice.r_begin + slice.r <= r,
                       "lora: rank columns ", slice.r_begin, " + ", slice.r, " of ", r);
-        UNSLOTH_CHECK(slice.rank >= 0 && slice.rank <= slice.r, "lora: rank ", slice.rank, " in ", slice.r, " columns");
+        UNSLOTH_CHECK(slice.rank >= 0 && slice.rank <= slice.r, "lora: rank ", slice.rank, " in ", slice.r,
+                      " columns");
         if (of_b)
-            UNSLOTH_CHECK(slice.n_begin >= 0 && slice.n > 0 && slice.n_begin + slice.n <= n, "lora: outputs ", slice.n_begin, " + ",
-                          slice.n, " of ", n);
+            UNSLOTH_CHECK(slice.n_begin >= 0 && slice.n > 0 && slice.n_begin + slice.n <= n, "lora: outputs ",
+                          slice.n_begin, " + ", slice.n, " of ", n);
         if (slice.rank == 0) continue;
         if (of_b) {
             check_contiguous(ctx, "dB", slice.db, {slice.n, slice.rank}, at::kFloat);
@@ -33,7 +37,8 @@ void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int6
     }
 }
 
-/// The A gradients of all slices as one [R, K] matrix when they lie one after another without padding; else undefined.
+/// The A gradients of all slices as one [R, K] matrix when they lie one after another without padding; else
+/// undefined.
 at::Tensor stacked_da(const std::vector<LoraSlice>& slices, int64_t r, int64_t k) {
     const at::Tensor* first = nullptr;
     int64_t rows = 0;
@@ -85,8 +90,13 @@ void lora_dy(Context& ctx, const LoraDy& args) {
     gemm(ctx, {.a = args.dy_TN, .b = args.b_NR, .out = args.v_TR, .label = args.label_v});
     for (const LoraSlice& slice : args.slices) {
         if (slice.rank == 0) continue;
-        gemm(ctx, {.a = args.dy_TN.narrow(1, slice.n_begin, slice.n), .b = args.u_TR.narrow(1, slice.r_begin, slice.rank), .out = slice.db,
-                   .transpose_a = true, .alpha = slice.scale, .beta = 1.0, .label = args.label_db});
+        gemm(ctx, {.a = args.dy_TN.narrow(1, slice.n_begin, slice.n),
+                   .b = args.u_TR.narrow(1, slice.r_begin, slice.rank),
+                   .out = slice.db,
+                   .transpose_a = true,
+                   .alpha = slice.scale,
+                   .beta = 1.0,
+                   .label = args.label_db});
     }
 }
 
@@ -100,21 +110,28 @@ void lora_da(Context& ctx, const LoraDa& args) {
     check_slices(ctx, args.slices, 0, k, r, /*of_b=*/false);
     if (tokens == 0 || r == 0) return;
     if (const at::Tensor stacked = stacked_da(args.slices, r, k); stacked.defined()) {
-        gemm(ctx, {.a = args.v_TR, .b = args.x_TK, .out = stacked, .transpose_a = true, .beta = 1.0, .label = args.label});
+        gemm(ctx,
+             {.a = args.v_TR, .b = args.x_TK, .out = stacked, .transpose_a = true, .beta = 1.0, .label = args.label});
         return;
     }
     for (const LoraSlice& slice : args.slices) {
         if (slice.rank == 0) continue;
-        gemm(ctx, {.a = args.v_TR.narrow(1, slice.r_begin, slice.rank), .b = args.x_TK, .out = slice.da, .transpose_a = true,
-                   .beta = 1.0, .label = args.label});
+        gemm(ctx, {.a = args.v_TR.narrow(1, slice.r_begin, slice.rank),
+                   .b = args.x_TK,
+                   .out = slice.da,
+                   .transpose_a = true,
+                   .beta = 1.0,
+                   .label = args.label});
     }
 }
 
 bool lora_kernel_pays(LoraProduct product, const LoraShape& shape, const LoraDevice& device) {
     if (device.compute_major != 9 || device.name.find("H200") == std::string::npos) return false;
     switch (product) {
-        // With the copy of u in the same kernel; from about a thousand tokens on cuBLASLt reads x at the copy rate.
-        case LoraProduct::u: return shape.tokens <= 512;
+        // With the copy of u in the same kernel. A long reduction or many ranks leave cuBLASLt ahead sooner.
+        case LoraProduct::u:
+            if (shape.columns > 8192) return shape.tokens <= 128 && shape.rank <= 16;
+            return shape.tokens <= 512 && shape.rank <= 48;
         // One read of dy for both products.
         case LoraProduct::dy: return shape.rank <= 16;
     }

@@ -46,7 +46,7 @@ kernels::Matrix target(const at::Tensor& x) {
 /// Whether our kernel shall run; CheckError when it must and cannot.
 bool chosen(const Context& ctx, LoraChoice choice, LoraProduct product, const LoraShape& shape, bool supported) {
     UNSLOTH_CHECK(choice != LoraChoice::kernel || supported, "lora: the kernel does not take these operands");
-    if (choice == LoraChoice::library || !supported || (ctx.library_products && choice != LoraChoice::kernel)) return false;
+    if (choice == LoraChoice::library || !supported) return false;
     return choice == LoraChoice::kernel || lora_kernel_pays(product, shape, card(ctx).device);
 }
 
@@ -81,7 +81,11 @@ bool lora_dy_cuda(Context& ctx, const LoraDy& args) {
     for (const LoraSlice& slice : args.slices) {
         widest = std::max(widest, slice.r), reserved += slice.r;
         if (fits)
-            p.parts[p.part_count++] = {slice.n_begin, slice.n, slice.r_begin, slice.r, slice.rank,
+            p.parts[p.part_count++] = {slice.n_begin,
+                                       slice.n,
+                                       slice.r_begin,
+                                       slice.r,
+                                       slice.rank,
                                        static_cast<float>(slice.scale),
                                        slice.rank > 0 ? slice.db.mutable_data_ptr<float>() : nullptr};
     }

@@ -21,7 +21,8 @@ TEST_F(LoraGpu, KernelsMatchOracleAndCpu) {
     testing::check_on_gpu(testing::lora_kernel_cases);
 }
 
-/// The sizes of an 8B model: what the small cases do not reach (splits of the tokens, many strips, runs of the workspace).
+/// The sizes of an 8B model: what the small cases do not reach (splits of the tokens, many strips, runs of the
+/// workspace).
 TEST_F(LoraGpu, KernelsAgreeWithTheLibrary) {
     if (at::cuda::getCurrentDeviceProperties()->major < 9) GTEST_SKIP() << "the kernels need clusters (sm_90)";
     ops::Context ctx(at::kCUDA);
@@ -30,8 +31,10 @@ TEST_F(LoraGpu, KernelsAgreeWithTheLibrary) {
         const testing::LoraModules modules = {{4096, 16}, {1024, 16}, {1024, 16}};
         std::vector<ops::LoraSlice> slices = testing::lora_slices(modules), again = slices;
         const int64_t n = testing::outputs_of(slices), r = testing::ranks_of(slices);
-        ctx.workspace = at::empty({ops::gemm_workspace(ctx.device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
-        const at::Tensor dy = at::randn({tokens, n + r}, options), b = at::zeros({n, r}, options), u = at::randn({tokens, r}, options);
+        ctx.workspace =
+            at::empty({ops::gemm_workspace(ctx.device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
+        const at::Tensor dy = at::randn({tokens, n + r}, options), b = at::zeros({n, r}, options),
+                         u = at::randn({tokens, r}, options);
         const at::Tensor v = at::empty({tokens, r}, options);
         for (std::size_t i = 0; i < slices.size(); ++i) {
             const ops::LoraSlice& s = slices[i];
@@ -40,8 +43,15 @@ TEST_F(LoraGpu, KernelsAgreeWithTheLibrary) {
             again[i].db = at::zeros_like(slices[i].db);
         }
         const at::Tensor tail = dy.narrow(1, n, r), columns = dy.narrow(1, 0, n);
-        ops::lora_dy(ctx, {.dy_TN = columns, .b_NR = b, .u_TR = u, .v_TR = tail, .slices = slices, .choice = ops::LoraChoice::kernel});
-        ops::lora_dy(ctx, {.dy_TN = columns, .b_NR = b, .u_TR = u, .v_TR = v, .slices = again, .choice = ops::LoraChoice::library});
+        ops::lora_dy(ctx, {.dy_TN = columns,
+                           .b_NR = b,
+                           .u_TR = u,
+                           .v_TR = tail,
+                           .slices = slices,
+                           .choice = ops::LoraChoice::kernel});
+        ops::lora_dy(
+            ctx,
+            {.dy_TN = columns, .b_NR = b, .u_TR = u, .v_TR = v, .slices = again, .choice = ops::LoraChoice::library});
         const auto distance = [](const at::Tensor& x, const at::Tensor& y) {
             return ((x.to(at::kDouble) - y.to(at::kDouble)).norm() / y.to(at::kDouble).norm()).item<double>();
         };
@@ -50,7 +60,8 @@ TEST_F(LoraGpu, KernelsAgreeWithTheLibrary) {
     }
 }
 
-/// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='LoraGpu.DISABLED_Speed'. Microseconds, Llama-3.1-8B, rank 16.
+/// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='LoraGpu.DISABLED_Speed'. Microseconds, Llama-3.1-8B,
+/// rank 16.
 TEST_F(LoraGpu, DISABLED_Speed) {
     ops::Context ctx(at::kCUDA);
     ctx.workspace = at::empty({ops::gemm_workspace(ctx.device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
@@ -78,18 +89,26 @@ TEST_F(LoraGpu, DISABLED_Speed) {
             }
             for (const ops::LoraChoice choice : {ops::LoraChoice::library, ops::LoraChoice::kernel}) {
                 const double u_ms = testing::milliseconds_of([&] {
-                    ops::lora_u(ctx, {.x_TK = x.narrow(1, 0, k), .a_RK = buffer.narrow(0, n, r).narrow(1, 0, k),
-                                      .u_TR = x.narrow(1, k, r), .copy_TR = u, .choice = choice});
+                    ops::lora_u(ctx, {.x_TK = x.narrow(1, 0, k),
+                                      .a_RK = buffer.narrow(0, n, r).narrow(1, 0, k),
+                                      .u_TR = x.narrow(1, k, r),
+                                      .copy_TR = u,
+                                      .choice = choice});
                 });
                 const double dy_ms = testing::milliseconds_of([&] {
-                    ops::lora_dy(ctx, {.dy_TN = dy.narrow(1, 0, n), .b_NR = buffer.narrow(0, 0, n).narrow(1, k, r), .u_TR = u,
-                                       .v_TR = dy.narrow(1, n, r), .slices = slices, .choice = choice});
+                    ops::lora_dy(ctx, {.dy_TN = dy.narrow(1, 0, n),
+                                       .b_NR = buffer.narrow(0, 0, n).narrow(1, k, r),
+                                       .u_TR = u,
+                                       .v_TR = dy.narrow(1, n, r),
+                                       .slices = slices,
+                                       .choice = choice});
                 });
                 const double da_ms = testing::milliseconds_of([&] {
                     ops::lora_da(ctx, {.v_TR = dy.narrow(1, n, r), .x_TK = x.narrow(1, 0, k), .slices = slices});
                 });
-                std::cout << tokens << ' ' << group.name << (choice == ops::LoraChoice::kernel ? " kernel " : " library") << "  u "
-                          << 1e3 * u_ms << "  v and dB " << 1e3 * dy_ms << "  dA " << 1e3 * da_ms << '\n';
+                std::cout << tokens << ' ' << group.name
+                          << (choice == ops::LoraChoice::kernel ? " kernel " : " library") << "  u " << 1e3 * u_ms
+                          << "  v and dB " << 1e3 * dy_ms << "  dA " << 1e3 * da_ms << '\n';
             }
         }
     }

@@ -34,8 +34,20 @@ TEST(Lora, UnmeasuredCardsUseTheLibrary) {
     using ops::LoraProduct;
     for (const LoraProduct product : {LoraProduct::u, LoraProduct::dy})
         for (const int64_t tokens : {1, 512, 16384})
-            for (const auto& [name, major] : {std::pair{"NVIDIA A100-SXM4-80GB", 8}, {"NVIDIA H100 80GB HBM3", 9}, {"NVIDIA B200", 10}})
+            for (const auto& [name, major] :
+                 {std::pair{"NVIDIA A100-SXM4-80GB", 8}, {"NVIDIA H100 80GB HBM3", 9}, {"NVIDIA B200", 10}})
                 EXPECT_FALSE(ops::lora_kernel_pays(product, {tokens, 4096, 16}, {name, major})) << name;
+}
+
+TEST(Lora, MeasuredCardUsesTheFaster) {
+    using ops::LoraProduct;
+    const ops::LoraDevice h200 = {"NVIDIA H200", 9};
+    EXPECT_TRUE(ops::lora_kernel_pays(LoraProduct::u, {512, 4096, 48}, h200));
+    EXPECT_FALSE(ops::lora_kernel_pays(LoraProduct::u, {16384, 4096, 48}, h200));
+    EXPECT_FALSE(ops::lora_kernel_pays(LoraProduct::u, {512, 14336, 64}, h200));
+    EXPECT_TRUE(ops::lora_kernel_pays(LoraProduct::dy, {128, 4096, 16}, h200));
+    EXPECT_TRUE(ops::lora_kernel_pays(LoraProduct::dy, {16384, 28672, 8}, h200));
+    EXPECT_FALSE(ops::lora_kernel_pays(LoraProduct::dy, {16384, 28672, 64}, h200));
 }
 
 }  // namespace

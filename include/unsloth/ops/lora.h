@@ -1,8 +1,10 @@
-// LoRA's thin products for a group of projections that share an input: u = x·Aᵀ, v = dy·sB, dB += s·dyᵀ·u, dA += vᵀ·x.
+// LoRA's thin products for a group of projections that share an input: u = x·Aᵀ, v = dy·sB, dB += s·dyᵀ·u, dA +=
+// vᵀ·x.
 //
-// Legend: T tokens, N the group's outputs, K its inputs, R its total rank (each projection's padded to 8), r a projection's.
-// Layout of the buffers: model/layout.h. On CUDA each product runs on this project's kernels where they measured faster than
-// cuBLASLt, else on cuBLASLt; on the CPU it is ops::gemm. fp32 sums in a fixed order, one rounding to the output's dtype.
+// Legend: T tokens, N the group's outputs, K its inputs, R its total rank (each projection's padded to 8), r a
+// projection's. Layout of the buffers: model/layout.h. On CUDA each product runs on this project's kernels where they
+// measured faster than cuBLASLt, else on cuBLASLt; on the CPU it is ops::gemm. fp32 sums in a fixed order, one
+// rounding to the output's dtype.
 #pragma once
 
 #include <string>
@@ -39,7 +41,8 @@ struct LoraU {
 };
 void lora_u(Context& ctx, const LoraU& args);
 
-/// v = dy·sB and dB += s·dyᵀ·u, in one read of dy where our kernel runs (it uses ctx.workspace). v may be the columns beside dy.
+/// v = dy·sB and dB += s·dyᵀ·u, in one read of dy where our kernel runs (it uses ctx.workspace). v may be the columns
+/// beside dy.
 struct LoraDy {
     at::Tensor dy_TN;
     at::Tensor b_NR;  ///< s·B, block diagonal over the slices: zero elsewhere
@@ -53,8 +56,8 @@ struct LoraDy {
 };
 void lora_dy(Context& ctx, const LoraDy& args);
 
-/// dA += vᵀ·x: always a library product (it reads x at the copy rate, and few tokens in one kernel), of all slices at once
-/// where their gradients lie one after another.
+/// dA += vᵀ·x: always a library product (it reads x at the copy rate, and few tokens in one kernel), of all slices at
+/// once where their gradients lie one after another.
 struct LoraDa {
     at::Tensor v_TR, x_TK;
     std::vector<LoraSlice> slices;
