@@ -124,7 +124,7 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
 }
 
 struct StepTimes {
-    std::vector<double> ms;
+    double ms = 0;  ///< mean of the measured steps
     double loss = 0;
     bool skipped = false;
 };
@@ -136,26 +136,28 @@ StepTimes time_steps(model::Model& model, ops::Context& ctx, const Config& confi
                                  .seed = 1, .loss_scaling = config.model.dtype == DType::f16});
     const StepBatch batch = random_step(model.spec(), lengths, 0);
     StepTimes times;
-    // As in a run, the host issues a step while the one before computes; a step's time is the interval between two results.
-    auto before = Clock::now();
     const auto take = [&](bool must) {
         while (const auto result = stepper.take(must)) {
-            const auto now = Clock::now();
-            if (result->step > request.warmup) times.ms.push_back(std::chrono::duration<double, std::milli>(now - before).count());
-            before = now;
             times.loss = result->outcome.loss;
             times.skipped = times.skipped || result->outcome.skipped != 0;
         }
     };
-    for (int64_t step = 1; step <= request.warmup + request.steps; ++step) {
-        stepper.issue(batch, step, t.learning_rate);
-        take(false);
-    }
-    take(true);
+    int64_t step = 0;
+    // As in a run, the host issues a step while the one before computes. Between two results the host may wait in the issue of a long
+    // step, so that single intervals say little: the whole of them counts, from one moment with nothing under way to another.
+    const auto steps = [&](int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+            stepper.issue(batch, ++step, t.learning_rate);
+            take(/*must=*/false);
+        }
+        take(/*must=*/true);
+    };
+    steps(request.warmup);
+    const auto start = Clock::now();
+    steps(request.steps);
+    times.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count() / static_cast<double>(request.steps);
     const std::string& trace = config.logging.profile;
-    if (!trace.empty()) profile(ctx, trace, [&] { stepper.issue(batch, request.warmup + request.steps + 1, t.learning_rate); });
-    while (stepper.take(true)) {
-    }
+    if (!trace.empty()) profile(ctx, trace, [&] { steps(1); });
     return times;
 }
 
@@ -182,7 +184,7 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const StepTimes times = time_steps(model, ctx, loaded.config, request, lengths);
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
-    const double ms = median(times.ms);
+    const double ms = times.ms;
     const Checkpointing checkpointing = plan.request().sizes.checkpointing;
     const StepOperations operations = count_operations(spec, lengths, checkpointing.keep);
     const double floor_ms = 1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
@@ -193,7 +195,6 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
         {"min_seq", request.min_seq}, {"tokens", tokens},
         {"gradient_checkpointing", name_of(checkpointing)}, {"weight_cache", plan.request().weight_cache && device.is_cuda()},
         {"deterministic", loaded.config.training.deterministic}, {"host_gib", gib(plan.host().total_bytes())}, {"steps", request.steps}, {"step_ms", ms},
-        {"step_ms_min", *std::min_element(times.ms.begin(), times.ms.end())}, {"step_ms_max", *std::max_element(times.ms.begin(), times.ms.end())},
         {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms}, {"peak_gib", gib(peak)},
         {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rates.compute / 1e12}, {"base_gemm_ceiling_tflops", rates.base / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},
         {"loss", times.loss}, {"skipped", times.skipped}};
