@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Shows that bf16 learns what fp32 learns: trains an 82 M Llama from scratch (finetuning_type full) in both, then a QLoRA adapter
-# on the result in both, on the example's text, and compares the losses step by step.
+# on the result in both, on the example's text, and compares the losses step by step. Then the same base with outlier channels:
+# QLoRA with the base's products in fp8 and in bf16.
 #     scripts/parity.sh BINARY OUT [STEPS]
 # BINARY may be a wrapped command ("scripts/run_with_torch.sh .../unsloth-train"). Needs a GPU to take minutes, not hours.
 set -euo pipefail
@@ -24,19 +25,30 @@ for dtype in float32 bfloat16; do
         --template alpaca --max_steps $((steps / 4)) --learning_rate 5e-4 --warmup_steps 10 --eval_file examples/legal/heldout.jsonl \
         --output_dir "$out/qlora-$dtype"
 done
+# fp8 against bf16 on the same base with outlier channels (16-bit: in NF4 the small columns that read an outlier would become zero).
+[ -d "$out/outliers" ] || python3 scripts/outlier_channels.py "$out/full-float32" "$out/outliers"
+for compute in auto fp8; do
+    "${run[@]}" "${common[@]}" --model.path "$out/outliers" --load_in_4bit false --dtype bfloat16 --compute_dtype $compute \
+        --data.train_file examples/legal/train.jsonl --format alpaca --template alpaca --max_steps "$steps" --learning_rate 5e-4 \
+        --warmup_steps 10 --eval_file examples/legal/heldout.jsonl --output_dir "$out/outliers-$compute"
+done
 python3 - "$out" <<'PY'
 import json, sys
 out = sys.argv[1]
 def read(name):
     rows = [json.loads(line) for line in open(f"{out}/{name}/metrics.jsonl")]
     return [r["loss"] for r in rows if "loss" in r], [r["eval_loss"] for r in rows if "eval_loss" in r]
-for kind in ("full", "qlora"):
-    (a, ea), (b, eb) = read(f"{kind}-float32"), read(f"{kind}-bfloat16")
+for kind, first, second in (("full", "full-float32", "full-bfloat16"), ("qlora", "qlora-float32", "qlora-bfloat16"),
+                            ("fp8", "outliers-auto", "outliers-fp8")):
+    (a, ea), (b, eb) = read(first), read(second)
     tail = max(1, len(a) // 10)
-    mean = lambda v: sum(v[-tail:]) / tail
-    result = {"parity": kind, "steps": len(a), "first_loss": a[0], "float32_last_tenth": mean(a), "bfloat16_last_tenth": mean(b),
-              "relative_difference": mean(b) / mean(a) - 1, "largest_step_difference": max(abs(x - y) for x, y in zip(a, b))}
+    mean = lambda v: sum(v) / len(v)
+    result = {"parity": kind, "reference": first, "compared": second, "steps": len(a), "first_loss": a[0],
+              "reference_mean": mean(a), "compared_mean": mean(b), "relative_difference_of_means": mean(b) / mean(a) - 1,
+              "reference_last_tenth": mean(a[-tail:]), "compared_last_tenth": mean(b[-tail:]),
+              "relative_difference": mean(b[-tail:]) / mean(a[-tail:]) - 1,
+              "largest_step_difference": max(abs(x - y) for x, y in zip(a, b))}
     if ea:
-        result.update(float32_eval_loss=ea[-1], bfloat16_eval_loss=eb[-1])
+        result.update(reference_eval_loss=ea[-1], compared_eval_loss=eb[-1])
     print(json.dumps(result))
 PY

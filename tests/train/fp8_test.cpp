@@ -1,5 +1,6 @@
 // compute_dtype fp8: what it does to gradients and losses, and what it refuses.
 #include "train/support.h"
+#include "unsloth/train/commands.h"
 
 namespace unsloth {
 namespace {
@@ -71,6 +72,40 @@ TEST_P(Fp8Training, RefusesWhatItCannotServe) {
     // 216 columns are no multiple of 16.
     refused({"--model.path", model_folder("small_llama/nf4_dq").string()}, "multiples of 16");
     refused({"--model.path", model_folder("small_llama/bf16").string(), "--lora.finetuning_type", "full"}, "frozen base");
+}
+
+// Two layers of Llama-3.1-8B's shape with random weights: per-tensor errors, the worst of each kind printed.
+TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
+    UNSLOTH_NEEDS_DEVICE("cuda");
+    const ScratchFolder folder;
+    write_text(folder / "shape.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "hidden_act": "silu", "vocab_size": 4096, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+        "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1})");
+    train::run_init({.config_file = (folder / "shape.json").string(), .out = (folder / "model").string(), .quantize = InitQuantize::nf4});
+    std::vector<Row> rows(4);
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+        for (std::size_t t = 0; t < 512; ++t) rows[row].ids.push_back(static_cast<int32_t>((977 * row + 31 * t * t + 7 * t) % 4096));
+        rows[row].labels = rows[row].ids;
+    }
+    write_rows(folder / "rows.jsonl", rows);
+    const auto gradients = [&](const char* dtype, const char* compute_dtype) {
+        return first_gradients(make_config({"--model.path", (folder / "model").string(), "--data.train_file", (folder / "rows.jsonl").string(),
+                                            "--training.output_dir", (folder / "out").string(), "--hardware.device", "cuda",
+                                            "--model.dtype", dtype, "--model.compute_dtype", compute_dtype, "--training.max_steps", "1",
+                                            "--training.per_device_train_batch_size", "4", "--training.gradient_accumulation_steps", "1",
+                                            "--lora.r", "16"}));
+    };
+    const Tensors oracle = gradients("float32", "auto"), bf16 = gradients("bfloat16", "auto"), fp8 = gradients("bfloat16", "fp8");
+    std::map<std::string, std::pair<double, double>> worst;  // module and matrix: of fp8, of bf16
+    for (const auto& [name, exact] : oracle) {
+        const double of_fp8 = relative_frobenius(fp8.at(name), exact), of_bf16 = relative_frobenius(bf16.at(name), exact);
+        EXPECT_LT(of_fp8, 16 * of_bf16) << name;  // 4 bits of mantissa fewer: 16 times the rounding, in the base's products alone
+        EXPECT_LT(of_fp8, 0.5) << name;  // random weights: what tokens contribute cancels, the rounding does not
+        auto& kind = worst[name.substr(name.find("layers.") + 9)];
+        kind = {std::max(kind.first, of_fp8), std::max(kind.second, of_bf16)};
+    }
+    for (const auto& [kind, errors] : worst) std::cout << kind << ": fp8 " << errors.first << ", bf16 " << errors.second << "\n";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Fp8Training, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });

@@ -106,6 +106,21 @@ inline Course train_all(const LoadedConfig& config) {
     return course;
 }
 
+/// The gradients of a first micro-batch from adapters whose B is not zero, so that no gradient is.
+inline Tensors first_gradients(const LoadedConfig& config) {
+    train::Trainer trainer(config);
+    trainer.load();
+    model::Parameters& parameters = *trainer.model().parameters();
+    at::manual_seed(11);
+    for (const model::Parameter& p : parameters.table().parameters())
+        if (p.kind == model::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.02);
+    trainer.model().parameters_changed();
+    trainer.stepper().issue(trainer.loader().step(0), 1, 0.0);
+    while (trainer.stepper().take(/*must=*/true)) {
+    }
+    return copy_gradients(parameters);
+}
+
 inline void expect_same_bits(const Tensors& got, const Tensors& expected) {
     ASSERT_EQ(got.size(), expected.size());
     for (const auto& [name, tensor] : expected) EXPECT_TRUE(same_bits(got.at(name), tensor)) << name;
