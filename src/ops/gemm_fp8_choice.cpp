@@ -40,7 +40,7 @@ int64_t waves(const MeasuredCard& card, int64_t m, int64_t n, int columns) {
 }
 
 /// Cards on which the kernel of this tree has passed its tests.
-constexpr std::array<std::string_view, 0> released_cards = {};
+constexpr std::array<std::string_view, 1> released_cards = {"NVIDIA H200"};
 
 }  // namespace
 

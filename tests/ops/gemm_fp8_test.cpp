@@ -96,8 +96,13 @@ TEST_F(GemmFp8Test, RejectsWhatDoesNotFit) {
 }
 
 TEST(Fp8GemmChoice, CardsWithoutAReleasedKernelGetTheLibrary) {
-    for (const char* card : {"", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "NVIDIA H20", "NVIDIA H200"})
+    for (const char* card : {"", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "NVIDIA H20"})
         EXPECT_FALSE(fp8_gemm_choice(16384, 28672, 16, card).own) << card;
+}
+
+TEST(Fp8GemmChoice, ATailTakesTheOwnKernelWhereItWasMeasured) {
+    EXPECT_TRUE(fp8_gemm_choice(16384, 28672, 16, "NVIDIA H200").own);
+    EXPECT_FALSE(fp8_gemm_choice(16384, 28672, 0, "NVIDIA H200").own);  // without one the library is as fast
 }
 
 TEST(Fp8GemmChoice, TilesFollowWhatWasMeasured) {
