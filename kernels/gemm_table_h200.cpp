@@ -1,5 +1,6 @@
 // Measured on an H200 with cuBLASLt 13.1 (library version 130100), bf16, random operands, the card warm and at its power
-// limit; `unsloth-train bench gemm --tune` prints such lines. Tiles hold for any n and k, products for llama-3.1-8b's.
+// limit (700 W, 1.4 GHz of 1.98 in large products); `unsloth-train bench gemm --tune` prints such lines. Tiles hold for
+// any n and k, products for llama-3.1-8b's.
 #include "kernels/gemm_table_h200.h"
 
 namespace unsloth::kernels {
@@ -16,6 +17,14 @@ constexpr GemmProduct products[] = {
     // 512 rows: the gradients of gate+up and down
     {385, 512, 4096, 28672, GemmForm::nn, {66, 20, 35, 1, 0, 0, 3, 0, 2}},
     {385, 512, 14336, 4096, GemmForm::nn, {66, 28, 35, 1, 0, 0, 0, 0, 8}},
+    // 16384 rows, each running alone at the card's power limit: qkv, gate+up; the gradients of gate+up and down
+    {12289, 32768, 6144, 4096, GemmForm::nt, {66, 201, 35, 1, 0, 0, 2, 0, 5}},
+    {12289, 32768, 28672, 4096, GemmForm::nt, {66, 209, 35, 1, 0, 0, 5, 0, 3}},
+    {12289, 32768, 4096, 28672, GemmForm::nn, {66, 248, 35, 1, 0, 0, 6, 0, 5}},
+    {12289, 32768, 14336, 4096, GemmForm::nn, {66, 209, 35, 1, 0, 0, 7, 0, 5}},
+    // lm_head and its gradient, in chunks of 1024 rows
+    {513, 1024, 128256, 4096, GemmForm::nt, {66, 184, 35, 1, 0, 0, 2, 0, 5}},
+    {513, 1024, 4096, 128256, GemmForm::nn, {66, 23, 35, 1, 0, 0, 5, 0, 3}},
 };
 
 // Beside each: the rows and columns of the output that a tile computes.

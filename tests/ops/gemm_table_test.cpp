@@ -119,7 +119,6 @@ TEST(GemmTable, SplitsAreAddedInFp32InAFixedOrderAndEntriesDoNotOverlap) {
     for (const GemmProduct& p : h200.products) {
         expect_ordered(p.algorithm);
         EXPECT_LE(p.m_first, p.m_last) << table_text(p);
-        EXPECT_LT(p.m_last, fewest_rows_of_waves) << table_text(p);
         for (const GemmProduct& q : h200.products) {
             if (&p == &q || p.n != q.n || p.form != q.form || p.k + widest_tail < q.k || q.k + widest_tail < p.k) continue;
             EXPECT_TRUE(p.m_last < q.m_first || q.m_last < p.m_first) << table_text(p) << " and " << table_text(q);
