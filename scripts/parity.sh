@@ -27,10 +27,13 @@ for dtype in float32 bfloat16; do
 done
 # fp8 against bf16 on the same base with outlier channels (16-bit: in NF4 the small columns that read an outlier would become zero).
 [ -d "$out/outliers" ] || python3 scripts/outlier_channels.py "$out/full-float32" "$out/outliers"
+# Twice: on the corpus, and on the few hundred rows of the example, which that many steps learn by heart.
 for compute in auto fp8; do
-    "${run[@]}" "${common[@]}" --model.path "$out/outliers" --load_in_4bit false --dtype bfloat16 --compute_dtype $compute \
-        --data.train_file examples/legal/train.jsonl --format alpaca --template alpaca --max_steps "$steps" --learning_rate 5e-4 \
-        --warmup_steps 10 --eval_file examples/legal/heldout.jsonl --output_dir "$out/outliers-$compute"
+    fp8=("${run[@]}" "${common[@]}" --model.path "$out/outliers" --load_in_4bit false --dtype bfloat16 --compute_dtype $compute
+         --max_steps "$steps" --learning_rate 5e-4 --warmup_steps 10)
+    "${fp8[@]}" --output_dir "$out/corpus-$compute"
+    "${fp8[@]}" --data.train_file examples/legal/train.jsonl --format alpaca --template alpaca --eval_file examples/legal/heldout.jsonl \
+        --output_dir "$out/rows-$compute"
 done
 python3 - "$out" <<'PY'
 import json, sys
@@ -39,7 +42,7 @@ def read(name):
     rows = [json.loads(line) for line in open(f"{out}/{name}/metrics.jsonl")]
     return [r["loss"] for r in rows if "loss" in r], [r["eval_loss"] for r in rows if "eval_loss" in r]
 for kind, first, second in (("full", "full-float32", "full-bfloat16"), ("qlora", "qlora-float32", "qlora-bfloat16"),
-                            ("fp8", "outliers-auto", "outliers-fp8")):
+                            ("fp8 corpus", "corpus-auto", "corpus-fp8"), ("fp8 rows", "rows-auto", "rows-fp8")):
     (a, ea), (b, eb) = read(first), read(second)
     tail = max(1, len(a) // 10)
     mean = lambda v: sum(v) / len(v)
