@@ -111,7 +111,7 @@ std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const P
 /// Nanoseconds of one trial after it alone has run for a while: a card at its power limit then has the clock that the trial's own
 /// energy allows, which trials that take turns share.
 double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& product, std::size_t trial) {
-    constexpr double half_ms = 150, operations_per_ms = 6e11;
+    constexpr double half_ms = 100, operations_per_ms = 6e11;
     const int calls = std::max(2, static_cast<int>(half_ms * operations_per_ms / product.operations()));
     double ns = 0;
     for (int half = 0; half < 2; ++half) {
@@ -196,7 +196,7 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
                 const std::vector<double> ns = time_trials(ctx, trials, product, all, std::clamp<int64_t>(request.steps, 3, 7));
                 costs.add(trials, product, ns);
                 std::sort(all.begin(), all.end(), [&](std::size_t x, std::size_t y) { return ns[x] < ns[y]; });
-                timed.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(all.size(), 10)));
+                timed.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(all.size(), 6)));
             }
             const double library = time_alone(ctx, trials, product, trials.first()), ours = time_alone(ctx, trials, product, trials.ours());
             std::size_t best = trials.ours();
