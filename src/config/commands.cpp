@@ -65,10 +65,10 @@ void declare_init(OptionSet& options, CommandLine& line) {
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
-        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}},
+        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}, {"nf4", BenchSubject::nf4}},
                     "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: the matrix "
-                    "products, by the library's choice of algorithm and by ours.")
-        .value("step|ops|gemm")
+                    "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from tiles and by dequantising.")
+        .value("step|ops|gemm|nf4")
         .argument()
         .must_be_given();
     options.add("batch", bench.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
@@ -98,7 +98,7 @@ const std::vector<CommandInfo>& commands() {
          false, declare_inspect},
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
          declare_init},
-        {Command::bench, "bench", "step|ops|gemm [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
+        {Command::bench, "bench", "step|ops|gemm|nf4 [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
     };
     return all;
 }

@@ -2,6 +2,7 @@
 
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/lora.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
@@ -108,6 +109,13 @@ void multiply_backward(const GroupContext& c, Group g, const GroupWeights& w, co
         }
         return ops::gemm_fp8(c.ctx, product);
     }
+    if (w.packed) {
+        const ops::Region region(c.ctx, label(Product::dx, g));
+        ops::Nf4Gemm product{.weights = w.packed->weights, .transposed = true, .x = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)),
+                             .out = dx_TK};
+        if (folded) product.tail_weight = w.a_RK;
+        return ops::nf4_gemm(c.ctx, product, w.packed->backward);
+    }
     ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)), .b = folded ? w.backward_NRK : w.w_NK, .out = dx_TK,
                       .label = label(Product::dx, g)});
 }
@@ -149,6 +157,14 @@ void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, con
         if (residual_TN.defined()) product.residual = residual_TN;
         if (w.bias_N.defined()) product.bias = w.bias_N;
         return ops::gemm_fp8(c.ctx, product);
+    }
+    if (w.packed) {
+        const ops::Region region(c.ctx, label(Product::forward, g));
+        ops::Nf4Gemm product{.weights = w.packed->weights, .x = x_full.narrow(1, 0, folded ? layout.leading() : layout.k), .out = y_TN};
+        if (folded) product.tail_weight = w.b_NR;
+        if (residual_TN.defined()) product.residual = residual_TN;
+        if (w.bias_N.defined()) product.bias = w.bias_N;
+        return ops::nf4_gemm(c.ctx, product, w.packed->forward);
     }
     ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.leading() : layout.k), .b = folded ? w.forward_NKR : w.w_NK,
                       .out = y_TN, .transpose_b = true, .label = label(Product::forward, g)};

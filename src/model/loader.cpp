@@ -108,7 +108,16 @@ bool ModelPlan::resident_source() const {
     return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
 
+/// Tiles are for products of few tokens: those of generation, or of a training run that never has more.
+bool ModelPlan::lies_in_tiles(const TensorSource& source) const {
+    constexpr int64_t few_tokens = 512;
+    if (!request_.nf4_chooser || resident_source() || (request_.trains && request_.sizes.tokens > few_tokens)) return false;
+    if (source.quantised()) return nf4_tiles_supported(source.quant4->view);
+    return request_.load_in_4bit && source.rows() % nf4_tile == 0 && source.cols() % nf4_tile == 0;
+}
+
 ModelPlan::Held ModelPlan::held(const TensorSource& source) const {
+    if (lies_in_tiles(source)) return Held::tiles;
     if (source.quantised()) return request_.device.is_cpu() ? Held::file_map : Held::packed;
     if (request_.load_in_4bit && request_.finetuning_type == FinetuningType::lora) return Held::quantised_here;
     return request_.device.is_cpu() ? Held::file_map : Held::matrix;
@@ -124,9 +133,13 @@ void ModelPlan::plan_linear(const TensorSource& source) {
         add("matrix", elements * static_cast<int64_t>(size_of(source.tensor->dtype)));
         return;
     }
-    const bool nested = how == Held::quantised_here || source.quant4->view.nested();
-    add("packed", (elements + 1) / 2);
-    add("absmax", nested ? blocks : blocks * 4);
+    const bool nested = how != Held::packed || source.quant4->view.nested();
+    if (how == Held::tiles) {
+        add("tiles", nf4_tiles_bytes(source.rows(), source.cols()));
+    } else {
+        add("packed", (elements + 1) / 2);
+        add("absmax", nested ? blocks : blocks * 4);
+    }
     if (nested) add("nested absmax", (blocks + quant4_nested_block - 1) / quant4_nested_block * 4);
     add("tables", (16 + 256) * 4);
 }
@@ -220,14 +233,21 @@ StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& aren
         source.drop();
         return matrix;
     }
+    const auto keep = [&](at::Tensor& part_of, const char* what) {
+        const at::Tensor to = buffer(what, part_of.scalar_type());
+        to.copy_(part_of.view({-1}));
+        part_of = to;
+    };
+    if (how == Held::tiles) {
+        ops::Nf4Tiles kept = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
+        keep(kept.tiles, "tiles");
+        keep(kept.nested_absmax, "nested absmax");
+        keep(kept.tables, "tables");
+        source.drop();
+        return kept;
+    }
     if (how == Held::quantised_here) {
-        const ops::Quant4Tensor made = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
-        ops::Quant4Tensor kept = made;
-        const auto keep = [&](at::Tensor& part_of, const char* what) {
-            const at::Tensor to = buffer(what, part_of.scalar_type());
-            to.copy_(part_of.view({-1}));
-            part_of = to;
-        };
+        ops::Quant4Tensor kept = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
         keep(kept.packed, "packed");
         keep(kept.absmax, "absmax");
         keep(kept.nested_absmax, "nested absmax");
@@ -373,7 +393,7 @@ at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const 
 
 std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                                                      const Parameters* masters) const {
-    if (!resident_source()) return std::make_unique<ScratchSource>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters);
+    if (!resident_source()) return std::make_unique<ScratchSource>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, request_.nf4_chooser, request_.trains);
     if (request_.fp8) {
         auto source = std::make_unique<Fp8Source>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters);
         for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer)

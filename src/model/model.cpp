@@ -166,7 +166,7 @@ void Model::forward_layers(std::vector<KvCache>* caches, bool training) {
     const auto layers = [&] {
         for (int layer = 0; layer < static_cast<int>(parts_.spec.num_layers); ++layer) {
             if (offloads) offload_->before_forward(layer);
-            const LayerWeights& weights = parts_.source->ready(ctx_, layer);
+            const LayerWeights& weights = parts_.source->ready(ctx_, layer, tokens_);
             layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), layer_output(layer));
             if (offloads) offload_->after_forward(layer);
             parts_.source->release(layer);
@@ -186,7 +186,7 @@ void Model::backward_layers() {
     issue_or_record(Pass::backward, [&] {
         for (int layer = static_cast<int>(parts_.spec.num_layers) - 1; layer >= lowest_trained_layer_; --layer) {
             if (offload_ != nullptr) offload_->before_backward(layer);
-            const LayerWeights& weights = parts_.source->ready(ctx_, layer);
+            const LayerWeights& weights = parts_.source->ready(ctx_, layer, tokens_);
             const bool input_gradient = layer > lowest_trained_layer_ || trains_embedding_;
             layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep, input_gradient);
             parts_.source->release(layer);

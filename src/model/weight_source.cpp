@@ -1,5 +1,7 @@
 #include "unsloth/model/weight_source.h"
 
+#include <algorithm>
+
 #include "unsloth/core/error.h"
 #include "unsloth/ops/rows.h"
 
@@ -47,6 +49,8 @@ std::optional<AdapterMargins> margins_of(ops::Context& ctx, const Adapters* adap
 void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK) {
     if (const auto* packed = std::get_if<ops::Quant4Tensor>(&weight)) {
         ops::dequantize_4bit(ctx, packed->view(), out_NK);
+    } else if (const auto* tiles = std::get_if<ops::Nf4Tiles>(&weight)) {
+        ops::dequantize_nf4_tiles(ctx, *tiles, out_NK);
     } else {
         out_NK.copy_(std::get<at::Tensor>(weight));
     }
@@ -68,11 +72,21 @@ void ScratchSource::plan(const LayerLayout& layout, at::ScalarType dtype, memory
 }
 
 ScratchSource::ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
-                             const memory::Arena& arena, const Adapters* adapters)
-    : layout_(layout), layers_(std::move(layers)) {
+                             const memory::Arena& arena, const Adapters* adapters, ops::Nf4GemmChooser chooser, bool trains)
+    : layout_(layout), layers_(std::move(layers)), tiles_(layers_.size()), chooser_(std::move(chooser)), trains_(trains) {
+    expanded_.fill(-1);
     for (const Group g : all_groups)
         scratch_.groups[static_cast<std::size_t>(g)] = make_group(layout[g], dtype, arena, scratch_name(g), {});
     adapters_ = margins_of(ctx, adapters, layout, std::vector<LayerWeights>(layers_.size(), scratch_), arena);
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+        for (const Group g : all_groups) {
+            std::vector<ops::Nf4Tiles> group;
+            for (const Slice& slice : layout_[g].slices)
+                if (const auto* tiles = std::get_if<ops::Nf4Tiles>(&layers_[layer].projections[static_cast<std::size_t>(slice.projection)]))
+                    group.push_back(*tiles);
+            if (group.size() == layout_[g].slices.size()) tiles_[layer][static_cast<std::size_t>(g)] = std::move(group);
+        }
+    }
 }
 
 /// Biases and norms are read where they are.
@@ -81,26 +95,44 @@ void ScratchSource::lend(const StoredLayer& stored) {
     lend_norms(stored, scratch_);
 }
 
-const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
-    const StoredLayer& stored = layers_.at(static_cast<std::size_t>(layer));
-    if (current_ != layer) {
-        std::vector<Quant4View> packed;
-        std::vector<at::Tensor> outs;
-        for (const Group g : all_groups) {
-            for (const Slice& slice : layout_[g].slices) {
-                const at::Tensor out_NK = scratch_[g].w_NK.narrow(0, slice.n_begin, slice.n);
-                const StoredWeight& weight = stored.projections[static_cast<std::size_t>(slice.projection)];
-                if (const auto* quantised = std::get_if<ops::Quant4Tensor>(&weight)) {
-                    packed.push_back(quantised->view());
-                    outs.push_back(out_NK);
-                } else {
-                    ops::copy_2d(ctx, std::get<at::Tensor>(weight), out_NK);
-                }
+std::optional<PackedWeights> ScratchSource::packed(int layer, Group g, int64_t tokens) const {
+    const std::vector<ops::Nf4Tiles>& tiles = tiles_.at(static_cast<std::size_t>(layer))[static_cast<std::size_t>(g)];
+    if (!chooser_ || tiles.empty()) return std::nullopt;
+    constexpr auto dequantize = ops::Nf4GemmChoice::Kernel::dequantize;
+    const auto choice = [&](bool transposed) { return chooser_(tokens, layout_[g].n, layout_[g].k, transposed); };
+    PackedWeights result{tiles, choice(false), trains_ ? choice(true) : ops::Nf4GemmChoice{}};
+    if (result.forward.kernel == dequantize || (trains_ && result.backward.kernel == dequantize)) return std::nullopt;
+    return result;
+}
+
+/// Expands the groups whose products read the scratch and that do not lie there yet; 4-bit rows of all of them in one launch.
+void ScratchSource::expand_layer(ops::Context& ctx, int layer) {
+    std::vector<Quant4View> rows;
+    std::vector<at::Tensor> outs;
+    for (const Group g : all_groups) {
+        int& held = expanded_[static_cast<std::size_t>(g)];
+        if (scratch_[g].packed || held == layer) continue;
+        held = layer;
+        for (const Slice& slice : layout_[g].slices) {
+            const at::Tensor out_NK = scratch_[g].w_NK.narrow(0, slice.n_begin, slice.n);
+            const StoredWeight& weight = layers_[static_cast<std::size_t>(layer)].projections[static_cast<std::size_t>(slice.projection)];
+            if (const auto* quantised = std::get_if<ops::Quant4Tensor>(&weight)) {
+                rows.push_back(quantised->view());
+                outs.push_back(out_NK);
+            } else if (const auto* tiles = std::get_if<ops::Nf4Tiles>(&weight)) {
+                ops::dequantize_nf4_tiles(ctx, *tiles, out_NK);
+            } else {
+                ops::copy_2d(ctx, std::get<at::Tensor>(weight), out_NK);
             }
         }
-        if (!packed.empty()) ops::dequantize_4bit(ctx, packed, outs);
-        lend(stored);
     }
+    if (!rows.empty()) ops::dequantize_4bit(ctx, rows, outs);
+}
+
+const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer, int64_t tokens) {
+    for (const Group g : all_groups) scratch_.groups[static_cast<std::size_t>(g)].packed = packed(layer, g, tokens);
+    expand_layer(ctx, layer);
+    if (current_ != layer) lend(layers_[static_cast<std::size_t>(layer)]);
     if (adapters_ && (current_ != layer || adapter_version_ != adapters_->version())) {
         adapters_->fill(ctx, layer);
         adapter_version_ = adapters_->version();
@@ -109,8 +141,14 @@ const LayerWeights& ScratchSource::ready(ops::Context& ctx, int layer) {
     return scratch_;
 }
 
+int ScratchSource::held() const {
+    const bool whole = std::all_of(expanded_.begin(), expanded_.end(), [&](int layer) { return layer == current_; });
+    return whole ? current_ : -1;
+}
+
 void ScratchSource::assume_held(int layer) {
     current_ = layer;
+    expanded_.fill(layer);
     if (adapters_) adapter_version_ = adapters_->version();
     if (layer >= 0) lend(layers_.at(static_cast<std::size_t>(layer)));
 }

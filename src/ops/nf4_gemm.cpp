@@ -186,9 +186,23 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
     }
 }
 
-std::string nf4_gemm_card(at::Device device) {
+Nf4GemmChooser nf4_gemm_chooser(at::Device device) {
 #if UNSLOTH_CUDA
-    if (device.is_cuda()) return nf4_gemm_card_cuda(device);
+    if (device.is_cuda()) {
+        const std::string card = nf4_gemm_card_cuda(device);
+        if (nf4_gemm_measured(card))
+            return [card](int64_t m, int64_t n, int64_t k, bool transposed) {
+                return nf4_gemm_choice(card, m, n, k, transposed);
+            };
+    }
+#endif
+    (void)device;
+    return {};
+}
+
+std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device) {
+#if UNSLOTH_CUDA
+    if (device.is_cuda()) return nf4_gemm_forms_cuda(device);
 #endif
     (void)device;
     return {};

@@ -13,6 +13,7 @@
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/train/bench_gemm.h"
+#include "unsloth/train/bench_nf4.h"
 #include "unsloth/train/bench_ops.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
@@ -215,6 +216,7 @@ void run_bench(const LoadedConfig& loaded, const BenchRequest& asked) {
         case BenchSubject::step: return bench_step(loaded, request);
         case BenchSubject::ops: return bench_ops(loaded, request);
         case BenchSubject::gemm: return bench_gemm(loaded, request);
+        case BenchSubject::nf4: return bench_nf4(loaded, request);
     }
 }
 

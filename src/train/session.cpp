@@ -138,6 +138,7 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.dtype = model::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
     request.records = trains && config.hardware.cuda_graphs;
+    if (request.dtype == at::kBFloat16 && config.hardware.kernels == KernelChoice::measured) request.nf4_chooser = ops::nf4_gemm_chooser(device);
     request.fp8 = config.model.compute_dtype == ComputeType::fp8;
     request.offload_embedding = config.hardware.offload_embedding;
     request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;

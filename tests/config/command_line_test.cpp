@@ -112,12 +112,13 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_TRUE(bench.bench.json);
     EXPECT_EQ(parse_command_line({"bench", "ops"}).bench.what, BenchSubject::ops);
     EXPECT_EQ(parse_command_line({"bench", "gemm"}).bench.tune, false);
+    EXPECT_EQ(parse_command_line({"bench", "nf4"}).bench.what, BenchSubject::nf4);
     const CommandLine tune = parse_command_line({"bench", "gemm", "--tune"});
     EXPECT_EQ(tune.bench.what, BenchSubject::gemm);
     EXPECT_TRUE(tune.bench.tune);
     EXPECT_CONTAINS(error_of({"bench", "step"}), "bench step needs --model.path");
     EXPECT_CONTAINS(error_of({"bench", "stp"}), "Did you mean step?");
-    EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops|gemm");
+    EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops|gemm|nf4");
 }
 
 TEST(CommandLine, MistakesAreNamed) {

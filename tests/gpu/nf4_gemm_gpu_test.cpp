@@ -1,7 +1,6 @@
 // Tiled 4-bit weights on the GPU: the CPU's tiles bit for bit, exact dequantisation, and every form of both
 // kernels against fp64 products and against itself.
 #include <c10/cuda/CUDAFunctions.h>
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include "kernels/nf4_gemm.h"
@@ -20,29 +19,7 @@ class Nf4GemmGpuTest : public ::testing::Test {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
         gpu = std::make_unique<ops::Context>(at::Device(at::kCUDA, 0));
     }
-    /// Every form that this card has.
-    std::vector<Nf4GemmChoice> forms() const {
-        std::vector<Nf4GemmChoice> result;
-        for (int groups = 1; groups <= 8; groups *= 2) {
-            for (int strips = 1; strips <= 4; strips *= 2) {
-                for (int warps = 4; warps <= 16; warps *= 2) {
-                    if (kernels::nf4_gemm_has({groups, strips, warps}))
-                        result.push_back({Kernel::portable, groups, strips, warps});
-                }
-            }
-        }
-        int major = 0, minor = 0;
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
-        if (major != 9 || minor != 0) return result;
-        for (const int tokens : {16, 32, 64, 128, 256}) {
-            for (const int split : {1, 2, 3, 5, 8}) {
-                if (kernels::nf4_gemm_sm90_has({tokens, split}))
-                    result.push_back({.kernel = Kernel::sm90, .tokens = tokens, .split = split});
-            }
-        }
-        return result;
-    }
+    std::vector<Nf4GemmChoice> forms() const { return ops::nf4_gemm_forms(gpu->device()); }
     std::unique_ptr<ops::Context> gpu;
     ops::Context cpu{at::kCPU};
     at::Generator generator = at::detail::createCPUGenerator(23);

@@ -161,6 +161,15 @@ struct LoadedModel {
     model::Model* operator->() const { return model.get(); }
 };
 
+/// A model as `request` asks for it.
+inline LoadedModel load_model(const fs::path& folder, const model::LoadRequest& request) {
+    const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(folder.string())), request);
+    LoadedModel loaded;
+    loaded.ctx = std::make_unique<ops::Context>(request.device);
+    loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx));
+    return loaded;
+}
+
 /// A model for forward passes over up to `tokens` tokens in `segments` rows.
 inline LoadedModel load_model(const fs::path& folder, const std::string& device, at::ScalarType dtype, bool load_in_4bit,
                               int64_t tokens, int64_t segments, const std::optional<std::string>& adapter = std::nullopt) {
@@ -173,11 +182,7 @@ inline LoadedModel load_model(const fs::path& folder, const std::string& device,
     request.sizes.segments = segments;
     request.sizes.head_chunk = 16;  // several chunks: their seams are tested too
     request.sizes.training = false;
-    const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(folder.string())), request);
-    LoadedModel loaded;
-    loaded.ctx = std::make_unique<ops::Context>(request.device);
-    loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx));
-    return loaded;
+    return load_model(folder, request);
 }
 
 /// Rows one after another, each a segment, with every position a row of the head: logits come for all tokens.

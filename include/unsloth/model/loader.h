@@ -28,6 +28,7 @@ struct LoadRequest {
     bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
     bool offload_embedding = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool records = false;               ///< passes are recorded where shapes repeat (ModelParts::records)
+    ops::Nf4GemmChooser nf4_chooser;    ///< products that read 4-bit tiles on this device; empty: none
     ActivationSizes sizes;
 };
 
@@ -62,10 +63,11 @@ class ModelPlan {
     ModelParts load(ops::Context& ctx) const;
 
   private:
-    enum class Held { file_map, packed, quantised_here, matrix };
+    enum class Held { file_map, packed, quantised_here, tiles, matrix };
     Held held(const TensorSource& source) const;
     bool resident_source() const;
     bool expands_4bit() const;
+    bool lies_in_tiles(const TensorSource& source) const;
     void require_fp8() const;
     StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
     at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;

@@ -4,8 +4,10 @@
 // Legend: M tokens, N outputs and K inputs of a weight; R rank of a low-rank tail.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "unsloth/ops/quant.h"
 #include "unsloth/spec/nf4_tiles.h"
@@ -62,8 +64,17 @@ struct Nf4GemmChoice {
 /// device's name ("NVIDIA H200"). A card or a shape that was not measured gets `dequantize`. Needs no GPU.
 Nf4GemmChoice nf4_gemm_choice(std::string_view card, int64_t m, int64_t n, int64_t k, bool transposed);
 
-/// The name that nf4_gemm_choice wants; empty on the CPU.
-std::string nf4_gemm_card(at::Device device);
+/// Whether anything was measured on the card.
+bool nf4_gemm_measured(std::string_view card);
+
+/// A choice for products of M tokens by weights [N, K] (N summed over a group); empty: always `dequantize`.
+using Nf4GemmChooser = std::function<Nf4GemmChoice(int64_t m, int64_t n, int64_t k, bool transposed)>;
+
+/// nf4_gemm_choice of this device's card; empty where it has nothing but `dequantize`.
+Nf4GemmChooser nf4_gemm_chooser(at::Device device);
+
+/// Every form of the kernels that this device can run, for benchmarks and tests; none on the CPU.
+std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device);
 
 /// Whether `nf4_gemm` serves the arguments on ctx.device() with an own kernel: bf16, rows of x, residual and
 /// out that start at multiples of 16 bytes, R a multiple of 8 (kernels/nf4_gemm.h). Always true on the CPU.

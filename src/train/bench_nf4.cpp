@@ -1,0 +1,172 @@
+#include "unsloth/train/bench_nf4.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/model/layout.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/nf4_gemm.h"
+#include "unsloth/train/bench_ops.h"
+#include "unsloth/train/session.h"
+#include "unsloth/train/shapes.h"
+
+namespace unsloth::train {
+namespace {
+
+#if UNSLOTH_CUDA
+using Clock = std::chrono::steady_clock;
+using Kernel = ops::Nf4GemmChoice::Kernel;
+
+/// A group's weights in every form that is compared.
+struct WeightForms {
+    std::vector<ops::Quant4Tensor> rows;
+    std::vector<ops::Nf4Tiles> tiles;
+    at::Tensor buffer;  ///< bf16 [N + R, K + R], the base within
+};
+
+/// Several sets of a group's weights, so that a product reads them from memory and not from the second-level cache.
+std::vector<WeightForms> make_weights(ops::Context& ctx, const model::GroupLayout& group) {
+    constexpr int64_t beyond_cache = int64_t{150} << 20, most_sets = 16;
+    const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
+    std::vector<WeightForms> sets(static_cast<std::size_t>(std::clamp<int64_t>(beyond_cache / (group.n * group.k / 2) + 1, 2, most_sets)));
+    for (WeightForms& set : sets) {
+        set.buffer = at::randn({group.n + group.r, group.leading()}, options).mul_(0.02);
+        for (const model::Slice& slice : group.slices) {
+            set.rows.push_back(ops::quantize_nf4(ctx, set.buffer.narrow(0, slice.n_begin, slice.n).narrow(1, 0, group.k).contiguous()));
+            set.tiles.push_back(ops::make_nf4_tiles(ctx, set.rows.back()));
+        }
+    }
+    return sets;
+}
+
+/// Microseconds of call(i), the median of three rounds of at least two milliseconds.
+double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call) {
+    const auto seconds_of = [&](int calls) {
+        synchronize(ctx);
+        const auto start = Clock::now();
+        for (int i = 0; i < calls; ++i) call(static_cast<std::size_t>(i));
+        synchronize(ctx);
+        return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    seconds_of(2);  // loads kernels, chooses algorithms
+    const int calls = std::clamp(static_cast<int>(2e-3 / std::max(seconds_of(2) / 2, 1e-6)), 2, 200);
+    std::vector<double> rounds;
+    for (int round = 0; round < 3; ++round) rounds.push_back(seconds_of(calls) / calls * 1e6);
+    std::sort(rounds.begin(), rounds.end());
+    return rounds[1];
+}
+
+struct Measured {
+    int64_t m = 0;
+    double library_us = 0, dequantise_us = 0, own_us = 0;
+    ops::Nf4GemmChoice form;
+};
+
+std::string text_of(const ops::Nf4GemmChoice& form) {
+    if (form.kernel == Kernel::sm90) return cat("sm90(", form.tokens, ", ", form.split, ")");
+    return cat("portable(", form.token_groups, ", ", form.strips, ", ", form.warps, ")");
+}
+
+/// One product for m tokens in its three ways.
+Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::vector<WeightForms>& sets, bool transposed, int64_t m) {
+    constexpr int64_t most_portable = 64;  // beyond, its tiles of tokens read the weights again and again
+    const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
+    const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
+    const at::Tensor x = at::randn({m, in + group.r}, options), out = at::empty({m, out_columns}, options);
+    const auto product = [&](std::size_t i) {
+        const at::Tensor& w = sets[i % sets.size()].buffer;
+        ops::gemm(ctx, {.a = x, .b = transposed ? w.narrow(1, 0, group.k) : w.narrow(0, 0, group.n), .out = out, .transpose_b = !transposed});
+    };
+    Measured result{.m = m, .library_us = time_us(ctx, product)};
+    result.dequantise_us = time_us(ctx, [&](std::size_t i) {
+        const WeightForms& set = sets[i % sets.size()];
+        std::vector<Quant4View> rows;
+        std::vector<at::Tensor> outs;
+        for (std::size_t s = 0; s < group.slices.size(); ++s) {
+            rows.push_back(set.rows[s].view());
+            outs.push_back(set.buffer.narrow(0, group.slices[s].n_begin, group.slices[s].n).narrow(1, 0, group.k));
+        }
+        ops::dequantize_4bit(ctx, rows, outs);
+        product(i);
+    });
+    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device())) {
+        if (form.kernel == Kernel::portable && m > most_portable) continue;
+        const double us = time_us(ctx, [&](std::size_t i) {
+            const WeightForms& set = sets[i % sets.size()];
+            ops::Nf4Gemm args{.weights = set.tiles, .transposed = transposed, .x = x, .out = out};
+            if (group.r > 0)
+                args.tail_weight = transposed ? set.buffer.narrow(0, group.n, group.r).narrow(1, 0, group.k)
+                                              : set.buffer.narrow(0, 0, group.n).narrow(1, group.k, group.r);
+            ops::nf4_gemm(ctx, args, form);
+        });
+        if (result.own_us == 0 || us < result.own_us) result.own_us = us, result.form = form;
+    }
+    return result;
+}
+
+void print(const BenchRequest& request, const std::string& name, const model::GroupLayout& group, const Measured& r) {
+    const double share = r.library_us / r.own_us;
+    if (request.json) {
+        std::cout << nlohmann::ordered_json{{"bench", "nf4"}, {"product", name}, {"m", r.m}, {"n", group.n}, {"k", group.k}, {"r", group.r},
+                                            {"library_us", r.library_us}, {"dequantise_and_library_us", r.dequantise_us},
+                                            {"own_us", r.own_us}, {"form", text_of(r.form)}, {"own_share_of_library", share}}.dump()
+                  << "\n";
+        return;
+    }
+    std::printf("%-12s %6lld %10.1f %12.1f %10.1f %6.0f%%  %-22s %s\n", name.c_str(), static_cast<long long>(r.m), r.library_us,
+                r.dequantise_us, r.own_us, 100 * share, text_of(r.form).c_str(), r.own_us < 0.97 * r.dequantise_us ? "tiles" : "dequantise");
+}
+
+/// A line of the table: up to the largest m that the tiles serve faster, the form of the next measured m.
+std::string table_line(const model::GroupLayout& group, bool transposed, const std::vector<Measured>& measured) {
+    std::string steps;
+    for (const Measured& r : measured) {
+        if (r.own_us >= 0.97 * r.dequantise_us) break;
+        steps += cat(steps.empty() ? "" : ", ", "{", r.m, ", ", text_of(r.form), "}");
+    }
+    return steps.empty() ? "" : cat("    {", transposed ? "true" : "false", ", ", group.n, ", ", group.k, ", {{", steps, "}}},");
+}
+#endif
+
+}  // namespace
+
+void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& request) {
+    const at::Device device = choose_device(loaded.config.hardware.device);
+#if UNSLOTH_CUDA
+    if (device.is_cuda()) {
+        const ModelSpec spec = loaded.config.model.path.empty() ? builtin_shape("llama-3.1-8b")
+                                                                : read_model_spec(resolve_model_path(loaded.config.model.path));
+        const model::LayerLayout layout = model::make_layout(spec, resolve_lora(lora_spec(loaded.config.lora), spec));
+        ops::Context ctx(device);
+        ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
+        if (!request.json)
+            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", describe_device(device).c_str(), "product", "tokens", "library us",
+                        "dequant+ us", "tiles us", "of lib.");
+        std::string table;
+        for (const model::Group g : model::all_groups) {
+            const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
+            for (const bool transposed : {false, true}) {
+                std::vector<Measured> measured;
+                for (const int64_t m : {1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384}) {
+                    measured.push_back(measure(ctx, layout[g], sets, transposed, m));
+                    print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());
+                }
+                if (const std::string line = table_line(layout[g], transposed, measured); !line.empty()) table += line + "\n";
+            }
+        }
+        (request.json ? std::cerr : std::cout) << table;
+        std::cout.flush();
+        return;
+    }
+#endif
+    throw usage_error(cat("bench nf4 compares kernels of a GPU; the device is ", device.str()));
+}
+
+}  // namespace unsloth::train

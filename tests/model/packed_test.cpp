@@ -1,0 +1,115 @@
+// Products that read 4-bit tiles against products by expanded weights, in the same model: scores, generation, gradients.
+#include <set>
+
+#include "model/support.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+using Row = std::vector<int32_t>;
+using Kernel = ops::Nf4GemmChoice::Kernel;
+
+/// tiny_llama: q, k, v and o (multiples of 64) lie in tiles, gate, up and down (688 wide) do not.
+class PackedTest : public ::testing::TestWithParam<std::string> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        UNSLOTH_NEEDS_DEVICE(GetParam());
+    }
+    bool on_gpu() const { return GetParam() != "cpu"; }
+
+    model::LoadRequest request(bool packed, bool trains) {
+        model::LoadRequest r;
+        r.device = train::choose_device(GetParam());
+        r.dtype = on_gpu() ? at::kBFloat16 : at::kFloat;
+        r.sizes.tokens = r.sizes.longest = r.sizes.head_rows = 40;
+        r.sizes.segments = 2;
+        r.sizes.head_chunk = 16;
+        r.sizes.training = r.trains = trains;
+        if (trains) r.lora = LoraSpec{.r = 8, .target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+        if (packed)
+            r.nf4_chooser = [this](int64_t m, int64_t n, int64_t k, bool transposed) {
+                if (m > few) return ops::Nf4GemmChoice{};
+                chosen.insert({n, k, transposed});
+                return ops::Nf4GemmChoice{Kernel::portable, m <= 8 ? 1 : 2, 2, 8};
+            };
+        return r;
+    }
+    double tolerance() const { return on_gpu() ? 2e-2 : 1e-5; }
+
+    static constexpr int64_t few = 16;
+    std::set<std::tuple<int64_t, int64_t, bool>> chosen;
+};
+
+const Row tokens{17, 400, 23, 999, 5, 5, 731, 64, 128, 300, 11, 2};
+
+TEST_P(PackedTest, ScoresEqualThoseOfExpandedWeights) {
+    const fs::path folder = model_folder("tiny_llama/nf4_dq");
+    const LoadedModel packed = load_model(folder, request(true, false)), plain = load_model(folder, request(false, false));
+    // Many tokens expand, few read tiles, and back: what the scratch holds must not be mistaken.
+    Row many = tokens;
+    many.insert(many.end(), tokens.rbegin(), tokens.rend());
+    for (const Row& row : {tokens, many, tokens, many}) {
+        const at::Tensor a = score_every_position(*packed.model, {row}).logits_TV, b = score_every_position(*plain.model, {row}).logits_TV;
+        EXPECT_LT(((a - b).norm() / b.norm()).item<double>(), tolerance()) << row.size() << " tokens";
+    }
+    EXPECT_EQ(chosen, (std::set<std::tuple<int64_t, int64_t, bool>>{{512, 256, false}, {256, 256, false}}));
+}
+
+TEST_P(PackedTest, ContinuesAPromptAsExpandedWeightsDo) {
+    const fs::path folder = model_folder("tiny_llama/nf4_dq");
+    Row prompt = tokens;
+    prompt.insert(prompt.end(), tokens.begin(), tokens.end());  // longer than `few`
+    const auto last_logits = [&](bool packs) {
+        const LoadedModel model = load_model(folder, request(packs, false));
+        std::vector<model::KvCache> caches = model->make_caches(40);
+        std::vector<int32_t> made{model->next_token(prompt, caches)};
+        for (int i = 0; i < 8; ++i) made.push_back(model->next_token({tokens[static_cast<std::size_t>(i)]}, caches));
+        return made;
+    };
+    const std::vector<int32_t> packed = last_logits(true), plain = last_logits(false);
+    if (on_gpu()) {
+        int same = 0;
+        for (std::size_t i = 0; i < plain.size(); ++i) same += packed[i] == plain[i];
+        EXPECT_GE(same, 7);  // bf16: near ties may fall either way
+    } else {
+        EXPECT_EQ(packed, plain);
+    }
+}
+
+TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
+    const fs::path folder = model_folder("tiny_llama/nf4_dq");
+    const auto gradients = [&](bool packs) {
+        const LoadedModel model = load_model(folder, request(packs, true));
+        model::Parameters& parameters = *model->parameters();
+        at::manual_seed(5);
+        std::map<std::string, at::Tensor> result;
+        for (const model::Parameter& p : parameters.table().parameters()) {
+            if (p.kind == model::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.05);
+        }
+        model->parameters_changed();
+        StepBatch batch;
+        batch.micro = {every_position({tokens})};
+        batch.tokens = batch.labels = batch.micro[0].labels;
+        train::Stepper stepper(*model.ctx, *model.model, {});
+        stepper.issue(batch, 1, /*learning_rate=*/0.0);
+        while (stepper.take(/*must=*/true)) {
+        }
+        for (const model::Parameter& p : parameters.table().parameters()) result[p.name] = parameters.gradient(p).cpu().clone();
+        return result;
+    };
+    const auto packed = gradients(true), plain = gradients(false);
+    for (const auto& [name, gradient] : plain) {
+        EXPECT_GT(gradient.norm().item<double>(), 0) << name;
+        EXPECT_LT(((packed.at(name) - gradient).norm() / gradient.norm()).item<double>(), tolerance()) << name;
+    }
+    EXPECT_EQ(chosen, (std::set<std::tuple<int64_t, int64_t, bool>>{
+                          {512, 256, false}, {512, 256, true}, {256, 256, false}, {256, 256, true}}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PackedTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace unsloth
