@@ -16,6 +16,7 @@ if(UNSLOTH_CUDA AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   foreach(arch IN LISTS arch_list)
     string(REGEX REPLACE "\\+PTX$" "" number "${arch}")
     string(REPLACE "." "" number "${number}")
+    string(REGEX REPLACE "^90$" "90a" number "${number}")  # the Hopper kernels need the instructions of 90a
     list(APPEND architectures "${number}-real")
     if(arch MATCHES "\\+PTX$")
       list(APPEND architectures "${number}-virtual")

@@ -69,6 +69,9 @@ function(unsloth_kernels name)
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/include")
   target_link_libraries(${name} PUBLIC unsloth_cuda PRIVATE unsloth_warnings)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-DNDEBUG -lineinfo --expt-relaxed-constexpr>)
+  if(CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/kernels/common.cpp" PROPERTIES COMPILE_DEFINITIONS UNSLOTH_SM90A)
+  endif()
 endfunction()
 
 # The executable is free of LibTorch: it links the base library and opens the engine when a command needs it.

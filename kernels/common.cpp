@@ -4,6 +4,14 @@
 
 namespace unsloth::kernels {
 
+bool built_for_hopper() {
+#ifdef UNSLOTH_SM90A
+    return true;
+#else
+    return false;
+#endif
+}
+
 void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
     if (status == cudaSuccess) return;
     throw runtime_failure(cat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status),

@@ -4,6 +4,9 @@
 #if UNSLOTH_CUDA
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
+#include "kernels/common.h"
 #include "kernels/lora_gemm.h"
 #include "ops/checks.h"
 #include "ops/cuda_handles.h"
@@ -25,7 +28,7 @@ const LoraSlot& card(const Context& ctx) {
         const cudaError_t status = cudaGetDeviceProperties(&properties, ctx.device().index());
         UNSLOTH_CHECK(status == cudaSuccess, "cudaGetDeviceProperties: ", cudaGetErrorString(status));
         auto made = std::make_unique<LoraSlot>();
-        made->device = {properties.name, properties.major};
+        made->device = {properties.name, kernels::built_for_hopper() ? properties.major : std::min(properties.major, 8)};
         made->multiprocessors = properties.multiProcessorCount;
         slot = std::move(made);
     }

@@ -56,7 +56,8 @@ void dequantize_nf4_tiles_cuda(Context& ctx, const Nf4TilesView& weight, const a
 std::string nf4_gemm_card_cuda(at::Device device) {
     cudaDeviceProp properties{};
     UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
-    return properties.name;
+    // What was measured on Hopper are mostly kernels that only a build for Hopper holds.
+    return properties.major == 9 && !kernels::built_for_hopper() ? "" : properties.name;
 }
 
 std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device) {
@@ -69,7 +70,7 @@ std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device) {
                     forms.push_back({Kernel::portable, groups, strips, warps});
     cudaDeviceProp properties{};
     UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
-    if (properties.major != 9 || properties.minor != 0) return forms;
+    if (!kernels::built_for_hopper() || properties.major != 9 || properties.minor != 0) return forms;
     for (const int tokens : {16, 32, 64, 128, 256})
         for (int split = 1; split <= 8; ++split)
             if (kernels::nf4_gemm_sm90_has({tokens, split}))
