@@ -50,7 +50,7 @@ kernels::Matrix target(const at::Tensor& x) {
 bool chosen(const Context& ctx, LoraChoice choice, LoraProduct product, const LoraShape& shape, bool supported) {
     UNSLOTH_CHECK(choice != LoraChoice::kernel || supported, "lora: the kernel does not take these operands");
     if (choice == LoraChoice::library || !supported) return false;
-    return choice == LoraChoice::kernel || lora_kernel_pays(product, shape, card(ctx).device);
+    return choice == LoraChoice::kernel || (!ctx.library_products && lora_kernel_pays(product, shape, card(ctx).device));
 }
 
 cudaStream_t stream_of(const Context& ctx) {
