@@ -9,7 +9,7 @@ endif()
 
 add_library(unsloth_cuda INTERFACE)
 target_include_directories(unsloth_cuda SYSTEM INTERFACE
-  "${cuda_wheel}/include" "${cudnn_wheel}/include" "${UNSLOTH_SITE_PACKAGES}/include")
+  "${cuda_wheel}/include" "${cudnn_wheel}/include" "${UNSLOTH_SITE_PACKAGES}/nvidia/nccl/include" "${UNSLOTH_SITE_PACKAGES}/include")
 target_link_libraries(unsloth_cuda INTERFACE
   "${cuda_wheel}/lib/libcudart.so.13" "${cuda_wheel}/lib/libcublasLt.so.13"
   "${cuda_wheel}/lib/libnvrtc.so.13" "${cudnn_wheel}/lib/libcudnn.so.9")  # cuDNN's frontend refers to NVRTC

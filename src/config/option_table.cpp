@@ -239,6 +239,11 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
                 "that small ones do not wait for the host.");
 }
 
+void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
+    options.section("distributed", "Distributed", "Several processes, a GPU each, that train one model (torchrun, srun, mpirun, scripts/launch.sh).");
+    options.add("ddp_timeout", distributed.ddp_timeout, "Seconds that ranks wait for each other before they stop with an error.").at_least(1);
+}
+
 void declare_logging(OptionSet& options, LoggingOptions& logging) {
     options.section("logging", "Logging", "What is told, and where.");
     options.add("level", logging.level, "Least level that is printed; debug also shows the details of internal errors.")
@@ -272,6 +277,7 @@ void declare_options(OptionSet& options, Config& config) {
     declare_data(options, config.data);
     declare_training(options, config.training);
     declare_hardware(options, config.hardware);
+    declare_distributed(options, config.distributed);
     declare_logging(options, config.logging);
 }
 

@@ -53,13 +53,13 @@ void check_against_adapter(const LoadedConfig& loaded, const LoraSpec& asked, co
 
 }  // namespace
 
-at::Device choose_device(const std::string& option) {
+at::Device choose_device(const std::string& option, int local_rank) {
     if (option == "cpu") return at::kCPU;
     const int count = gpu_count();
     if (option == "auto" && count == 0) return at::kCPU;
-    const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : 0;
+    const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : local_rank;
     if (index >= count)
-        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
+        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)", local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
 #ifdef UNSLOTH_CUDA
                               ""
 #else

@@ -4,9 +4,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstddef>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/ops/profiler.h"
 
 namespace unsloth::train {
@@ -29,6 +31,7 @@ T& as(const at::Tensor& tensor) {
 /// Host memory of one step under way.
 struct Stepper::Slot {
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
+    at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [2] in, [3] out
     std::optional<c10::Event> done;
 };
 
@@ -44,9 +47,15 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         slot->outcome_start = bytes(sizeof(StepOutcome), at::kCPU, cuda);
         as<StepOutcome>(slot->outcome_start).first_bad_site = all_finite;
         slot->outcome = bytes(sizeof(StepOutcome), at::kCPU, cuda);
+        if (settings.group != nullptr) {
+            const auto options = at::TensorOptions(at::kFloat).pinned_memory(cuda);
+            slot->signals = at::zeros({2}, options);
+            slot->shared = at::zeros({3}, options);
+        }
         if (cuda) slot->done.emplace(c10::DeviceType::CUDA);
         slots_.push_back(std::move(slot));
     }
+    if (settings.group != nullptr) shared_ = at::zeros({3}, at::TensorOptions(at::kFloat).device(ctx.device()));
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
 }
 
@@ -84,6 +93,7 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
         parameters.state().grads_P.zero_();
     }
     for (const Batch& micro : batch.micro) model_.train(micro);
+    if (settings_.group != nullptr) share(slot, step);
     const ops::Region region(ctx_, "update");
     ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
     ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
@@ -97,6 +107,23 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
     pending_.emplace_back(&slot, std::move(result));
 }
 
+/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent.
+void Stepper::share(Slot& slot, int64_t step) {
+    const ops::Region region(ctx_, "all-reduce");
+    const int signal = interrupt_requested();
+    float* const signals = slot.signals.mutable_data_ptr<float>();
+    signals[0] = signal == SIGINT ? 1.0F : 0.0F;
+    signals[1] = signal == SIGTERM ? 1.0F : 0.0F;
+    static_assert(offsetof(StepOutcome, loss) == 0);
+    const at::Tensor loss = device_outcome_.narrow(0, 0, sizeof(float)).view(at::kFloat);
+    shared_.narrow(0, 0, 1).copy_(loss);
+    shared_.narrow(0, 1, 2).copy_(slot.signals, /*non_blocking=*/true);
+    settings_.group->all_reduce(model_.parameters()->state().grads_P, cat("the gradients of step ", step));
+    settings_.group->all_reduce(shared_, cat("the loss of step ", step));
+    loss.copy_(shared_.narrow(0, 0, 1));
+    slot.shared.copy_(shared_, /*non_blocking=*/true);
+}
+
 std::optional<StepResult> Stepper::take(bool must) {
     const std::size_t may_be_under_way = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
     if (pending_.size() <= may_be_under_way) return std::nullopt;
@@ -104,6 +131,10 @@ std::optional<StepResult> Stepper::take(bool must) {
     pending_.pop_front();
     if (slot->done) slot->done->synchronize();
     result.outcome = as<StepOutcome>(slot->outcome);
+    if (slot->shared.defined()) {
+        const float* shared = slot->shared.const_data_ptr<float>();
+        result.signal = shared[2] > 0 ? SIGTERM : shared[1] > 0 ? SIGINT : 0;
+    }
     if (settings_.loss_scaling) adjust_loss_scale(result.outcome);
     return result;
 }

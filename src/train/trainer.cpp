@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
 
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
@@ -59,11 +60,38 @@ void remove_old_checkpoints(const std::filesystem::path& folder, int64_t limit) 
 
 }  // namespace
 
-Trainer::Trainer(const LoadedConfig& loaded) : loaded_(loaded), device_(choose_device(loaded.config.hardware.device)) {
+Trainer::Trainer(const LoadedConfig& loaded)
+    : loaded_(loaded), environment_(comm::read_launch_environment()),
+      device_(choose_device(loaded.config.hardware.device, environment_.local_rank)) {
+    if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
+    if (environment_.local_world_size > 1 && config().hardware.device.rfind("cuda:", 0) == 0)
+        throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ", environment_.local_world_size, " processes on one GPU"),
+                          "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
+    group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     opened_ = open_model(config());
     open_data();
+    require_agreement();
     make_plan();
+}
+
+/// Ranks that train on different things would sum gradients that do not belong together.
+void Trainer::require_agreement() const {
+    if (group_ == nullptr) return;
+    const DatasetStats& stats = loader_->dataset().stats();
+    const std::string own = cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens, " of them targets\n",
+                                "model: ", opened_.file->tensors.parameters(), " parameters, ", opened_.file->tensors.quantised_linears(),
+                                " linears in 4 bit\n", config_to_json(config()));
+    const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+        if (all[rank] == all[0]) continue;
+        std::istringstream first(all[0]), other(all[rank]);
+        std::string a, b;
+        while (std::getline(first, a) && std::getline(other, b) && a == b) {
+        }
+        throw usage_error(cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
+                          "All ranks need the same configuration, model and data.");
+    }
 }
 
 // --- before the first step -----------------------------------------------------------------------------------------
@@ -71,7 +99,7 @@ Trainer::Trainer(const LoadedConfig& loaded) : loaded_(loaded), device_(choose_d
 void Trainer::open_data() {
     TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()));
     if (data.eval) eval_rows_ = std::move(*data.eval);
-    LoaderOptions options = loader_options(config());
+    LoaderOptions options = loader_options(config(), environment_.rank, environment_.world_size);
     // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
     const auto& saved = config().lora.modules_to_save;
     options.order_tokens = full() || config().model.adapter_name_or_path ||
@@ -92,7 +120,7 @@ void Trainer::make_plan() {
     BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
-        eval_.emplace(eval_rows_, limits.tokens);
+        eval_.emplace(eval_rows_, limits.tokens, environment_.rank, environment_.world_size);
         const BatchLimits eval_limits = eval_->limits();
         limits.segments = std::max(limits.segments, eval_limits.segments);
         limits.longest = std::max(limits.longest, eval_limits.longest);
@@ -130,6 +158,7 @@ void Trainer::banner() const {
     log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ", spec.hidden_size, ", ",
               count_text(total), " parameters; base: ", plan_->base_description());
     log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)", full() ? ", all of it" : "");
+    if (group_) log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size, " on this machine, started by ", environment_.launcher);
     log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype), ", residual stream in the same type");
     log::info("data       ", describe(*loader_));
     log::info("steps      ", total_steps_);
@@ -167,6 +196,7 @@ void Trainer::load() {
     settings.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay};
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
+    settings.group = group_.get();
     settings.loss_scaling = config().model.dtype == DType::f16;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
 }
@@ -188,19 +218,19 @@ void Trainer::run() {
     }
     const std::filesystem::path folder = config().training.output_dir;
     std::error_code failed;
-    std::filesystem::create_directories(folder, failed);
+    if (leads()) std::filesystem::create_directories(folder, failed);
     if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
     if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
         !trace.empty() && !std::filesystem::is_directory(trace))
         throw usage_error(cat("logging.profile: there is no folder ", trace.string()), "Create it, or name a file in one that exists.");
-    write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
+    if (leads()) write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();
     char loaded_in[32];
     std::snprintf(loaded_in, sizeof loaded_in, "%.1f", seconds_since(start));
     log::info("loaded in ", loaded_in, " s");
-    observers_.push_back(make_console(::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info));
-    if (!config().logging.metrics_file.empty()) observers_.push_back(make_metrics_file(folder / config().logging.metrics_file));
+    if (leads()) observers_.push_back(make_console(::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info));
+    if (leads() && !config().logging.metrics_file.empty()) observers_.push_back(make_metrics_file(folder / config().logging.metrics_file));
     if (config().training.eval_on_start) maybe_evaluate(0, 0.0);
     const Clock::time_point first_step = Clock::now();
     loop();
@@ -208,6 +238,7 @@ void Trainer::run() {
     maybe_evaluate(total_steps_, last_epoch_);
     observers_.clear();
     save(folder, total_steps_, last_epoch_);
+    if (group_) group_->barrier("the end of the run");
     char rate[64];
     std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds, static_cast<double>(seen_tokens_) / seconds);
     log::info("done: ", total_steps_, " steps, ", seen_tokens_, " tokens in ", rate, "; ", full() ? "model" : "adapter", " in ", folder.string());
@@ -225,13 +256,14 @@ void Trainer::loop() {
     while (std::optional<StepBatch> batch = batches.next()) {
         ++step;
         const auto issue = [&] { stepper_->issue(*batch, step, learning_rate(step)); };
-        if (step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty()) {
+        if (leads() && step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty()) {
             profile(*ctx_, config().logging.profile, issue);
         } else {
             issue();
         }
         drain(false);
-        const int signal = interrupt_requested();
+        // Ranks stop together: at the step whose result says that one was sent a signal.
+        const int signal = group_ ? agreed_signal_ : interrupt_requested();
         const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_;
         const bool saves = t.save_steps > 0 && step % t.save_steps == 0 && step < total_steps_;
         if (signal == 0 && !evaluates && !saves) continue;
@@ -239,11 +271,12 @@ void Trainer::loop() {
         if (evaluates) maybe_evaluate(step, last_epoch_);
         if (saves) {
             save(std::filesystem::path(t.output_dir) / cat("checkpoint-", step), step, last_epoch_);
-            remove_old_checkpoints(t.output_dir, t.save_total_limit);
+            if (leads()) remove_old_checkpoints(t.output_dir, t.save_total_limit);
         }
         if (signal != 0) {
             observers_.clear();
             save(t.output_dir, step, last_epoch_);
+            if (group_) group_->barrier("the end of the interrupted run");
             throw Interrupted(signal, cat("stopped after step ", step, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ", t.output_dir));
         }
         last_report_ = Clock::now();
@@ -252,6 +285,7 @@ void Trainer::loop() {
 }
 
 void Trainer::report(const StepResult& result) {
+    agreed_signal_ = result.signal;
     if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
     if (result.outcome.skipped != 0) {
         log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale, "; the update was skipped, the scale is now ",
@@ -285,9 +319,14 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
     save(config().training.output_dir, result.step - 1, last_epoch_);
     std::string rows;
     for (std::size_t i = 0; i < result.rows.size(); ++i) rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
+    std::string where = cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
+    if (group_) {
+        const std::string own = result.outcome.first_bad_site == all_finite ? "" : cat("Rank ", environment_.rank, ": ", where);
+        where.clear();
+        for (const std::string& text : group_->gather(own, "the place of a value that is not finite")) where += text.empty() ? "" : cat("\n  ", text);
+    }
     throw runtime_failure(cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
-                              " is not finite. First seen at: ", model_->describe_site(result.outcome.first_bad_site),
-                              ". Rows of the step: ", rows, "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
+                              " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
                               config().training.output_dir),
                           "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
 }
@@ -302,6 +341,12 @@ EvalReport Trainer::evaluate(int64_t step, double epoch) {
         const Batch batch = eval_->batch(i);
         sum += model_->score(batch).to(at::kDouble).sum().item<double>();
         labels += batch.labels;
+    }
+    if (group_) {
+        const at::Tensor total = at::full({1}, sum, at::TensorOptions(at::kFloat).device(device_));
+        group_->all_reduce(total, cat("the evaluation at step ", step));
+        sum = total.item<double>();
+        labels = eval_->labels();
     }
     return {step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels, seconds_since(start)};
 }
@@ -319,6 +364,7 @@ void Trainer::maybe_evaluate(int64_t step, double epoch) {
 }
 
 void Trainer::save(const std::filesystem::path& folder, int64_t step, double epoch) {
+    if (!leads()) return;
     if (full()) {
         save_model(folder, *model_->parameters(), opened_.file->spec, opened_.file->checkpoint.folder());
     } else {

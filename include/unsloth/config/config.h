@@ -118,12 +118,17 @@ struct LoggingOptions {
     std::string profile;                         ///< Chrome trace of one step; empty: none
 };
 
+struct DistributedOptions {
+    int64_t ddp_timeout = 120;  ///< seconds
+};
+
 struct Config {
     ModelOptions model;
     LoraOptions lora;
     DataOptions data;
     TrainingOptions training;
     HardwareOptions hardware;
+    DistributedOptions distributed;
     LoggingOptions logging;
 };
 

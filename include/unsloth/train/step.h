@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/comm/group.h"
 #include "unsloth/model/model.h"
 #include "unsloth/ops/optimizer.h"
 
@@ -17,6 +18,7 @@ struct StepSettings {
     double max_grad_norm = 1.0;
     uint64_t seed = 0;          ///< dropout's key
     bool loss_scaling = false;  ///< fp16: a dynamic factor on the loss
+    comm::Group* group = nullptr;  ///< ranks that share the step; nullptr: alone
 };
 
 /// What a finished step has to say.
@@ -27,9 +29,12 @@ struct StepResult {
     int64_t tokens = 0, labels = 0;
     StepOutcome outcome{};
     double loss_scale = 1.0;
-    std::vector<int64_t> rows;  ///< source rows, for messages
+    std::vector<int64_t> rows;  ///< source rows of this rank, for messages
+    int signal = 0;             ///< with a group: SIGINT or SIGTERM that some rank was sent before it issued the step
 };
 
+/// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of all of them.
+///
 /// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them at once,
 /// because the next step needs the new scale.
 class Stepper {
@@ -48,6 +53,7 @@ class Stepper {
   private:
     struct Slot;
     void adjust_loss_scale(const StepOutcome& outcome);
+    void share(Slot& slot, int64_t step);
 
     ops::Context& ctx_;
     model::Model& model_;
@@ -56,6 +62,7 @@ class Stepper {
     std::deque<std::pair<Slot*, StepResult>> pending_;
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
+    at::Tensor shared_;  ///< fp32 [3], with a group: the loss, and how many ranks were interrupted or terminated
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;
     int64_t updates_ = 0;  ///< Adam's t: steps that were not skipped by loss scaling

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "unsloth/comm/group.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/train/observer.h"
 #include "unsloth/train/schedule.h"
@@ -15,7 +16,8 @@ namespace unsloth::train {
 
 class Trainer {
   public:
-    /// Opens the model and the data, and plans memory. Input, usage or runtime Error; nothing large is allocated yet.
+    /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input, usage or runtime
+    /// Error; nothing large is allocated yet.
     explicit Trainer(const LoadedConfig& loaded);
     /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to stop.
     void run();
@@ -33,6 +35,8 @@ class Trainer {
     EvalReport evaluate(int64_t step, double epoch);
 
   private:
+    void require_agreement() const;
+    bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
     void open_data();
     void make_plan();
     void banner() const;
@@ -46,7 +50,9 @@ class Trainer {
     const Config& config() const { return loaded_.config; }
 
     LoadedConfig loaded_;
+    comm::LaunchEnvironment environment_;
     at::Device device_;
+    std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
     OpenedModel opened_;
     std::unique_ptr<StepLoader> loader_;
     std::optional<EvalLoader> eval_;
@@ -63,6 +69,7 @@ class Trainer {
     std::chrono::steady_clock::time_point last_report_;
     int64_t seen_tokens_ = 0;
     double last_epoch_ = 0;
+    int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result
     std::optional<double> best_eval_;
     int64_t best_step_ = 0;
 };

@@ -1,0 +1,34 @@
+// Where this process stands among those that train together, as launchers say it in the environment.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace unsloth::comm {
+
+struct LaunchEnvironment {
+    int rank = 0, world_size = 1;
+    int local_rank = 0, local_world_size = 1;  ///< on this machine
+    std::string master_address;                ///< of the store that all meet at; empty when alone
+    int master_port = 0;
+    bool agent_hosts_store = false;            ///< torchrun's agent serves the store, rank 0 is a client like the others
+    std::string launcher = "none";             ///< "torchrun", "srun", "mpirun": for the log
+    int restarts = 0;                          ///< torchrun's count of elastic restarts
+    bool alone() const { return world_size == 1; }
+};
+
+/// An environment variable's value; nullopt: not set.
+using GetEnvironment = std::function<std::optional<std::string>(const char* name)>;
+
+/// Reads, in this order: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, accelerate,
+/// scripts/launch.sh); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks meet at the first host of
+/// the step's node list, at a port made from the job's number, unless MASTER_ADDR and MASTER_PORT say otherwise. Nothing of these:
+/// alone. usage Error where some variables are set and others that they need are not, or a number is none.
+LaunchEnvironment read_launch_environment(const GetEnvironment& get);
+LaunchEnvironment read_launch_environment();
+
+/// The first host of a Slurm node list: "gpu[003-004,7],login1" gives "gpu003".
+std::string first_slurm_host(const std::string& node_list);
+
+}  // namespace unsloth::comm

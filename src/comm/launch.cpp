@@ -1,0 +1,109 @@
+#include "unsloth/comm/launch.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::comm {
+namespace {
+
+/// The variables of one launcher.
+struct Names {
+    const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
+};
+constexpr Names torchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr Names mpirun{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Names srun{"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"};
+
+class Reader {
+  public:
+    explicit Reader(const GetEnvironment& get) : get_(get) {}
+
+    std::optional<int> number(const char* name, int least) const {
+        const std::optional<std::string> text = get_(name);
+        if (!text || text->empty()) return std::nullopt;
+        int value = 0;
+        const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+        if (error != std::errc() || end != text->data() + text->size() || value < least)
+            throw usage_error(cat("the environment variable ", name, " is \"", *text, "\", expected a number from ", least), "It is the launcher's to set.");
+        return value;
+    }
+    int needed(const char* name, int least, const char* because) const {
+        if (const std::optional<int> value = number(name, least)) return *value;
+        throw usage_error(cat("the environment variable ", because, " is set, ", name, " is not"),
+                          "Start several processes with scripts/launch.sh, torchrun, srun or mpirun, or unset it for a single one.");
+    }
+    std::string text(const char* name) const { return get_(name).value_or(""); }
+    bool set(const char* name) const { return !text(name).empty(); }
+
+  private:
+    const GetEnvironment& get_;
+};
+
+LaunchEnvironment read(const Reader& env, const Names& names) {
+    LaunchEnvironment e;
+    e.launcher = names.launcher;
+    e.world_size = env.needed(names.world_size, 1, names.rank);
+    e.rank = env.needed(names.rank, 0, names.world_size);
+    if (e.rank >= e.world_size)
+        throw usage_error(cat("the environment says rank ", e.rank, " of ", e.world_size, " (", names.rank, ", ", names.world_size, ")"));
+    e.local_rank = env.number(names.local_rank, 0).value_or(e.rank);
+    e.local_world_size = env.number(names.local_world_size, 1).value_or(std::max(e.local_rank + 1, 1));
+    return e;
+}
+
+void read_meeting_place(const Reader& env, LaunchEnvironment& e) {
+    if (e.alone()) return;
+    e.master_address = env.text("MASTER_ADDR");
+    const bool one_machine = e.local_world_size == e.world_size;
+    if (e.master_address.empty() && e.launcher == std::string("srun")) {
+        const std::string nodes = env.set("SLURM_STEP_NODELIST") ? env.text("SLURM_STEP_NODELIST") : env.text("SLURM_JOB_NODELIST");
+        e.master_address = first_slurm_host(nodes);
+    }
+    if (e.master_address.empty() && e.launcher == std::string("mpirun") && one_machine) e.master_address = "127.0.0.1";
+    if (e.master_address.empty())
+        throw usage_error(cat(e.world_size, " processes, and the environment variable MASTER_ADDR does not say where they meet"),
+                          "Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
+    const std::optional<int> port = env.number("MASTER_PORT", 1);
+    const std::optional<int> job = env.number("SLURM_JOB_ID", 0);
+    if (port) e.master_port = *port;
+    else if (e.launcher == std::string("srun") && job) e.master_port = 20000 + *job % 20000;  // below the ports that the kernel hands out
+    else throw usage_error("the environment variable MASTER_PORT is not set", "Set it to a port that is free on rank 0's host.");
+    if (e.master_port > 65535) throw usage_error(cat("the environment variable MASTER_PORT is ", e.master_port, ", ports end at 65535"));
+}
+
+}  // namespace
+
+std::string first_slurm_host(const std::string& node_list) {
+    const std::size_t end = node_list.find_first_of(",[");
+    if (end == std::string::npos || node_list[end] == ',') return node_list.substr(0, end);
+    const std::size_t stop = node_list.find_first_of(",-]", end + 1);
+    return node_list.substr(0, end) + node_list.substr(end + 1, stop - end - 1);
+}
+
+LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
+    const Reader env(get);
+    const bool several_tasks = env.set(srun.rank) && env.number(srun.world_size, 1).value_or(1) > 1;
+    LaunchEnvironment e;
+    if (env.set(torchrun.rank) || env.set(torchrun.world_size)) {
+        e = read(env, torchrun);
+        e.agent_hosts_store = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+        e.restarts = env.number("TORCHELASTIC_RESTART_COUNT", 0).value_or(0);
+    } else if (env.set(mpirun.rank)) {
+        e = read(env, mpirun);
+    } else if (several_tasks) {
+        e = read(env, srun);
+    }
+    read_meeting_place(env, e);
+    return e;
+}
+
+LaunchEnvironment read_launch_environment() {
+    return read_launch_environment([](const char* name) -> std::optional<std::string> {
+        const char* value = std::getenv(name);
+        return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+    });
+}
+
+}  // namespace unsloth::comm

@@ -1,0 +1,92 @@
+#include "comm/store.h"
+
+#include <c10/util/Flags.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <thread>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+
+C10_DECLARE_int(caffe2_log_level);
+
+namespace unsloth::comm {
+namespace {
+
+std::string place_of(const LaunchEnvironment& e) { return cat(e.master_address, ":", e.master_port); }
+
+}  // namespace
+
+Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout) : rank_(e.rank), size_(e.world_size), serves_(e.rank == 0 && !e.agent_hosts_store), timeout_(timeout) {
+    // What c10d prints about a store that does not answer, with its own stack, is said by our errors.
+    if (log::level() > log::Level::debug) FLAGS_caffe2_log_level = 3;  // fatal ones alone
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(e.master_port);
+    options.isServer = serves_;
+    options.waitWorkers = false;  // the first exchange waits, and knows who is missing
+    options.timeout = timeout;
+    try {
+        const auto tcp = c10::make_intrusive<c10d::TCPStore>(e.master_address, options);
+        // An agent's store outlives restarts: each has keys of its own.
+        store_ = c10::make_intrusive<c10d::PrefixStore>(cat("unsloth/", e.restarts), tcp);
+    } catch (const std::exception& error) {
+        if (options.isServer)
+            throw runtime_failure(cat("rank 0 cannot serve the ranks' store at port ", e.master_port, ": ", std::string(error.what()).substr(0, 200)),
+                                  "Is another run using the port? Choose another MASTER_PORT.");
+        throw runtime_failure(cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " within ", timeout.count(), " s"),
+                              "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
+    }
+    all({}, "the start of all ranks", [](int, const std::vector<uint8_t>&) {});
+}
+
+Exchange::~Exchange() {
+    constexpr auto patience = std::chrono::seconds(5);
+    try {
+        const auto give_up = std::chrono::steady_clock::now() + patience;
+        store_->add("left", 1);
+        while (serves_ && store_->add("left", 0) < size_ && std::chrono::steady_clock::now() < give_up)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    } catch (const std::exception& error) {
+        log::debug("the ranks' store: ", error.what());  // it is gone, and so is everyone's interest in it
+    }
+}
+
+std::string Exchange::key(int64_t number, int rank) const { return cat(number, "/", rank); }
+
+void Exchange::begin(std::vector<uint8_t> own, const std::string& what) {
+    own_ = std::move(own);
+    own_.push_back(0);  // a value of no bytes is none
+    try {
+        store_->set(key(number_, rank_), own_);
+    } catch (const std::exception&) {
+        throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (", what, ")"));
+    }
+}
+
+std::vector<uint8_t> Exchange::read(int rank, const std::string& what) {
+    if (rank == rank_) {
+        own_.pop_back();
+        return std::move(own_);
+    }
+    try {
+        store_->wait({key(number_, rank)}, std::chrono::duration_cast<std::chrono::milliseconds>(timeout_));
+        std::vector<uint8_t> bytes = store_->get(key(number_, rank));
+        bytes.pop_back();
+        return bytes;
+    } catch (const std::exception& error) {
+        const bool timed_out = std::string(error.what()).find("imeout") != std::string::npos;
+        if (timed_out)
+            throw runtime_failure(cat("rank ", rank, " did not come to ", what, " within ", timeout_.count(), " s (distributed.ddp_timeout); seen by rank ", rank_),
+                                  "Look at that rank's output: it may have ended, or it works on something that takes longer.");
+        throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
+    }
+}
+
+/// When this rank has read everyone's value of one exchange, everyone has read those of the exchange before.
+void Exchange::end() {
+    if (number_ > 0) store_->deleteKey(key(number_ - 1, rank_));
+    ++number_;
+}
+
+}  // namespace unsloth::comm

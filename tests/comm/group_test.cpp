@@ -1,0 +1,112 @@
+// Groups on the CPU: ranks as threads that meet at a real store.
+#include "unsloth/comm/group.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <thread>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::comm {
+namespace {
+
+int free_port() {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    ::close(fd);
+    return ntohs(address.sin_port);
+}
+
+LaunchEnvironment rank_of(int rank, int size, int port) {
+    LaunchEnvironment e;
+    e.rank = e.local_rank = rank;
+    e.world_size = e.local_world_size = size;
+    e.master_address = "127.0.0.1";
+    e.master_port = port;
+    return e;
+}
+
+/// body(group) on every rank; rank 0's store outlives the others' use of it.
+void on_ranks(int size, const std::function<void(Group&)>& body, std::chrono::seconds timeout = std::chrono::seconds(20)) {
+    const int port = free_port();
+    std::vector<std::unique_ptr<Group>> groups(static_cast<std::size_t>(size));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank)
+        threads.emplace_back([&, rank] {
+            auto& group = groups[static_cast<std::size_t>(rank)];
+            group = make_group(rank_of(rank, size, port), at::kCPU, timeout);
+            body(*group);
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (std::size_t rank = groups.size(); rank-- > 0;) groups[rank].reset();
+}
+
+TEST(Group, AloneThereIsNone) { EXPECT_EQ(make_group({}, at::kCPU, std::chrono::seconds(1)), nullptr); }
+
+TEST(Group, SumsAreTheSameBitsOnEveryRank) {
+    constexpr int size = 3, rounds = 5;
+    std::vector<at::Tensor> results(size);
+    on_ranks(size, [&](Group& group) {
+        for (int round = 0; round < rounds; ++round) {
+            at::Tensor x = at::arange(1000, at::kFloat).mul_(0.1F * static_cast<float>(group.rank() + 1)).add_(static_cast<float>(round));
+            group.all_reduce(x, "a test's sum");
+            results[static_cast<std::size_t>(group.rank())] = x;
+        }
+    });
+    const at::Tensor expected = at::arange(1000, at::kDouble).mul_(0.6).add_(3 * (rounds - 1));
+    EXPECT_TRUE(at::allclose(results[0].to(at::kDouble), expected, 1e-5));
+    for (int rank = 1; rank < size; ++rank) EXPECT_TRUE(at::equal(results[0], results[static_cast<std::size_t>(rank)]));
+}
+
+TEST(Group, GathersTextsByRank) {
+    on_ranks(3, [](Group& group) {
+        const std::string own = group.rank() == 1 ? "" : std::string(group.rank() == 0 ? 1 : 5000, 'x');
+        const std::vector<std::string> all = group.gather(own, "a test's texts");
+        ASSERT_EQ(all.size(), 3U);
+        EXPECT_EQ(all[0], "x");
+        EXPECT_EQ(all[1], "");
+        EXPECT_EQ(all[2], std::string(5000, 'x'));
+        group.barrier("a test's end");
+    });
+}
+
+TEST(Group, ARankThatDoesNotComeIsNamed) {
+    std::vector<std::string> messages(3);
+    on_ranks(
+        3,
+        [&](Group& group) {
+            at::Tensor x = at::ones({4});
+            group.all_reduce(x, "gradients of step 1");
+            if (group.rank() == 2) return;
+            try {
+                group.all_reduce(x, "gradients of step 2");
+            } catch (const Error& error) {
+                EXPECT_EQ(error.kind(), ErrorKind::runtime);
+                messages[static_cast<std::size_t>(group.rank())] = error.what();
+            }
+        },
+        std::chrono::seconds(2));
+    for (int rank : {0, 1}) EXPECT_NE(messages[static_cast<std::size_t>(rank)].find("rank 2 did not come to gradients of step 2"), std::string::npos) << messages[static_cast<std::size_t>(rank)];
+}
+
+TEST(Group, AStoreThatNobodyServesIsSaid) {
+    try {
+        make_group(rank_of(1, 2, free_port()), at::kCPU, std::chrono::seconds(2));
+        ADD_FAILURE();
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("did not reach rank 0's store at 127.0.0.1"), std::string::npos) << error.what();
+    }
+}
+
+}  // namespace
+}  // namespace unsloth::comm

@@ -1,0 +1,87 @@
+// What launchers say in the environment.
+#include "unsloth/comm/launch.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::comm {
+namespace {
+
+LaunchEnvironment read(const std::map<std::string, std::string>& variables) {
+    return read_launch_environment([&](const char* name) -> std::optional<std::string> {
+        const auto found = variables.find(name);
+        return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
+    });
+}
+
+std::string refusal(const std::map<std::string, std::string>& variables) {
+    try {
+        read(variables);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        return error.what();
+    }
+    return "accepted";
+}
+
+TEST(LaunchEnvironment, NothingMeansAlone) {
+    EXPECT_TRUE(read({}).alone());
+    EXPECT_TRUE(read({{"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}}).alone());
+    EXPECT_TRUE(read({{"SLURM_JOB_ID", "77"}, {"SLURM_NTASKS", "8"}}).alone()) << "within an allocation, not started by srun";
+    EXPECT_TRUE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}).alone());
+}
+
+TEST(LaunchEnvironment, Torchrun) {
+    const LaunchEnvironment e = read({{"RANK", "9"}, {"WORLD_SIZE", "16"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "8"}, {"MASTER_ADDR", "node1"},
+                                      {"MASTER_PORT", "29511"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+    EXPECT_EQ(e.rank, 9);
+    EXPECT_EQ(e.world_size, 16);
+    EXPECT_EQ(e.local_rank, 1);
+    EXPECT_EQ(e.local_world_size, 8);
+    EXPECT_EQ(e.master_address, "node1");
+    EXPECT_EQ(e.master_port, 29511);
+    EXPECT_TRUE(e.agent_hosts_store);
+    EXPECT_EQ(e.restarts, 2);
+    EXPECT_EQ(e.launcher, "torchrun");
+}
+
+TEST(LaunchEnvironment, OpenMpiOnOneMachineNeedsAPortAlone) {
+    std::map<std::string, std::string> v{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_PORT", "29500"}};
+    EXPECT_EQ(read(v).master_address, "127.0.0.1");
+    v["OMPI_COMM_WORLD_SIZE"] = "4";  // two machines
+    EXPECT_NE(refusal(v).find("MASTER_ADDR"), std::string::npos);
+    v["MASTER_ADDR"] = "node1";
+    EXPECT_EQ(read(v).master_address, "node1");
+    v.erase("MASTER_PORT");
+    EXPECT_NE(refusal(v).find("MASTER_PORT"), std::string::npos);
+}
+
+TEST(LaunchEnvironment, SlurmMeetsAtTheFirstHost) {
+    const LaunchEnvironment e = read({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_NTASKS_PER_NODE", "4"},
+                                      {"SLURM_JOB_ID", "1234567"}, {"SLURM_JOB_NODELIST", "gpu[012-013]"}});
+    EXPECT_EQ(e.rank, 5);
+    EXPECT_EQ(e.local_rank, 1);
+    EXPECT_EQ(e.local_world_size, 4);
+    EXPECT_EQ(e.master_address, "gpu012");
+    EXPECT_EQ(e.master_port, 20000 + 1234567 % 20000);
+    EXPECT_EQ(first_slurm_host("gpu[003-004,7],login1"), "gpu003");
+    EXPECT_EQ(first_slurm_host("a1,b2"), "a1");
+    EXPECT_EQ(first_slurm_host("a1"), "a1");
+    EXPECT_EQ(first_slurm_host("n[7]"), "n7");
+}
+
+TEST(LaunchEnvironment, HalfOfItIsAUsersError) {
+    EXPECT_NE(refusal({{"RANK", "1"}}).find("WORLD_SIZE"), std::string::npos);
+    EXPECT_NE(refusal({{"WORLD_SIZE", "2"}}).find("RANK"), std::string::npos);
+    EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}).find("MASTER_ADDR"), std::string::npos);
+    EXPECT_NE(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("rank 2 of 2"), std::string::npos);
+    EXPECT_NE(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("\"one\""), std::string::npos);
+    EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("65535"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace unsloth::comm

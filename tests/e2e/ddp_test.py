@@ -1,0 +1,133 @@
+"""Several processes that train one model on the CPU: the same losses as one process, agreed stops, and what is said when they disagree."""
+
+import signal
+import socket
+import subprocess
+import time
+import unittest
+
+from support import (EndToEnd, LLAMA, OK, PROGRAM, RUNTIME, SIGTERM_SAVED, SOURCE, TIMEOUT_S, USAGE, environment, floats, main, model,
+                     read_safetensors)
+
+LAUNCH = SOURCE / "scripts" / "launch.sh"
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Distributed(EndToEnd):
+    def launch(self, processes, arguments):
+        done = subprocess.run([LAUNCH, "--nproc_per_node", str(processes), "--master_port", str(free_port()), "--program", PROGRAM,
+                               *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        return done.returncode, done.stderr
+
+    def start_ranks(self, arguments_of, size=2):
+        """Ranks as a launcher starts them; their stderr is piped."""
+        port = free_port()
+        ranks = []
+        for rank in range(size):
+            env = environment(RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            ranks.append(subprocess.Popen([PROGRAM, *map(str, arguments_of(rank))], env=env, stdout=subprocess.DEVNULL,
+                                          stderr=subprocess.PIPE, text=True))
+        self.addCleanup(lambda: [(r.kill(), r.wait(), r.stderr.close()) for r in ranks])
+        return ranks
+
+    def arguments(self, out, batch, accumulation, *extra):
+        length = [] if "--max_steps" in extra else ["--max_steps", 6]
+        return self.train_arguments(model(LLAMA), self.rows(32), "--per_device_train_batch_size", batch, "--gradient_accumulation_steps",
+                                    accumulation, "--lora.lora_dropout", "0.1", *length, *extra, out=out)
+
+    def test_world_sizes_give_the_same_losses(self):
+        code, err = self.launch(1, self.arguments("one", 4, 2))
+        self.assertEqual(code, OK, err)
+        reference = self.steps(self.folder / "one")
+        adapter = read_safetensors(self.folder / "one" / "adapter_model.safetensors")
+        for size, batch, accumulation in ((2, 2, 2), (2, 4, 1), (4, 1, 2)):
+            with self.subTest(size=size, batch=batch):
+                out = f"w{size}b{batch}"
+                code, err = self.launch(size, self.arguments(out, batch, accumulation))
+                self.assertEqual(code, OK, err)
+                self.assertIn(f"ranks      {size}", err)
+                self.assertEqual(err.count("done: 6 steps"), 1, "one rank reports")
+                steps = self.steps(self.folder / out)
+                self.assertEqual(len(steps), 6)
+                for got, expected in zip(steps, reference):
+                    self.assertEqual(got["tokens"], expected["tokens"])
+                    self.assertEqual(got["trained_tokens"], expected["trained_tokens"])
+                    self.assertAlmostEqual(got["loss"], expected["loss"], delta=2e-6 * expected["loss"])
+                    self.assertAlmostEqual(got["grad_norm"], expected["grad_norm"], delta=1e-4 * expected["grad_norm"])
+                for name, (_, _, data) in read_safetensors(self.folder / out / "adapter_model.safetensors").items():
+                    for a, b in zip(floats(data), floats(adapter[name][2])):
+                        self.assertAlmostEqual(a, b, delta=1e-5)
+
+    def test_evaluation_counts_every_row_once(self):
+        losses = []
+        for size in (1, 3):
+            out = f"eval{size}"
+            code, err = self.launch(size, self.arguments(out, 2 if size == 3 else 6, 1, "--val_size", 7, "--eval_on_start", "true"))
+            self.assertEqual(code, OK, err)
+            rows = self.evaluations(self.folder / out)
+            losses.append([(r["eval_loss"], r["eval_tokens"]) for r in rows])
+        for (a, n), (b, m) in zip(*losses):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+            self.assertEqual(n, m)
+
+    def test_a_signal_to_one_rank_stops_and_saves_all(self):
+        ranks = self.start_ranks(lambda rank: self.arguments("stopped", 2, 1, "--max_steps", 1000000))
+        metrics = self.folder / "stopped" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        ranks[1].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            err = rank.communicate(timeout=TIMEOUT_S)[1]
+            self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
+        self.assertTrue((self.folder / "stopped" / "adapter_model.safetensors").exists())
+
+    def test_a_killed_rank_is_named(self):
+        ranks = self.start_ranks(lambda rank: self.arguments("killed", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))
+        metrics = self.folder / "killed" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        ranks[1].kill()
+        began = time.monotonic()
+        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        self.assertIn("rank 1 did not come to the gradients of step", err)
+        self.assertLess(time.monotonic() - began, 20)
+
+    def test_a_lost_store_is_said(self):
+        ranks = self.start_ranks(lambda rank: self.arguments("lost", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 5))
+        metrics = self.folder / "lost" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        ranks[0].kill()
+        err = ranks[1].communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(ranks[1].returncode, RUNTIME, err)
+        self.assertIn("rank 0 is gone", err)
+
+    def test_different_configurations_are_refused(self):
+        ranks = self.start_ranks(lambda rank: self.arguments("differ", 2, 1, "--learning_rate", 0.001 * (1 + rank)))
+        for rank in ranks:
+            err = rank.communicate(timeout=TIMEOUT_S)[1]
+            self.assertEqual(rank.returncode, USAGE, err)
+            self.assertIn("rank 1 was started differently from rank 0", err)
+            self.assertIn("learning_rate", err)
+
+    def test_half_an_environment_is_refused(self):
+        done = subprocess.run([PROGRAM, *map(str, self.arguments("half", 2, 1))], env=environment(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0),
+                              capture_output=True, text=True, timeout=TIMEOUT_S)
+        self.assertEqual(done.returncode, USAGE, done.stderr)
+        self.assertIn("MASTER_ADDR", done.stderr)
+
+    def wait_for(self, condition, ranks):
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            for rank in ranks:
+                if rank.poll() is not None:
+                    self.fail(rank.stderr.read())
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
