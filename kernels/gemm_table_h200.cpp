@@ -17,11 +17,6 @@ constexpr GemmProduct products[] = {
     // 512 rows: the gradients of gate+up and down
     {385, 512, 4096, 28672, GemmForm::nn, {66, 20, 35, 1, 0, 0, 3, 0, 2}},
     {385, 512, 14336, 4096, GemmForm::nn, {66, 28, 35, 1, 0, 0, 0, 0, 8}},
-    // 16384 rows, each running alone at the card's power limit: qkv, gate+up; the gradients of gate+up and down
-    {12289, 32768, 6144, 4096, GemmForm::nt, {66, 201, 35, 1, 0, 0, 2, 0, 5}},
-    {12289, 32768, 28672, 4096, GemmForm::nt, {66, 209, 35, 1, 0, 0, 5, 0, 3}},
-    {12289, 32768, 4096, 28672, GemmForm::nn, {66, 248, 35, 1, 0, 0, 6, 0, 5}},
-    {12289, 32768, 14336, 4096, GemmForm::nn, {66, 209, 35, 1, 0, 0, 7, 0, 5}},
     // lm_head and its gradient, in chunks of 1024 rows
     {513, 1024, 128256, 4096, GemmForm::nt, {66, 184, 35, 1, 0, 0, 2, 0, 5}},
     {513, 1024, 4096, 128256, GemmForm::nn, {66, 23, 35, 1, 0, 0, 5, 0, 3}},

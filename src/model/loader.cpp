@@ -108,10 +108,21 @@ bool ModelPlan::resident_source() const {
     return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
 
-/// Tiles are for products of few tokens: those of generation, or of a training run that never has more.
+/// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles is slower than
+/// expanding rows, so that a layer must not need both.
+bool ModelPlan::tiles_serve() const {
+    if (!request_.nf4_chooser || resident_source()) return false;
+    const int64_t tokens = request_.trains ? request_.sizes.tokens : 1;
+    const auto serves = [&](const GroupLayout& group, bool transposed) {
+        return request_.nf4_chooser(tokens, group.n, group.k, transposed).kernel != ops::Nf4GemmChoice::Kernel::dequantize;
+    };
+    return std::all_of(std::begin(all_groups), std::end(all_groups), [&](Group g) {
+        return serves(layout_[g], false) && (!request_.trains || serves(layout_[g], true));
+    });
+}
+
 bool ModelPlan::lies_in_tiles(const TensorSource& source) const {
-    constexpr int64_t few_tokens = 512;
-    if (!request_.nf4_chooser || resident_source() || (request_.trains && request_.sizes.tokens > few_tokens)) return false;
+    if (!tiles_serve()) return false;
     if (source.quantised()) return nf4_tiles_supported(source.quant4->view);
     return request_.load_in_4bit && source.rows() % nf4_tile == 0 && source.cols() % nf4_tile == 0;
 }

@@ -46,8 +46,8 @@ std::vector<WeightForms> make_weights(ops::Context& ctx, const model::GroupLayou
     return sets;
 }
 
-/// Microseconds of call(i), the median of three rounds of at least two milliseconds.
-double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call) {
+/// Microseconds of call(i), the median of three rounds of at least `least_ms`.
+double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, double least_ms = 2) {
     const auto seconds_of = [&](int calls) {
         synchronize(ctx);
         const auto start = Clock::now();
@@ -55,8 +55,8 @@ double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call) 
         synchronize(ctx);
         return std::chrono::duration<double>(Clock::now() - start).count();
     };
-    seconds_of(2);  // loads kernels, chooses algorithms
-    const int calls = std::clamp(static_cast<int>(2e-3 / std::max(seconds_of(2) / 2, 1e-6)), 2, 200);
+    seconds_of(1);  // loads kernels, chooses algorithms
+    const int calls = std::clamp(static_cast<int>(1e-3 * least_ms / std::max(seconds_of(2) / 2, 1e-6)), 1, 200);
     std::vector<double> rounds;
     for (int round = 0; round < 3; ++round) rounds.push_back(seconds_of(calls) / calls * 1e6);
     std::sort(rounds.begin(), rounds.end());
@@ -96,16 +96,25 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
         ops::dequantize_4bit(ctx, rows, outs);
         product(i);
     });
-    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device())) {
-        if (form.kernel == Kernel::portable && m > most_portable) continue;
-        const double us = time_us(ctx, [&](std::size_t i) {
+    const auto own = [&](const ops::Nf4GemmChoice& form) {
+        return [&, form](std::size_t i) {
             const WeightForms& set = sets[i % sets.size()];
             ops::Nf4Gemm args{.weights = set.tiles, .transposed = transposed, .x = x, .out = out};
             if (group.r > 0)
                 args.tail_weight = transposed ? set.buffer.narrow(0, group.n, group.r).narrow(1, 0, group.k)
                                               : set.buffer.narrow(0, 0, group.n).narrow(1, group.k, group.r);
             ops::nf4_gemm(ctx, args, form);
-        });
+        };
+    };
+    // All forms shortly, then the fastest again.
+    std::vector<std::pair<double, ops::Nf4GemmChoice>> forms;
+    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device()))
+        if (form.kernel != Kernel::portable || m <= most_portable) forms.emplace_back(time_us(ctx, own(form), 0.1), form);
+    constexpr std::size_t finalists = 4;
+    std::sort(forms.begin(), forms.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    if (forms.size() > finalists) forms.resize(finalists);
+    for (const auto& [quick, form] : forms) {
+        const double us = time_us(ctx, own(form));
         if (result.own_us == 0 || us < result.own_us) result.own_us = us, result.form = form;
     }
     return result;
@@ -149,7 +158,6 @@ void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& 
         if (!request.json)
             std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", describe_device(device).c_str(), "product", "tokens", "library us",
                         "dequant+ us", "tiles us", "of lib.");
-        std::string table;
         for (const model::Group g : model::all_groups) {
             const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
             for (const bool transposed : {false, true}) {
@@ -158,11 +166,10 @@ void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& 
                     measured.push_back(measure(ctx, layout[g], sets, transposed, m));
                     print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());
                 }
-                if (const std::string line = table_line(layout[g], transposed, measured); !line.empty()) table += line + "\n";
+                if (const std::string line = table_line(layout[g], transposed, measured); !line.empty())
+                    (request.json ? std::cerr : std::cout) << line << std::endl;
             }
         }
-        (request.json ? std::cerr : std::cout) << table;
-        std::cout.flush();
         return;
     }
 #endif

@@ -11,6 +11,8 @@ using namespace test;
 using Row = std::vector<int32_t>;
 using Kernel = ops::Nf4GemmChoice::Kernel;
 
+const Row tokens{17, 400, 23, 999, 5, 5, 731, 64, 128, 300, 11, 2};
+
 /// tiny_llama: q, k, v and o (multiples of 64) lie in tiles, gate, up and down (688 wide) do not.
 class PackedTest : public ::testing::TestWithParam<std::string> {
   protected:
@@ -24,7 +26,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         model::LoadRequest r;
         r.device = train::choose_device(GetParam());
         r.dtype = on_gpu() ? at::kBFloat16 : at::kFloat;
-        r.sizes.tokens = r.sizes.longest = r.sizes.head_rows = 40;
+        r.sizes.tokens = r.sizes.longest = r.sizes.head_rows = trains ? few : 40;
         r.sizes.segments = 2;
         r.sizes.head_chunk = 16;
         r.sizes.training = r.trains = trains;
@@ -32,7 +34,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         if (packed)
             r.nf4_chooser = [this](int64_t m, int64_t n, int64_t k, bool transposed) {
                 if (m > few) return ops::Nf4GemmChoice{};
-                chosen.insert({n, k, transposed});
+                if (m == static_cast<int64_t>(tokens.size())) chosen.insert({n, k, transposed});
                 return ops::Nf4GemmChoice{Kernel::portable, m <= 8 ? 1 : 2, 2, 8};
             };
         return r;
@@ -42,8 +44,6 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
     static constexpr int64_t few = 16;
     std::set<std::tuple<int64_t, int64_t, bool>> chosen;
 };
-
-const Row tokens{17, 400, 23, 999, 5, 5, 731, 64, 128, 300, 11, 2};
 
 TEST_P(PackedTest, ScoresEqualThoseOfExpandedWeights) {
     const fs::path folder = model_folder("tiny_llama/nf4_dq");

@@ -67,6 +67,7 @@ class ModelPlan {
     Held held(const TensorSource& source) const;
     bool resident_source() const;
     bool expands_4bit() const;
+    bool tiles_serve() const;
     bool lies_in_tiles(const TensorSource& source) const;
     void require_fp8() const;
     StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
