@@ -106,6 +106,7 @@ bool has_type(const Option& option, const Json& value) {
         case OptionType::integer_map: return value.is_object() && all_elements(value, is_integer);
         case OptionType::number_map: return value.is_object() && all_elements(value, is_finite_number);
         case OptionType::scalar_map: return value.is_object() && all_elements(value, is_scalar);
+        case OptionType::object_list: return value.is_array();
     }
     return false;
 }
@@ -134,6 +135,8 @@ void check_one(const Option& option, const Json& value, const std::string& origi
 void check(const Option& option, const Json& value, const std::string& origin) {
     if (!has_type(option, value)) {
         throw usage_error(cat(origin, ": expected ", expectation(option), ", found ", kind_of(value)));
+    } else if (option.check_elements) {
+        option.check_elements(value, origin);
     } else if (option.is_list() || option.is_map()) {
         for (const auto& element : value) check_one(option, element, origin);
     } else {
@@ -191,6 +194,7 @@ std::string expectation(const Option& option) {
         case OptionType::integer_map: text = "an object of integers" + bounds_text(option.range); break;
         case OptionType::number_map: text = "an object of numbers" + bounds_text(option.range); break;
         case OptionType::scalar_map: text = "an object of numbers, strings or booleans"; break;
+        case OptionType::object_list: text = "a list of objects"; break;
     }
     return option.nullable ? text + ", or null" : text;
 }

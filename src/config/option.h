@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,7 +15,7 @@
 namespace unsloth::config {
 
 /// `choice` is a string out of `choices`. Maps keep their order; the values of a scalar_map are strings, numbers or
-/// booleans.
+/// booleans. An object_list is a list of objects whose keys are declared as options too.
 enum class OptionType {
     boolean,
     integer,
@@ -26,7 +27,10 @@ enum class OptionType {
     integer_map,
     number_map,
     scalar_map,
+    object_list,
 };
+
+class OptionSet;
 
 /// Bounds of a number, of a list's elements or of a map's values.
 struct Range {
@@ -65,9 +69,12 @@ struct Option {
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool positional = false;
     bool required = false;  ///< of a command's own option
+    std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
     std::function<Json()> get;
     std::function<void(const Json&)> set;
+    /// Of an object_list: usage Error, with the place in the list, for an element that its keys' options refuse.
+    std::function<void(const Json&, const std::string& origin)> check_elements;
     Json default_value;  ///< the field's value when the option was declared
 
     /// "section.key", or "key" for a command's own option.

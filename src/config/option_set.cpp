@@ -150,6 +150,12 @@ Option& OptionSet::add(std::string key, std::optional<std::string>& field, std::
     return bind(option, field), option.value("TEXT");
 }
 
+Option& OptionSet::add(std::string key, std::optional<double>& field, std::string help) {
+    Option& option = append(std::move(key), OptionType::number, std::move(help));
+    option.nullable = true;
+    return bind(option, field), option.value("X");
+}
+
 Option& OptionSet::add(std::string key, std::vector<std::string>& field, std::string help) {
     Option& option = append(std::move(key), OptionType::text_list, std::move(help));
     return bind(option, field), option.value("A,B,…");
@@ -174,6 +180,32 @@ Option& OptionSet::add(std::string key, std::vector<std::pair<std::string, doubl
 Option& OptionSet::add(std::string key, std::vector<std::pair<std::string, std::string>>& field, std::string help) {
     Option& option = append(std::move(key), OptionType::scalar_map, std::move(help));
     return bind(option, field), option.value("JSON");
+}
+
+void OptionSet::read_object(const Json& value, const std::string& origin) const {
+    const Json object = value.is_string() ? Json{{options_.front().key, value}} : value;
+    if (!object.is_object()) throw usage_error(cat(origin, ": expected an object, found ", value.dump()));
+    std::vector<std::string> notes;
+    std::set<std::string> given;
+    for (const auto& [key, member] : object.items()) {
+        const auto found = find(key);
+        if (!found) {
+            std::string known;
+            for (const auto& option : options_) known += cat(known.empty() ? "" : ", ", option.key);
+            throw usage_error(cat(origin, ": unknown key ", key), cat("Known are ", known, "."));
+        }
+        assign(*found->option, member, cat(origin, ".", key), notes);
+        given.insert(key);
+    }
+    for (const auto& option : options_)
+        if (option.required && given.count(option.key) == 0) throw usage_error(cat(origin, ": the key ", option.key, " is missing"));
+}
+
+Json OptionSet::object() const {
+    Json members = Json::object();
+    for (const auto& option : options_)
+        if (option.required || option.get() != option.default_value) members[option.key] = option.get();
+    return members;
 }
 
 std::vector<const Option*> OptionSet::options_of(const std::string& section) const {

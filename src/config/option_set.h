@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,6 +34,7 @@ class OptionSet {
     Option& add(std::string key, double& field, std::string help);
     Option& add(std::string key, std::string& field, std::string help);
     Option& add(std::string key, std::optional<std::string>& field, std::string help);
+    Option& add(std::string key, std::optional<double>& field, std::string help);
     Option& add(std::string key, std::vector<std::string>& field, std::string help);
     Option& add(std::string key, std::optional<std::vector<int64_t>>& field, std::string help);
     Option& add(std::string key, std::vector<std::pair<std::string, int64_t>>& field, std::string help);
@@ -42,6 +44,11 @@ class OptionSet {
     /// An enumeration by the names of its values.
     template <class Enum>
     Option& add_choice(std::string key, Enum& field, std::vector<std::pair<std::string, Enum>> names, std::string help);
+
+    /// A list of objects; `declare` declares the keys of one. A string in the list stands for an object with that value of the
+    /// first key.
+    template <class Element>
+    Option& add_list(std::string key, std::vector<Element>& field, void (*declare)(OptionSet&, Element&), std::string help);
 
     const std::vector<Section>& sections() const { return sections_; }
     const std::deque<Option>& options() const { return options_; }
@@ -54,6 +61,11 @@ class OptionSet {
     std::optional<Found> find_flag(const std::string& name) const;
     /// Full names of options that `name` (full, or only a key) may have meant; best first, possibly none.
     std::vector<std::string> suggestions(const std::string& name) const;
+
+    /// Assigns an object's members to the options of a section without name; usage Error with `origin`.
+    void read_object(const Json& object, const std::string& origin) const;
+    /// The options as an object, without those that have their default.
+    Json object() const;
 
   private:
     Option& append(std::string key, OptionType type, std::string help);
@@ -80,6 +92,51 @@ Option& OptionSet::add_choice(std::string key, Enum& field, std::vector<std::pai
     };
     option.default_value = option.get();
     return option;
+}
+
+template <class Element>
+Option& OptionSet::add_list(std::string key, std::vector<Element>& field, void (*declare)(OptionSet&, Element&),
+                            std::string help) {
+    const auto with_options = [declare](Element& element, const auto& use) {
+        OptionSet options;
+        options.section("", "", "");
+        declare(options, element);
+        use(options);
+    };
+    const auto read = [with_options](const Json& list, const std::string& origin) {
+        std::vector<Element> elements;
+        for (const Json& value : list)
+            with_options(elements.emplace_back(), [&](const OptionSet& options) {
+                options.read_object(value, origin + "[" + std::to_string(elements.size() - 1) + "]");
+            });
+        return elements;
+    };
+    Option& option = append(std::move(key), OptionType::object_list, std::move(help));
+    option.check_elements = read;
+    option.set = [&field, read](const Json& list) { field = read(list, ""); };
+    option.get = [&field, with_options] {
+        Json list = Json::array();
+        for (const Element& element : field) {
+            // The options take the element's members for their defaults: declare with a fresh one, then fill it.
+            Element copy;
+            with_options(copy, [&](const OptionSet& options) {
+                copy = element;
+                list.push_back(options.object());
+            });
+        }
+        return list;
+    };
+    // The keys for the schema are bound to an element that lives as long as they do.
+    struct Keys {
+        Element element;
+        OptionSet options;
+    };
+    const auto keys = std::make_shared<Keys>();
+    keys->options.section("", "", "");
+    declare(keys->options, keys->element);
+    option.elements = std::shared_ptr<const OptionSet>(keys, &keys->options);
+    option.default_value = option.get();
+    return option.value("JSON");
 }
 
 }  // namespace unsloth::config

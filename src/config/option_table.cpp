@@ -72,37 +72,69 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .at_least(0);
 }
 
+std::vector<std::pair<std::string, DataFormat>> row_formats() {
+    return {{"auto", DataFormat::automatic},     {"tokenized", DataFormat::tokenized},
+            {"alpaca", DataFormat::alpaca},      {"messages", DataFormat::messages},
+            {"sharegpt", DataFormat::sharegpt},  {"prompt_completion", DataFormat::prompt_completion},
+            {"preference", DataFormat::preference}, {"text", DataFormat::text}};
+}
+
+void declare_source(OptionSet& options, DataSource& source) {
+    options.add("path", source.path, "File, folder or glob, as train_file.").must_be_given();
+    options.add_choice("format", source.format, row_formats(), "What a row holds; auto: data.format.");
+    options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.").above(0);
+    options.add("split", source.split, "Only files of this split, by their names; empty: all, or train where a folder has one.");
+    options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");
+}
+
 void declare_data(OptionSet& options, DataOptions& data) {
     options.section("data", "Data", "Rows to train and to evaluate on.");
-    options.add("train_file", data.train_file, "JSON Lines file of training rows.")
+    options.add("train_file", data.train_file,
+                "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), a folder "
+                "of such files, or a glob.")
         .value("FILE")
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"});
-    options.add("eval_file", data.eval_file, "JSON Lines file of evaluation rows.")
+    options.add_list("datasets", data.datasets, declare_source,
+                "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
+                "\"columns\"}], all but path optional. Weights, on all or on none, are the sources' shares of an epoch.")
+        .suggested_for({"sources", "dataset_mixer", "train_files"});
+    options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
         .value("FILE")
         .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"});
     options
         .add("val_size", data.val_size,
-             "Rows of train_file held out for evaluation: below 1 a fraction, else a number; 0: none.")
+             "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
         .at_least(0);
-    options.add_choice("format", data.format,
-                       {{"auto", DataFormat::automatic},
-                        {"tokenized", DataFormat::tokenized},
-                        {"alpaca", DataFormat::alpaca},
-                        {"messages", DataFormat::messages},
-                        {"text", DataFormat::text}},
-                       "What a row holds: input_ids; instruction, input, output; messages; or text. auto looks at the "
-                       "rows' keys.");
+    options.add_choice("format", data.format, row_formats(),
+                       "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "
+                       "chosen, rejected; or text. auto looks at the rows' keys.");
+    options
+        .add("columns", data.columns,
+             "Names of columns in the files, by the name that is known here: {\"instruction\": \"question\", \"output\": \"answer\"}.")
+        .suggested_for({"column_mapping", "field_mapping", "rename_columns"});
+    options.add_choice("text_unit", data.text_unit, {{"paragraph", TextUnit::paragraph}, {"file", TextUnit::file}},
+                       "What a row of a plain text file is: the lines between two blank ones, or the whole file.");
+    options.add_choice("invalid_utf8", data.invalid_utf8, {{"refuse", InvalidUtf8::refuse}, {"replace", InvalidUtf8::replace}},
+                       "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
     options
         .add("template", data.template_name,
              "Chat template by name (llama-3, chatml, alpaca, …); auto takes what fits the model and the format.")
         .value("NAME")
         .suggested_for({"chat_template", "prompt_template"});
     options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");
+    options.add("train_on_last_turn_only", data.train_on_last_turn_only,
+                "Of a conversation's answers only the last is a target.");
     options.add("shuffle", data.shuffle,
                 "Another order of rows every epoch, drawn from training.seed; false: the file's.");
     options.add("packing", data.packing,
                 "Fill rows of max_seq_length with several examples, each attending only to itself.");
     options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
+    options
+        .add("cache_dir", data.cache_dir,
+             "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's cache folder, "
+             "for data of 1 MiB or more; empty: none.")
+        .value("DIR")
+        .suggested_for({"dataset_cache", "tokenized_path", "cache"});
 }
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training);
@@ -131,6 +163,12 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "Rows of a micro-batch on one device.")
         .at_least(1)
         .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"});
+    options
+        .add("max_tokens_per_batch", training.max_tokens_per_batch,
+             "Tokens of a micro-batch on one device, filled with as many rows as fit, instead of per_device_train_batch_size rows; 0: "
+             "off.")
+        .at_least(0)
+        .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"});
     options
         .add("gradient_accumulation_steps", training.gradient_accumulation_steps,
              "Micro-batches of one optimizer step.")

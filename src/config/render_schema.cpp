@@ -25,6 +25,17 @@ Json choice_schema(const Option& option) {
     return {{"enum", values}};
 }
 
+Json option_schema(const Option& option);
+
+Json object_schema(const OptionSet& options) {
+    Json schema = {{"type", "object"}, {"additionalProperties", false}, {"properties", Json::object()}};
+    for (const auto& option : options.options()) {
+        schema["properties"][option.key] = option_schema(option);
+        if (option.required) schema["required"].push_back(option.key);
+    }
+    return schema;
+}
+
 Json type_schema(const Option& option) {
     switch (option.type) {
         case OptionType::boolean: return {{"type", "boolean"}};
@@ -41,6 +52,9 @@ Json type_schema(const Option& option) {
         case OptionType::scalar_map:
             return {{"type", "object"},
                     {"additionalProperties", {{"type", Json::array({"number", "string", "boolean"})}}}};
+        case OptionType::object_list:
+            return {{"type", "array"},
+                    {"items", {{"anyOf", Json::array({object_schema(*option.elements), {{"type", "string"}}})}}}};
     }
     return Json::object();
 }

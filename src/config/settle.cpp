@@ -60,6 +60,17 @@ void check_lora(const LoraOptions& lora) {
 
 void check_data(const Config& config) {
     const DataOptions& data = config.data;
+    if (!data.train_file.empty() && !data.datasets.empty())
+        throw usage_error("data.train_file and data.datasets are both given", "Training rows come from one of them.");
+    const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(), [](const DataSource& source) { return source.weight.has_value(); });
+    if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(data.datasets.size()))
+        throw usage_error("data.datasets: some sources have a weight and some have none",
+                          "Give every source a weight, or none: then each row is taken once an epoch.");
+    if (data.train_on_prompt && data.train_on_last_turn_only)
+        throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other", "Leave one of them out.");
+    if (data.packing && config.training.max_tokens_per_batch > 0)
+        throw usage_error("data.packing and training.max_tokens_per_batch are both given",
+                          "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
     const bool evaluates = data.eval_file || data.val_size > 0;
     if (data.eval_file && data.val_size > 0)
         throw usage_error("data.eval_file and data.val_size are both given", "Evaluation rows come from one of them.");

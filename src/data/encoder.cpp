@@ -1,6 +1,10 @@
 #include "unsloth/data/encoder.h"
 
+#include <ctime>
+
+#include "data/hash.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth {
@@ -55,6 +59,10 @@ class TokenizerEncoder : public RowEncoder {
             encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output)));
     }
 
+    EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
+        return row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, completion)));
+    }
+
     EncodedRow messages(const std::vector<Message>& turns) const override {
         return row_of(encode_rendered(tokenizer_, render(chat_template_, turns, false, tokenizer_)));
     }
@@ -66,6 +74,40 @@ class TokenizerEncoder : public RowEncoder {
 };
 
 }  // namespace
+
+EncodedRow RowEncoder::tool_conversation(const Conversation&) const {
+    throw input_error("the row uses tools, which this chat template does not render",
+                      "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+}
+
+std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name) {
+    std::vector<std::filesystem::path> files;
+    for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                             "vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"})
+        files.push_back(tokenizer_folder / name);
+    files.emplace_back(template_name);  // a template may be a file of its own
+    ContentHash hash;
+    hash.add_field(template_name);
+    bool dated = false;
+    for (const std::filesystem::path& file : files) {
+        if (!std::filesystem::is_regular_file(file)) continue;
+        const MappedFile map(file);
+        const std::string_view content(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size());
+        hash.add_field(file.filename().string());
+        hash.add_field(content);
+        const std::string extension = file.extension().string();
+        const bool may_hold_template = extension == ".jinja" || file.filename().string().find("template") != std::string::npos ||
+                                       file.filename() == "tokenizer_config.json" || file == template_name;
+        dated |= may_hold_template && content.find("strftime_now") != std::string_view::npos;
+    }
+    if (dated) {
+        const std::time_t now = std::time(nullptr);
+        char day[16];
+        std::strftime(day, sizeof day, "%Y-%m-%d", std::localtime(&now));
+        hash.add_field(day);
+    }
+    return hash.hex();
+}
 
 std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name) {
     return std::make_unique<TokenizerEncoder>(tokenizer, template_name);

@@ -4,6 +4,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "data/columns.h"
+#include "data/conversation.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/batch.h"
 #include "unsloth/data/reader.h"
@@ -13,47 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string column_list(const Json& row) {
-    std::string names;
-    for (const auto& [name, value] : row.items()) names += cat(names.empty() ? "" : ", ", name);
-    return names.empty() ? "none" : names;
-}
-
 bool has(const Json& row, const char* column) {
     return row.contains(column);
-}
-
-/// A value as it may stand in an error message: short, whatever the row holds.
-std::string shown(const Json& value) {
-    if (value.is_array()) return cat("an array of ", value.size());
-    if (value.is_object()) return "an object";
-    std::string text = value.dump();
-    constexpr std::size_t limit = 40;
-    return text.size() <= limit ? text
-           : value.is_string()  ? cat("a string of ", text.size(), " bytes")
-                                : text.substr(0, limit);
-}
-
-const Json& required(const Json& row, const char* column, DataFormat format) {
-    const auto found = row.find(column);
-    if (found == row.end())
-        throw BadRow{
-            cat("column \"", column, "\" is missing; a row of format ", format_name(format),
-                " needs it (found: ", column_list(row), ")"),
-            "All rows of a file must have the format of the first, or the one that data.format names."};
-    return *found;
-}
-
-const std::string& as_string(const Json& value, const std::string& where) {
-    if (!value.is_string()) throw BadRow{cat(where, ": expected a string, found ", shown(value)), ""};
-    return value.get_ref<const std::string&>();
-}
-
-/// A column that may be absent or null.
-std::string optional_string(const Json& row, const char* column) {
-    const auto found = row.find(column);
-    if (found == row.end() || found->is_null()) return {};
-    return as_string(*found, cat("column \"", column, "\""));
 }
 
 std::vector<int32_t> integers(const Json& value, const char* column) {
@@ -154,6 +117,12 @@ std::string format_name(DataFormat format) {
             return "alpaca";
         case DataFormat::messages:
             return "messages";
+        case DataFormat::sharegpt:
+            return "sharegpt";
+        case DataFormat::prompt_completion:
+            return "prompt_completion";
+        case DataFormat::preference:
+            return "preference";
         case DataFormat::text:
             return "text";
     }
@@ -163,30 +132,31 @@ std::string format_name(DataFormat format) {
 DataFormat detect_format(const Json& row) {
     if (has(row, "input_ids")) return DataFormat::tokenized;
     if (has(row, "messages")) return DataFormat::messages;
+    if (has(row, "conversations")) return DataFormat::sharegpt;
+    if (has(row, "chosen") && has(row, "rejected")) return DataFormat::preference;
     if (has(row, "instruction") && has(row, "output")) return DataFormat::alpaca;
+    if (has(row, "prompt") && has(row, "completion")) return DataFormat::prompt_completion;
     if (has(row, "text")) return DataFormat::text;
 
     std::string advice =
-        "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {instruction, input?, "
-        "output, "
-        "system?} and {text}.";
-    if (has(row, "conversations"))
-        advice +=
-            " ShareGPT rows: jq -c '{messages: [.conversations[] | {role: ({human: \"user\", gpt: "
-            "\"assistant\"}"
-            "[.from] // .from), content: .value}]}' FILE > OUT";
-    else if (has(row, "chosen") && has(row, "rejected"))
-        advice += " These look like preference pairs, which are not for supervised fine-tuning.";
-    else if (has(row, "prompt") && has(row, "completion"))
-        advice += " Rename: jq -c '{instruction: .prompt, output: .completion}' FILE > OUT";
-    else if (has(row, "question") && has(row, "answer"))
-        advice += " Rename: jq -c '{instruction: .question, output: .answer}' FILE > OUT";
-    throw BadRow{cat("cannot tell the format from the columns (", column_list(row), ")"), advice};
+        "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {conversations: [{from, value}]}, "
+        "{instruction, input?, output, system?}, {prompt, completion}, {chosen, rejected} and {text}. data.columns renames columns";
+    const auto rename = [&](const char* first, const char* second) {
+        advice += cat(": data.columns: {\"instruction\": \"", first, "\", \"output\": \"", second, "\"}");
+    };
+    if (has(row, "question") && has(row, "answer")) rename("question", "answer");
+    else if (has(row, "query") && has(row, "response")) rename("query", "response");
+    else if (has(row, "instruction") && has(row, "response")) rename("instruction", "response");
+    else if (has(row, "prompt") && has(row, "response")) rename("prompt", "response");
+    throw BadRow{cat("cannot tell the format from the columns (", column_list(row), ")"), advice + "."};
 }
 
 RowFormatter::RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder)
     : format_(format), options_(options), encoder_(encoder) {
     UNSLOTH_CHECK(format != DataFormat::automatic, "the format must be known by now");
+    if (format == DataFormat::preference)
+        throw input_error("rows of format preference (chosen, rejected) are for preference training, which comes with a later version",
+                          "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column prompt.");
     if (format != DataFormat::tokenized && encoder == nullptr)
         throw input_error(
             cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
@@ -194,15 +164,25 @@ RowFormatter::RowFormatter(DataFormat format, const RowOptions& options, const R
 }
 
 FormattedRow RowFormatter::format(const Json& row) const {
+    std::vector<bool> learnt;
     switch (format_) {
         case DataFormat::tokenized:
             return tokenized(row);
         case DataFormat::alpaca:
             return encoded(encode_alpaca(row));
+        case DataFormat::prompt_completion: {
+            EncodedRow ids = encode_prompt_completion(row, learnt);
+            return encoded(std::move(ids), learnt);
+        }
         case DataFormat::messages:
-            return encoded(encode_messages(row));
+        case DataFormat::sharegpt: {
+            const bool openai = format_ == DataFormat::messages;
+            EncodedRow ids = encode_conversation(openai ? openai_conversation(row) : sharegpt_conversation(row), learnt);
+            return encoded(std::move(ids), learnt);
+        }
         case DataFormat::text:
             return encoded(encoder_->text(as_string(required(row, "text", format_), "column \"text\"")));
+        case DataFormat::preference:
         case DataFormat::automatic:
             break;
     }
@@ -218,25 +198,25 @@ EncodedRow RowFormatter::encode_alpaca(const Json& row) const {
     return encoder_->alpaca(fields);
 }
 
-EncodedRow RowFormatter::encode_messages(const Json& row) const {
-    const Json& messages = required(row, "messages", format_);
-    if (!messages.is_array() || messages.empty())
-        throw BadRow{cat("column \"messages\": expected an array of {role, content}, found ",
-                         messages.is_array() ? "an empty one" : shown(messages)),
-                     ""};
-    std::vector<Message> turns;
-    for (const Json& message : messages) {
-        const std::string where = cat("messages[", turns.size(), "]");
-        if (!message.is_object())
-            throw BadRow{cat(where, ": expected an object {role, content}, found ", shown(message)), ""};
-        for (const char* key : {"role", "content"})
-            if (!message.contains(key))
-                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"),
-                             ""};
-        turns.push_back(
-            {as_string(message["role"], where + ".role"), as_string(message["content"], where + ".content")});
-    }
-    return encoder_->messages(turns);
+EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<bool>& learnt) const {
+    const Json& prompt = required(row, "prompt", format_);
+    const Json& completion = required(row, "completion", format_);
+    if (prompt.is_array() || completion.is_array()) return encode_conversation(prompt_completion_conversation(row), learnt);
+    return encoder_->prompt_completion(as_string(prompt, "column \"prompt\""), as_string(completion, "column \"completion\""));
+}
+
+/// `learnt`: of each trained span whether it is learnt after all; empty: all.
+EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const {
+    const Conversation& conversation = row.conversation;
+    EncodedRow ids = conversation.uses_tools ? encoder_->tool_conversation(conversation) : encoder_->messages(conversation.turns);
+    if (!row.names_weights && !options_.train_on_last_turn_only) return ids;
+    if (ids.trained.size() != row.learnt.size())
+        throw BadRow{cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),
+                         " assistant turns as trained: weights of messages cannot be matched with them"),
+                     "Leave out the weights and data.train_on_last_turn_only, or choose another data.template."};
+    learnt = std::move(row.learnt);
+    if (options_.train_on_last_turn_only && !learnt.empty()) std::fill(learnt.begin(), learnt.end() - 1, false);
+    return ids;
 }
 
 FormattedRow RowFormatter::tokenized(const Json& row) const {
@@ -261,19 +241,20 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     return result;
 }
 
-FormattedRow RowFormatter::encoded(EncodedRow row) const {
+FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& learnt) const {
     if (row.ids.empty()) throw BadRow{"the row gives no tokens", ""};
     FormattedRow result;
     result.ids = std::move(row.ids);
-    if (options_.train_on_prompt) {
-        result.labels = result.ids;
-    } else {
-        result.labels.assign(result.ids.size(), ignore_label);
-        for (const auto& [begin, end] : row.trained) {
-            UNSLOTH_CHECK(0 <= begin && begin <= end && end <= static_cast<int32_t>(result.ids.size()),
-                          "trained span [", begin, ", ", end, ") of ", result.ids.size(), " tokens");
+    if (options_.train_on_prompt) result.labels = result.ids;
+    else result.labels.assign(result.ids.size(), ignore_label);
+    for (std::size_t span = 0; span < row.trained.size(); ++span) {
+        const auto [begin, end] = row.trained[span];
+        UNSLOTH_CHECK(0 <= begin && begin <= end && end <= static_cast<int32_t>(result.ids.size()),
+                      "trained span [", begin, ", ", end, ") of ", result.ids.size(), " tokens");
+        if (learnt.empty() || learnt[span])
             std::copy(result.ids.begin() + begin, result.ids.begin() + end, result.labels.begin() + begin);
-        }
+        else
+            std::fill(result.labels.begin() + begin, result.labels.begin() + end, ignore_label);
     }
     check_ids(result, options_.vocab_size, true);
     finish(result);

@@ -1,7 +1,6 @@
 // A small ordered parallel map.
 #pragma once
 
-#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -14,16 +13,16 @@
 
 namespace unsloth {
 
-/// Runs make(k) for k in [0, count) on `workers` threads and take(result) for ascending k on the calling
-/// thread; no worker runs more than a few results ahead. The first exception, in the order of k, of make or
-/// of take is thrown here after the workers have ended.
-template <class Result, class Make, class Take>
+/// Pieces of work come from next(), which `workers` threads call one at a time until it gives nothing; each runs make(piece) on its
+/// own, and take(result) is called in the order of the pieces on the calling thread. No worker runs more than a few results
+/// ahead. The first exception, in the order of the pieces, of next, of make or of take is thrown here after the workers have
+/// ended.
+template <class Piece, class Result, class Next, class Make, class Take>
 class OrderedWorkers {
   public:
-    OrderedWorkers(int64_t count, int workers, Make make, Take take)
-        : count_(count), ahead_(4 * int64_t{workers}), make_(std::move(make)), take_(std::move(take)) {
-        const int64_t threads = std::min<int64_t>(workers, count);
-        for (int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    OrderedWorkers(int workers, Next next, Make make, Take take)
+        : ahead_(4 * int64_t{workers}), next_piece_(std::move(next)), make_(std::move(make)), take_(std::move(take)) {
+        for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
     }
     OrderedWorkers(const OrderedWorkers&) = delete;
     OrderedWorkers& operator=(const OrderedWorkers&) = delete;
@@ -37,14 +36,16 @@ class OrderedWorkers {
     }
 
     void run() {
-        for (int64_t k = 0; k < count_; ++k) {
+        for (int64_t k = 0;; ++k) {
             Outcome outcome = wait_for(k);
             if (outcome.failure) std::rethrow_exception(outcome.failure);
+            if (!outcome.result) return;
             take_(std::move(*outcome.result));
         }
     }
 
   private:
+    /// Of one piece; with neither, the end.
     struct Outcome {
         std::optional<Result> result;
         std::exception_ptr failure;
@@ -53,15 +54,32 @@ class OrderedWorkers {
     void work() {
         while (true) {
             int64_t k = 0;
+            std::optional<Piece> piece;
+            Outcome outcome;
             {
                 std::unique_lock lock(mutex_);
-                changed_.wait(lock, [&] { return stop_ || next_ == count_ || next_ < taken_ + ahead_; });
-                if (stop_ || next_ == count_) return;
+                changed_.wait(lock, [&] { return stop_ || (!reading_ && next_ < taken_ + ahead_); });
+                if (stop_) return;
                 k = next_++;
+                reading_ = true;  // the others may hand in results meanwhile
             }
-            Outcome outcome;
             try {
-                outcome.result.emplace(make_(k));
+                piece = next_piece_();
+            } catch (...) {
+                outcome.failure = std::current_exception();
+            }
+            {
+                const std::lock_guard lock(mutex_);
+                reading_ = false;
+                if (!piece) {
+                    stop_ = true;
+                    done_.emplace(k, std::move(outcome));
+                }
+            }
+            changed_.notify_all();
+            if (!piece) return;
+            try {
+                outcome.result.emplace(make_(*piece));
             } catch (...) {
                 outcome.failure = std::current_exception();
             }
@@ -82,8 +100,8 @@ class OrderedWorkers {
         return outcome;
     }
 
-    const int64_t count_;
     const int64_t ahead_;
+    Next next_piece_;
     Make make_;
     Take take_;
     std::mutex mutex_;
@@ -91,14 +109,15 @@ class OrderedWorkers {
     std::map<int64_t, Outcome> done_;
     int64_t next_ = 0;
     int64_t taken_ = 0;
-    bool stop_ = false;
+    bool reading_ = false;  ///< a worker is in next()
+    bool stop_ = false;     ///< no more pieces
     std::vector<std::thread> threads_;  ///< last: they use everything above
 };
 
 /// See OrderedWorkers.
-template <class Result, class Make, class Take>
-void run_in_order(int64_t count, int workers, Make make, Take take) {
-    OrderedWorkers<Result, Make, Take>(count, workers, std::move(make), std::move(take)).run();
+template <class Piece, class Result, class Next, class Make, class Take>
+void run_in_order(int workers, Next next, Make make, Take take) {
+    OrderedWorkers<Piece, Result, Next, Make, Take>(workers, std::move(next), std::move(make), std::move(take)).run();
 }
 
 }  // namespace unsloth

@@ -2,54 +2,52 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <utility>
 
+#include "data/row_readers.h"
+#include "data/utf8.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
 namespace {
 
 constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
-constexpr std::size_t drop_bytes = std::size_t{64} << 20;  ///< how much of the map indexing keeps resident
+constexpr std::size_t chunk_bytes = std::size_t{256} << 10;
 
-bool is_blank(std::string_view line) {
-    return line.find_first_not_of(" \t\r") == std::string_view::npos;
-}
-
-std::string_view without_carriage_return(std::string_view line) {
-    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    return line;
-}
-
-/// Other kinds of files, told by their first bytes or their name: {what it is, how to convert it}.
+/// Kinds that are not read, told by their first bytes: {what it is, how to convert it}.
 struct OtherKind {
     const char* what = nullptr;
     const char* advice = nullptr;
 };
 
-OtherKind kind_by_content(std::string_view head) {
-    const auto starts = [&](std::string_view mark) { return head.substr(0, mark.size()) == mark; };
-    if (starts("PAR1"))
-        return {"a Parquet file", "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)"};
-    if (starts("\x1F\x8B")) return {"gzip-compressed", "gzip -dk FILE"};
-    if (starts("\x28\xB5\x2F\xFD")) return {"zstd-compressed", "zstd -d FILE"};
-    if (starts("\xFD\x37\x7AXZ")) return {"xz-compressed", "xz -dk FILE"};
-    if (starts("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
-    if (starts("ARROW1")) return {"an Arrow file", "datasets.load_from_disk(FOLDER).to_json(OUT)"};
-    if (starts("\xFF\xFE") || starts("\xFE\xFF"))
+OtherKind other_kind(std::string_view head) {
+    if (head.starts_with("\xFD\x37\x7AXZ")) return {"xz-compressed", "xz -dk FILE"};
+    if (head.starts_with("BZh")) return {"bzip2-compressed", "bzip2 -dk FILE"};
+    if (head.starts_with("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
+    if (head.starts_with("ARROW1")) return {"an Arrow file", "datasets.load_from_disk(FOLDER).to_json(OUT)"};
+    if (head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF"))
         return {"UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE > OUT"};
     return {};
 }
 
-OtherKind kind_by_name(const std::filesystem::path& path) {
-    std::string extension = path.extension().string();
-    std::transform(extension.begin(), extension.end(), extension.begin(),
-                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
-    if (extension == ".csv" || extension == ".tsv")
-        return {"a table of comma- or tab-separated values",
-                "pandas.read_csv(FILE).to_json(OUT, orient=\"records\", lines=True)"};
-    if (extension == ".txt") return {"plain text", "jq -Rc '{text: .}' FILE > OUT"};
-    return {};
+/// The extension that tells what is in the file, in lower case: that before .gz or .zst.
+std::string content_extension(const std::filesystem::path& path) {
+    const auto lower = [](std::string text) {
+        std::transform(text.begin(), text.end(), text.begin(),
+                       [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+        return text;
+    };
+    const std::string last = lower(path.extension().string());
+    const bool compressed = last == ".gz" || last == ".zst" || last == ".zstd";
+    return compressed ? lower(path.stem().extension().string()) : last;
+}
+
+/// Reads until the window holds a byte that is no white space; 0 when there is none.
+char first_byte(TextWindow& window) {
+    while (true) {
+        const std::size_t at = window.rest().find_first_not_of(" \t\r\n");
+        if (at != std::string_view::npos) return window.rest()[at];
+        if (!window.grow()) return '\0';
+    }
 }
 
 /// "[json.exception.parse_error.101] parse error at line 1, column 5: syntax error ..." -> "column 5: syntax
@@ -68,72 +66,83 @@ const char* type_phrase(const nlohmann::json& value) {
     return "another value";
 }
 
+/// Gives columns the names that this program knows. Values are moved: a copy of deeply nested JSON would recurse.
+void rename(nlohmann::json& row, const ColumnNames& columns) {
+    std::vector<std::pair<std::string, nlohmann::json>> renamed;
+    for (const auto& [ours, theirs] : columns) {
+        const auto found = row.find(theirs);
+        if (found == row.end()) continue;
+        renamed.emplace_back(ours, std::move(*found));
+        row.erase(found);
+    }
+    for (auto& [name, value] : renamed) row[name] = std::move(value);
+}
+
 }  // namespace
 
-JsonLinesFile::JsonLinesFile(const std::filesystem::path& path) : map_(path) {
-    const std::string_view text = content();
-    OtherKind other = kind_by_content(text.substr(0, 8));
-    const std::size_t first = text.find_first_not_of(" \t\r\n");
-    const char first_byte = first == std::string_view::npos ? '\0' : text[first];
-    if (!other.what && first_byte == '[') other = {"a JSON array", "jq -c '.[]' FILE > OUT"};
-    if (!other.what && first_byte != '{') other = kind_by_name(path);
-    if (other.what)
-        throw input_error(
-            cat(name(), ": is ", other.what, "; expected JSON Lines (one JSON object on each line)"),
-            cat("Convert it first: ", other.advice));
+RawRow RowChunk::row(std::size_t i) const {
+    const Place& place = places_.at(i);
+    const std::size_t begin = i == 0 ? 0 : places_[i - 1].end;
+    return {place.index, place.line, std::string_view(text_).substr(begin, place.end - begin), place.bytes};
+}
 
-    Place place;
-    std::size_t dropped = 0;
-    while (place.offset < text.size()) {
-        if (place.offset - dropped > drop_bytes) map_.drop(std::exchange(dropped, place.offset), drop_bytes);
-        const Place begin = place;
-        const std::size_t end = std::min(text.find('\n', place.offset), text.size());
-        place = {end + 1, place.line + 1};
-        if (is_blank(text.substr(begin.offset, end - begin.offset))) continue;
-        if (rows_ % index_stride == 0) index_.push_back(begin);
-        ++rows_;
+void RowChunk::add(int64_t index, int64_t line, int64_t bytes) {
+    places_.push_back({text_.size(), index, line, bytes});
+}
+
+RowReader::RowReader(std::filesystem::path path, ReaderOptions options)
+    : path_(std::move(path)), options_(std::move(options)) {}
+
+RowChunk RowReader::next() {
+    RowChunk chunk;
+    Record record;
+    while (static_cast<int64_t>(chunk.size()) < chunk_rows && chunk.text_bytes() < chunk_bytes &&
+           take(chunk.text(), record))
+        chunk.add(rows_++, record.line, record.bytes);
+    return chunk;
+}
+
+nlohmann::json RowReader::parse(const RawRow& row, bool* repaired) const {
+    if (row.bytes > max_row_bytes)
+        throw BadRow{cat("the row has ", row.bytes, " bytes; rows of up to ", max_row_bytes, " are read"),
+                     "Is a line end or a closing quote missing? Split the document into several rows."};
+    const std::size_t invalid = first_invalid_utf8(row.text);
+    if (repaired != nullptr) *repaired = invalid < row.text.size();
+    nlohmann::json columns;
+    if (invalid == row.text.size()) {
+        columns = parse_text(row.text);
+    } else if (options_.invalid_utf8 == InvalidUtf8::replace) {
+        columns = parse_text(repair_utf8(row.text));
+    } else {
+        throw BadRow{cat("not valid UTF-8 at byte ", invalid + 1, " of the row"),
+                     "Convert the file (iconv -f LATIN1 -t UTF-8 FILE > OUT), or set data.invalid_utf8 to replace: such bytes "
+                     "become U+FFFD."};
     }
+    rename(columns, options_.columns);
+    return columns;
 }
 
-std::string_view JsonLinesFile::content() const {
-    const auto bytes = map_.bytes();
-    std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    if (text.substr(0, utf8_mark.size()) == utf8_mark) text.remove_prefix(utf8_mark.size());
-    return text;
+std::string RowReader::place(int64_t line) const {
+    return cat(name(), ":", line);
 }
 
-JsonLinesFile::Place JsonLinesFile::find(int64_t index) const {
-    UNSLOTH_CHECK(index >= 0 && index < rows_, "row ", index, " of ", rows_);
-    const int64_t known = index / index_stride;
-    Place place = index_[static_cast<std::size_t>(known)];
-    for (int64_t i = known * index_stride; i < index; ++i) take(place, i);
-    return place;
-}
+std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const ReaderOptions& options) {
+    TextWindow window(open_byte_stream(path));
+    window.grow();
+    const std::string_view head = window.rest();
+    if (head.starts_with("PAR1")) return read_parquet(path, options);
+    if (const OtherKind other = other_kind(head); other.what != nullptr)
+        throw input_error(cat(path.string(), ": is ", other.what, "; expected JSON Lines, a JSON array, CSV, TSV, plain text or Parquet"),
+                          cat("Convert it first: ", other.advice));
+    if (head.starts_with(utf8_mark)) window.skip(utf8_mark.size());
 
-RawRow JsonLinesFile::take(Place& place, int64_t index) const {
-    const std::string_view text = content();
-    while (true) {
-        UNSLOTH_CHECK(place.offset < text.size(), "row ", index, " beyond the end of ", name());
-        const std::size_t end = std::min(text.find('\n', place.offset), text.size());
-        const std::string_view line = text.substr(place.offset, end - place.offset);
-        const int64_t number = place.line;
-        place = {end + 1, place.line + 1};
-        if (!is_blank(line)) return {index, number, without_carriage_return(line)};
-    }
-}
-
-RawRow JsonLinesFile::row(int64_t index) const {
-    Place place = find(index);
-    return take(place, index);
-}
-
-void JsonLinesFile::drop(int64_t begin, int64_t end) const {
-    if (begin >= end) return;
-    const auto mark =
-        static_cast<std::size_t>(content().data() - reinterpret_cast<const char*>(map_.bytes().data()));
-    const std::size_t from = find(begin).offset;
-    const std::size_t to = end < rows_ ? find(end).offset : content().size();
-    map_.drop(mark + from, to - from);
+    const std::string extension = content_extension(path);
+    const bool table = extension == ".csv" || extension == ".tsv", plain = extension == ".txt" || extension == ".text";
+    const char first = first_byte(window);
+    if (first == '[' && !table && !plain) return read_json_array(path, options, std::move(window));
+    if (first == '{' || !(table || plain)) return read_json_lines(path, options, std::move(window));
+    if (table) return read_table(path, options, std::move(window), extension == ".tsv" ? '\t' : '\0');
+    return read_plain_text(path, options, std::move(window));
 }
 
 nlohmann::json parse_row(std::string_view text) {

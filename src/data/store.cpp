@@ -8,53 +8,96 @@
 namespace unsloth {
 namespace {
 
-template <class T>
-void extend(std::vector<T>& to, const std::vector<T>& from) {
+bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
+    return t == 0 || (!positions.empty() && positions[t] == 0);
+}
+
+void count_segments(const FormattedRow& row, RowRecord& record) {
+    int32_t begin = 0;
+    for (std::size_t t = 0; t < row.ids.size(); ++t) {
+        if (!begins_segment(row.positions, t)) continue;
+        ++record.segments;
+        record.longest = std::max(record.longest, static_cast<int32_t>(t) - begin);
+        begin = static_cast<int32_t>(t);
+    }
+    record.longest = std::max(record.longest, record.length - begin);
+}
+
+/// Whether each label is its token's id or ignore_label, as it is in all rows that were not given as tokens.
+bool labels_are_runs(const FormattedRow& row) {
+    for (std::size_t t = 0; t < row.ids.size(); ++t)
+        if (row.labels[t] != row.ids[t] && row.labels[t] != ignore_label) return false;
+    return true;
+}
+
+void append_runs(const std::vector<int32_t>& labels, std::vector<int32_t>& words) {
+    const std::size_t count = words.size();
+    words.push_back(0);
+    for (std::size_t t = 0; t < labels.size(); ++t) {
+        if (labels[t] == ignore_label) continue;
+        const std::size_t begin = t;
+        while (t < labels.size() && labels[t] != ignore_label) ++t;
+        words.insert(words.end(), {static_cast<int32_t>(begin), static_cast<int32_t>(t)});
+        ++words[count];
+    }
+}
+
+void extend(std::vector<int32_t>& to, const std::vector<int32_t>& from) {
     to.insert(to.end(), from.begin(), from.end());
 }
 
 }  // namespace
 
-void Dataset::Store::append(const FormattedRow& row, int64_t source_row) {
+void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t source) {
     UNSLOTH_CHECK(row.labels.size() == row.ids.size(), "row ", source_row);
     UNSLOTH_CHECK(row.positions.empty() || row.positions.size() == row.ids.size(), "row ", source_row);
-    extend(ids, row.ids);
-    extend(labels, row.labels);
-    offsets.push_back(static_cast<int64_t>(ids.size()));
-    position_starts.push_back(row.positions.empty() ? implied : static_cast<int64_t>(positions.size()));
-    extend(positions, row.positions);
-    source_rows.push_back(source_row);
-    targets.push_back(static_cast<int32_t>(row.targets));
-    truncated.push_back(row.truncated);
-}
+    RowRecord record;
+    record.start = static_cast<int64_t>(words.size());
+    record.source_row = source_row;
+    record.length = static_cast<int32_t>(row.ids.size());
+    record.targets = static_cast<int32_t>(row.targets);
+    record.source = source;
+    if (row.truncated) record.flags |= RowRecord::truncated;
+    count_segments(row, record);
 
-void Dataset::Store::append(const Store& other) {
-    const auto tokens_before = static_cast<int64_t>(ids.size());
-    const auto positions_before = static_cast<int64_t>(positions.size());
-    for (std::size_t i = 1; i < other.offsets.size(); ++i)
-        offsets.push_back(tokens_before + other.offsets[i]);
-    for (const int64_t start : other.position_starts)
-        position_starts.push_back(start == implied ? implied : positions_before + start);
-    extend(ids, other.ids);
-    extend(labels, other.labels);
-    extend(positions, other.positions);
-    extend(source_rows, other.source_rows);
-    extend(targets, other.targets);
-    extend(truncated, other.truncated);
+    extend(words, row.ids);
+    if (row.labels == row.ids) {
+        record.flags |= RowRecord::all_trained;
+    } else if (labels_are_runs(row)) {
+        append_runs(row.labels, words);
+    } else {
+        record.flags |= RowRecord::given_labels;
+        extend(words, row.labels);
+    }
+    if (!row.positions.empty()) record.flags |= RowRecord::given_positions;
+    extend(words, row.positions);
+    records.push_back(record);
 }
 
 Sample Dataset::Store::sample(int64_t i) const {
-    const auto at = static_cast<std::size_t>(i);
-    const int64_t begin = offsets[at], end = offsets[at + 1];
+    const RowRecord& row = record(i);
+    const int32_t* next = words.data() + row.start;
+    const auto length = static_cast<std::size_t>(row.length);
     Sample sample;
-    sample.row = source_rows[at];
-    sample.ids.assign(ids.begin() + begin, ids.begin() + end);
-    sample.labels.assign(labels.begin() + begin, labels.begin() + end);
-    sample.positions.resize(sample.ids.size());
-    if (position_starts[at] == implied)
+    sample.row = row.source_row;
+    sample.ids.assign(next, next + length);
+    next += length;
+    if (row.has(RowRecord::all_trained)) {
+        sample.labels = sample.ids;
+    } else if (row.has(RowRecord::given_labels)) {
+        sample.labels.assign(next, next + length);
+        next += length;
+    } else {
+        sample.labels.assign(length, ignore_label);
+        for (int32_t runs = *next++; runs > 0; --runs, next += 2)
+            std::copy(sample.ids.begin() + next[0], sample.ids.begin() + next[1], sample.labels.begin() + next[0]);
+    }
+    if (row.has(RowRecord::given_positions)) {
+        sample.positions.assign(next, next + length);
+    } else {
+        sample.positions.resize(length);
         std::iota(sample.positions.begin(), sample.positions.end(), 0);
-    else
-        std::copy_n(positions.begin() + position_starts[at], end - begin, sample.positions.begin());
+    }
     return sample;
 }
 
@@ -62,12 +105,11 @@ DatasetStats Dataset::Store::count(const std::vector<int64_t>& chosen) const {
     DatasetStats stats;
     stats.rows = static_cast<int64_t>(chosen.size());
     for (const int64_t i : chosen) {
-        const auto at = static_cast<std::size_t>(i);
-        const int64_t length = offsets[at + 1] - offsets[at];
-        stats.tokens += length;
-        stats.longest = std::max(stats.longest, length);
-        stats.trained_tokens += targets[at];
-        stats.truncated_rows += truncated[at];
+        const RowRecord& row = record(i);
+        stats.tokens += row.length;
+        stats.longest = std::max<int64_t>(stats.longest, row.length);
+        stats.trained_tokens += row.targets;
+        stats.truncated_rows += row.has(RowRecord::truncated);
     }
     return stats;
 }

@@ -1,30 +1,58 @@
-// The tokens of many rows, flat.
+// The tokens of many rows, flat: in memory, or in a file's map.
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "unsloth/core/files.h"
 #include "unsloth/data/dataset.h"
 
 namespace unsloth {
 
+/// What is known of a row without looking at its tokens. Lies in cache files as it is here.
+struct RowRecord {
+    int64_t start = 0;       ///< of its words
+    int64_t source_row = 0;  ///< row id
+    int32_t length = 0;      ///< tokens
+    int32_t targets = 0;
+    int32_t segments = 0;
+    int32_t longest = 0;  ///< tokens of the longest segment
+    int32_t source = 0;
+    uint32_t flags = 0;
+
+    enum Flag : uint32_t { truncated = 1, all_trained = 2, given_labels = 4, given_positions = 8 };
+    bool has(Flag flag) const { return (flags & flag) != 0; }
+};
+static_assert(sizeof(RowRecord) == 40);
+
+/// Rows encoded into words: a row's ids; then its labels unless all tokens are trained: as they are (given_labels), or, where
+/// each is the token's id or ignore_label, the number of trained runs and the [begin, end) of each; then its positions if they
+/// are not 0, 1, 2, ....
+struct StorePart {
+    std::vector<int32_t> words;
+    std::vector<RowRecord> records;
+
+    void append(const FormattedRow& row, int64_t source_row, int32_t source);
+};
+
 struct Dataset::Store {
-    std::vector<int32_t> ids;              ///< of all rows, one after another
-    std::vector<int32_t> labels;           ///< in place, as long as ids
-    std::vector<int64_t> offsets{0};       ///< [rows + 1] into ids and labels
-    std::vector<int32_t> positions;        ///< of those rows alone that bring their own
-    std::vector<int64_t> position_starts;  ///< [rows] into positions; implied: 0, 1, 2, ...
-    std::vector<int64_t> source_rows;      ///< [rows]
-    std::vector<int32_t> targets;          ///< [rows]
-    std::vector<uint8_t> truncated;        ///< [rows]
+    Store() = default;
+    explicit Store(StorePart rows) : part(std::move(rows)), words(part.words), records(part.records) {}
+    Store(const Store&) = delete;
+    Store& operator=(const Store&) = delete;
 
-    static constexpr int64_t implied = -1;
-
-    int64_t rows() const { return static_cast<int64_t>(source_rows.size()); }
-    void append(const FormattedRow& row, int64_t source_row);
-    void append(const Store& other);
+    int64_t rows() const { return static_cast<int64_t>(records.size()); }
+    const RowRecord& record(int64_t i) const { return records[static_cast<std::size_t>(i)]; }
     Sample sample(int64_t i) const;
     DatasetStats count(const std::vector<int64_t>& rows) const;
+
+    // What the spans look at: one of the two. They stand first, for the spans are made from them.
+    StorePart part;
+    MappedFile file;
+    std::span<const int32_t> words;
+    std::span<const RowRecord> records;
 };
 
 }  // namespace unsloth

@@ -30,6 +30,8 @@ const std::map<std::string, Example>& special_examples() {
          {{{"num_decay_steps", 20}, {"decay_type", "1-sqrt"}, {"min_lr_ratio", 0.05}},
           {{"training", {{"lr_scheduler_type", "warmup_stable_decay"}}}}}},
         {"lora.finetuning_type", {"full", {{"model", {{"load_in_4bit", false}}}}}},
+        {"data.datasets", {Json::array({{{"path", "a"}, {"format", "text"}, {"weight", 2}}})}},
+        {"data.columns", {{{"instruction", "question"}}}},
         {"hardware.device", {"cuda:3"}}};
     return examples;
 }

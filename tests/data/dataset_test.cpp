@@ -76,7 +76,7 @@ TEST(Dataset, Statistics) {
     Dataset data;
     const std::string log = logged([&] { data = Dataset::load(path, options, nullptr); });
     toy::expect_contains(log,
-                         {"3 rows of format tokenized (columns input_ids)", "cut 1 of 3 rows at 4 tokens"});
+                         {"JSON Lines, rows of format tokenized (columns input_ids)", "cut 1 of 3 rows at 4 tokens"});
     EXPECT_EQ(data.stats().rows, 3);
     EXPECT_EQ(data.stats().tokens, 4 + 2 + 3);
     EXPECT_EQ(data.stats().trained_tokens, 3 + 1 + 1);

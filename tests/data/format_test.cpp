@@ -40,6 +40,9 @@ TEST(DetectFormat, ByColumns) {
     EXPECT_EQ(detected(R"({"id": 4, "messages": []})"), DataFormat::messages);
     EXPECT_EQ(detected(R"({"instruction": "a", "output": "b", "text": "both"})"), DataFormat::alpaca);
     EXPECT_EQ(detected(R"({"text": "x", "source": "web"})"), DataFormat::text);
+    EXPECT_EQ(detected(R"({"conversations": []})"), DataFormat::sharegpt);
+    EXPECT_EQ(detected(R"({"prompt": "a", "completion": "b"})"), DataFormat::prompt_completion);
+    EXPECT_EQ(detected(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"), DataFormat::preference);
 }
 
 TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
@@ -52,10 +55,7 @@ TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
         }
     };
     unknown(R"({"foo": 1, "bar": 2})", {"bar, foo", "{text}"});
-    unknown(R"({"conversations": []})", {"ShareGPT", "jq -c"});
-    unknown(R"({"prompt": "a", "completion": "b"})", {"{instruction: .prompt, output: .completion}"});
-    unknown(R"({"question": "a", "answer": "b"})", {"{instruction: .question, output: .answer}"});
-    unknown(R"({"prompt": "a", "chosen": "b", "rejected": "c"})", {"preference pairs"});
+    unknown(R"({"question": "a", "answer": "b"})", {"data.columns", R"({"instruction": "question", "output": "answer"})"});
     unknown(R"({"instruction": "a"})", {"instruction"});
     unknown(R"({})", {"none"});
 }
@@ -169,6 +169,97 @@ TEST(FormatRow, EveryAssistantTurnIsTrained) {
                                   toy::bytes("d"),
                                   {toy::eos}}));
     EXPECT_EQ(row.targets, 4);
+}
+
+TEST(FormatRow, PromptAndCompletion) {
+    const FormattedRow row = format(DataFormat::prompt_completion, R"({"prompt": "do ", "completion": "ok"})");
+    EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("do ok"), {toy::eos}}));
+    EXPECT_EQ(row.labels, joined({Ints(4, masked), toy::bytes("ok"), {toy::eos}}));
+    // As conversations: an assistant's turn in the prompt is part of the prompt.
+    const std::string turns = R"({"prompt": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}],
+        "completion": [{"role": "assistant", "content": "c"}]})";
+    EXPECT_EQ(format(DataFormat::prompt_completion, turns).labels,
+              joined({Ints(1 + 12 + 7 + 10, masked), toy::bytes("c"), {toy::eos}}));
+    toy::expect_contains(refused(DataFormat::prompt_completion, R"({"prompt": "a", "completion": 1})"), {"column \"completion\"", "found 1"});
+}
+
+/// Labels of the rows' answers "b" and "d", each as (trained or not).
+std::pair<bool, bool> trained_answers(DataFormat kind, const std::string& row, const RowOptions& options = {}) {
+    const FormattedRow formatted = format(kind, row, options);
+    const auto trained = [&](char c) {
+        for (std::size_t t = 0; t < formatted.ids.size(); ++t)
+            if (formatted.ids[t] == toy::bytes(std::string_view(&c, 1))[0]) return formatted.labels[t] != masked;
+        ADD_FAILURE() << "no " << c;
+        return false;
+    };
+    return {trained('Y'), trained('Z')};
+}
+
+TEST(FormatRow, WeightsAndLastTurns) {
+    const auto row = [](const std::string& first, const std::string& second) {
+        return cat(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Y")", first,
+                   R"(}, {"role": "user", "content": "r"}, {"role": "assistant", "content": "Z")", second, "}]}");
+    };
+    using Both = std::pair<bool, bool>;
+    RowOptions last, all;
+    last.train_on_last_turn_only = true;
+    all.train_on_prompt = true;
+    EXPECT_EQ(trained_answers(DataFormat::messages, row("", "")), Both(true, true));
+    EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 0)", "")), Both(false, true));
+    EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 1)", R"(, "weight": 0.0)")), Both(true, false));
+    EXPECT_EQ(trained_answers(DataFormat::messages, row("", ""), last), Both(false, true));
+    EXPECT_EQ(trained_answers(DataFormat::messages, row("", R"(, "weight": 0)"), last), Both(false, false));
+    EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 0)", ""), all), Both(false, true));
+    toy::expect_contains(refused(DataFormat::messages, row(R"(, "weight": 0.5)", "")), {"messages[1].weight", "0 or 1", "0.5"});
+    toy::expect_contains(refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": "q", "weight": 1}]})"),
+                         {"messages[0].weight", "only messages of the assistant"});
+}
+
+TEST(FormatRow, ShareGptSpeakers) {
+    const FormattedRow expected = format(DataFormat::messages, R"({"messages": [{"role": "system", "content": "s"},
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})");
+    for (const char* row : {R"({"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
+                            R"({"conversations": [{"from": "system", "value": "s"}, {"from": "user", "value": "a"}, {"from": "chatgpt", "value": "b"}]})",
+                            R"({"conversations": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"}) {
+        const FormattedRow given = format(DataFormat::sharegpt, row);
+        EXPECT_EQ(given.ids, expected.ids) << row;
+        EXPECT_EQ(given.labels, expected.labels) << row;
+    }
+    toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "narrator", "value": "a"}]})"),
+                         {"conversations[0]", "unknown speaker \"narrator\"", "human"});
+    toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "gpt"}]})"), {"conversations[0]", "\"value\" is missing"});
+}
+
+TEST(FormatRow, ContentsInPartsAndAsJsonText) {
+    const Ints whole = format(DataFormat::messages, R"({"messages": [{"role": "user", "content": "ab"}]})").ids;
+    EXPECT_EQ(format(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+        {"type": "text", "text": "b"}]}]})").ids, whole);
+    EXPECT_EQ(format(DataFormat::messages, R"({"messages": "[{\"role\": \"user\", \"content\": \"ab\"}]"})").ids, whole);
+    toy::expect_contains(refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"),
+                         {"messages[0].content", "media"});
+}
+
+TEST(FormatRow, ToolsReachTheEncoderAsJson) {
+    class Tools : public toy::Encoder {
+      public:
+        EncodedRow tool_conversation(const Conversation& conversation) const override {
+            EXPECT_EQ(nlohmann::json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"], "f");
+            EXPECT_EQ(nlohmann::json::parse(conversation.tools_json)[0]["type"], "function");
+            return {{5, 6}, {{1, 2}}};
+        }
+    };
+    const char* const row = R"({"tools": [{"type": "function"}], "messages": [{"role": "assistant", "content": null,
+        "tool_calls": [{"function": {"name": "f"}}]}]})";
+    const Tools tools;
+    EXPECT_EQ(RowFormatter(DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(DataFormat::messages, row); }), {"uses tools"});
+    const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(10000, '['), std::string(10000, ']'), "}]}");
+    toy::expect_contains(refused(DataFormat::messages, deep), {"nested more than 100 deep"});
+}
+
+TEST(FormatRow, PreferencePairsWaitForTheirLoss) {
+    toy::expect_contains(toy::message_of(ErrorKind::input, [] { RowFormatter(DataFormat::preference, {}, &encoder); }),
+                         {"preference", "later version", "data.columns"});
 }
 
 TEST(FormatRow, TextIsTrainedAsAWhole) {

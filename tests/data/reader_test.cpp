@@ -1,115 +1,247 @@
 #include "unsloth/data/reader.h"
 
 #include <gtest/gtest.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "data/toy.h"
+#include "src/data/utf8.h"
 
 namespace unsloth {
 namespace {
 
-using Lines = std::vector<std::pair<int64_t, std::string>>;
+using Json = nlohmann::json;
+/// {line, columns}.
+using Rows = std::vector<std::pair<int64_t, Json>>;
 
-Lines lines_of(const JsonLinesFile& file) {
-    Lines lines;
-    file.visit(0, file.rows(), [&](const RawRow& row) {
-        EXPECT_EQ(row.index, static_cast<int64_t>(lines.size()));
-        lines.emplace_back(row.line, row.text);
-        return true;
-    });
-    return lines;
+Rows rows_of(const std::filesystem::path& path, const ReaderOptions& options = {}) {
+    const auto file = open_rows(path, options);
+    Rows rows;
+    for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next())
+        for (std::size_t i = 0; i < chunk.size(); ++i) {
+            EXPECT_EQ(chunk.row(i).index, static_cast<int64_t>(rows.size()));
+            rows.emplace_back(chunk.row(i).line, file->parse(chunk.row(i)));
+        }
+    return rows;
+}
+
+/// What the last row's parse refuses.
+std::string bad_row(const std::filesystem::path& path, const ReaderOptions& options = {}) {
+    try {
+        rows_of(path, options);
+    } catch (const BadRow& bad) {
+        return bad.message + "\n" + bad.advice;
+    }
+    ADD_FAILURE() << path;
+    return {};
+}
+
+std::string refused(const std::filesystem::path& path) {
+    return toy::message_of(ErrorKind::input, [&] { rows_of(path); });
+}
+
+std::string gzip(const std::string& text) {
+    std::string out(compressBound(text.size()) + 32, '\0');
+    z_stream state{};
+    deflateInit2(&state, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+    state.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+    state.avail_in = static_cast<uInt>(text.size());
+    state.next_out = reinterpret_cast<Bytef*>(out.data());
+    state.avail_out = static_cast<uInt>(out.size());
+    EXPECT_EQ(deflate(&state, Z_FINISH), Z_STREAM_END);
+    out.resize(state.total_out);
+    deflateEnd(&state);
+    return out;
+}
+
+std::string zstd(const std::string& text) {
+    std::string out(ZSTD_compressBound(text.size()), '\0');
+    out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+    return out;
+}
+
+/// `count` rows whose lengths differ, several megabytes of them.
+std::string many_lines(int count, Rows* rows = nullptr) {
+    std::string text;
+    for (int row = 0; row < count; ++row) {
+        const Json columns = {{"row", row}, {"text", std::string(static_cast<std::size_t>(row * 7919 % 5000), 'x')}};
+        if (rows) rows->emplace_back(row + 1, columns);
+        text += columns.dump() + "\n";
+    }
+    return text;
 }
 
 TEST(JsonLines, BlankLinesMarkCarriageReturnsAndNoLastNewline) {
     const toy::Folder folder;
-    const JsonLinesFile file(
-        folder.write("a.jsonl", "\xEF\xBB\xBF\r\n{\"a\":1}\r\n\n  \t\n{\"a\":2}\n{\"a\":3}"));
-    EXPECT_EQ(lines_of(file), (Lines{{2, "{\"a\":1}"}, {5, "{\"a\":2}"}, {6, "{\"a\":3}"}}));
-    EXPECT_EQ(file.row(1).text, "{\"a\":2}");
-    EXPECT_EQ(file.row(2).line, 6);
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", "\xEF\xBB\xBF\r\n{\"a\":1}\r\n\n  \t\n{\"a\":2}\n{\"a\":3}")),
+              (Rows{{2, {{"a", 1}}}, {5, {{"a", 2}}}, {6, {{"a", 3}}}}));
 }
 
 TEST(JsonLines, EmptyFilesHaveNoRows) {
     const toy::Folder folder;
-    EXPECT_EQ(JsonLinesFile(folder.write("a.jsonl", "")).rows(), 0);
-    EXPECT_EQ(JsonLinesFile(folder.write("b.jsonl", "\n \n\r\n")).rows(), 0);
-    EXPECT_EQ(JsonLinesFile(folder.write("c.jsonl", "\xEF\xBB\xBF")).rows(), 0);
+    for (const char* content : {"", "\n \n\r\n", "\xEF\xBB\xBF"}) EXPECT_TRUE(rows_of(folder.write("a.jsonl", content)).empty());
+    EXPECT_TRUE(rows_of(folder.write("a.json", " [ \n ] \n")).empty());
+    EXPECT_TRUE(rows_of(folder.write("a.csv", "")).empty());
+    EXPECT_TRUE(rows_of(folder.write("a.csv", "x,y\n")).empty());
+    EXPECT_TRUE(rows_of(folder.write("a.txt", "\n\n")).empty());
 }
 
-TEST(JsonLines, SparseIndexFindsEveryRow) {
+TEST(Readers, CompressedFilesHoldTheSameRows) {
     const toy::Folder folder;
-    std::string text;
-    Lines expected;
-    int64_t line = 0;
-    for (int row = 0; row < 3 * JsonLinesFile::index_stride + 5; ++row) {
-        for (int blank = 0; blank < row % 3; ++blank, ++line) text += "\n";
-        text += cat("{\"row\":", row, "}\n");
-        expected.emplace_back(++line, cat("{\"row\":", row, "}"));
-    }
-    const JsonLinesFile file(folder.write("a.jsonl", text));
-    EXPECT_EQ(lines_of(file), expected);
-    for (int64_t row = 0; row < file.rows(); ++row) {
-        EXPECT_EQ(file.row(row).text, expected[static_cast<std::size_t>(row)].second);
-        EXPECT_EQ(file.row(row).line, expected[static_cast<std::size_t>(row)].first);
-    }
-    file.drop(10, 150);
-    EXPECT_EQ(lines_of(file), expected);
+    Rows expected;
+    const std::string text = many_lines(2000, &expected);  // more than a block
+    const std::string half = text.substr(0, text.size() / 3), rest = text.substr(text.size() / 3);
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", text)), expected);
+    EXPECT_EQ(rows_of(folder.write("a.jsonl.gz", gzip(text))), expected);
+    EXPECT_EQ(rows_of(folder.write("b.jsonl.gz", gzip(half) + gzip(rest))), expected);
+    EXPECT_EQ(rows_of(folder.write("a.jsonl.zst", zstd(text))), expected);
+    EXPECT_EQ(rows_of(folder.write("b.jsonl.zst", zstd(half) + zstd(rest))), expected);
+    EXPECT_EQ(rows_of(folder.write("c.csv.gz", gzip("a,b\n1,2\n"))), (Rows{{2, {{"a", "1"}, {"b", "2"}}}}));
+
+    const std::string whole = gzip(text), frame = zstd(text);
+    toy::expect_contains(refused(folder.write("cut.jsonl.gz", whole.substr(0, whole.size() - 9))), {"cut.jsonl.gz", "gzip", "ends too early"});
+    toy::expect_contains(refused(folder.write("cut.jsonl.zst", frame.substr(0, frame.size() / 2))), {"cut.jsonl.zst", "zstd", "ends too early"});
+    std::string broken = whole;
+    broken[broken.size() / 2] ^= 0x55;
+    toy::expect_contains(refused(folder.write("broken.jsonl.gz", broken)), {"broken.jsonl.gz", "damaged"});
 }
 
-TEST(JsonLines, StopsWhenTheVisitorSaysSo) {
+TEST(Readers, OtherKindsOfFilesAreNamed) {
     const toy::Folder folder;
-    const JsonLinesFile file(folder.write("a.jsonl", "{}\n{}\n{}\n"));
-    int seen = 0;
-    file.visit(0, 3, [&](const RawRow&) { return ++seen < 2; });
-    EXPECT_EQ(seen, 2);
-}
-
-TEST(JsonLines, OtherKindsOfFilesAreNamed) {
-    const toy::Folder folder;
-    const auto refused = [&](const std::string& name, const std::string& content,
-                             const std::vector<std::string>& parts) {
-        const auto path = folder.write(name, content);
-        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { JsonLinesFile file(path); }), parts);
+    const auto check = [&](const std::string& name, const std::string& content, const std::vector<std::string>& parts) {
+        toy::expect_contains(refused(folder.write(name, content)), parts);
     };
-    refused("a.json", " \n[{\"text\":\"x\"}]", {"a.json", "a JSON array", "jq -c '.[]'"});
-    refused("b.bin", "PAR1\x15\x04", {"Parquet"});
-    refused("c.jsonl.gz", "\x1F\x8B\x08", {"gzip"});
-    refused("d.jsonl.zst", "\x28\xB5\x2F\xFD\x04", {"zstd"});
-    refused("e.csv", "instruction,output\na,b\n", {"comma- or tab-separated"});
-    refused("f.TSV", "instruction\toutput\n", {"comma- or tab-separated"});
-    refused("g.txt", "Once upon a time\n", {"plain text"});
-    refused("h.jsonl", std::string("\xFF\xFE{\0", 4), {"UTF-16"});
-    const std::string missing =
-        toy::message_of(ErrorKind::input, [] { JsonLinesFile file("/nowhere/a.jsonl"); });
-    toy::expect_contains(missing, {"/nowhere/a.jsonl", "No such file"});
-}
-
-std::string bad_row(std::string_view text) {
-    try {
-        parse_row(text);
-    } catch (const BadRow& bad) {
-        return bad.message;
-    }
-    ADD_FAILURE() << text;
-    return {};
+    check("a.jsonl", std::string("\xFF\xFE{\0", 4), {"a.jsonl", "UTF-16", "iconv"});
+    check("a.jsonl.xz", "\xFD\x37\x7AXZ", {"xz"});
+    check("a.zip", "PK\x03\x04", {"zip"});
+    toy::expect_contains(refused("/nowhere/a.jsonl"), {"/nowhere/a.jsonl", "No such file"});
+    toy::expect_contains(refused("/tmp"), {"/tmp", "not a regular file"});
 }
 
 TEST(JsonLines, MalformedRowsSayWhere) {
     EXPECT_EQ(parse_row("{\"a\": [1, 2]}")["a"][1], 2);
-    toy::expect_contains(bad_row("{\"a\": 1,}"), {"not valid JSON", "column 9"});
-    toy::expect_contains(bad_row("{\"a\": \"x"), {"not valid JSON", "column"});
-    toy::expect_contains(bad_row("{\"a\": 1} {\"a\": 2}"), {"not valid JSON"});
-    toy::expect_contains(bad_row("{\"a\": \"\xC3\x28\"}"), {"not valid JSON", "UTF-8"});
-    toy::expect_contains(bad_row("[1]"), {"expected a JSON object, found an array"});
-    toy::expect_contains(bad_row("3"), {"found a number"});
-    EXPECT_EQ(bad_row("{").find("json.exception"), std::string::npos);
+    const toy::Folder folder;
+    const auto bad = [&](const std::string& line, const std::vector<std::string>& parts) {
+        toy::expect_contains(bad_row(folder.write("a.jsonl", "{\"first\": 1}\n" + line)), parts);
+    };
+    bad("{\"a\": 1,}", {"not valid JSON", "column 9"});
+    bad("{\"a\": \"x", {"not valid JSON", "column"});
+    bad("{\"a\": 1} {\"a\": 2}", {"not valid JSON"});
+    bad("[1]", {"expected a JSON object, found an array"});
+    bad("3", {"found a number"});
+    EXPECT_EQ(bad_row(folder.write("a.jsonl", "{")).find("json.exception"), std::string::npos);
 }
 
-TEST(JsonLines, DeepNestingIsNoCrash) {
+TEST(Readers, DeepNestingIsNoCrash) {
+    const toy::Folder folder;
     const std::string deep = "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
-    EXPECT_EQ(parse_row(deep)["a"].size(), 1u);
-    toy::expect_contains(bad_row("{\"a\":" + std::string(100000, '[')), {"not valid JSON"});
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", deep))[0].second["a"].size(), 1u);
+    EXPECT_EQ(rows_of(folder.write("a.json", "[" + deep + "]"))[0].second["a"].size(), 1u);
+    ReaderOptions options;
+    options.columns = {{"b", "a"}};
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", deep), options)[0].second["b"].size(), 1u);
+    toy::expect_contains(bad_row(folder.write("b.jsonl", "{\"a\":" + std::string(100000, '['))), {"not valid JSON"});
+    toy::expect_contains(refused(folder.write("b.json", "[{\"a\":" + std::string(100000, '['))), {"ends within an element"});
+}
+
+TEST(Readers, ARowThatIsTooLargeIsABadRow) {
+    const toy::Folder folder;
+    const std::string large = "{\"text\": \"" + std::string(100 << 20, 'x') + "\"}";
+    const auto path = folder.write("a.jsonl", "{\"text\": \"a\"}\n" + large + "\n{\"text\": \"b\"}\n");
+    const auto file = open_rows(path);
+    const RowChunk chunk = file->next();
+    ASSERT_EQ(chunk.size(), 3u);
+    EXPECT_EQ(chunk.row(1).bytes, static_cast<int64_t>(large.size()));
+    EXPECT_LT(chunk.text_bytes(), std::size_t{1} << 20) << "it must not be held as a whole";
+    EXPECT_EQ(file->parse(chunk.row(2))["text"], "b");
+    EXPECT_EQ(chunk.row(2).line, 3);
+    toy::expect_contains(bad_row(path), {cat("the row has ", large.size(), " bytes")});
+    toy::expect_contains(refused(folder.write("a.json", "[" + large + "]")), {"a.json:1", "larger than 64 MiB"});
+    toy::expect_contains(bad_row(folder.write("a.csv", "x\n\"" + std::string(70 << 20, 'y'))), {"bytes"});
+    toy::expect_contains(bad_row(folder.write("a.txt", std::string(70 << 20, 'y'))), {"bytes"});
+}
+
+TEST(JsonArray, ElementsWithTheirLines) {
+    const toy::Folder folder;
+    EXPECT_EQ(rows_of(folder.write("a.json", "\n [{\"a\": \"],[\\\"{\"},\n\n  {\"b\": [\n{}, 2]}\n,{}]\n\n")),
+              (Rows{{2, {{"a", "],[\"{"}}}, {4, {{"b", {Json::object(), 2}}}}, {6, Json::object()}}));
+    Json all = Json::array();
+    Rows expected;
+    many_lines(1500, &expected);
+    for (const auto& [line, row] : expected) all.push_back(row);
+    const Rows rows = rows_of(folder.write("b.json", all.dump()));  // one line of several blocks
+    ASSERT_EQ(rows.size(), expected.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i].second, expected[i].second);
+}
+
+TEST(JsonArray, SyntaxErrors) {
+    const toy::Folder folder;
+    toy::expect_contains(refused(folder.write("a.json", "[{},\n{}")), {"a.json:2: not valid JSON", "not closed"});
+    toy::expect_contains(refused(folder.write("a.json", "[{}\n{}]")), {"a.json:2", "expected a comma"});
+    toy::expect_contains(refused(folder.write("a.json", "[{},]")), {"a.json:1", "comma stands before the closing bracket"});
+    toy::expect_contains(refused(folder.write("a.json", "[{}] []")), {"a.json:1", "behind the closing bracket"});
+    toy::expect_contains(bad_row(folder.write("a.json", "[1, 2]")), {"expected a JSON object, found a number"});
+    toy::expect_contains(bad_row(folder.write("a.json", "[{\"a\": tru}]")), {"not valid JSON"});
+}
+
+TEST(Table, QuotesDelimitersAndLineEnds) {
+    const toy::Folder folder;
+    const Rows expected{{2, {{"q", "a, \"b\""}, {"a", "two\nlines"}}}, {5, {{"q", ""}, {"a", "5\" disk"}}}};
+    EXPECT_EQ(rows_of(folder.write("a.csv", "\xEF\xBB\xBFq,a\r\n\"a, \"\"b\"\"\",\"two\nlines\"\r\n\r\n,5\" disk\r\n")), expected);
+    EXPECT_EQ(rows_of(folder.write("a.tsv", "q\ta\n\"a, \"\"b\"\"\"\t\"two\nlines\"\n\n\t5\" disk")), expected);
+    EXPECT_EQ(rows_of(folder.write("b.csv", "q;a\n\"a, \"\"b\"\"\";\"two\nlines\"\n\n;5\" disk\n")), expected);
+    EXPECT_EQ(rows_of(folder.write("c.csv", "\"a\nb\",c\n1,2\n")), (Rows{{3, {{"a\nb", "1"}, {"c", "2"}}}}));
+}
+
+TEST(Table, RecordsAndHeadersThatAreWrong) {
+    const toy::Folder folder;
+    toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,2\n3\n")), {"1 fields, the header 2"});
+    toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n\"x\"y,2\n")), {"field 1 goes on behind its closing quote"});
+    toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,\"2\n3\n")), {"field 2 has no closing quote"});
+    toy::expect_contains(refused(folder.write("a.csv", "a,b,a\n1,2,3\n")), {"a.csv:1", "two columns are named \"a\""});
+}
+
+TEST(PlainText, ParagraphsOrTheWholeFile) {
+    const toy::Folder folder;
+    const auto path = folder.write("a.txt", "\n\nOne\r\ntwo\n \nthree\n\n\n four");
+    EXPECT_EQ(rows_of(path), (Rows{{3, {{"text", "One\ntwo"}}}, {6, {{"text", "three"}}}, {9, {{"text", " four"}}}}));
+    ReaderOptions options;
+    options.text_unit = TextUnit::file;
+    EXPECT_EQ(rows_of(path, options), (Rows{{3, {{"text", "One\ntwo\n \nthree\n\n\n four"}}}}));
+}
+
+TEST(Readers, ColumnsAreRenamed) {
+    const toy::Folder folder;
+    ReaderOptions options;
+    options.columns = {{"a", "b"}, {"b", "a"}, {"x", "missing"}};
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options), (Rows{{1, {{"a", 2}, {"b", 1}, {"c", 3}}}}));
+}
+
+TEST(Readers, BytesThatAreNotUtf8) {
+    const toy::Folder folder;
+    ReaderOptions replace;
+    replace.invalid_utf8 = InvalidUtf8::replace;
+    const auto lines = folder.write("a.jsonl", "{\"a\": \"x\xC3(y\"}");
+    toy::expect_contains(bad_row(lines), {"not valid UTF-8 at byte 9", "data.invalid_utf8"});
+    EXPECT_EQ(rows_of(lines, replace)[0].second["a"], "x\uFFFD(y");
+    const auto table = folder.write("a.csv", "t\nab\xFF\n");
+    toy::expect_contains(bad_row(table), {"not valid UTF-8 at byte 3"});
+    EXPECT_EQ(rows_of(table, replace)[0].second["t"], "ab\uFFFD");
+}
+
+TEST(Utf8, MaximalPartsOfBrokenSequences) {
+    // The example of the Unicode Standard, table 3-8, and sequences that only look like UTF-8.
+    EXPECT_EQ(repair_utf8("a\xF1\x80\x80\xE1\x80\xC2" "b\x80" "c\x80\xBF" "d"), "a\uFFFD\uFFFD\uFFFDb\uFFFDc\uFFFD\uFFFDd");
+    EXPECT_EQ(repair_utf8("\xC0\xAF"), "\uFFFD\uFFFD");
+    EXPECT_EQ(repair_utf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // a surrogate
+    EXPECT_EQ(repair_utf8("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
+    for (const std::string good : {"", "plain ASCII that is longer than a word", "\u00e9\u20ac\U0001F600\U0010FFFF"}) {
+        EXPECT_EQ(first_invalid_utf8(good), good.size());
+        EXPECT_EQ(repair_utf8(good), good);
+    }
+    EXPECT_EQ(first_invalid_utf8("0123456789\xE2\x82"), 10u);
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ class Folder {
         path_ = ::mkdtemp(pattern.data());
     }
     ~Folder() { std::filesystem::remove_all(path_); }
+    const std::filesystem::path& path() const { return path_; }
     std::filesystem::path write(const std::string& name, const std::string& content) const {
         std::ofstream(path_ / name, std::ios::binary) << content;
         return path_ / name;
@@ -62,6 +63,12 @@ class Encoder : public RowEncoder {
         EncodedRow row{{bos}, {}};
         append_bytes(row, fields.system + "|" + fields.instruction + "|" + fields.input + ">");
         add_trained(row, fields.output);
+        return row;
+    }
+    EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
+        EncodedRow row{{bos}, {}};
+        append_bytes(row, prompt);
+        add_trained(row, completion);
         return row;
     }
     EncodedRow messages(const std::vector<Message>& turns) const override {

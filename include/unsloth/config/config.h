@@ -14,7 +14,11 @@
 namespace unsloth {
 
 enum class FinetuningType { lora, full };
-enum class DataFormat { automatic, tokenized, alpaca, messages, text };
+enum class DataFormat { automatic, tokenized, alpaca, messages, sharegpt, prompt_completion, preference, text };
+/// What a row of a plain text file is: a run of lines between blank ones, or the whole file.
+enum class TextUnit { paragraph, file };
+/// What becomes of a row that is not UTF-8: it is a bad row, or its broken bytes become U+FFFD.
+enum class InvalidUtf8 { refuse, replace };
 enum class Optimizer { adamw_torch, adamw_8bit };
 /// What a layer keeps for the backward pass (spec/keep.h); `automatic` takes what fits.
 enum class GradientCheckpointing {
@@ -62,21 +66,37 @@ struct LoraOptions {
     std::optional<std::vector<int64_t>> layers_to_transform;
 };
 
+/// One source of training rows.
+struct DataSource {
+    std::string path;  ///< file, folder or glob
+    DataFormat format = DataFormat::automatic;
+    std::optional<double> weight;  ///< share of an epoch, relative to the other sources'; absent: each row once
+    std::string split;             ///< part of a folder, by its files' names; empty: see data/source.h
+    std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
+};
+
 struct DataOptions {
     std::string train_file;
+    std::vector<DataSource> datasets;  ///< instead of train_file
     std::optional<std::string> eval_file;
     double val_size = 0;  ///< below 1 a fraction of the rows, else a number of rows
     DataFormat format = DataFormat::automatic;
     std::string template_name = "auto";  ///< JSON key: template
+    std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
+    TextUnit text_unit = TextUnit::paragraph;
+    InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
     bool train_on_prompt = false;
+    bool train_on_last_turn_only = false;
     bool shuffle = true;
     bool packing = false;
     bool skip_bad_rows = false;
+    std::string cache_dir = "auto";  ///< auto: in the user's cache folder; empty: none
 };
 
 struct TrainingOptions {
     std::string output_dir = "out/run1";
     int64_t per_device_train_batch_size = 2;
+    int64_t max_tokens_per_batch = 0;  ///< of a micro-batch, instead of a number of rows; 0: off
     int64_t gradient_accumulation_steps = 4;
     double num_train_epochs = 1;
     int64_t max_steps = -1;

@@ -1,8 +1,9 @@
-// All rows of a file as tokens, in memory, in one compact store.
+// All rows of a data set as tokens, in one compact store: in memory, or in the map of a cache file.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -11,15 +12,20 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/format.h"
+#include "unsloth/data/source.h"
 
 namespace unsloth {
 
 struct DatasetOptions : RowOptions {
-    DataFormat format = DataFormat::automatic;
+    DataFormat format = DataFormat::automatic;  ///< of a source that names none
+    ReaderOptions reader;
     bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and left out
     bool keep_all_masked = false;  ///< rows without a target are kept (scoring), neither refused nor dropped
     int workers = 0;  ///< threads; 0: as many as the machine has cores. The result does not depend on it
 };
+
+/// Gives an encoder (not owned), or null when there is none.
+using EncoderOnDemand = std::function<const RowEncoder*()>;
 
 struct DatasetStats {
     int64_t rows = 0;                           ///< kept
@@ -29,11 +35,10 @@ struct DatasetStats {
     int64_t tokens = 0;                         ///< of the kept, after truncation
     int64_t trained_tokens = 0;                 ///< targets among them
     int64_t longest = 0;                        ///< tokens of the longest kept row
-    DataFormat format = DataFormat::automatic;  ///< as detected
+    DataFormat format = DataFormat::automatic;  ///< as detected; of several sources the first one's
 };
 
-/// The format of a file's rows: options.format, or what the columns of the first readable row say (logged).
-/// Input Error when the file has no row, or its first row (with skip_bad_rows: every row) does not tell.
+/// The format of a source's rows, see find_format(). `path` may be what files_of() takes.
 DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options);
 
 /// Rows ready to train on: an immutable store shared by copies and splits, and the list of its rows that are
@@ -42,10 +47,12 @@ class Dataset {
   public:
     Dataset();
 
-    /// Reads and tokenises a JSON Lines file with several threads; the rows stand in the file's order. Logs
-    /// the format, and what was skipped or cut. Input Error "file:line: what is wrong" for the first bad row
-    /// unless skip_bad_rows; for rows whose labels are all masked (count and first lines); for a file without
-    /// rows.
+    /// Reads and tokenises sources with several threads; the rows stand in the order of their ids (see SourceReader).
+    /// Logs the formats, and what was skipped or cut. Input Error "file:line: what is wrong" for the first bad row
+    /// unless skip_bad_rows; for rows whose labels are all masked (count and first lines); for a source without
+    /// rows. `encoder` is called only when some rows are not tokenised.
+    static Dataset load(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder);
+    /// The same for one file, folder or glob.
     static Dataset load(const std::filesystem::path& path, const DatasetOptions& options,
                         const RowEncoder* encoder);
     /// From samples in memory (tests, benchmarks). No checks beyond equal lengths.
@@ -53,9 +60,12 @@ class Dataset {
 
     int64_t size() const { return static_cast<int64_t>(rows_.size()); }
     Sample sample(int64_t i) const;
-    int64_t row(int64_t i) const;      ///< index in the source file
+    int64_t row(int64_t i) const;      ///< id: the row's number over all files of all sources
+    int32_t source(int64_t i) const;   ///< number of its source, from 0
     int64_t tokens(int64_t i) const;   ///< length
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
+    int64_t segments(int64_t i) const;
+    int64_t longest_segment(int64_t i) const;  ///< in tokens
     /// Of these rows; what was skipped counts for the whole file.
     const DatasetStats& stats() const { return stats_; }
 
@@ -65,8 +75,11 @@ class Dataset {
     /// get a row; 0 gives all to the first.
     std::pair<Dataset, Dataset> split(double val_size, uint64_t seed) const;
 
-  private:
     struct Store;
+    /// Of all rows of a store; `file` counts what was left out.
+    Dataset(std::shared_ptr<const Store> store, DatasetStats file);
+
+  private:
     Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, DatasetStats file);
 
     std::shared_ptr<const Store> store_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +21,15 @@ struct AlpacaFields {
     std::string system;  ///< may be empty
 };
 
+/// Messages in order. What a template renders beyond role and content (calls of tools, names, ...) is in the JSON texts, which
+/// are filled only when the row uses tools.
+struct Conversation {
+    std::vector<Message> turns;
+    bool uses_tools = false;    ///< tools are declared or called
+    std::string messages_json;  ///< array of the messages as the row has them
+    std::string tools_json;     ///< the row's `tools`; may be empty
+};
+
 struct EncodedRow {
     std::vector<int32_t> ids;
     std::vector<std::pair<int32_t, int32_t>>
@@ -35,9 +45,18 @@ class RowEncoder {
     virtual EncodedRow text(std::string_view text) const = 0;
     /// Prompt, output, EOS; the output and what ends it are trained.
     virtual EncodedRow alpaca(const AlpacaFields& fields) const = 0;
-    /// Through the chat template; the assistant's turns and what ends them are trained.
+    /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained.
+    virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
+    /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<Message>& turns) const = 0;
+    /// The same for a conversation that uses tools. Unless an encoder overrides it: input Error.
+    virtual EncodedRow tool_conversation(const Conversation& conversation) const;
 };
+
+/// A text that changes whenever an encoder of this tokenizer folder and template would encode otherwise: a hash of the
+/// tokenizer's files and the template (of its file, where the name is one). Does not load the tokenizer. Where a file asks for
+/// the date (strftime_now), the day is part of it.
+std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name);
 
 /// The encoder that a run uses. `template_name` is data.template: a built-in template, or `auto` (see
 /// resolve_template). Alpaca rows take the three-section prompt with `auto` and `alpaca`; another template

@@ -13,6 +13,7 @@ namespace unsloth {
 
 struct RowOptions {
     bool train_on_prompt = false;
+    bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
     int64_t max_seq_length = 0;  ///< rows are cut to this many tokens; 0: never
     int64_t max_positions = 0;   ///< what the model allows; 0: not known
     int64_t vocab_size = 0;      ///< rows of the model's embedding; 0: not known
@@ -26,18 +27,21 @@ struct FormattedRow {
     int64_t targets = 0;  ///< after truncation
 };
 
-/// The configuration's name of a format ("tokenized", "alpaca", "messages", "text", "auto").
+/// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
 std::string format_name(DataFormat format);
 
-/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, alpaca
-/// {instruction, output}, text {text}, in this order. BadRow names the columns found, and for shapes known
-/// elsewhere how to convert them.
+/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, sharegpt {conversations}, preference
+/// {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in this order.
+/// BadRow names the columns found, and for shapes known elsewhere how to rename them.
 DataFormat detect_format(const nlohmann::json& row);
+
+struct WeightedConversation;
 
 /// Turns rows of one format into tokens. Immutable: one object serves all threads.
 class RowFormatter {
   public:
-    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise.
+    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for preference pairs,
+    /// which no loss of this version learns from.
     RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
@@ -47,8 +51,9 @@ class RowFormatter {
   private:
     FormattedRow tokenized(const nlohmann::json& row) const;
     EncodedRow encode_alpaca(const nlohmann::json& row) const;
-    EncodedRow encode_messages(const nlohmann::json& row) const;
-    FormattedRow encoded(EncodedRow row) const;
+    EncodedRow encode_prompt_completion(const nlohmann::json& row, std::vector<bool>& learnt) const;
+    EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
+    FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
     void finish(FormattedRow& row) const;
 
     DataFormat format_;

@@ -1,14 +1,17 @@
-// JSON Lines files, read in place: a memory map and a sparse index of the rows.
+// Files of rows, read from front to end: JSON Lines, JSON arrays, tables (CSV, TSV), plain text and Parquet; text files may be
+// compressed (gzip, zstd). A file may be larger than the memory: only the rows in progress are held.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "unsloth/core/files.h"
+#include "unsloth/config/config.h"
 
 namespace unsloth {
 
@@ -19,56 +22,92 @@ struct BadRow {
     std::string advice;
 };
 
-/// A row as it lies in the file.
-struct RawRow {
-    int64_t index = 0;      ///< number of the row among the non-blank lines, from 0
-    int64_t line = 0;       ///< line of the file, from 1
-    std::string_view text;  ///< without the line's end; lives as long as the file object
+/// {name of a column here, name in the file}.
+using ColumnNames = std::vector<std::pair<std::string, std::string>>;
+
+struct ReaderOptions {
+    TextUnit text_unit = TextUnit::paragraph;               ///< what a row of a plain text file is
+    InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
+    ColumnNames columns;                                    ///< renamed while parsing
 };
 
-/// A file of one JSON object a line (https://jsonlines.org). A byte order mark in front, CRLF line ends,
-/// blank lines and a missing last newline are accepted. The index keeps one entry for `index_stride` rows,
-/// and the map is read-only and can be dropped by the system: files may be larger than the memory.
-class JsonLinesFile {
+/// A row as it lies in the file.
+struct RawRow {
+    int64_t index = 0;      ///< number of the row in its file, from 0
+    int64_t line = 0;       ///< line of the file where the row begins, from 1; of Parquet the row's number, from 1
+    std::string_view text;  ///< lives as long as its chunk
+    int64_t bytes = 0;      ///< of the row in the file; more than the text has when the row is too large to be read
+};
+
+/// Some rows in the file's order, with their text.
+class RowChunk {
   public:
-    static constexpr int64_t index_stride = 64;
+    bool empty() const { return places_.empty(); }
+    std::size_t size() const { return places_.size(); }
+    RawRow row(std::size_t i) const;
+    std::size_t text_bytes() const { return text_.size(); }
 
-    /// Input Error when the file cannot be read, or is of another kind (a JSON array, Parquet, CSV,
-    /// compressed, UTF-16): the message names the kind and says how to convert it.
-    explicit JsonLinesFile(const std::filesystem::path& path);
-
-    int64_t rows() const { return rows_; }
-    std::string name() const { return map_.path().string(); }
-
-    /// Calls visit(RawRow) for the rows [begin, end) in order until it returns false. Safe from several
-    /// threads.
-    template <class Visit>
-    void visit(int64_t begin, int64_t end, Visit&& visit) const {
-        if (begin >= end) return;
-        Place place = find(begin);
-        for (int64_t index = begin; index < end; ++index)
-            if (!visit(take(place, index))) return;
-    }
-    RawRow row(int64_t index) const;
-    /// Tells the system that the bytes of the rows [begin, end) are not needed soon.
-    void drop(int64_t begin, int64_t end) const;
+    std::string& text() { return text_; }  ///< for readers: the next row's text is appended, then closed with add()
+    void add(int64_t index, int64_t line, int64_t bytes);
 
   private:
     struct Place {
-        std::size_t offset = 0;
-        int64_t line = 1;
+        std::size_t end = 0;  ///< of the row's text, which begins where the one before ends
+        int64_t index = 0, line = 0, bytes = 0;
     };
-    std::string_view content() const;
-    Place find(int64_t index) const;  ///< where the line of row `index` begins
-    RawRow take(Place& place,
-                int64_t index) const;  ///< the next non-blank line from `place` on; moves it behind
+    std::string text_;
+    std::vector<Place> places_;
+};
 
-    MappedFile map_;
-    std::vector<Place> index_;  ///< place of every index_stride-th row
+
+/// One file. Input Errors name the file.
+class RowReader {
+  public:
+    static constexpr int64_t chunk_rows = 64;                           ///< rows of a chunk, unless they are long
+    static constexpr int64_t max_row_bytes = int64_t{64} << 20;         ///< a longer row is a bad row
+
+    RowReader(std::filesystem::path path, ReaderOptions options);
+    virtual ~RowReader() = default;
+    RowReader(const RowReader&) = delete;
+    RowReader& operator=(const RowReader&) = delete;
+
+    /// The next rows; empty at the end. One thread at a time. Blank lines are no rows.
+    RowChunk next();
+    /// The row's columns, with the names of ReaderOptions::columns. BadRow for what is wrong with it: not the file's syntax,
+    /// too large, not UTF-8. Any number of threads. `repaired`: whether bytes that were not UTF-8 became U+FFFD.
+    nlohmann::json parse(const RawRow& row, bool* repaired = nullptr) const;
+    /// "a JSON array", for the log.
+    virtual std::string kind() const = 0;
+    std::string name() const { return path_.string(); }
+    /// "FILE:LINE".
+    std::string place(int64_t line) const;
+
+  protected:
+    struct Record {
+        int64_t line = 0;
+        int64_t bytes = 0;
+    };
+    /// Appends the next row's text (or of a row that is too large, some of it) to `text`; false at the end.
+    virtual bool take(std::string& text, Record& record) = 0;
+    virtual nlohmann::json parse_text(std::string_view text) const = 0;
+
+  private:
+    std::filesystem::path path_;
+    ReaderOptions options_;
     int64_t rows_ = 0;
 };
 
-/// Parses a row into a JSON object; BadRow with the column and what is wrong otherwise.
+/// Opens a file by its content and name. Content decides first: gzip and zstd are decompressed, PAR1 is Parquet, a `{` in
+/// front is JSON Lines, a `[` a JSON array unless the name ends in .csv, .tsv or .txt; then these names (before .gz, .zst); the
+/// rest is read as JSON Lines. Input Error for kinds that are not read (xz, zip, Arrow, UTF-16, with a way to convert them),
+/// a file that cannot be opened, a table whose header names a column twice, Parquet without the library that reads it.
+///
+/// Plain text: with TextUnit::paragraph each run of lines between blank lines is a row {text}, with TextUnit::file the whole
+/// file. Tables: RFC 4180 (quoted fields may hold delimiters, line ends and doubled quotes), the first record names the
+/// columns, all values are strings; the delimiter of a .csv is the comma, semicolon or tab that stands most often in the header.
+std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const ReaderOptions& options = {});
+
+/// Parses a JSON row into an object; BadRow with the column and what is wrong otherwise.
 nlohmann::json parse_row(std::string_view text);
 
 }  // namespace unsloth

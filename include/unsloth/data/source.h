@@ -1,0 +1,69 @@
+// Sources of rows: which files they are, and their rows one after another.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+#include "unsloth/data/reader.h"
+
+namespace unsloth {
+
+/// A source with its files, in the order in which they are read.
+struct SourceFiles {
+    std::string name;  ///< path as the user gave it
+    std::vector<std::filesystem::path> files;
+    DataFormat format = DataFormat::automatic;
+    ColumnNames columns;
+};
+
+/// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson, .csv,
+/// .tsv, .txt, .parquet, the first six also with .gz or .zst) without hidden ones and those that begin with `_`, sorted by path.
+/// Anything else is a glob (*, ?, [...]), its matches sorted; a folder among them is taken as above.
+///
+/// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._` (train-00000-of-00002.parquet,
+/// train.jsonl), or a folder below the path has its name. Without a split, a folder that has files of `train` is its `train`
+/// (said in the log), so that a test set beside it is not trained on by mistake.
+///
+/// Input Error when nothing is found, or nothing belongs to the split.
+std::vector<std::filesystem::path> files_of(const std::string& path, const std::string& split);
+
+/// Rows of several sources in order. A row's id is its number over all sources and files: sources in the order of the
+/// configuration, files sorted, rows as they lie.
+class SourceReader {
+  public:
+    SourceReader(std::vector<SourceFiles> sources, ReaderOptions options);
+
+    struct Part {
+        RowChunk chunk;
+        std::shared_ptr<const RowReader> file;  ///< that the chunk comes from
+        int32_t source = 0;
+        int64_t first_id = 0;  ///< of the file's first row: a row's id is first_id + its index
+    };
+    /// The next rows; an empty chunk at the end. One thread at a time. Logs each source's first file. Input Error for a file
+    /// that cannot be read, a source without rows, and more rows than 32 bits can number.
+    Part next();
+
+    /// Rows that were handed out so far.
+    int64_t rows() const { return next_id_; }
+
+  private:
+    bool open_next();
+
+    std::vector<SourceFiles> sources_;
+    ReaderOptions options_;
+    std::size_t source_ = 0, file_ = 0;
+    std::shared_ptr<RowReader> reader_;
+    int64_t first_id_ = 0, next_id_ = 0, source_begin_ = 0;
+};
+
+/// The format of a source's rows: the one it names, or what the columns of its first readable row say (logged).
+/// Input Error "file:line: what is wrong" when there is no row, or the first row (with `skip_bad_rows`: every row) does not tell.
+DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
+
+/// A source whose path was looked up and whose format is known.
+SourceFiles resolve(const DataSource& source, const ReaderOptions& options, bool skip_bad_rows);
+
+}  // namespace unsloth

@@ -1,0 +1,50 @@
+#include "data/columns.h"
+
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/data/reader.h"
+
+namespace unsloth {
+
+using Json = nlohmann::json;
+
+std::string column_list(const Json& row) {
+    std::string names;
+    for (const auto& [name, value] : row.items()) names += cat(names.empty() ? "" : ", ", name);
+    return names.empty() ? "none" : names;
+}
+
+std::string shown(const Json& value) {
+    if (value.is_array()) return cat("an array of ", value.size());
+    if (value.is_object()) return "an object";
+    std::string text = value.dump();
+    constexpr std::size_t limit = 40;
+    return text.size() <= limit ? text
+           : value.is_string()  ? cat("a string of ", text.size(), " bytes")
+                                : text.substr(0, limit);
+}
+
+const Json& required(const Json& row, const char* column, DataFormat format) {
+    const auto found = row.find(column);
+    if (found == row.end())
+        throw BadRow{
+            cat("column \"", column, "\" is missing; a row of format ", format_name(format),
+                " needs it (found: ", column_list(row), ")"),
+            "All rows of a source must have the format of the first, or the one that data.format names; data.columns renames "
+            "columns."};
+    return *found;
+}
+
+const std::string& as_string(const Json& value, const std::string& where) {
+    if (!value.is_string()) throw BadRow{cat(where, ": expected a string, found ", shown(value)), ""};
+    return value.get_ref<const std::string&>();
+}
+
+std::string optional_string(const Json& row, const char* column) {
+    const auto found = row.find(column);
+    if (found == row.end() || found->is_null()) return {};
+    return as_string(*found, cat("column \"", column, "\""));
+}
+
+}  // namespace unsloth

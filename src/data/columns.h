@@ -1,0 +1,22 @@
+// Looking into a row's columns, with errors that say what was found.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "unsloth/data/format.h"
+
+namespace unsloth {
+
+/// "id, text", or "none".
+std::string column_list(const nlohmann::json& row);
+/// A value as it may stand in an error message: short, whatever the row holds.
+std::string shown(const nlohmann::json& value);
+/// BadRow when the column is missing.
+const nlohmann::json& required(const nlohmann::json& row, const char* column, DataFormat format);
+/// BadRow unless it is a string; `where` names the place.
+const std::string& as_string(const nlohmann::json& value, const std::string& where);
+/// A column that may be absent or null.
+std::string optional_string(const nlohmann::json& row, const char* column);
+
+}  // namespace unsloth

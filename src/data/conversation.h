@@ -1,0 +1,28 @@
+// Rows of messages as a conversation: OpenAI's and ShareGPT's columns.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <vector>
+
+#include "unsloth/data/encoder.h"
+#include "unsloth/data/format.h"
+
+namespace unsloth {
+
+/// A conversation, and which of its assistant turns are learnt.
+struct WeightedConversation {
+    Conversation conversation;
+    std::vector<bool> learnt;    ///< of each assistant turn, in order
+    bool names_weights = false;  ///< some message brings a weight: `learnt` must be matched with the encoder's spans
+};
+
+/// {messages: [{role, content, weight?, tool_calls?, ...}], tools?}. BadRow for a wrong shape, or a weight other than 0 and 1.
+WeightedConversation openai_conversation(const nlohmann::json& row);
+/// {conversations: [{from, value} or {role, content}, weight?], system?}: human and user are user; gpt, assistant, chatgpt and
+/// model are assistant; system; observation, function and tool are tool. BadRow for others.
+WeightedConversation sharegpt_conversation(const nlohmann::json& row);
+/// {prompt, completion} whose values are arrays of messages: the assistant turns of the completion are learnt.
+WeightedConversation prompt_completion_conversation(const nlohmann::json& row);
+
+}  // namespace unsloth

@@ -1,0 +1,35 @@
+// From files to encoded rows, with several threads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/store.h"
+#include "unsloth/data/source.h"
+
+namespace unsloth {
+
+/// Where encoded rows go, in order.
+class RowSink {
+  public:
+    virtual ~RowSink() = default;
+    /// `part`: the next rows; their `start` counts from the part's own beginning.
+    virtual void append(StorePart&& part) = 0;
+};
+
+/// What a load found out beside the rows.
+struct LoadReport {
+    int64_t rows = 0;  ///< in the files
+    int64_t bad_rows = 0, masked_rows = 0;
+    DataFormat format = DataFormat::automatic;  ///< of the first source
+    std::vector<std::string> warnings;          ///< not logged yet
+};
+
+/// Whether no source needs a tokenizer.
+bool all_tokenized(const std::vector<SourceFiles>& sources);
+
+/// Reads all rows of the sources, whose formats are known. Input Errors as Dataset::load says. Interrupted when a signal asked
+/// the program to stop.
+LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder, RowSink& sink);
+
+}  // namespace unsloth

@@ -1,0 +1,177 @@
+#include "unsloth/data/source.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "data/row_errors.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/data/format.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+using Paths = std::vector<fs::path>;
+
+bool is_data_file(const fs::path& path) {
+    const std::string name = path.filename().string();
+    if (name.starts_with('.') || name.starts_with('_')) return false;
+    // What the datasets library leaves beside its files.
+    if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" || name == "state.json") return false;
+    const std::string last = path.extension().string();
+    const bool compressed = last == ".gz" || last == ".zst";
+    const std::string kind = compressed ? path.stem().extension().string() : last;
+    const std::vector<std::string> text = {".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".txt"};
+    return std::find(text.begin(), text.end(), kind) != text.end() || (!compressed && kind == ".parquet");
+}
+
+void add_folder(const fs::path& folder, Paths& files) {
+    auto walk = fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink);
+    for (; walk != fs::recursive_directory_iterator(); ++walk) {
+        const std::string name = walk->path().filename().string();
+        if (walk->is_directory() && (name.starts_with('.') || name.starts_with('_'))) walk.disable_recursion_pending();
+        if (walk->is_regular_file() && is_data_file(walk->path())) files.push_back(walk->path());
+    }
+}
+
+/// Matches of a pattern, sorted by bytes whatever the locale.
+Paths matches(const std::string& pattern) {
+    glob_t found{};
+    const int status = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+    Paths paths;
+    if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (status != 0 && status != GLOB_NOMATCH) throw input_error(cat("cannot look up ", pattern, ": glob's error ", status));
+    std::sort(paths.begin(), paths.end());
+    return paths;
+}
+
+bool belongs_to(const fs::path& file, const fs::path& root, const std::string& split) {
+    const std::string name = file.filename().string();
+    if (name.starts_with(split) && name.size() > split.size() && std::string_view("-._").find(name[split.size()]) != std::string_view::npos)
+        return true;
+    const fs::path folders = file.lexically_relative(root).parent_path();
+    return std::find(folders.begin(), folders.end(), fs::path(split)) != folders.end();
+}
+
+Paths of_split(const Paths& files, const fs::path& root, const std::string& split) {
+    Paths kept;
+    std::copy_if(files.begin(), files.end(), std::back_inserter(kept), [&](const fs::path& file) { return belongs_to(file, root, split); });
+    return kept;
+}
+
+}  // namespace
+
+Paths files_of(const std::string& path, const std::string& split) {
+    const fs::path root(path);
+    Paths files;
+    const bool folder = fs::is_directory(root), pattern = !fs::exists(root) && path.find_first_of("*?[") != std::string::npos;
+    if (!folder && !pattern) return {root};
+    if (folder) {
+        add_folder(root, files);
+    } else {
+        for (const fs::path& match : matches(path)) {
+            if (fs::is_directory(match)) add_folder(match, files);
+            else files.push_back(match);
+        }
+    }
+    std::sort(files.begin(), files.end());
+    if (files.empty())
+        throw input_error(cat(path, folder ? ": the folder holds no file of rows" : ": no file matches"),
+                          folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt or .parquet files in it." : "");
+    if (split.empty()) {
+        const Paths train = of_split(files, root, "train");
+        if (!folder || train.empty() || train.size() == files.size()) return files;
+        log::info(path, ": taking the ", train.size(), " of ", files.size(), " files that belong to the split train");
+        return train;
+    }
+    Paths kept = of_split(files, root, split);
+    if (kept.empty())
+        throw input_error(cat(path, ": none of its ", files.size(), " files belongs to the split ", split),
+                          cat("Files of a split are named such as ", split, "-00000.parquet or ", split, ".jsonl, or lie in a folder ", split, "/."));
+    return kept;
+}
+
+SourceReader::SourceReader(std::vector<SourceFiles> sources, ReaderOptions options)
+    : sources_(std::move(sources)), options_(std::move(options)) {}
+
+/// Goes on to the next file; false after the last.
+bool SourceReader::open_next() {
+    if (reader_) {
+        ++file_;
+        if (file_ == sources_[source_].files.size()) {
+            if (next_id_ == source_begin_)
+                throw input_error(cat(sources_[source_].name, ": has no rows"), "Expected one JSON object on each line, or another known form.");
+            source_begin_ = next_id_;
+            ++source_;
+            file_ = 0;
+        }
+    }
+    reader_.reset();
+    if (source_ == sources_.size()) return false;
+    ReaderOptions options = options_;
+    options.columns = sources_[source_].columns;
+    reader_ = open_rows(sources_[source_].files[file_], options);
+    first_id_ = next_id_;
+    return true;
+}
+
+SourceReader::Part SourceReader::next() {
+    Part part;
+    while (reader_ || open_next()) {
+        part.chunk = reader_->next();
+        if (part.chunk.empty()) {
+            if (!open_next()) break;
+            continue;
+        }
+        part.file = reader_;
+        part.source = static_cast<int32_t>(source_);
+        part.first_id = first_id_;
+        next_id_ += static_cast<int64_t>(part.chunk.size());
+        if (next_id_ > std::numeric_limits<int32_t>::max())
+            throw input_error(cat(sources_[source_].name, ": more rows than a row number of 32 bits can name"), "Take fewer files.");
+        return part;
+    }
+    return part;
+}
+
+DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows) {
+    if (source.format != DataFormat::automatic) return source.format;
+    std::optional<Error> first;
+    for (const fs::path& path : source.files) {
+        ReaderOptions own = options;
+        own.columns = source.columns;
+        const std::unique_ptr<RowReader> file = open_rows(path, own);
+        for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next()) {
+            for (std::size_t i = 0; i < chunk.size(); ++i) {
+                const RawRow raw = chunk.row(i);
+                try {
+                    const nlohmann::json row = file->parse(raw);
+                    const DataFormat format = detect_format(row);
+                    std::string columns;
+                    for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
+                    log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(format), " (columns ", columns, ")");
+                    return format;
+                } catch (const BadRow& bad) {
+                    if (!first) first = error_at(*file, raw.line, bad);
+                }
+                if (!skip_bad_rows) throw *first;
+            }
+        }
+    }
+    if (first) throw *first;
+    throw input_error(cat(source.name, ": has no rows"), "Expected one JSON object on each line, or another known form.");
+}
+
+SourceFiles resolve(const DataSource& source, const ReaderOptions& options, bool skip_bad_rows) {
+    SourceFiles result{source.path, files_of(source.path, source.split), source.format, source.columns};
+    result.format = find_format(result, options, skip_bad_rows);
+    return result;
+}
+
+}  // namespace unsloth

@@ -1,0 +1,63 @@
+#include "data/utf8.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace unsloth {
+namespace {
+
+struct Sequence {
+    std::size_t length = 0;  ///< of the character, or of the longest part of it that could have become one
+    bool valid = false;
+};
+
+/// The sequence at the front of a text that is not empty (table 3-7 of the Unicode Standard).
+Sequence sequence_at(std::string_view text) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const unsigned char lead = byte(0);
+    if (lead < 0x80) return {1, true};
+    const std::size_t length = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
+    if (length == 0) return {1, false};
+    // The second byte's range excludes overlong forms, surrogates and what lies above U+10FFFF.
+    const unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    for (std::size_t i = 1; i < length; ++i) {
+        if (i >= text.size() || byte(i) < (i == 1 ? low : 0x80) || byte(i) > (i == 1 ? high : 0xBF)) return {i, false};
+    }
+    return {length, true};
+}
+
+}  // namespace
+
+std::size_t first_invalid_utf8(std::string_view text) {
+    std::size_t at = 0;
+    while (at < text.size()) {
+        // Most text is ASCII: eight bytes at a time.
+        constexpr uint64_t high_bits = 0x8080808080808080u;
+        uint64_t word = 0;
+        if (at + sizeof word <= text.size() && (std::memcpy(&word, text.data() + at, sizeof word), (word & high_bits) == 0)) {
+            at += sizeof word;
+            continue;
+        }
+        const Sequence sequence = sequence_at(text.substr(at));
+        if (!sequence.valid) return at;
+        at += sequence.length;
+    }
+    return at;
+}
+
+std::string repair_utf8(std::string_view text) {
+    std::string repaired;
+    repaired.reserve(text.size());
+    while (!text.empty()) {
+        const std::size_t valid = first_invalid_utf8(text);
+        repaired += text.substr(0, valid);
+        text.remove_prefix(valid);
+        if (text.empty()) break;
+        repaired += "\xEF\xBF\xBD";
+        text.remove_prefix(sequence_at(text).length);
+    }
+    return repaired;
+}
+
+}  // namespace unsloth
