@@ -45,9 +45,13 @@ std::string describe(const StepLoader& loader) {
                     grouped(options.max_seq_length), " tokens, ",
                     percent(loader.dataset().stats().tokens, room), " full");
     }
-    text +=
-        cat("\n", grouped(loader.steps_per_epoch()), " steps an epoch (", options.per_device_train_batch_size,
-            " rows a micro-batch x ", options.gradient_accumulation_steps, " micro-batches");
+    std::string batch = cat(options.per_device_train_batch_size, " rows a micro-batch");
+    if (options.max_tokens_per_batch > 0) {
+        batch = cat("at most ", grouped(options.max_tokens_per_batch), " tokens a micro-batch, ",
+                    percent(loader.dataset().stats().tokens, loader.batches_per_epoch() * options.max_tokens_per_batch), " full");
+    }
+    if (!options.source_weights.empty()) text += cat("\n", grouped(loader.rows_per_epoch()), " rows an epoch by the sources' weights");
+    text += cat("\n", grouped(loader.steps_per_epoch()), " steps an epoch (", batch, " x ", options.gradient_accumulation_steps, " micro-batches");
     return text + (options.world_size > 1 ? cat(" x ", options.world_size, " devices)") : ")");
 }
 

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <functional>
+#include <map>
 #include <numeric>
+#include <set>
+#include <tuple>
 
 #include "unsloth/core/error.h"
-#include "unsloth/data/sampler.h"
 
 namespace unsloth {
 namespace {
@@ -23,6 +24,9 @@ void check_options(const LoaderOptions& options) {
     at_least_one(options.per_device_train_batch_size, "training.per_device_train_batch_size");
     at_least_one(options.gradient_accumulation_steps, "training.gradient_accumulation_steps");
     if (options.packing) at_least_one(options.max_seq_length, "model.max_seq_length (with data.packing)");
+    if (options.max_tokens_per_batch > 0 && !options.source_weights.empty())
+        throw usage_error("training.max_tokens_per_batch and weights in data.datasets are both given",
+                          "Their number of steps would differ from epoch to epoch; take rows (per_device_train_batch_size) or packing.");
     UNSLOTH_CHECK(options.world_size > 0 && options.rank >= 0 && options.rank < options.world_size, "rank ",
                   options.rank, " of ", options.world_size);
 }
@@ -43,26 +47,27 @@ int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {
 }  // namespace
 
 std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity) {
-    constexpr std::size_t open_limit = 64;
-    struct Open {
-        std::size_t row;
-        int64_t room;
-    };
+    std::vector<std::size_t> longest_first(lengths.size());
+    std::iota(longest_first.begin(), longest_first.end(), 0);
+    std::stable_sort(longest_first.begin(), longest_first.end(), [&](std::size_t a, std::size_t b) { return lengths[a] > lengths[b]; });
+
     std::vector<std::vector<int64_t>> rows;
-    std::deque<Open> open;
-    for (std::size_t i = 0; i < lengths.size(); ++i) {
-        auto found =
-            std::find_if(open.begin(), open.end(), [&](const Open& row) { return row.room >= lengths[i]; });
-        if (found == open.end()) {
-            if (open.size() == open_limit) open.pop_front();
-            open.push_back({rows.size(), capacity});
+    std::set<std::pair<int64_t, std::size_t>> open;  // {room, row}
+    for (const std::size_t i : longest_first) {
+        const auto best = open.lower_bound({lengths[i], 0});
+        std::size_t row = rows.size();
+        int64_t room = capacity;
+        if (best != open.end()) {
+            std::tie(room, row) = *best;
+            open.erase(best);
+        } else {
             rows.emplace_back();
-            found = open.end() - 1;
         }
-        rows[found->row].push_back(static_cast<int64_t>(i));
-        found->room -= lengths[i];
-        if (found->room <= 0) open.erase(found);
+        rows[row].push_back(static_cast<int64_t>(i));
+        if (room > lengths[i]) open.emplace(room - lengths[i], row);
     }
+    for (auto& row : rows) std::sort(row.begin(), row.end());
+    std::sort(rows.begin(), rows.end());  // no two begin with the same sample
     return rows;
 }
 
@@ -70,23 +75,64 @@ StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
     check_options(options_);
     if (dataset_.size() == 0) throw usage_error("there are no rows to train on");
-    std::vector<std::vector<int64_t>> groups;
-    std::vector<int64_t> lengths;
-    for (int64_t i = 0; i < dataset_.size(); ++i) lengths.push_back(dataset_.tokens(i));
-    if (options_.packing)
-        groups = pack_rows(lengths, options_.max_seq_length);
-    else
-        for (int64_t i = 0; i < dataset_.size(); ++i) groups.push_back({i});
-    for (const auto& group : groups) {
+    make_units();
+    rows_per_epoch_ = static_cast<int64_t>(units_.size());
+    if (!options_.source_weights.empty()) make_mixture();
+    if (!fills_by_tokens()) return;
+    const int64_t longest = *std::max_element(unit_tokens_.begin(), unit_tokens_.end());
+    if (longest > options_.max_tokens_per_batch)
+        throw usage_error(cat("training.max_tokens_per_batch is ", options_.max_tokens_per_batch, ", and the longest row has ", longest, " tokens"),
+                          "Raise it, or lower model.max_seq_length, so that rows are cut.");
+    enter_epoch(0);
+}
+
+/// Rows as they are batched: single samples, or packed ones (of one source, if the sources are weighted).
+void StepLoader::make_units() {
+    const auto add_unit = [&](const std::vector<int64_t>& group) {
         const auto begin = static_cast<int64_t>(members_.size());
         members_.insert(members_.end(), group.begin(), group.end());
         units_.emplace_back(begin, static_cast<int64_t>(members_.size()));
         unit_rows_.push_back(dataset_.row(group.front()));
+        int64_t tokens = 0;
+        for (const int64_t i : group) tokens += dataset_.tokens(i);
+        unit_tokens_.push_back(tokens);
+    };
+    if (!options_.packing) {
+        for (int64_t i = 0; i < dataset_.size(); ++i) add_unit({i});
+        return;
     }
+    std::map<int32_t, std::vector<int64_t>> samples;
+    for (int64_t i = 0; i < dataset_.size(); ++i) samples[options_.source_weights.empty() ? 0 : dataset_.source(i)].push_back(i);
+    for (const auto& [source, of_source] : samples) {
+        std::vector<int64_t> lengths;
+        for (const int64_t i : of_source) lengths.push_back(dataset_.tokens(i));
+        for (std::vector<int64_t>& row : pack_rows(lengths, options_.max_seq_length)) {
+            for (int64_t& i : row) i = of_source[static_cast<std::size_t>(i)];
+            add_unit(row);
+        }
+    }
+}
+
+void StepLoader::make_mixture() {
+    mixture_.resize(options_.source_weights.size());
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+        const auto source = static_cast<std::size_t>(dataset_.source(members_[static_cast<std::size_t>(units_[u].first)]));
+        UNSLOTH_CHECK(source < mixture_.size(), "source ", source, " of ", mixture_.size(), " weights");
+        mixture_[source].places.push_back(static_cast<int64_t>(u));
+    }
+    std::vector<int64_t> sizes;
+    for (const MixtureSource& source : mixture_) sizes.push_back(static_cast<int64_t>(source.places.size()));
+    const std::vector<int64_t> counts = mixture_counts(sizes, options_.source_weights);
+    for (std::size_t s = 0; s < counts.size(); ++s) mixture_[s].count = counts[s];
+    rows_per_epoch_ = std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 int64_t StepLoader::steps_per_epoch() const {
     return ceil_div(rounds_per_epoch(), options_.gradient_accumulation_steps);
+}
+
+int64_t StepLoader::batches_per_epoch() const {
+    return fills_by_tokens() ? static_cast<int64_t>(batch_ends_.size()) : ceil_div(rows_per_epoch(), options_.per_device_train_batch_size);
 }
 
 int64_t StepLoader::round_rows() const {
@@ -94,7 +140,16 @@ int64_t StepLoader::round_rows() const {
 }
 
 int64_t StepLoader::rounds_per_epoch() const {
-    return ceil_div(rows_per_epoch(), round_rows());
+    return fills_by_tokens() ? ceil_div(batches_per_epoch(), options_.world_size) : ceil_div(rows_per_epoch(), round_rows());
+}
+
+/// The places in the epoch's order of what all ranks take in a round.
+std::pair<int64_t, int64_t> StepLoader::round_places(int64_t round) const {
+    if (!fills_by_tokens()) return {round * round_rows(), std::min((round + 1) * round_rows(), rows_per_epoch())};
+    const auto end_of = [&](int64_t batch) {
+        return batch == 0 ? 0 : batch_ends_[static_cast<std::size_t>(std::min(batch, batches_per_epoch()) - 1)];
+    };
+    return {end_of(round * options_.world_size), end_of((round + 1) * options_.world_size)};
 }
 
 int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) const {
@@ -107,22 +162,41 @@ int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) cons
 
 BatchLimits StepLoader::limits() const {
     BatchLimits limits;
-    std::vector<int64_t> tokens, segments, labels;
+    std::vector<int64_t> segments, labels;
     for (const auto& [first, last] : units_) {
-        std::vector<Sample> samples;
-        for (int64_t m = first; m < last; ++m)
-            samples.push_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
-        const Batch unit = join(samples);
-        tokens.push_back(unit.tokens());
-        segments.push_back(static_cast<int64_t>(unit.segments.size()) - 1);
-        labels.push_back(unit.labels);
-        limits.longest = std::max<int64_t>(limits.longest, unit.longest);
+        int64_t unit_segments = 0, unit_labels = 0;
+        for (int64_t m = first; m < last; ++m) {
+            const int64_t i = members_[static_cast<std::size_t>(m)];
+            unit_segments += dataset_.segments(i);
+            unit_labels += dataset_.targets(i);
+            limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
+        }
+        segments.push_back(unit_segments);
+        labels.push_back(unit_labels);
     }
-    const int64_t rows = options_.per_device_train_batch_size;
-    limits.tokens = sum_of_largest(std::move(tokens), rows);
-    limits.segments = sum_of_largest(std::move(segments), rows);
-    limits.labels = sum_of_largest(std::move(labels), rows);
+    int64_t rows = options_.per_device_train_batch_size;
+    if (fills_by_tokens()) {
+        // What lengths come together is the same in every epoch, which rows have them is not.
+        rows = 0;
+        for (std::size_t b = 0; b < batch_ends_.size(); ++b) {
+            const int64_t begin = b == 0 ? 0 : batch_ends_[b - 1];
+            int64_t tokens = 0;
+            for (int64_t place = begin; place < batch_ends_[b]; ++place) tokens += unit_tokens_[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])];
+            limits.tokens = std::max(limits.tokens, tokens);
+            rows = std::max(rows, batch_ends_[b] - begin);
+        }
+    } else {
+        limits.tokens = most(unit_tokens_, rows);
+    }
+    limits.segments = most(std::move(segments), rows);
+    limits.labels = std::min(limits.tokens, most(std::move(labels), rows));
     return limits;
+}
+
+int64_t StepLoader::most(std::vector<int64_t> values, int64_t count) const {
+    // A mixture may take one row several times in a micro-batch.
+    if (!mixture_.empty()) return *std::max_element(values.begin(), values.end()) * std::min(count, rows_per_epoch_);
+    return sum_of_largest(std::move(values), count);
 }
 
 StepBatch StepLoader::step(int64_t number) {
@@ -136,10 +210,9 @@ StepBatch StepLoader::step(int64_t number) {
     const int64_t last_round =
         std::min(first_round + options_.gradient_accumulation_steps, rounds_per_epoch());
     for (int64_t round = first_round; round < last_round; ++round) {
-        const int64_t begin = round * round_rows();
-        const int64_t end = std::min(begin + round_rows(), rows_per_epoch());
+        const auto [begin, end] = round_places(round);
         count(begin, end, step);
-        const auto [own_begin, own_end] = slice(begin, end);
+        const auto [own_begin, own_end] = slice(round);
         step.micro.push_back(micro_batch(own_begin, own_end));
     }
     step.epoch = step.epoch_index + static_cast<double>(last_round) / static_cast<double>(rounds_per_epoch());
@@ -148,8 +221,26 @@ StepBatch StepLoader::step(int64_t number) {
 
 void StepLoader::enter_epoch(uint32_t epoch) {
     if (epoch_ == static_cast<int64_t>(epoch)) return;
-    order_ = epoch_order(unit_rows_, options_.seed, epoch, options_.shuffle);
+    order_ = mixture_.empty() ? epoch_order(unit_rows_, options_.seed, epoch, options_.shuffle)
+                              : mixture_order(mixture_, unit_rows_, options_.seed, epoch, options_.shuffle);
+    if (fills_by_tokens()) fill_by_tokens(epoch);
     epoch_ = epoch;
+}
+
+/// Makes micro-batches of the rows in order_, which then follow each other there.
+void StepLoader::fill_by_tokens(uint32_t epoch) {
+    std::vector<int64_t> lengths;
+    for (const int64_t unit : order_) lengths.push_back(unit_tokens_[static_cast<std::size_t>(unit)]);
+    std::vector<std::vector<int64_t>> batches = pack_rows(lengths, options_.max_tokens_per_batch);
+    std::vector<int64_t> names;  // a batch goes by its first row
+    for (const auto& batch : batches) names.push_back(unit_rows_[static_cast<std::size_t>(order_[static_cast<std::size_t>(batch.front())])]);
+    std::vector<int64_t> filled;
+    batch_ends_.clear();
+    for (const int64_t b : epoch_order(names, options_.seed, epoch, options_.shuffle, LotUse::batch_order)) {
+        for (const int64_t place : batches[static_cast<std::size_t>(b)]) filled.push_back(order_[static_cast<std::size_t>(place)]);
+        batch_ends_.push_back(static_cast<int64_t>(filled.size()));
+    }
+    order_ = std::move(filled);
 }
 
 StepLoader::Unit StepLoader::unit_at(int64_t place) const {
@@ -166,11 +257,18 @@ void StepLoader::count(int64_t begin, int64_t end, StepBatch& step) const {
     }
 }
 
-/// Our part of a round: equal shares, the first ranks taking one more where they do not come out even.
-std::pair<int64_t, int64_t> StepLoader::slice(int64_t begin, int64_t end) const {
+/// Our part of a round: of rows equal shares, the first ranks taking one more where they do not come out even; of
+/// micro-batches filled by tokens the one of our number, if the epoch has it.
+std::pair<int64_t, int64_t> StepLoader::slice(int64_t round) const {
+    const auto [begin, end] = round_places(round);
+    const int64_t rank = options_.rank;
+    if (fills_by_tokens()) {
+        const int64_t batch = round * options_.world_size + rank;
+        if (batch >= batches_per_epoch()) return {end, end};
+        return {batch == 0 ? 0 : batch_ends_[static_cast<std::size_t>(batch - 1)], batch_ends_[static_cast<std::size_t>(batch)]};
+    }
     const int64_t share = (end - begin) / options_.world_size;
     const int64_t extra = (end - begin) % options_.world_size;
-    const int64_t rank = options_.rank;
     const int64_t own_begin = begin + rank * share + std::min(rank, extra);
     return {own_begin, own_begin + share + (rank < extra ? 1 : 0)};
 }
@@ -202,11 +300,16 @@ EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_
 
 BatchLimits EvalLoader::limits() const {
     BatchLimits limits;
-    for (int64_t i = 0; i < batches(); ++i) {
-        const Batch one = batch(i);
-        limits.tokens = std::max(limits.tokens, one.tokens());
-        limits.segments = std::max(limits.segments, static_cast<int64_t>(one.segments.size()) - 1);
-        limits.longest = std::max<int64_t>(limits.longest, one.longest);
+    for (const auto& [begin, end] : ranges_) {
+        BatchLimits one;
+        for (int64_t i = begin; i < end; ++i) {
+            one.tokens += dataset_.tokens(i);
+            one.segments += dataset_.segments(i);
+            one.labels += dataset_.targets(i);
+            limits.longest = std::max(limits.longest, dataset_.longest_segment(i));
+        }
+        limits.tokens = std::max(limits.tokens, one.tokens);
+        limits.segments = std::max(limits.segments, one.segments);
         limits.labels = std::max(limits.labels, one.labels);
     }
     return limits;

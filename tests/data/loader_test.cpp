@@ -201,15 +201,17 @@ TEST(StepLoader, UnusableOptionsAndDataAreRefused) {
     toy::expect_contains(refused(data, packing), {"max_seq_length", "packing"});
 }
 
-TEST(PackRows, FirstFitInOrder) {
-    EXPECT_EQ(pack_rows({4, 3, 6, 7, 3, 10, 2}, 10), (std::vector<Rows>{{0, 1, 4}, {2, 6}, {3}, {5}}));
+TEST(PackRows, BestFitDecreasing) {
+    // 10 | 7 3 | 6 4 | 3 2: first fit in order would leave 6 and 7 apart from what completes them.
+    EXPECT_EQ(pack_rows({4, 3, 6, 7, 3, 10, 2}, 10), (std::vector<Rows>{{0, 2}, {1, 3}, {4, 6}, {5}}));
+    EXPECT_EQ(pack_rows({5, 5, 5, 5}, 10), (std::vector<Rows>{{0, 1}, {2, 3}}));
     EXPECT_EQ(pack_rows({12, 1}, 10), (std::vector<Rows>{{0}, {1}}));
     EXPECT_TRUE(pack_rows({}, 10).empty());
 }
 
 TEST(PackRows, NeverOverflowsAndTakesEachSampleOnce) {
     std::vector<int64_t> lengths;
-    for (int64_t i = 0; i < 5000; ++i) lengths.push_back(1 + (i * 7919 + i * i) % 100);
+    for (int64_t i = 0; i < 5000; ++i) lengths.push_back(1 + (i * int64_t{2654435761} >> 8) % 100);
     const auto rows = pack_rows(lengths, 100);
     int64_t total = 0;
     Rows all;
@@ -225,7 +227,9 @@ TEST(PackRows, NeverOverflowsAndTakesEachSampleOnce) {
     Rows expected(5000);
     std::iota(expected.begin(), expected.end(), 0);
     EXPECT_EQ(all, expected);
-    EXPECT_GT(static_cast<double>(total), 0.9 * 100 * static_cast<double>(rows.size()));
+    EXPECT_GT(static_cast<double>(total), 0.99 * 100 * static_cast<double>(rows.size()));
+    std::reverse(lengths.begin(), lengths.end());
+    EXPECT_EQ(pack_rows(lengths, 100).size(), rows.size());
 }
 
 TEST(StepLoader, PackedRowsKeepTheirSamplesApart) {
@@ -262,6 +266,66 @@ TEST(StepLoader, PackedRowsKeepTheirSamplesApart) {
     std::sort(seen.begin(), seen.end());
     EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
     toy::expect_contains(describe(loader), {"200 rows", "packed into", "64 tokens"});
+}
+
+TEST(StepLoader, MicroBatchesFilledByTokens) {
+    const Dataset data = Dataset::from_samples(toy::samples(203, 20));
+    LoaderOptions filled = options(1, 2, true);
+    filled.max_tokens_per_batch = 64;
+    StepLoader loader(data, filled);
+    const BatchLimits limits = loader.limits();
+    EXPECT_LE(limits.tokens, 64);
+    EXPECT_GT(static_cast<double>(data.stats().tokens), 0.97 * 64 * static_cast<double>(loader.batches_per_epoch()));
+    std::vector<Rows> first_epoch;
+    for (int epoch = 0; epoch < 3; ++epoch) {
+        Rows seen;
+        for (int64_t k = 0; k < loader.steps_per_epoch(); ++k) {
+            const StepBatch step = loader.step(epoch * loader.steps_per_epoch() + k);
+            EXPECT_EQ(step.epoch_index, static_cast<uint32_t>(epoch));
+            int64_t tokens = 0;
+            for (const Batch& batch : step.micro) {
+                EXPECT_LE(batch.tokens(), limits.tokens);
+                EXPECT_LE(static_cast<int64_t>(batch.segments.size()) - 1, limits.segments);
+                EXPECT_LE(batch.labels, limits.labels);
+                tokens += batch.tokens();
+                if (epoch == 0) first_epoch.push_back(batch.rows);
+                else EXPECT_EQ(std::count(first_epoch.begin(), first_epoch.end(), batch.rows) > 3, false);
+            }
+            EXPECT_EQ(step.tokens, tokens);
+            const Rows rows = flat(rows_of(step));
+            seen.insert(seen.end(), rows.begin(), rows.end());
+        }
+        std::sort(seen.begin(), seen.end());
+        Rows all(203);
+        std::iota(all.begin(), all.end(), 0);
+        EXPECT_EQ(seen, all) << "epoch " << epoch;
+    }
+    StepLoader again(data, filled);
+    EXPECT_EQ(rows_of(again.step(loader.steps_per_epoch() + 1)), rows_of(loader.step(loader.steps_per_epoch() + 1)));
+    EXPECT_NE(rows_of(loader.step(0)), rows_of(loader.step(loader.steps_per_epoch())));
+    toy::expect_contains(describe(loader), {"at most 64 tokens a micro-batch", "% full"});
+    filled.max_tokens_per_batch = 21;
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { StepLoader(data, filled); }), {"max_tokens_per_batch is 21", "22 tokens"});
+}
+
+TEST(StepLoader, FilledMicroBatchesAreTheSameForAnyWorldSize) {
+    const Dataset data = Dataset::from_samples(toy::samples(101, 20));
+    LoaderOptions alone = options(1, 4, true);
+    alone.max_tokens_per_batch = 50;
+    StepLoader one(data, alone);
+    for (int64_t number = 0; number < 2 * one.steps_per_epoch(); ++number) {
+        const std::vector<Rows> expected = rows_of(one.step(number));
+        std::vector<Rows> shared(4);
+        for (int rank = 0; rank < 2; ++rank) {
+            LoaderOptions two = alone;
+            two.gradient_accumulation_steps = 2;
+            two.world_size = 2;
+            two.rank = rank;
+            const std::vector<Rows> own = rows_of(StepLoader(data, two).step(number));
+            for (std::size_t k = 0; k < own.size(); ++k) shared[2 * k + static_cast<std::size_t>(rank)] = own[k];
+        }
+        EXPECT_EQ(flat(shared), flat(expected)) << "step " << number;
+    }
 }
 
 TEST(EvalLoader, FixedOrderAndBoundedTokens) {

@@ -65,3 +65,45 @@ TEST(RowLot, IsThePublishedGeneratorAndUsesAreApart) {
 
 }  // namespace
 }  // namespace unsloth
+
+namespace unsloth {
+namespace {
+
+TEST(Mixture, CountsFollowTheWeights) {
+    using Counts = std::vector<int64_t>;
+    const auto counts = [](Counts rows, std::vector<double> weights) { return mixture_counts(rows, weights); };
+    EXPECT_EQ(counts({100, 100}, {3, 1}), (Counts{150, 50}));
+    EXPECT_EQ(counts({10, 1000}, {1, 1}), (Counts{505, 505}));
+    EXPECT_EQ(counts({1000, 1000}, {1, 1e-9}), (Counts{2000, 1}));
+    EXPECT_EQ(counts({10, 0, 30}, {1, 8, 1}), (Counts{20, 0, 20}));
+}
+
+TEST(Mixture, EveryRowComesAsOftenAsItsNeighboursOverTheEpochs) {
+    std::vector<int64_t> rows(40);
+    std::iota(rows.begin(), rows.end(), 100);
+    MixtureSource small{{0, 1, 2, 3, 4, 5, 6}, 17}, large{{}, 23};
+    for (int64_t place = 7; place < 40; ++place) large.places.push_back(place);
+    const std::vector<MixtureSource> sources{small, large};
+    std::vector<int64_t> seen(40);
+    std::vector<std::vector<int64_t>> orders;
+    for (uint32_t epoch = 0; epoch < 5; ++epoch) {
+        orders.push_back(mixture_order(sources, rows, 7, epoch, true));
+        ASSERT_EQ(orders.back().size(), 40u);
+        int64_t of_small = 0;
+        for (const int64_t place : orders.back()) ++seen[static_cast<std::size_t>(place)], of_small += place < 7;
+        EXPECT_EQ(of_small, 17);
+        for (std::size_t begin : {std::size_t{0}, std::size_t{7}}) {
+            const auto [least, most] = std::minmax_element(seen.begin() + static_cast<std::ptrdiff_t>(begin), begin == 0 ? seen.begin() + 7 : seen.end());
+            EXPECT_LE(*most - *least, 1) << "epoch " << epoch;
+        }
+    }
+    EXPECT_NE(orders[0], orders[1]);
+    EXPECT_EQ(mixture_order(sources, rows, 7, 3, true), orders[3]);  // no history
+    EXPECT_NE(mixture_order(sources, rows, 8, 3, true), orders[3]);
+    EXPECT_FALSE(std::is_sorted(orders[0].begin(), orders[0].end(), [](int64_t a, int64_t b) { return (a < 7) > (b < 7); })) << "not mixed";
+    const auto plain = mixture_order(sources, rows, 7, 0, false);
+    EXPECT_EQ((std::vector<int64_t>(plain.begin(), plain.begin() + 9)), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 0, 1}));
+}
+
+}  // namespace
+}  // namespace unsloth

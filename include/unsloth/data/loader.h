@@ -7,6 +7,7 @@
 
 #include "unsloth/data/batch.h"
 #include "unsloth/data/dataset.h"
+#include "unsloth/data/sampler.h"
 
 namespace unsloth {
 
@@ -17,6 +18,8 @@ struct LoaderOptions {
     bool shuffle = true;
     bool packing = false;
     int64_t max_seq_length = 0;  ///< length of a packed row; needed with `packing` only
+    int64_t max_tokens_per_batch = 0;  ///< fill micro-batches by tokens, not by rows; 0: off
+    std::vector<double> source_weights;  ///< of the data set's sources; empty: each row once an epoch
     bool order_tokens = false;   ///< fill Batch::token_order
     int rank = 0;
     int world_size = 1;
@@ -38,6 +41,13 @@ struct BatchLimits {
 /// With `packing`, samples are joined once, before the first epoch, into rows of at most max_seq_length
 /// tokens (see pack_rows), and these rows are what is shuffled and counted. Samples in a row stay separate
 /// segments.
+///
+/// With `max_tokens_per_batch`, a micro-batch is as many rows as fit: every epoch's rows are packed anew (see pack_rows, ties in
+/// the epoch's order, so that rows of equal length change places), and the micro-batches shuffled. Their number is the same in
+/// every epoch. A step takes gradient_accumulation_steps of them on each rank. Nothing is padded in any case: a Batch is flat.
+///
+/// With `source_weights` an epoch takes of each source what mixture_counts() says (counted in packed rows with `packing`, which
+/// then joins samples of one source only), in the order of mixture_order().
 class StepLoader {
   public:
     /// Usage Error for an empty data set or sizes that make no sense.
@@ -45,9 +55,8 @@ class StepLoader {
 
     const Dataset& dataset() const { return dataset_; }
     const LoaderOptions& options() const { return options_; }
-    int64_t rows_per_epoch() const {
-        return static_cast<int64_t>(units_.size());
-    }  ///< packed rows with `packing`
+    int64_t rows_per_epoch() const { return rows_per_epoch_; }  ///< packed rows with `packing`
+    int64_t batches_per_epoch() const;                          ///< micro-batches over all ranks
     int64_t steps_per_epoch() const;
     /// max_steps if it is not negative, else num_train_epochs x steps_per_epoch, rounded up.
     int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
@@ -61,13 +70,20 @@ class StepLoader {
   private:
     using Unit = std::pair<int64_t, int64_t>;  ///< [begin, end) in members_
 
+    bool fills_by_tokens() const { return options_.max_tokens_per_batch > 0; }
+    void make_units();
+    void make_mixture();
+    void fill_by_tokens(uint32_t epoch);
+    /// Values of the units, for limits: the most that `count` of them may sum up to.
+    int64_t most(std::vector<int64_t> values, int64_t count) const;
     int64_t round_rows() const;  ///< rows that all ranks together take for one micro-batch each
     int64_t rounds_per_epoch() const;
+    std::pair<int64_t, int64_t> round_places(int64_t round) const;
     void enter_epoch(uint32_t epoch);
     // [begin, end) are places in the epoch's order.
     Unit unit_at(int64_t place) const;
     void count(int64_t begin, int64_t end, StepBatch& step) const;
-    std::pair<int64_t, int64_t> slice(int64_t begin, int64_t end) const;
+    std::pair<int64_t, int64_t> slice(int64_t round) const;
     Batch micro_batch(int64_t begin, int64_t end) const;
 
     Dataset dataset_;
@@ -75,13 +91,18 @@ class StepLoader {
     std::vector<int64_t> members_;    ///< indices into the data set, unit after unit
     std::vector<Unit> units_;         ///< rows as they are batched
     std::vector<int64_t> unit_rows_;  ///< source row that stands for a unit in the epoch's order
-    std::vector<int64_t> order_;      ///< of the units, in epoch epoch_
+    std::vector<int64_t> unit_tokens_;
+    std::vector<MixtureSource> mixture_;  ///< with source_weights
+    int64_t rows_per_epoch_ = 0;
+    std::vector<int64_t> order_;       ///< of the units, in epoch epoch_
+    std::vector<int64_t> batch_ends_;  ///< with max_tokens_per_batch: where micro-batches end in order_
     int64_t epoch_ = -1;
 };
 
-/// Packs samples of the given lengths, in order, into rows of at most `capacity` tokens: each goes into the
-/// first of the last 64 open rows that has room, or opens a new one. Returns the samples of each row. A
-/// length above capacity gets a row alone.
+/// Packs samples of the given lengths into rows of at most `capacity` tokens by best fit decreasing: from the longest to the
+/// shortest (equal ones in order), each goes into the row that it leaves least room in (the first of several), or opens a new
+/// one. Returns the samples of each row, ascending; rows by their first sample. The number of rows depends on the lengths alone,
+/// not on their order. A length above capacity gets a row alone.
 std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity);
 
 /// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a

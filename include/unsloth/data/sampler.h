@@ -9,7 +9,7 @@ namespace unsloth {
 
 /// What a row's 64-bit lot is drawn for; each use has its own stream of random numbers. The values lie beyond
 /// what dropout's counter (core/philox.h) has in its last word, a channel / 4.
-enum class LotUse : uint32_t { epoch_order = 0xDA7A0001u, validation_split = 0xDA7A0002u };
+enum class LotUse : uint32_t { epoch_order = 0xDA7A0001u, validation_split = 0xDA7A0002u, mixture_order = 0xDA7A0003u, batch_order = 0xDA7A0004u };
 
 /// The lot of a source row: two words of Philox4x32-10 with the seed as key and {row (64 bits), epoch, use}
 /// as counter.
@@ -18,6 +18,25 @@ uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use);
 /// A permutation of 0 ... rows.size() - 1: the places of `rows` (source row ids) sorted by (lot, row id). It
 /// depends on (seed, epoch) and the ids alone, not on workers, ranks, batch sizes or what was drawn before;
 /// leaving a row out does not disturb the others' order. `shuffle` false: the given order.
-std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, uint32_t epoch, bool shuffle);
+std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, uint32_t epoch, bool shuffle,
+                                 LotUse use = LotUse::epoch_order);
+
+/// One source of a mixture.
+struct MixtureSource {
+    std::vector<int64_t> places;  ///< of its rows in the list of all rows' ids
+    int64_t count = 0;            ///< rows that an epoch takes of it: fewer than there are, or more
+};
+
+/// How many rows of each source an epoch takes, by weight: N x weight / (sum of the weights), rounded to the nearest, at least 1,
+/// where N is the number of all rows. A source without rows gives none.
+std::vector<int64_t> mixture_counts(std::span<const int64_t> source_rows, std::span<const double> weights);
+
+/// The order of an epoch over weighted sources, as places in `rows`; a place may come several times. A source is passed over
+/// again and again, each pass in the order that epoch_order() gives with the pass for the epoch, and epoch e takes the places
+/// [e x count, (e + 1) x count) of these passes: so every row of it comes as often as the others, to within one. What is taken
+/// of all sources is then sorted by the lots of (row, pass). A function of (seed, epoch) and the ids; `shuffle` false: passes in
+/// the given order, one source after another.
+std::vector<int64_t> mixture_order(std::span<const MixtureSource> sources, std::span<const int64_t> rows, uint64_t seed, uint32_t epoch,
+                                   bool shuffle);
 
 }  // namespace unsloth
