@@ -1,13 +1,26 @@
 #include "unsloth/data/training_data.h"
 
 #include "unsloth/core/error.h"
+#include "unsloth/data/cache.h"
 
 namespace unsloth {
+
+namespace {
+
+/// What a source does not say is the same for all.
+void complete(DataSource& source, const DatasetOptions& options) {
+    if (source.format == DataFormat::automatic) source.format = options.format;
+    if (source.columns.empty()) source.columns = options.reader.columns;
+}
+
+}  // namespace
 
 DatasetOptions dataset_options(const Config& config, const ModelLimits& limits) {
     DatasetOptions options;
     options.format = config.data.format;
+    options.reader = {config.data.text_unit, config.data.invalid_utf8, config.data.columns};
     options.train_on_prompt = config.data.train_on_prompt;
+    options.train_on_last_turn_only = config.data.train_on_last_turn_only;
     options.skip_bad_rows = config.data.skip_bad_rows;
     options.max_seq_length = config.model.max_seq_length;
     options.vocab_size = limits.vocab_size;
@@ -23,31 +36,39 @@ LoaderOptions loader_options(const Config& config, int rank, int world_size) {
     options.shuffle = config.data.shuffle;
     options.packing = config.data.packing;
     options.max_seq_length = config.model.max_seq_length;
+    options.max_tokens_per_batch = config.training.max_tokens_per_batch;
+    for (const DataSource& source : config.data.datasets)
+        if (source.weight) options.source_weights.push_back(*source.weight);
     options.rank = rank;
     options.world_size = world_size;
     return options;
 }
 
 TrainingData load_training_data(const Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder) {
+                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder, const std::string& fingerprint) {
     const DataOptions& data = config.data;
-    if (data.train_file.empty())
-        throw usage_error("data.train_file is not set", "Name a JSON Lines file to train on.");
+    if (data.train_file.empty() && data.datasets.empty())
+        throw usage_error("data.train_file is not set", "Name a file of rows to train on, or several sources in data.datasets.");
     if (data.eval_file && data.val_size != 0)
         throw usage_error("both data.eval_file and data.val_size are set",
                           "Choose one: a file of its own, or a part of the training rows.");
 
     std::unique_ptr<RowEncoder> encoder;
-    const auto load = [&](const std::string& path) {
-        DatasetOptions options = dataset_options(config, limits);
-        options.format = probe_format(path, options);
-        if (options.format != DataFormat::tokenized && !encoder && make_encoder) encoder = make_encoder();
-        return Dataset::load(path, options, encoder.get());
+    const DatasetOptions options = dataset_options(config, limits);
+    CacheOptions cache = cache_options(data.cache_dir);
+    cache.encoder_fingerprint = fingerprint;
+    const auto load = [&](std::vector<DataSource> sources) {
+        for (DataSource& source : sources) complete(source, options);
+        const auto on_demand = [&]() -> const RowEncoder* {
+            if (!encoder && make_encoder) encoder = make_encoder();
+            return encoder.get();
+        };
+        return load_cached(sources, options, on_demand, cache);
     };
     TrainingData result;
-    result.train = load(data.train_file);
+    result.train = load(data.datasets.empty() ? std::vector<DataSource>{{.path = data.train_file}} : data.datasets);
     if (data.eval_file) {
-        result.eval = load(*data.eval_file);
+        result.eval = load({{.path = *data.eval_file}});
     } else if (data.val_size != 0) {
         auto [train, eval] = result.train.split(data.val_size, static_cast<uint64_t>(config.training.seed));
         result.train = std::move(train);

@@ -97,7 +97,8 @@ void Trainer::require_agreement() const {
 // --- before the first step -----------------------------------------------------------------------------------------
 
 void Trainer::open_data() {
-    TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()));
+    TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
+                                           encoder_fingerprint(opened_.tokenizer_folder, config().data.template_name));
     if (data.eval) eval_rows_ = std::move(*data.eval);
     LoaderOptions options = loader_options(config(), environment_.rank, environment_.world_size);
     // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.

@@ -26,11 +26,11 @@ struct TrainingData {
     std::optional<Dataset> eval;  ///< eval_file, or val_size of the training rows
 };
 
-/// Reads data.train_file and data.eval_file, or splits off data.val_size with the run's seed. `make_encoder`
+/// Reads data.train_file or data.datasets, and data.eval_file, through the cache of data.cache_dir, or splits off data.val_size with the run's seed. `make_encoder`
 /// is called once, and only when a file's rows are text: tokenised rows work in a model folder without a
-/// tokenizer, or with one that cannot be read. Usage Error for both an eval_file and a val_size, or no
-/// train_file.
+/// tokenizer, or with one that cannot be read. `fingerprint` is the encoder's (encoder_fingerprint); without one, rows of text are not cached. Usage
+/// Error for both an eval_file and a val_size, or nothing to train on.
 TrainingData load_training_data(const Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder);
+                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder, const std::string& fingerprint = {});
 
 }  // namespace unsloth

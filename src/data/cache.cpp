@@ -1,0 +1,222 @@
+#include "unsloth/data/cache.h"
+
+#include <fcntl.h>
+#include <link.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "data/byte_stream.h"
+#include "data/cache_file.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/version.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The linker's identification of the library that this code is in, so that another build makes its own files.
+std::string build_id() {
+    struct Search {
+        uintptr_t address;
+        std::string id;
+    } search{reinterpret_cast<uintptr_t>(&load_cached), {}};
+    ::dl_iterate_phdr(
+        [](dl_phdr_info* module, std::size_t, void* data) {
+            auto& wanted = *static_cast<Search*>(data);
+            bool inside = false;
+            std::string id;
+            for (int i = 0; i < module->dlpi_phnum; ++i) {
+                const auto& segment = module->dlpi_phdr[i];
+                const uintptr_t begin = module->dlpi_addr + segment.p_vaddr;
+                if (segment.p_type == PT_LOAD) inside |= wanted.address >= begin && wanted.address < begin + segment.p_memsz;
+                if (segment.p_type != PT_NOTE) continue;
+                for (uintptr_t at = begin; at + sizeof(ElfW(Nhdr)) <= begin + segment.p_memsz;) {
+                    const auto* note = reinterpret_cast<const ElfW(Nhdr)*>(at);
+                    const uintptr_t content = at + sizeof *note + (note->n_namesz + 3) / 4 * 4;
+                    if (note->n_type == NT_GNU_BUILD_ID) id.assign(reinterpret_cast<const char*>(content), note->n_descsz);
+                    at = content + (note->n_descsz + 3) / 4 * 4;
+                }
+            }
+            if (inside) wanted.id = id;
+            return inside ? 1 : 0;
+        },
+        &search);
+    return search.id;
+}
+
+/// A lock between processes, held as long as the object lives. A file system without locks goes unlocked: the rename is atomic
+/// in any case, and only work is done twice.
+class FileLock {
+  public:
+    explicit FileLock(const fs::path& path) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
+        bool told = false;
+        while (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+            if (errno != EWOULDBLOCK && errno != EINTR) break;
+            if (!std::exchange(told, true)) log::info("waiting for another process, which encodes the same rows (", path.string(), ")");
+            if (const int signal = interrupt_requested(); signal != 0) throw Interrupted(signal, "stopped while waiting for another process");
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+    }
+    FileLock(const FileLock&) = delete;
+    FileLock& operator=(const FileLock&) = delete;
+    ~FileLock() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+
+  private:
+    int fd_;
+};
+
+std::string hash_content(const fs::path& path) {
+    const MappedFile file(path);
+    const auto bytes = file.bytes();
+    ContentHash hash;
+    constexpr std::size_t block = std::size_t{64} << 20;
+    for (std::size_t at = 0; at < bytes.size(); at += block) {
+        const std::size_t count = std::min(block, bytes.size() - at);
+        hash.add({reinterpret_cast<const char*>(bytes.data()) + at, count});
+        file.drop(at, count);
+    }
+    return hash.hex();
+}
+
+/// Content hash of a data file. That of a large one is remembered together with what the system says about the file; one that
+/// changed within the last seconds is not, for its next change might leave the same time.
+std::string content_hash(const fs::path& path, const fs::path& folder) {
+    constexpr int64_t large = int64_t{8} << 20, settled_seconds = 3;
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) throw input_error(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
+    if (status.st_size < large || ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
+        return hash_content(path);
+    ContentHash identity;
+    identity.add_field(fs::absolute(path).string());
+    identity.add_field(cat(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtim.tv_sec, " ", status.st_mtim.tv_nsec, " ",
+                           status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec));
+    const fs::path memo = folder / ("hash-" + identity.hex());
+    constexpr std::size_t digits = 32;
+    if (fs::exists(memo))
+        if (const std::string known = read_file(memo); known.size() == digits) return known;
+    const std::string hash = hash_content(path);
+    write_file_atomically(memo, hash);
+    return hash;
+}
+
+std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const CacheOptions& cache) {
+    ContentHash key;
+    key.add_field(version);
+    key.add_field(build_id());
+    key.add_field(cache.encoder_fingerprint);
+    key.add_field(cat(options.train_on_prompt, " ", options.train_on_last_turn_only, " ", options.max_seq_length, " ", options.max_positions, " ",
+                      options.vocab_size, " ", options.skip_bad_rows, " ", options.keep_all_masked, " ",
+                      static_cast<int>(options.reader.text_unit), " ", static_cast<int>(options.reader.invalid_utf8)));
+    for (const SourceFiles& source : sources) {
+        key.add_field(cat("source ", static_cast<int>(source.format)));
+        for (const auto& [ours, theirs] : source.columns) key.add_field(ours), key.add_field(theirs);
+        for (const fs::path& file : source.files) {
+            key.add_field(file.filename().string());  // its extension says how it is read
+            key.add_field(content_hash(file, cache.folder));
+        }
+    }
+    return key.hex();
+}
+
+/// Removes what killed processes left half written. The lock on the key is held, so nobody is at work on it.
+void remove_leftovers(const fs::path& file) {
+    const std::string begin = file.filename().string() + ".tmp-";
+    for (const auto& entry : fs::directory_iterator(file.parent_path()))
+        if (entry.path().filename().string().starts_with(begin)) fs::remove(entry.path());
+}
+
+Dataset dataset_of(CachedRows rows) {
+    for (const std::string& warning : rows.report.warnings) log::warning(warning);
+    DatasetStats stats;
+    stats.bad_rows = rows.report.bad_rows;
+    stats.masked_rows = rows.report.masked_rows;
+    stats.format = rows.report.format;
+    return Dataset(std::move(rows.store), stats);
+}
+
+std::optional<CachedRows> open_known(const fs::path& path) {
+    std::optional<CachedRows> rows = open_cache_file(path);
+    if (rows) log::info(rows->store->rows(), " encoded rows of format ", format_name(rows->report.format), " from the cache: ", path.string());
+    return rows;
+}
+
+bool make_folder(const CacheOptions& cache) {
+    std::error_code failure;
+    fs::create_directories(cache.folder, failure);
+    if (!failure && ::access(cache.folder.c_str(), W_OK | X_OK) != 0) failure = std::error_code(errno, std::generic_category());
+    if (!failure) return true;
+    const std::string what = cat("cannot use ", cache.folder.string(), " as data.cache_dir: ", failure.message());
+    if (cache.must_work) throw runtime_failure(what, "Choose another folder, or set it to \"\" to go without a cache.");
+    log::warning(what, "; going without a cache");
+    return false;
+}
+
+int64_t total_bytes(const std::vector<SourceFiles>& sources) {
+    int64_t bytes = 0;
+    for (const SourceFiles& source : sources)
+        for (const fs::path& file : source.files) {
+            std::error_code missing;  // said in better words by whoever opens it
+            const auto size = fs::file_size(file, missing);
+            if (!missing) bytes += static_cast<int64_t>(size);
+        }
+    return bytes;
+}
+
+}  // namespace
+
+CacheOptions cache_options(const std::string& cache_dir) {
+    CacheOptions options;
+    if (cache_dir != "auto") {
+        options.folder = cache_dir;
+        return options;
+    }
+    constexpr int64_t worthwhile = int64_t{1} << 20;
+    options.must_work = false;
+    options.least_bytes = worthwhile;
+    const char* const caches = std::getenv("XDG_CACHE_HOME");
+    const char* const home = std::getenv("HOME");
+    if (caches != nullptr && *caches == '/') options.folder = fs::path(caches) / "unsloth-train";
+    else if (home != nullptr && *home == '/') options.folder = fs::path(home) / ".cache" / "unsloth-train";
+    return options;
+}
+
+Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder,
+                    const CacheOptions& cache) {
+    if (cache.folder.empty()) return Dataset::load(sources, options, encoder);
+    std::vector<SourceFiles> files;
+    for (const DataSource& source : sources) files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
+    if (total_bytes(files) < cache.least_bytes || !make_folder(cache)) return Dataset::load(sources, options, encoder);
+
+    const fs::path path = cache.folder / (key_of(files, options, cache) + ".rows");
+    if (auto rows = open_known(path)) return dataset_of(std::move(*rows));
+    for (SourceFiles& source : files) source.format = find_format(source, options.reader, options.skip_bad_rows);
+    const bool tokenized = all_tokenized(files);
+    if (!tokenized && cache.encoder_fingerprint.empty()) return Dataset::load(sources, options, encoder);
+
+    const FileLock lock(path.string() + ".lock");
+    if (auto rows = open_known(path)) return dataset_of(std::move(*rows));  // another process was at it
+    remove_leftovers(path);
+    {
+        CacheWriter writer(path);
+        writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
+    }
+    auto rows = open_cache_file(path);
+    if (!rows) throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"), "Check the disk, or choose another data.cache_dir.");
+    log::info("the encoded rows are in the cache now: ", path.string());
+    return dataset_of(std::move(*rows));
+}
+
+}  // namespace unsloth

@@ -1,0 +1,170 @@
+#include "data/cache_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+
+namespace unsloth {
+namespace {
+
+constexpr char magic[8] = {'U', 'N', 'S', 'L', 'R', 'O', 'W', '1'};
+
+/// At the front of a file; behind it the words, the records from a multiple of 8 on, and the report as JSON.
+struct Header {
+    char mark[8];
+    uint64_t words, records, report_bytes;
+    uint64_t words_hash, tail_hash;  ///< of the words; of records and report
+    uint64_t own_hash;               ///< of the header up to here
+    uint64_t reserved;
+};
+static_assert(sizeof(Header) == 64);
+
+template <class T>
+std::string_view bytes_of(const T* values, std::size_t count) {
+    return {reinterpret_cast<const char*>(values), count * sizeof(T)};
+}
+
+uint64_t hash_of(std::initializer_list<std::string_view> parts) {
+    ContentHash hash;
+    for (const std::string_view part : parts) hash.add(part);
+    return hash.word();
+}
+
+uint64_t header_hash(const Header& header) {
+    return hash_of({bytes_of(&header, 1).substr(0, offsetof(Header, own_hash))});
+}
+
+/// Hash of a mapped range; what was looked at is given back, so that a large file does not fill the memory.
+uint64_t hash_mapped(const MappedFile& file, std::size_t offset, std::size_t size) {
+    constexpr std::size_t block = std::size_t{64} << 20;
+    ContentHash hash;
+    for (std::size_t done = 0; done < size; done += block) {
+        const std::size_t count = std::min(block, size - done);
+        hash.add(bytes_of(file.bytes().data() + offset + done, count));
+        if (size > block) file.drop(offset + done, count);
+    }
+    return hash.word();
+}
+
+std::string to_json(const LoadReport& report) {
+    const nlohmann::json json = {{"rows", report.rows},     {"bad_rows", report.bad_rows},     {"masked_rows", report.masked_rows},
+                                 {"format", report.format}, {"warnings", report.warnings}};
+    return json.dump();
+}
+
+LoadReport from_json(std::string_view text) {
+    const nlohmann::json json = nlohmann::json::parse(text);
+    return {json.at("rows"), json.at("bad_rows"), json.at("masked_rows"), json.at("format"), json.at("warnings")};
+}
+
+constexpr std::size_t round_up(std::size_t size) {
+    return (size + 7) / 8 * 8;
+}
+
+/// What is wrong with a file's header, or nullptr.
+const char* defect(const MappedFile& file, const Header& header) {
+    const std::size_t size = file.bytes().size();
+    if (std::memcmp(header.mark, magic, sizeof magic) != 0 || header.own_hash != header_hash(header)) return "its header is not sound";
+    const std::size_t words = sizeof header + header.words * sizeof(int32_t), tail = round_up(words);
+    if (size != tail + header.records * sizeof(RowRecord) + header.report_bytes) return "its size is not what its header says";
+    if (hash_mapped(file, sizeof header, header.words * sizeof(int32_t)) != header.words_hash) return "its tokens do not match their checksum";
+    if (hash_mapped(file, tail, size - tail) != header.tail_hash) return "its rows do not match their checksum";
+    return nullptr;
+}
+
+}  // namespace
+
+std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
+    if (!std::filesystem::exists(path)) return std::nullopt;
+    auto store = std::make_shared<Dataset::Store>();
+    store->file = MappedFile(path);
+    const auto bytes = store->file.bytes();
+    Header header{};
+    if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
+    if (const char* what = bytes.size() < sizeof header ? "it is cut off" : defect(store->file, header); what != nullptr) {
+        log::warning(path.string(), ": this file of the cache is damaged: ", what, "; the rows are encoded again");
+        return std::nullopt;
+    }
+    const std::byte* const tail = bytes.data() + round_up(sizeof header + header.words * sizeof(int32_t));
+    store->words = {reinterpret_cast<const int32_t*>(bytes.data() + sizeof header), header.words};
+    store->records = {reinterpret_cast<const RowRecord*>(tail), header.records};
+    LoadReport report = from_json(bytes_of(tail + header.records * sizeof(RowRecord), header.report_bytes));
+    return CachedRows{std::move(store), std::move(report)};
+}
+
+CacheWriter::CacheWriter(const std::filesystem::path& path) : path_(path), temporary_(path.string() + ".tmp-" + std::to_string(::getpid())) {
+    fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    check(fd_ >= 0, "create");
+    try {
+        write(std::string(sizeof(Header), '\0'));
+    } catch (...) {
+        ::close(fd_);
+        ::unlink(temporary_.c_str());
+        throw;
+    }
+}
+
+CacheWriter::~CacheWriter() {
+    if (fd_ < 0) return;
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+}
+
+void CacheWriter::check(bool ok, const char* what) const {
+    if (ok) return;
+    const std::string reason = std::strerror(errno);
+    throw runtime_failure(cat("cannot ", what, " ", temporary_.string(), ": ", reason),
+                          "Free some space, choose another folder with data.cache_dir, or set it to \"\" to go without a cache.");
+}
+
+void CacheWriter::write(std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t count = ::write(fd_, bytes.data(), bytes.size());
+        if (count < 0 && errno == EINTR) continue;
+        check(count >= 0, "write");
+        bytes.remove_prefix(static_cast<std::size_t>(count));
+    }
+}
+
+void CacheWriter::append(StorePart&& part) {
+    const std::string_view words = bytes_of(part.words.data(), part.words.size());
+    write(words);
+    words_hash_.add(words);
+    for (RowRecord& record : part.records) {
+        record.start += static_cast<int64_t>(words_);
+        records_.push_back(record);
+    }
+    words_ += part.words.size();
+}
+
+void CacheWriter::finish(const LoadReport& report) {
+    const std::string text = to_json(report);
+    const std::string_view records = bytes_of(records_.data(), records_.size());
+    const std::size_t end = sizeof(Header) + words_ * sizeof(int32_t);
+    write(std::string(round_up(end) - end, '\0'));
+    write(records);
+    write(text);
+    check(::fsync(fd_) == 0, "flush");
+
+    Header header{};
+    std::memcpy(header.mark, magic, sizeof magic);
+    header.words = words_;
+    header.records = records_.size();
+    header.report_bytes = text.size();
+    header.words_hash = words_hash_.word();
+    header.tail_hash = hash_of({records, text});
+    header.own_hash = header_hash(header);
+    check(::pwrite(fd_, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header), "write");
+    check(::fsync(fd_) == 0, "flush");
+    check(::rename(temporary_.c_str(), path_.c_str()) == 0, "rename");
+    ::close(std::exchange(fd_, -1));
+    sync_path(path_.parent_path());
+}
+
+}  // namespace unsloth

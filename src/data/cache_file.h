@@ -1,0 +1,43 @@
+// One file of the cache: encoded rows and what was found out while they were read.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "data/hash.h"
+#include "data/load_rows.h"
+
+namespace unsloth {
+
+struct CachedRows {
+    std::shared_ptr<const Dataset::Store> store;  ///< in the file's map
+    LoadReport report;
+};
+
+/// Maps a file and verifies it; nothing when there is none, or (with a warning) when it is damaged.
+std::optional<CachedRows> open_cache_file(const std::filesystem::path& path);
+
+/// Writes a file. Without finish(), nothing of it stays. Runtime Error when the disk does not take it.
+class CacheWriter : public RowSink {
+  public:
+    explicit CacheWriter(const std::filesystem::path& path);
+    CacheWriter(const CacheWriter&) = delete;
+    CacheWriter& operator=(const CacheWriter&) = delete;
+    ~CacheWriter() override;
+
+    void append(StorePart&& part) override;
+    void finish(const LoadReport& report);
+
+  private:
+    void write(std::string_view bytes);
+    void check(bool ok, const char* what) const;
+
+    std::filesystem::path path_, temporary_;
+    int fd_ = -1;
+    ContentHash words_hash_;
+    uint64_t words_ = 0;
+    std::vector<RowRecord> records_;
+};
+
+}  // namespace unsloth

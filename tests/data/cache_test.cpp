@@ -1,0 +1,251 @@
+#include "unsloth/data/cache.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "data/toy.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_rows(int count) {
+    std::string text;
+    for (int row = 0; row < count; ++row) text += cat("{\"text\": \"row ", row, std::string(static_cast<std::size_t>(row % 50), '.'), "\"}\n");
+    return text;
+}
+
+struct Setting {
+    toy::Folder folder;
+    fs::path file = folder.write("a.jsonl", text_rows(500));
+    CacheOptions cache{.folder = folder.path() / "cache", .encoder_fingerprint = "toy"};
+    DatasetOptions options;
+    toy::Encoder encoder;
+    int encoders = 0;  ///< how often one was asked for: a hit needs none
+
+    Dataset load() {
+        return load_cached({{.path = file.string()}}, options, [this] { return ++encoders, &encoder; }, cache);
+    }
+    std::vector<fs::path> files(const std::string& extension) const {
+        std::vector<fs::path> found;
+        if (fs::exists(cache.folder))
+            for (const auto& entry : fs::directory_iterator(cache.folder))
+                if (entry.path().string().find(extension) != std::string::npos) found.push_back(entry.path());
+        return found;
+    }
+};
+
+void expect_same(const Dataset& a, const Dataset& b) {
+    ASSERT_EQ(a.size(), b.size());
+    EXPECT_EQ(a.stats().trained_tokens, b.stats().trained_tokens);
+    EXPECT_EQ(a.stats().bad_rows, b.stats().bad_rows);
+    EXPECT_EQ(a.stats().format, b.stats().format);
+    for (int64_t i = 0; i < a.size(); ++i) {
+        const Sample x = a.sample(i), y = b.sample(i);
+        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions) << "row " << i;
+        EXPECT_EQ(a.segments(i), b.segments(i));
+        EXPECT_EQ(a.longest_segment(i), b.longest_segment(i));
+    }
+}
+
+TEST(Cache, ASecondStartReadsNoRowAndNeedsNoEncoder) {
+    Setting setting;
+    const Dataset direct = Dataset::load(setting.file, setting.options, &setting.encoder);
+    expect_same(setting.load(), direct);
+    EXPECT_EQ(setting.encoders, 1);
+    EXPECT_EQ(setting.files(".rows").size(), 2u);  // and its lock
+    expect_same(setting.load(), direct);
+    EXPECT_EQ(setting.encoders, 1);
+    const auto [train, validation] = setting.load().split(0.1, 3);
+    EXPECT_EQ(validation.size(), 50);
+}
+
+TEST(Cache, KeepsLabelsPositionsAndWarnings) {
+    Setting setting;
+    setting.file = setting.folder.write("tokens.jsonl", R"({"input_ids": [1, 2, 3, 4], "labels": [-100, 2, -100, 4]}
+{"input_ids": [1, 2, 3], "labels": [9, 8, 7]}
+nonsense
+{"input_ids": [1, 2, 3, 4], "position_ids": [5, 6, 0, 1]}
+)");
+    setting.cache.encoder_fingerprint.clear();  // tokens need none
+    setting.options.skip_bad_rows = true;
+    const Dataset direct = Dataset::load(setting.file, setting.options, nullptr);
+    expect_same(setting.load(), direct);
+    testing::internal::CaptureStderr();
+    expect_same(setting.load(), direct);
+    toy::expect_contains(testing::internal::GetCapturedStderr(), {"from the cache", "skipped 1 bad of 4 rows", "tokens.jsonl:3"});
+    EXPECT_EQ(direct.sample(1).labels, (std::vector<int32_t>{9, 8, 7}));
+    EXPECT_EQ(direct.segments(2), 2);
+}
+
+TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
+    Setting setting;
+    int expected = 0;
+    const auto made_anew = [&](const char* what) {
+        setting.load();
+        EXPECT_EQ(setting.encoders, ++expected) << what;
+        setting.load();
+        EXPECT_EQ(setting.encoders, expected) << what;
+    };
+    made_anew("first");
+    setting.folder.write("a.jsonl", text_rows(500).replace(10, 3, "RoW"));
+    made_anew("content of the same length");
+    setting.options.max_seq_length = 8;
+    made_anew("max_seq_length");
+    setting.options.train_on_prompt = true;
+    made_anew("train_on_prompt");
+    setting.cache.encoder_fingerprint = "another tokenizer";
+    made_anew("tokenizer");
+    setting.options.format = DataFormat::text;
+    setting.options.vocab_size = 1000;
+    made_anew("vocabulary");
+    fs::last_write_time(setting.file, fs::file_time_type::clock::now());
+    setting.load();
+    EXPECT_EQ(setting.encoders, expected) << "a time says nothing";
+}
+
+TEST(Cache, DamagedFilesAreFoundAndMadeAgain) {
+    Setting setting;
+    const Dataset direct = setting.load();
+    fs::path file;
+    for (const fs::path& path : setting.files(".rows"))
+        if (path.extension() == ".rows") file = path;
+    const std::string whole = read_file(file);
+    const auto spoil = [&](std::string content) {
+        fs::remove(file);  // the map of `direct` keeps the old one
+        std::ofstream(file, std::ios::binary) << content;
+        const int before = setting.encoders;
+        testing::internal::CaptureStderr();
+        expect_same(setting.load(), direct);
+        toy::expect_contains(testing::internal::GetCapturedStderr(), {"is damaged"});
+        EXPECT_EQ(setting.encoders, before + 1);
+        EXPECT_EQ(read_file(file), whole);
+    };
+    for (const std::size_t at : {std::size_t{0}, std::size_t{9}, std::size_t{50}, std::size_t{64}, whole.size() / 2, whole.size() - 300, whole.size() - 1}) {
+        std::string content = whole;
+        content[at] ^= 0x10;
+        spoil(content);
+    }
+    for (const std::size_t size : {std::size_t{0}, std::size_t{63}, std::size_t{64}, whole.size() / 2, whole.size() - 1}) spoil(whole.substr(0, size));
+    spoil(whole + "x");
+}
+
+TEST(Cache, NothingStaysOfARunThatFails) {
+    Setting setting;
+    setting.folder.write("a.jsonl", text_rows(300) + "{\"text\": 5}\n" + text_rows(10));
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { setting.load(); }), {"a.jsonl:301"});
+    EXPECT_EQ(setting.files(".tmp").size(), 0u);
+    for (const fs::path& path : setting.files(".rows")) EXPECT_EQ(path.extension(), ".lock");
+}
+
+TEST(Cache, AFullDiskIsSaidAndLeavesNothing) {
+    Setting setting;
+    setting.load();  // the folder is there
+    setting.options.max_seq_length = 40;
+    rlimit before{};
+    ::getrlimit(RLIMIT_FSIZE, &before);
+    const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    for (const rlim_t limit : {rlim_t{0}, rlim_t{20}, rlim_t{30000}}) {  // the header, within it, among the tokens
+        const rlimit small{limit, before.rlim_max};
+        ::setrlimit(RLIMIT_FSIZE, &small);
+        std::string what;
+        try {
+            setting.load();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::runtime);
+            what = error.what();
+        }
+        ::setrlimit(RLIMIT_FSIZE, &before);
+        toy::expect_contains(what, {"cannot write", "File too large", "data.cache_dir"});
+        EXPECT_EQ(setting.files(".tmp").size(), 0u);
+    }
+    std::signal(SIGXFSZ, old_handler);
+    EXPECT_EQ(setting.load().size(), 500);
+}
+
+TEST(Cache, SeveralProcessesMakeItOnce) {
+    Setting setting;
+    class Slow : public toy::Encoder {
+      public:
+        EncodedRow text(std::string_view text) const override {
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+            return toy::Encoder::text(text);
+        }
+    };
+    const Slow slow;
+    std::vector<pid_t> children;
+    for (int child = 0; child < 4; ++child) {
+        const pid_t pid = ::fork();
+        if (pid == 0) {
+            int made = 0;
+            try {
+                setting.options.workers = 1;
+                const Dataset data = load_cached({{.path = setting.file.string()}}, setting.options, [&] { return ++made, &slow; }, setting.cache);
+                ::_exit(data.size() == 500 && data.sample(499).ids == toy::Encoder().text(cat("row 499", std::string(49, '.'))).ids ? made : 100);
+            } catch (...) {
+                ::_exit(101);
+            }
+        }
+        children.push_back(pid);
+    }
+    int made = 0;
+    for (const pid_t pid : children) {
+        int status = 0;
+        ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+        ASSERT_TRUE(WIFEXITED(status));
+        made += WEXITSTATUS(status);
+    }
+    EXPECT_EQ(made, 1);
+    EXPECT_EQ(setting.files(".tmp").size(), 0u);
+}
+
+TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
+    Setting setting;
+    setting.load();
+    fs::path file;
+    for (const fs::path& path : setting.files(".rows"))
+        if (path.extension() == ".rows") file = path;
+    fs::remove(file);
+    std::ofstream(file.string() + ".tmp-999999") << "half";
+    setting.load();
+    EXPECT_TRUE(fs::exists(file));
+    EXPECT_EQ(setting.files(".tmp").size(), 0u);
+}
+
+TEST(Cache, WhereItIsAndWhenThereIsNone) {
+    Setting setting;
+    setting.cache.encoder_fingerprint.clear();
+    setting.load();
+    EXPECT_EQ(setting.files(".rows").size(), 0u) << "text without a fingerprint";
+    setting.cache.encoder_fingerprint = "toy";
+    setting.cache.least_bytes = 1 << 20;
+    setting.load();
+    EXPECT_EQ(setting.files(".rows").size(), 0u) << "small";
+
+    EXPECT_TRUE(cache_options("").folder.empty());
+    EXPECT_EQ(cache_options("/x/y").folder, "/x/y");
+    EXPECT_EQ(cache_options("/x/y").least_bytes, 0);
+    const char* const before = std::getenv("XDG_CACHE_HOME");
+    const std::string kept = before != nullptr ? before : "";
+    ::setenv("XDG_CACHE_HOME", "/caches", 1);
+    EXPECT_EQ(cache_options("auto").folder, "/caches/unsloth-train");
+    ::unsetenv("XDG_CACHE_HOME");
+    EXPECT_EQ(cache_options("auto").folder, fs::path(std::getenv("HOME")) / ".cache/unsloth-train");
+    if (before != nullptr) ::setenv("XDG_CACHE_HOME", kept.c_str(), 1);
+
+    setting.cache.least_bytes = 0;
+    setting.cache.folder = setting.file / "below a file";
+    toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { setting.load(); }), {"data.cache_dir", "below a file"});
+    setting.cache.must_work = false;
+    EXPECT_EQ(setting.load().size(), 500);
+}
+
+}  // namespace
+}  // namespace unsloth
