@@ -84,6 +84,9 @@ function(unsloth_executable name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" BUILD_RPATH "$ORIGIN"
                                            INSTALL_RPATH "$ORIGIN")
   add_dependencies(${name} unsloth_engine)
+  if(TARGET unsloth_parquet)
+    add_dependencies(${name} unsloth_parquet)
+  endif()
 endfunction()
 
 # unsloth_test(NAME [TORCH] [LABELS ...] SOURCES ...): one GoogleTest binary, one ctest entry.

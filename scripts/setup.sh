@@ -21,6 +21,8 @@ packages=(g++ cmake ninja-build ccache pkg-config git xz-utils ca-certificates
 torch=torch==2.11.0
 cuda_toolchain=(nvidia-cudnn-frontend==1.32.0 nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
                 nvidia-cuda-cccl==13.0.85)
+# Arrow's libraries, which read Parquet files.
+arrow=pyarrow==26.0.1
 # What libtorch_cpu.so of this wheel asks for even where there is no CUDA; the versions are those torch's metadata pins.
 cpu_libraries=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 
@@ -72,6 +74,11 @@ install_wheels() {
         say "Getting LibTorch from PyPI (0.5 GB)"
         pip_install --no-deps "$torch" "${cpu_libraries[@]}"
     fi
+    if .deps/venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        pip_install --no-deps "$arrow"
+    else
+        warn "There is no $arrow for this Python: built without it, the program reads no Parquet files."
+    fi
     local libtorch
     libtorch=$(echo .deps/venv/lib/python3*/site-packages/torch/lib/libtorch_cpu.so)
     [ -f "$libtorch" ] || fail "pip installed torch, but $libtorch is not there."
@@ -79,7 +86,7 @@ install_wheels() {
 }
 
 # The stamp holds a hash of all that is wanted here: another version in this file makes the next call install again.
-wanted=$(printf '%s\n' "${packages[@]}" "$torch" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
+wanted=$(printf '%s\n' "${packages[@]}" "$torch" "$arrow" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
 is_done() {
     local have
     for have in "$kind" cuda; do  # the CUDA set contains the CPU one

@@ -1,0 +1,203 @@
+// libunsloth_parquet.so: Parquet files as JSON rows, by Arrow's C++ library.
+#include "data/parquet_library.h"
+
+#include <arrow/api.h>
+#include <arrow/io/file.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/file_reader.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace {
+
+using arrow::Array;
+using arrow::Type;
+
+/// Rows that are decoded at a time. Memory also holds a column's page, whatever this is.
+constexpr int64_t batch_rows = 256;
+
+void require(const arrow::Status& status) {
+    if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+template <class Value>
+Value take(arrow::Result<Value> result) {
+    require(result.status());
+    return std::move(result).ValueUnsafe();
+}
+
+void write_string(std::string_view text, std::string& out) {
+    out += '"';
+    for (const char c : text) {
+        if (c == '"' || c == '\\') {
+            out += '\\';
+            out += c;
+        } else if (static_cast<unsigned char>(c) < 0x20) {
+            char escaped[8];
+            std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
+            out += escaped;
+        } else {
+            out += c;
+        }
+    }
+    out += '"';
+}
+
+template <class Number>
+void write_number(Number value, std::string& out) {
+    if constexpr (std::is_floating_point_v<Number>) {
+        if (!std::isfinite(value)) {
+            out += "null";  // JSON has no other word for it
+            return;
+        }
+    }
+    char text[32];
+    out.append(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+
+void write_value(const Array& array, int64_t i, std::string& out);
+
+template <class ListArray>
+void write_list(const Array& array, int64_t i, std::string& out) {
+    const auto& list = static_cast<const ListArray&>(array);
+    out += '[';
+    const int64_t begin = list.value_offset(i), end = begin + list.value_length(i);
+    for (int64_t k = begin; k < end; ++k) {
+        if (k > begin) out += ',';
+        write_value(*list.values(), k, out);
+    }
+    out += ']';
+}
+
+void write_struct(const arrow::StructArray& array, int64_t i, std::string& out) {
+    out += '{';
+    for (int field = 0; field < array.num_fields(); ++field) {
+        if (field > 0) out += ',';
+        write_string(array.struct_type()->field(field)->name(), out);
+        out += ':';
+        write_value(*array.field(field), i, out);
+    }
+    out += '}';
+}
+
+template <class NumberArray>
+void write_number_of(const Array& array, int64_t i, std::string& out) {
+    write_number(static_cast<const NumberArray&>(array).Value(i), out);
+}
+
+template <class TextArray>
+void write_text_of(const Array& array, int64_t i, std::string& out) {
+    write_string(static_cast<const TextArray&>(array).GetView(i), out);
+}
+
+void write_value(const Array& array, int64_t i, std::string& out) {
+    if (array.IsNull(i)) {
+        out += "null";
+        return;
+    }
+    switch (array.type_id()) {
+        case Type::BOOL: out += static_cast<const arrow::BooleanArray&>(array).Value(i) ? "true" : "false"; break;
+        case Type::INT8: write_number<int>(static_cast<const arrow::Int8Array&>(array).Value(i), out); break;
+        case Type::UINT8: write_number<int>(static_cast<const arrow::UInt8Array&>(array).Value(i), out); break;
+        case Type::INT16: write_number_of<arrow::Int16Array>(array, i, out); break;
+        case Type::UINT16: write_number_of<arrow::UInt16Array>(array, i, out); break;
+        case Type::INT32: write_number_of<arrow::Int32Array>(array, i, out); break;
+        case Type::UINT32: write_number_of<arrow::UInt32Array>(array, i, out); break;
+        case Type::INT64: write_number_of<arrow::Int64Array>(array, i, out); break;
+        case Type::UINT64: write_number_of<arrow::UInt64Array>(array, i, out); break;
+        case Type::FLOAT: write_number_of<arrow::FloatArray>(array, i, out); break;
+        case Type::DOUBLE: write_number_of<arrow::DoubleArray>(array, i, out); break;
+        case Type::STRING: write_text_of<arrow::StringArray>(array, i, out); break;
+        case Type::LARGE_STRING: write_text_of<arrow::LargeStringArray>(array, i, out); break;
+        case Type::STRING_VIEW: write_text_of<arrow::StringViewArray>(array, i, out); break;
+        case Type::BINARY: write_text_of<arrow::BinaryArray>(array, i, out); break;
+        case Type::LARGE_BINARY: write_text_of<arrow::LargeBinaryArray>(array, i, out); break;
+        case Type::LIST: write_list<arrow::ListArray>(array, i, out); break;
+        case Type::LARGE_LIST: write_list<arrow::LargeListArray>(array, i, out); break;
+        case Type::FIXED_SIZE_LIST: write_list<arrow::FixedSizeListArray>(array, i, out); break;
+        case Type::MAP: write_list<arrow::MapArray>(array, i, out); break;  // pairs {key, value}
+        case Type::STRUCT: write_struct(static_cast<const arrow::StructArray&>(array), i, out); break;
+        case Type::DICTIONARY: {
+            const auto& words = static_cast<const arrow::DictionaryArray&>(array);
+            write_value(*words.dictionary(), words.GetValueIndex(i), out);
+            break;
+        }
+        default: write_string(take(array.GetScalar(i))->ToString(), out);  // times, dates, decimals: as Arrow spells them
+    }
+}
+
+void tell(const char* reason, char* error, std::size_t size) {
+    if (size > 0) std::snprintf(error, size, "%s", reason);
+}
+
+}  // namespace
+
+struct UnslothParquetFile {
+    explicit UnslothParquetFile(const char* path) {
+        parquet::ReaderProperties properties;
+        properties.enable_buffered_stream();  // a column chunk is not read as a whole
+        parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
+        arrow_properties.set_batch_size(batch_rows);
+        arrow_properties.set_pre_buffer(false);
+        parquet::arrow::FileReaderBuilder builder;
+        require(builder.Open(take(arrow::io::ReadableFile::Open(path)), properties));
+        file = take(builder.memory_pool(arrow::default_memory_pool())->properties(arrow_properties)->Build());
+        batches = take(file->GetRecordBatchReader());
+    }
+
+    /// False at the end.
+    bool next() {
+        while (!batch || row == batch->num_rows()) {
+            require(batches->ReadNext(&batch));
+            row = 0;
+            if (!batch) return false;
+        }
+        text = "{";
+        for (int column = 0; column < batch->num_columns(); ++column) {
+            if (column > 0) text += ',';
+            write_string(batch->column_name(column), text);
+            text += ':';
+            write_value(*batch->column(column), row, text);
+        }
+        text += '}';
+        ++row;
+        return true;
+    }
+
+    std::unique_ptr<parquet::arrow::FileReader> file;
+    std::unique_ptr<arrow::RecordBatchReader> batches;
+    std::shared_ptr<arrow::RecordBatch> batch;
+    int64_t row = 0;
+    std::string text;
+};
+
+UnslothParquetFile* unsloth_parquet_open(const char* path, char* error, std::size_t size) {
+    try {
+        return new UnslothParquetFile(path);
+    } catch (const std::exception& failure) {
+        tell(failure.what(), error, size);
+        return nullptr;
+    }
+}
+
+int unsloth_parquet_next(UnslothParquetFile* file, const char** text, std::size_t* length, char* error, std::size_t size) {
+    try {
+        if (!file->next()) return 0;
+        *text = file->text.data();
+        *length = file->text.size();
+        return 1;
+    } catch (const std::exception& failure) {
+        tell(failure.what(), error, size);
+        return -1;
+    }
+}
+
+void unsloth_parquet_close(UnslothParquetFile* file) {
+    delete file;
+}

@@ -1,0 +1,86 @@
+// Parquet, as pyarrow wrote it (tests/golden/data/make_parquet.py). Skipped where the library was not built.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/toy.h"
+#include "unsloth/core/files.h"
+#include "unsloth/data/reader.h"
+
+namespace unsloth {
+namespace {
+
+using Json = nlohmann::json;
+
+class Parquet : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (!std::filesystem::exists(std::filesystem::path(UNSLOTH_BINARY_DIR) / "libunsloth_parquet.so")) GTEST_SKIP() << "built without Arrow";
+    }
+};
+
+TEST_F(Parquet, EveryTypeOfColumnOverRowGroups) {
+    const auto file = open_rows(toy::golden("data/rows.parquet"));
+    EXPECT_EQ(file->kind(), "Parquet");
+    int64_t count = 0;
+    for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next())
+        for (std::size_t i = 0; i < chunk.size(); ++i, ++count) {
+            EXPECT_EQ(chunk.row(i).index, count);
+            EXPECT_EQ(chunk.row(i).line, count + 1);
+            std::vector<int> ids(static_cast<std::size_t>(count % 4));
+            for (std::size_t k = 0; k < ids.size(); ++k) ids[k] = static_cast<int>(k);
+            char day[16];
+            std::snprintf(day, sizeof day, "2024-01-%02d", static_cast<int>(1 + count % 28));
+            const Json expected = {
+                {"messages", {{{"role", "user"}, {"content", cat("q", count, " \"\u00fc\"\n")}},
+                              {{"role", "assistant"}, {"content", std::string(static_cast<std::size_t>(count % 7), 'a')}}}},
+                {"id", count},
+                {"score", count % 5 == 0 ? Json() : Json(static_cast<double>(count) / 8)},
+                {"kind", count % 2 ? "x" : "y"},
+                {"ids", ids},
+                {"flag", count % 3 == 0},
+                {"day", day}};
+            Json row = file->parse(chunk.row(i));
+            if (row["score"].is_number_integer()) row["score"] = row["score"].get<double>();
+            EXPECT_EQ(row, expected);
+        }
+    EXPECT_EQ(count, 600);
+}
+
+TEST_F(Parquet, RowsOfMessagesTrain) {
+    const toy::Encoder encoder;
+    DatasetOptions options;
+    options.keep_all_masked = true;
+    const Dataset data = Dataset::load(toy::golden("data/rows.parquet"), options, &encoder);
+    // An id column of tokens would be the format "tokenized" only under the name input_ids.
+    EXPECT_EQ(data.stats().format, DataFormat::messages);
+    EXPECT_EQ(data.size(), 600);
+    EXPECT_EQ(data.sample(8).ids, encoder.messages({{"user", "q8 \"\u00fc\"\n"}, {"assistant", "a"}}).ids);
+}
+
+TEST_F(Parquet, WrongTypesAndDamagedFiles) {
+    const toy::Encoder encoder;
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(toy::golden("data/wrong_types.parquet"), {}, &encoder); }),
+                         {"wrong_types.parquet:1: column \"text\": expected a string, found 1"});
+    const toy::Folder folder;
+    const std::string whole = read_file(toy::golden("data/rows.parquet"));
+    const auto cut = folder.write("cut.parquet", whole.substr(0, whole.size() / 2));
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { open_rows(cut); }), {"cut.parquet", "cannot be read as Parquet"});
+    // Damage in the data: an error or other rows, never a crash.
+    for (std::size_t at = 4; at < whole.size(); at += 97) {
+        std::string broken = whole;
+        broken[at] ^= 0x41;
+        const auto path = folder.write("broken.parquet", broken);
+        try {
+            const auto file = open_rows(path);
+            for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next())
+                for (std::size_t i = 0; i < chunk.size(); ++i) file->parse(chunk.row(i));
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::input);
+        } catch (const BadRow&) {
+        }
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
