@@ -28,8 +28,10 @@ void need_model(const CommandLine& line, const std::string& command) {
          "In a configuration file: {\"model\": {\"path\": \"models/llama\"}}.");
 }
 
-void need_train_file(const CommandLine& line, const std::string& command) {
-    need(!line.loaded.config.data.train_file.empty(), command, "--data.train_file",
+/// `or_sources`: data.datasets will do as well.
+void need_train_file(const CommandLine& line, const std::string& command, bool or_sources) {
+    const DataOptions& data = line.loaded.config.data;
+    need(!data.train_file.empty() || (or_sources && !data.datasets.empty()), command, "--data.train_file",
          "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
 }
 
@@ -42,8 +44,8 @@ void need_exactly_one(const config::ParseRecord& record, const std::string& comm
 
 void check_presence(const CommandLine& line, const config::ParseRecord& record) {
     switch (line.command) {
-        case Command::train: need_model(line, "train"), need_train_file(line, "train"); break;
-        case Command::score: need_model(line, "score"), need_train_file(line, "score"); break;
+        case Command::train: need_model(line, "train"), need_train_file(line, "train", true); break;
+        case Command::score: need_model(line, "score"), need_train_file(line, "score", false); break;
         case Command::generate:
             need_model(line, "generate");
             need_exactly_one(record, "generate", "prompt", "file");

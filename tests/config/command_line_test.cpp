@@ -59,6 +59,8 @@ TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
     EXPECT_CONTAINS(error_of({"score", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m"}), "score needs --data.train_file");
+    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m", "--datasets", "[\"a\"]"}), "score needs --data.train_file");
+    EXPECT_EQ(parse_command_line({"train", "--path", "m", "--datasets", "[\"a\"]"}).loaded.config.data.datasets.at(0).path, "a");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--train_file", "m"}), "score needs --model.path");
 }
 

@@ -4,12 +4,16 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 
 #include "data/toy.h"
 #include "unsloth/core/files.h"
+#include "unsloth/data/loader.h"
+#include "unsloth/data/prefetch.h"
 
 namespace unsloth {
 namespace {
@@ -217,6 +221,33 @@ TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
     setting.load();
     EXPECT_TRUE(fs::exists(file));
     EXPECT_EQ(setting.files(".tmp").size(), 0u);
+}
+
+TEST(Cache, TheLoaderKeepsAheadOfTheFastestStep) {
+    Setting setting;
+    setting.file = setting.folder.write("long.jsonl", [] {
+        std::string text;
+        for (int row = 0; row < 4000; ++row) text += cat("{\"text\": \"", std::string(static_cast<std::size_t>(200 + row * 7919 % 1800), 'x'), "\"}\n");
+        return text;
+    }());
+    setting.load();
+    LoaderOptions options;
+    options.per_device_train_batch_size = 8;
+    options.gradient_accumulation_steps = 2;
+    options.order_tokens = true;
+    StepLoader loader(setting.load(), options);
+    EXPECT_EQ(setting.encoders, 1);
+    const auto begin = std::chrono::steady_clock::now();
+    Prefetcher steps([&](int64_t step) { return loader.step(step); }, 0, 2 * loader.steps_per_epoch());
+    int64_t tokens = 0;
+    while (const auto step = steps.next()) tokens += step->tokens;
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    EXPECT_EQ(tokens, 2 * loader.dataset().stats().tokens);
+    const double rate = static_cast<double>(tokens) / seconds;
+    std::printf("%.1f M tokens/s from the cache\n", rate / 1e6);
+#ifndef __SANITIZE_ADDRESS__
+    EXPECT_GT(rate, 2e6);
+#endif
 }
 
 TEST(Cache, WhereItIsAndWhenThereIsNone) {

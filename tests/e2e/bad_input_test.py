@@ -235,7 +235,8 @@ class Rows(EndToEnd):
     def test_nothing_to_train_on(self):
         self.refuse([], ["bad.jsonl"])
         self.refuse([{"input_ids": [5, 6, 7], "labels": [-100] * 3}] * 2, ["bad.jsonl", "label"])
-        self.refuse([{"prompt": "x", "completion": "y"}], ["bad.jsonl:1", "prompt", "instruction"])
+        self.refuse([{"question": "x", "answer": "y"}], ["bad.jsonl:1", "question", "data.columns"])
+        self.refuse([{"prompt": "x", "chosen": "y", "rejected": "z"}], ["preference"], base=model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
         self.fail_with(INPUT, ["nothing.jsonl"], *self.train_arguments(model(LLAMA), self.folder / "nothing.jsonl"))
         self.fail_with(INPUT, [str(self.folder)], *self.train_arguments(model(LLAMA), self.folder))
 
@@ -260,10 +261,24 @@ class Rows(EndToEnd):
         self.fail_with(USAGE, ["no-such"], *self.train_arguments(base, write_rows(self.folder / "t.jsonl", [{"text": "a"}]), "--template", "no-such"))
 
     def test_other_kinds_of_file(self):
-        for name, content, word in (("a.parquet", b"PAR1....", "Parquet"), ("a.json", b'[{"text": "a"}]', "JSON array"), ("a.gz", b"\x1f\x8b..", "gzip")):
+        for name, content, word in (("a.parquet", b"PAR1....", "Parquet"), ("a.json", b'[{"input_ids": [5, 6]}', "array"), ("a.zip", b"PK\x03\x04", "zip"), ("a.gz", b"\x1f\x8b..", "gzip")):
             path = self.folder / name
             path.write_bytes(content)
             self.fail_with(INPUT, [name, word], *self.train_arguments(model(LLAMA), path))
+
+    def test_bytes_that_are_not_utf8(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        path = self.folder / "latin.jsonl"
+        path.write_bytes(b'{"text": "a law"}\n{"text": "caf\xe9"}\n')
+        self.fail_with(INPUT, ["latin.jsonl:2", "UTF-8", "invalid_utf8"], *self.train_arguments(base, path))
+        result = self.succeed("train", *self.train_arguments(base, path, "--invalid_utf8", "replace", "--max_steps", "1"))
+        self.assertIn("latin.jsonl:2", result.err)
+
+    def test_nothing_stays_in_the_cache(self):
+        rows = write_rows(self.folder / "bad.jsonl", token_rows(50) + ['{"input_ids": [1, 2'])
+        cache = self.folder / "cache"
+        self.fail_with(INPUT, ["bad.jsonl:51"], *self.train_arguments(model(LLAMA), rows, "--cache_dir", cache))
+        self.assertEqual([file.name for file in cache.iterdir() if not file.name.endswith(".lock")], [])
 
 
 class Adapter(EndToEnd):
