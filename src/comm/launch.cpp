@@ -88,6 +88,7 @@ LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
     LaunchEnvironment e;
     if (env.set(torchrun.rank) || env.set(torchrun.world_size)) {
         e = read(env, torchrun);
+        if (!env.set("TORCHELASTIC_RUN_ID")) e.launcher = "RANK and WORLD_SIZE";
         e.agent_hosts_store = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
         e.restarts = env.number("TORCHELASTIC_RESTART_COUNT", 0).value_or(0);
     } else if (env.set(mpirun.rank)) {

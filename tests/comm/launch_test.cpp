@@ -36,7 +36,7 @@ TEST(LaunchEnvironment, NothingMeansAlone) {
 
 TEST(LaunchEnvironment, Torchrun) {
     const LaunchEnvironment e = read({{"RANK", "9"}, {"WORLD_SIZE", "16"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "8"}, {"MASTER_ADDR", "node1"},
-                                      {"MASTER_PORT", "29511"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+                                      {"MASTER_PORT", "29511"}, {"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
     EXPECT_EQ(e.rank, 9);
     EXPECT_EQ(e.world_size, 16);
     EXPECT_EQ(e.local_rank, 1);

@@ -13,7 +13,7 @@ struct LaunchEnvironment {
     std::string master_address;                ///< of the store that all meet at; empty when alone
     int master_port = 0;
     bool agent_hosts_store = false;            ///< torchrun's agent serves the store, rank 0 is a client like the others
-    std::string launcher = "none";             ///< "torchrun", "srun", "mpirun": for the log
+    std::string launcher = "none";             ///< "torchrun", "srun", "mpirun", "RANK and WORLD_SIZE": for the log
     int restarts = 0;                          ///< torchrun's count of elastic restarts
     bool alone() const { return world_size == 1; }
 };
