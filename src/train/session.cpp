@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 
 #include "unsloth/core/error.h"
@@ -57,7 +58,9 @@ at::Device choose_device(const std::string& option, int local_rank) {
     if (option == "cpu") return at::kCPU;
     const int count = gpu_count();
     if (option == "auto" && count == 0) return at::kCPU;
-    const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : local_rank;
+    // Some launchers show each process its own GPU alone.
+    const int own = count == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? 0 : local_rank;
+    const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : own;
     if (index >= count)
         throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)", local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
 #ifdef UNSLOTH_CUDA
