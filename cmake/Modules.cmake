@@ -1,8 +1,8 @@
-# unsloth_module(NAME [TORCH | JSON] LINK ...): src/NAME/*.cpp as an object library with include/ public.
+# unsloth_module(NAME [TORCH | JSON] LINK ...): src/NAME/*.cpp and src/NAME/*/*.cpp as an object library with include/ public.
 # unsloth_shared(NAME [TORCH] MODULES ...): the shared library of those modules.
 function(unsloth_module name)
   cmake_parse_arguments(arg "TORCH;JSON" "" "LINK" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp" "${PROJECT_SOURCE_DIR}/src/${name}/*/*.cpp")
   add_library(${name} OBJECT ${sources})
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${name} ${arg_LINK} PRIVATE unsloth_warnings)
@@ -93,7 +93,7 @@ endfunction()
 function(unsloth_test name)
   cmake_parse_arguments(arg "TORCH" "" "LABELS;SOURCES" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
-  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/tests")
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/tests" "${PROJECT_SOURCE_DIR}/src")
   target_compile_definitions(${name} PRIVATE UNSLOTH_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              UNSLOTH_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_link_libraries(${name} PRIVATE unsloth_base unsloth_warnings nlohmann_json::nlohmann_json GTest::gtest_main)

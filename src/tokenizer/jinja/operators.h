@@ -1,0 +1,23 @@
+// What + - * / // % ** == < in [] and slices do with values.
+#pragma once
+
+#include "tokenizer/jinja/ast.h"
+#include "tokenizer/jinja/value.h"
+
+namespace unsloth::jinja {
+
+/// Limits on one value, so that a template cannot take all memory.
+constexpr std::size_t longest_string = std::size_t{1} << 28, longest_sequence = 10'000'000;
+
+Value arithmetic(Operation operation, const Value& a, const Value& b);
+Value negate(const Value& value);
+Value plus(const Value& value);
+/// == != < <= > >= in, not in.
+bool compare(Operation operation, const Value& a, const Value& b);
+bool contains(const Value& container, const Value& value);
+/// value[start:stop:step]; none where a part is absent.
+Value slice(const Value& value, const Value& start, const Value& stop, const Value& step);
+/// value[key] for strings, sequences and dicts; nullopt where Python has no such element.
+std::optional<Value> element(const Value& value, const Value& key);
+
+}  // namespace unsloth::jinja

@@ -1,0 +1,51 @@
+// A compiled chat template: Jinja as transformers runs it (jinja2's ImmutableSandboxedEnvironment with
+// trim_blocks and lstrip_blocks, loop controls, {% generation %}, its own tojson, raise_exception and
+// strftime_now).
+//
+// Text is equal byte for byte, and what raises there raises here. Known differences, each an error and never
+// a wrong text: integers beyond 127 bits, complex numbers, \N{…} escapes, filters for web pages (urlize,
+// xmlattr, …),
+// {% include %} and {% extends %}. map, select and their like run when they are met, not when they are read.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tokenizer/jinja/value.h"
+
+namespace unsloth::jinja {
+
+struct Program;
+
+using Variables = std::vector<std::pair<std::string, Value>>;
+
+struct RenderedTemplate {
+    std::string text;
+    /// Byte ranges that {% generation %} blocks wrote.
+    std::vector<std::pair<std::size_t, std::size_t>> generations;
+    /// One of them was rendered into a value (by a macro or {% set %} block): its place is not known.
+    bool generation_within_value = false;
+};
+
+/// Immutable; render() may run on several threads at once.
+class Template {
+  public:
+    /// `name` is for messages. Input Error with name and line for a template that Jinja would refuse.
+    static Template compile(std::string_view source, std::string name);
+    /// Input Error with name and line for what the template raises, and when it takes too long, nests too
+    /// deep or writes too much.
+    RenderedTemplate render(const Variables& variables) const;
+    bool has_generation() const;
+    const std::string& name() const { return name_; }
+
+  private:
+    [[noreturn]] void explain(const char* message, int line) const;
+    std::string name_;
+    std::string source_;
+    std::shared_ptr<const Program> program_;
+};
+
+}  // namespace unsloth::jinja

@@ -1,0 +1,215 @@
+// The template engine against transformers' own (tests/golden/jinja/make.py), and its limits.
+#include <chrono>
+
+#include "tokenizer/jinja/json_value.h"
+#include "tokenizer/jinja/template.h"
+#include "tokenizer/support.h"
+
+namespace unsloth::test {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+OrderedJson read_ordered(const std::string& name) {
+    return OrderedJson::parse(read_text(golden("jinja/" + name)));
+}
+
+jinja::Variables variables_of(const OrderedJson& object) {
+    jinja::Variables out = {{"tools", {}}, {"documents", {}}, {"add_generation_prompt", false}};
+    for (const auto& [key, value] : object.items()) {
+        std::erase_if(out, [&, k = key](const auto& entry) { return entry.first == k; });
+        out.emplace_back(key, jinja::from_json(value));
+    }
+    return out;
+}
+
+std::string render(const std::string& source, const jinja::Variables& variables = {}) {
+    return jinja::Template::compile(source, "test").render(variables).text;
+}
+
+void expect_row(const json& row, const std::string& source, const jinja::Variables& variables) {
+    const std::string shown = source.substr(0, 300);
+    try {
+        const jinja::RenderedTemplate out = jinja::Template::compile(source, "test").render(variables);
+        ASSERT_FALSE(row.contains("error")) << shown << "\nrendered as " << out.text;
+        EXPECT_EQ(out.text, row["text"].get<std::string>()) << shown;
+        EXPECT_EQ(json(out.generations), row.value("generations", json::array())) << shown;
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::input);
+        EXPECT_TRUE(row.contains("error")) << shown << "\n" << error.what();
+    }
+}
+
+TEST(Jinja, ExpressionsAndStatementsAsTheReference) {
+    const jinja::Variables variables = variables_of(read_ordered("variables.json"));
+    int rendered = 0, refused = 0;
+    for (const json& row : read_rows(golden("jinja/expressions.jsonl"))) {
+        expect_row(row, row["template"], variables);
+        ++(row.contains("error") ? refused : rendered);
+    }
+    EXPECT_GT(rendered, 250);
+    EXPECT_GT(refused, 150);
+}
+
+TEST(Jinja, WholeTemplatesAsTheReference) {
+    const OrderedJson conversations = read_ordered("conversations.json");
+    int rows = 0;
+    for (const json& row : read_rows(golden("jinja/templates.jsonl"))) {
+        OrderedJson variables = conversations[row["conversation"].get<std::size_t>()];
+        variables["add_generation_prompt"] = row["add_generation_prompt"].get<bool>();
+        expect_row(row, read_text(golden("jinja/templates/" + row["file"].get<std::string>())),
+                   variables_of(variables));
+        ++rows;
+    }
+    EXPECT_GE(rows, 50);
+}
+
+std::string refusal(const std::string& source, const jinja::Variables& variables = {}) {
+    return error_of(ErrorKind::input, [&] { render(source, variables); });
+}
+
+TEST(Jinja, ErrorsNameTheLine) {
+    const auto expect = [](const std::string& source, const std::string& line, const std::string& reason) {
+        const std::string message = refusal(source);
+        EXPECT_NE(message.find("chat template test, " + line + ": "), std::string::npos) << message;
+        EXPECT_NE(message.find(reason), std::string::npos) << message;
+    };
+    expect("a\n{{ 1 }}\n{{ x.y }}", "line 3", "'x' is undefined");
+    expect("{% if true %}\n\n{{ raise_exception('roles must alternate') }}{% endif %}", "line 3",
+           "roles must alternate");
+    expect("{% for m in [1] %}\n{{ m +\n 'a' }}\n{% endfor %}", "line 2", "unsupported operand");
+    expect("{% macro m() %}\n{{ [].x.y }}\n{% endmacro %}\n{{ m() }}", "line 2",
+           "'list object' has no attribute 'x'");
+    expect("a\n{% if x %}\nb", "line 3", "'elif' or 'else' or 'endif'");
+    expect("\n{% set x = %}", "line 2", "expected an expression, got '%}'");
+    expect("a\n{{ 1 | nosuch }}", "line 2", "no filter named 'nosuch'");
+    expect("{{ 1 | pprint }}", "line 1", "not supported");
+    expect("{#\n\nx", "line 1", "comment");
+    expect("a\n\n{{ 'x\n", "line 3", "unexpected char");
+    EXPECT_NE(refusal("a\n  {{ nothing.more }}  \nb").find("template line 2: {{ nothing.more }}"),
+              std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::input, [] { render("a\xff"); }).find("UTF-8 at byte 1"), std::string::npos);
+}
+
+std::string repeated(const std::string& part, int times) {
+    std::string out;
+    for (int i = 0; i < times; ++i) out += part;
+    return out;
+}
+
+TEST(Jinja, DeepNestingIsAnErrorAndNotACrash) {
+    constexpr int deep = 10'000;
+    const std::string sources[] = {
+        "{{ " + repeated("(", deep) + "1" + repeated(")", deep) + " }}",
+        "{{ " + repeated("[", deep) + repeated("]", deep) + " }}",
+        "{{ " + repeated("{1:", deep) + "1" + repeated("}", deep) + " }}",
+        "{{ " + repeated("not ", deep) + "1 }}",
+        "{{ " + repeated("- ", deep) + "1 }}",
+        "{{ 1" + repeated(" + 1", deep) + " }}",
+        "{{ 1" + repeated(" or 1", deep) + " }}",
+        "{{ x" + repeated(".a", deep) + " }}",
+        "{{ x" + repeated("|trim", deep) + " }}",
+        "{{ x" + repeated("[0]", deep) + " }}",
+        "{{ " + repeated("f(", deep) + repeated(")", deep) + " }}",
+        "{{ " + repeated("1 if 1 else ", deep) + "1 }}",
+        repeated("{% if 1 %}", deep) + repeated("{% endif %}", deep),
+        repeated("{% for x in y %}", deep) + repeated("{% endfor %}", deep),
+        repeated("{% macro m() %}", deep) + repeated("{% endmacro %}", deep),
+        repeated("{% set x %}", deep) + repeated("{% endset %}", deep),
+        "{% for " + repeated("(", deep) + "x" + repeated(")", deep) + " in y %}{% endfor %}",
+    };
+    for (const std::string& source : sources) {
+        const std::string message = refusal(source);
+        EXPECT_TRUE(message.find("deep") != std::string::npos ||
+                    message.find("in a row") != std::string::npos)
+            << source.substr(0, 40) << ": " << message.substr(0, 200);
+    }
+    // Long is not deep.
+    EXPECT_EQ(render(repeated("{% if 1 %}x{% endif %}", 2000)), std::string(2000, 'x'));
+    EXPECT_EQ(render("{{ 'a'" + repeated(" ~ 'a'", deep) + " }}"), std::string(deep + 1, 'a'));
+    EXPECT_EQ(render("{% if 0 %}" + repeated("{% elif 0 %}", 2000) + "{% else %}x{% endif %}"), "x");
+}
+
+TEST(Jinja, DeepValuesAreAnErrorAndNotACrash) {
+    const std::string nested =
+        "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    EXPECT_EQ(render(nested + "done"), "done");  // and destroyed again
+    EXPECT_NE(refusal(nested + "{{ ns.x }}").find("deeper"), std::string::npos);
+    EXPECT_NE(refusal(nested + "{{ ns.x | tojson }}").find("deeper"), std::string::npos);
+    EXPECT_NE(refusal(nested + "{{ ns.x == [ns.x] }}").find("deeper"), std::string::npos);
+    EXPECT_EQ(render("{% set ns = namespace() %}{% set ns.x = ns %}{% set ns.y = [ns] %}{{ ns.y | length }}"),
+              "1");
+    EXPECT_EQ(render("{% set ns = namespace() %}{% for i in range(90000) %}{% set n = namespace(p=ns.x) %}{% "
+                     "set ns.x = n %}"
+                     "{% endfor %}done"),
+              "done");
+}
+
+TEST(Jinja, WorkIsBounded) {
+    const auto started = std::chrono::steady_clock::now();
+    const std::string loops =
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    EXPECT_NE(refusal(loops).find("too long"), std::string::npos);
+    EXPECT_NE(refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").find("calls itself"),
+              std::string::npos);
+    EXPECT_NE(refusal("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}").find("calls itself"),
+              std::string::npos);
+    EXPECT_NE(refusal("{{ 'x' * 1000000000 }}").find("more than"), std::string::npos);
+    EXPECT_NE(refusal("{{ [0] * 1000000000 }}").find("more than"), std::string::npos);
+    EXPECT_NE(refusal("{{ '%1000000000d' % 1 }}").find("width"), std::string::npos);
+    EXPECT_NE(refusal("{{ '{:1000000000}'.format(1) }}").find("width"), std::string::npos);
+    EXPECT_NE(refusal("{{ 'x'.center(1000000000) }}").find("width"), std::string::npos);
+    EXPECT_FALSE(
+        refusal(
+            "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}")
+            .empty());
+    EXPECT_FALSE(refusal("{% set s = 'x' * 100000000 %}{% for i in range(60) %}{{ s }}{% endfor %}").empty());
+    EXPECT_FALSE(
+        refusal("{% set s = 'x' * 100000000 %}{% for i in range(9999) %}{{ s.upper() | length }}{% endfor %}")
+            .empty());
+    EXPECT_FALSE(refusal("{{ 2 ** 1000 }}").empty());
+    EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(120));
+}
+
+/// One compiled template serves several threads, and one rendering leaves nothing behind for the next.
+TEST(Jinja, RenderingsAreIndependent) {
+    const jinja::Template t = jinja::Template::compile(
+        "{% set ns = namespace(n=0) %}{% for i in range(n) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n "
+        "}}{{ x is defined }}",
+        "test");
+    const auto sum = [&](int n) { return t.render({{"n", jinja::Value(n)}}).text; };
+    EXPECT_EQ(sum(5), "10False");
+    EXPECT_EQ(t.render({{"n", jinja::Value(2)}, {"x", jinja::Value(1)}}).text, "1True");
+    EXPECT_EQ(sum(3), "3False");
+}
+
+TEST(Jinja, GenerationWithinAValueIsTold) {
+    const auto within = [](const std::string& source) {
+        return jinja::Template::compile(source, "test").render({}).generation_within_value;
+    };
+    EXPECT_FALSE(within("{% generation %}a{% endgeneration %}"));
+    EXPECT_TRUE(within("{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}"));
+    EXPECT_TRUE(within("{% macro m() %}{% generation %}a{% endgeneration %}{% endmacro %}{{ m() }}"));
+}
+
+TEST(Jinja, StrftimeNowIsToday) {
+    const std::time_t now = std::time(nullptr);
+    std::tm local{};
+    localtime_r(&now, &local);
+    char year[8];
+    std::strftime(year, sizeof year, "%Y", &local);
+    EXPECT_EQ(render("{{ strftime_now('%Y') }}"), year);
+}
+
+TEST(Jinja, DocumentsKeepOrderAndNumbers) {
+    const auto document = OrderedJson::parse(
+        R"({"z": 1, "a": [18446744073709551615, -9223372036854775808, 1.0, 1e400]})", nullptr, false);
+    const auto plain =
+        OrderedJson::parse(R"({"z": 1, "a": [18446744073709551615, -9223372036854775808, 1.0], "z": 2})");
+    EXPECT_TRUE(document.is_discarded());  // no number
+    EXPECT_EQ(render("{{ d | tojson }}", {{"d", jinja::from_json(plain)}}),
+              R"({"z": 2, "a": [18446744073709551615, -9223372036854775808, 1.0]})");
+}
+
+}  // namespace
+}  // namespace unsloth::test
