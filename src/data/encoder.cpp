@@ -31,12 +31,11 @@ class TokenizerEncoder : public RowEncoder {
   public:
     TokenizerEncoder(const Tokenizer& tokenizer, std::string_view template_name)
         : tokenizer_(tokenizer),
-          chat_template_(resolve_template(template_name, tokenizer)),
+          chat_template_(ChatTemplate::choose(template_name, tokenizer)),
           alpaca_prompts_(template_name == "auto" || template_name == "alpaca") {
         if (template_name == "auto")
-            log::info("chat template ", chat_template_,
-                      " for messages, by the tokenizer's tokens; the three-section prompt for "
-                      "Alpaca rows (data.template chooses another)");
+            log::info("chat template ", chat_template_.name(),
+                      " for messages; the three-section prompt for Alpaca rows (data.template chooses another)");
     }
 
     EncodedRow text(std::string_view text) const override {
@@ -64,12 +63,12 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow messages(const std::vector<Message>& turns) const override {
-        return row_of(encode_rendered(tokenizer_, render(chat_template_, turns, false, tokenizer_)));
+        return row_of(encode_rendered(tokenizer_, chat_template_.render(turns, false)));
     }
 
   private:
     Tokenizer tokenizer_;  // a copy shares the tables
-    std::string chat_template_;
+    ChatTemplate chat_template_;
     bool alpaca_prompts_;
 };
 

@@ -36,13 +36,49 @@ std::vector<int32_t> read_end_ids(const JsonReader& root) {
     return ids;
 }
 
-/// A template, or of several named ones the one called "default".
-std::string read_template(const JsonReader& entry) {
-    if (!entry.value().is_array()) return entry.string();
-    for (std::size_t i = 0; i < entry.size(); ++i) {
-        if (entry.at(i).at("name").string() == "default") return entry.at(i).at("template").string();
+using Named = std::vector<std::pair<std::string, std::string>>;
+
+void set(Named& all, const std::string& name, const std::string& text) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+    if (found == all.end()) {
+        all.emplace_back(name, text);
+    } else {
+        found->second = text;
     }
-    entry.refuse("a template with the name default");
+}
+
+/// One template, or a list of named ones.
+void read_templates(const JsonReader& entry, Named& out) {
+    if (!entry.value().is_array()) return set(out, "default", entry.string());
+    for (std::size_t i = 0; i < entry.size(); ++i) {
+        set(out, entry.at(i).at("name").string(), entry.at(i).at("template").string());
+    }
+}
+
+/// chat_template.jinja and additional_chat_templates/NAME.jinja win over tokenizer_config.json.
+void read_template_files(const std::filesystem::path& folder, Named& out) {
+    if (std::filesystem::is_regular_file(folder / "chat_template.jinja")) {
+        set(out, "default", read_file(folder / "chat_template.jinja"));
+    }
+    if (!std::filesystem::is_directory(folder / "additional_chat_templates")) return;
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "additional_chat_templates")) {
+        if (entry.path().extension() == ".jinja" && entry.is_regular_file()) files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    for (const auto& file : files) set(out, file.stem().string(), read_file(file));
+}
+
+/// The named special tokens that a template can use; those of tokenizer_config.json win.
+void read_texts(const JsonReader& root, Named& out) {
+    for (const char* name :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+        const bool known =
+            std::any_of(out.begin(), out.end(), [&](const auto& entry) { return entry.first == name; });
+        const std::optional<std::string> text = token_text(root, name);
+        if (!known && text) out.emplace_back(name, *text);
+    }
 }
 
 template <class Read>
@@ -59,11 +95,13 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdO
     with_file(folder / "tokenizer_config.json", [&](const JsonReader& root) {
         read_role(root, "bos_token", id_of, out.bos);
         read_role(root, "eos_token", id_of, out.eos);
-        if (root.has("chat_template")) out.chat_template = read_template(root.at("chat_template"));
+        read_texts(root, out.texts);
+        if (root.has("chat_template")) read_templates(root.at("chat_template"), out.chat_templates);
     });
     with_file(folder / "special_tokens_map.json", [&](const JsonReader& root) {
         read_role(root, "bos_token", id_of, out.bos);
         read_role(root, "eos_token", id_of, out.eos);
+        read_texts(root, out.texts);
     });
     std::vector<int32_t> ends;
     with_file(folder / "generation_config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
@@ -75,9 +113,7 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdO
     for (const int32_t id : ends) {
         if (std::find(out.stop.begin(), out.stop.end(), id) == out.stop.end()) out.stop.push_back(id);
     }
-    if (std::filesystem::is_regular_file(folder / "chat_template.jinja")) {
-        out.chat_template = read_file(folder / "chat_template.jinja");
-    }
+    read_template_files(folder, out.chat_templates);
     return out;
 }
 

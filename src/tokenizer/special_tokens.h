@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace unsloth {
@@ -14,7 +15,10 @@ namespace unsloth {
 struct SpecialTokens {
     std::optional<int32_t> bos, eos;
     std::vector<int32_t> stop;  ///< eos and generation_config's eos_token_id
-    std::string chat_template;  ///< raw Jinja
+    /// Raw Jinja by name; "default" is the one for ordinary conversations.
+    std::vector<std::pair<std::string, std::string>> chat_templates;
+    /// bos_token, eos_token, unk_token, … and their texts, as templates see them.
+    std::vector<std::pair<std::string, std::string>> texts;
 };
 
 /// Each file may be absent. Input Error for one that is malformed; a named token that the vocabulary lacks is

@@ -11,27 +11,24 @@
 namespace unsloth {
 namespace {
 
-std::vector<Message> read_messages(const JsonReader& list) {
-    std::vector<Message> messages;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-        messages.push_back({list.at(i).at("role").string(), list.at(i).at("content").string()});
-    }
-    return messages;
-}
-
 struct Row {
     EncodedTurns turns;
     std::string text;
 };
 
-Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, const JsonReader& row) {
+Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, const ChatTemplate& chat,
+                 const nlohmann::ordered_json& document, const std::string& where) {
     Row out;
-    if (row.has("messages")) {
-        const Rendered rendered = render(options.chat_template, read_messages(row.at("messages")),
-                                         row.boolean_or("add_generation_prompt", false), tokenizer);
+    if (document.is_object() && document.contains("messages")) {
+        const Rendered rendered = chat.render(document);
         out.turns = encode_rendered(tokenizer, rendered);
         out.text = rendered.text;
-    } else if (row.has("text")) {
+        if (options.decode) out.text = tokenizer.decode(out.turns.ids, options.no_special);
+        return out;
+    }
+    const nlohmann::json plain = document;
+    const JsonReader row(plain, where);
+    if (row.has("text")) {
         out.text = row.at("text").string();
         out.turns.ids = tokenizer.encode(out.text, !options.no_special);
     } else if (options.decode && row.has("ids")) {
@@ -62,20 +59,20 @@ bool blank(const std::string& line) {
 void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in,
                      std::ostream& out) {
     // An unknown name is an error even without messages.
-    const std::string chosen = resolve_template(options.chat_template, tokenizer);
-    if (chosen != options.chat_template) log::debug("chat template: ", chosen);
+    const ChatTemplate chat = ChatTemplate::choose(options.chat_template, tokenizer);
+    if (chat.name() != options.chat_template) log::debug("chat template: ", chat.name());
     std::string line;
     for (std::size_t number = 1; std::getline(in, line); ++number) {
         if (blank(line)) continue;
         const std::string where = cat("line ", number);
-        nlohmann::json document;
+        nlohmann::ordered_json document;  // a template sees the order of keys
         try {
-            document = nlohmann::json::parse(line);
-        } catch (const nlohmann::json::parse_error& error) {
+            document = nlohmann::ordered_json::parse(line);
+        } catch (const nlohmann::ordered_json::parse_error& error) {
             throw input_error(cat(where, ": not valid JSON at byte ", error.byte));
         }
         try {
-            write_row(tokenize_row(tokenizer, options, JsonReader(document, where)), out);
+            write_row(tokenize_row(tokenizer, options, chat, document, where), out);
         } catch (const Error& error) {
             const std::string message = error.what();
             throw Error(error.kind(), message.rfind(where, 0) == 0 ? message : cat(where, ": ", message));

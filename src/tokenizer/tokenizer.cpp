@@ -298,8 +298,12 @@ std::vector<std::filesystem::path> Tokenizer::files() const {
     return found;
 }
 
-const std::string& Tokenizer::chat_template() const {
-    return impl_->roles.chat_template;
+const std::vector<std::pair<std::string, std::string>>& Tokenizer::chat_templates() const {
+    return impl_->roles.chat_templates;
+}
+
+const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_token_texts() const {
+    return impl_->roles.texts;
 }
 
 }  // namespace unsloth

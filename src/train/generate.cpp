@@ -15,21 +15,18 @@ namespace {
 
 using Prompt = std::vector<int32_t>;
 
-Prompt encode_row(const nlohmann::json& row, const Tokenizer& tokenizer, const std::string& template_name, const std::string& where) {
+Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer, const ChatTemplate& chat, const std::string& where) {
     if (row.contains("text") && row["text"].is_string()) return tokenizer.encode(row["text"].get<std::string>(), true);
     if (!row.contains("messages") || !row["messages"].is_array())
         throw input_error(cat(where, ": expected {\"text\"} or {\"messages\"}"));
-    std::vector<Message> messages;
-    for (const auto& message : row["messages"]) {
-        if (!message.is_object() || !message.value("role", nlohmann::json()).is_string() || !message.value("content", nlohmann::json()).is_string())
-            throw input_error(cat(where, ": each message needs a role and a content, both strings"));
-        messages.push_back({message["role"].get<std::string>(), message["content"].get<std::string>()});
-    }
-    return encode_rendered(tokenizer, render(template_name, messages, /*add_generation_prompt=*/true, tokenizer)).ids;
+    nlohmann::ordered_json prompt = row;
+    prompt["add_generation_prompt"] = true;
+    return encode_rendered(tokenizer, chat.render(prompt, TrainedTurns::none)).ids;
 }
 
 /// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
 std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer, const std::string& template_name) {
+    const ChatTemplate chat = ChatTemplate::choose(template_name, tokenizer);
     if (request.file.empty()) return {tokenizer.encode(request.prompt, true)};
     const std::string content = read_file(request.file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
@@ -41,9 +38,9 @@ std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer
     for (int64_t number = 1; std::getline(lines, line); ++number) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         const std::string where = cat(request.file, ":", number);
-        const nlohmann::json row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+        const auto row = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
         if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
-        prompts.push_back(encode_row(row, tokenizer, template_name, where));
+        prompts.push_back(encode_row(row, tokenizer, chat, where));
     }
     return prompts;
 }
@@ -74,7 +71,7 @@ std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, 
 void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
     const Tokenizer tokenizer = opened.tokenizer();
-    const std::vector<Prompt> prompts = read_prompts(request, tokenizer, resolve_template(loaded.config.data.template_name, tokenizer));
+    const std::vector<Prompt> prompts = read_prompts(request, tokenizer, loaded.config.data.template_name);
     std::size_t longest = 1;
     for (const Prompt& prompt : prompts) {
         if (prompt.empty()) throw input_error("a prompt has no tokens, and the tokenizer adds none");

@@ -40,7 +40,7 @@ TEST_F(TokenizeCommand, Messages) {
     std::replace(line.begin(), line.end(), '\n', ' ');
     const json row = run({}, line)[0];
     const std::vector<Message> messages = {{"user", "Q"}, {"assistant", "A"}};
-    const Rendered rendered = render("llama-3", messages, true, tokenizer);
+    const Rendered rendered = ChatTemplate::choose("llama-3", tokenizer).render(messages, true);
     const EncodedTurns turns = encode_rendered(tokenizer, rendered);
     EXPECT_EQ(row["text"], rendered.text);
     EXPECT_EQ(row["ids"], json(turns.ids));
@@ -70,13 +70,13 @@ TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
     };
     for (const char* bad :
          {"{\"text\": ", "[]", "{}", "{\"ids\": [1]}", "{\"text\": 5}", "{\"messages\": []}",
-          "{\"messages\": 1}", "{\"messages\": [{\"role\": \"user\"}]}",
-          "{\"messages\": [{\"role\": \"user\", \"content\": null}]}", "{\"text\": \"\xff\"}",
+          "{\"messages\": 1}", "{\"messages\": [{\"role\": 5}]}", "{\"messages\": [{\"content\": \"x\"}]}",
+          "{\"text\": \"\xff\"}",
           "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"add_generation_prompt\": 1}"}) {
         const std::string text = message(bad);
         EXPECT_EQ(text.rfind("line 2: ", 0), 0u) << text;
     }
-    EXPECT_NE(message("{\"messages\": [{\"role\": \"user\"}]}").find("messages[0]: 'content' is missing"),
+    EXPECT_NE(message("{\"messages\": [{\"content\": \"x\"}]}").find("messages[0]: 'role' is missing"),
               std::string::npos);
     EXPECT_NE(message(std::string(10000, '[') + "\n").find("line 2"), std::string::npos);
 }

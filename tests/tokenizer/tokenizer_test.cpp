@@ -161,11 +161,17 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
     const Tokenizer tokenizer = Tokenizer::load(folder.path());
     EXPECT_EQ(tokenizer.eos_id(), eot);
     EXPECT_EQ(tokenizer.stop_ids(), (std::vector<int32_t>{eot, eos}));
-    EXPECT_EQ(tokenizer.chat_template(), "D");
+    using Named = std::vector<std::pair<std::string, std::string>>;
+    EXPECT_EQ(tokenizer.chat_templates(), (Named{{"tool_use", "T"}, {"default", "D"}}));
+    EXPECT_EQ(tokenizer.special_token_texts(), (Named{{"eos_token", "<|eot_id|>"}}));
     EXPECT_EQ(tokenizer.files().size(),
               3u);  // tokenizer.json, tokenizer_config.json, special_tokens_map.json
     folder.write("chat_template.jinja", "J");
-    EXPECT_EQ(Tokenizer::load(folder.path()).chat_template(), "J");
+    std::filesystem::create_directory(folder.path() / "additional_chat_templates");
+    folder.write("additional_chat_templates/rag.jinja", "R");
+    folder.write("additional_chat_templates/notes.txt", "no template");
+    EXPECT_EQ(Tokenizer::load(folder.path()).chat_templates(),
+              (Named{{"tool_use", "T"}, {"default", "J"}, {"rag", "R"}}));
     EXPECT_EQ(Tokenizer::load(folder.path()).folder(), folder.path());
 }
 

@@ -58,8 +58,8 @@ class RowEncoder {
 /// the date (strftime_now), the day is part of it.
 std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name);
 
-/// The encoder that a run uses. `template_name` is data.template: a built-in template, or `auto` (see
-/// resolve_template). Alpaca rows take the three-section prompt with `auto` and `alpaca`; another template
+/// The encoder that a run uses. `template_name` is data.template (see ChatTemplate::choose). Alpaca rows take the three-section
+/// prompt with `auto` and `alpaca`; another template
 /// renders them as a conversation of system, instruction and input (a blank line between), and output. Usage
 /// Error for an unknown template; input Error at the first row of text when the tokenizer names no EOS.
 std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name);

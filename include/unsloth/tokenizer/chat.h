@@ -1,8 +1,10 @@
-// Conversations as text, by built-in templates, and which part of that text is learned.
+// Conversations as text, by chat templates in Jinja, and which part of that text is learned.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,23 +33,61 @@ struct EncodedTurns {
     std::vector<std::pair<std::size_t, std::size_t>> trained;
 };
 
-/// The names `render` knows: llama-3, chatml, alpaca.
-std::span<const std::string_view> builtin_templates();
+/// Which assistant turns `trained_bytes` tells: finding them costs further renderings of templates without
+/// {% generation %} blocks, so whoever needs none says so.
+enum class TrainedTurns { none, last, all };
 
-/// `auto` becomes llama-3 where the tokenizer has <|start_header_id|>, chatml where it has <|im_start|>, else
-/// alpaca; other names must be built-in ones: usage Error that lists them. Whoever calls with `auto` logs the
-/// result.
-std::string resolve_template(std::string_view name, const Tokenizer& tokenizer);
+/// A template, ready to render conversations of one model. Immutable and cheap to copy; every member is safe
+/// from any thread.
+class ChatTemplate {
+  public:
+    /// `name` is, in this order:
+    ///   auto             the model's own template (with tools, its tool_use one where there is one); without
+    ///                    one llama-3 where the tokenizer has <|start_header_id|>, chatml where it has
+    ///                    <|im_start|>, else alpaca
+    ///   the name of one of the model's templates
+    ///   the name of a built-in one (see builtin_templates)
+    ///   a path to a file with a template
+    /// Usage Error for anything else; input Error (file, line) for a template with a mistake. Whoever calls
+    /// with `auto` logs `name()`.
+    static ChatTemplate choose(std::string_view name, const Tokenizer& tokenizer);
 
-/// Renders by a built-in template (or `auto`). Input Error when the conversation cannot be rendered: no
-/// messages, a role that alpaca does not know, a tokenizer without the tokens that the template writes (they
-/// would be learned as plain text and never end a generation).
+    /// What was chosen: "default (of the model)", "chatml", "templates/mine.jinja".
+    const std::string& name() const;
+
+    /// Renders a row as transformers' apply_chat_template does. `row` is an object with
+    ///   messages                OpenAI's: objects with role and content (text, or a list of parts),
+    ///   tool_calls,
+    ///                           name, … whatever the template reads; members that are null count as absent,
+    ///                           and reasoning_content, thinking and reasoning stand for one another
+    ///   tools, documents        lists of objects; may be absent
+    ///   add_generation_prompt   boolean; may be absent
+    ///   further members         variables of the template; they win over the special tokens
+    ///                           (bos_token, eos_token, …) that every template is given
+    /// Input Error when the row is not of this form or the template refuses it (with the template's line),
+    /// and for a tokenizer without the tokens that a built-in template writes: they would be learned as plain
+    /// text and never end a generation. Numbers of JSON keep their value, objects the order of their keys.
+    Rendered render(const nlohmann::ordered_json& row, TrainedTurns turns = TrainedTurns::all) const;
+    Rendered render(std::span<const Message> messages, bool add_generation_prompt,
+                    TrainedTurns turns = TrainedTurns::all) const;
+
+  private:
+    struct Impl;
+    explicit ChatTemplate(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+    std::shared_ptr<const Impl> impl_;
+};
+
+/// The names of the built-in templates: llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr.
 ///   llama-3  <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>, contents
-///   trimmed (Meta's format) chatml   <|im_start|>ROLE\nCONTENT<|im_end|>\n alpaca   see `alpaca_prompt`; the
-///   system message in front, each user turn under "### Instruction:", each
+///            trimmed (Meta's format)
+///   llama-2  BOS [INST] <<SYS>>\nSYSTEM\n<</SYS>>\n\nUSER [/INST] ANSWER EOS, BOS in front of each user turn
+///   mistral  BOS, then [INST] USER [/INST] ANSWER EOS; the system message in front of the first user's
+///   chatml   <|im_start|>ROLE\nCONTENT<|im_end|>\n
+///   qwen     chatml with "You are a helpful assistant." as system turn where there is none
+///   alpaca   see `alpaca_prompt`; the system message in front, each user turn under "### Instruction:", each
 ///            assistant turn under "### Response:" with EOS; BOS in front if the tokenizer adds one
-Rendered render(std::string_view template_name, std::span<const Message> messages, bool add_generation_prompt,
-                const Tokenizer& tokenizer);
+///   zephyr   <|ROLE|>\nCONTENT EOS\n
+std::span<const std::string_view> builtin_templates();
 
 /// Encodes the whole text at once and finds the tokens that lie entirely within each trained range; a token
 /// that straddles an edge (line feeds of header and answer merged) is not trained. Ranges without a token are

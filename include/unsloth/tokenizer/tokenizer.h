@@ -30,7 +30,7 @@ struct Encoding {
 class Tokenizer {
   public:
     /// Reads `tokenizer.json` and, where they exist, tokenizer_config.json, special_tokens_map.json,
-    /// generation_config.json and chat_template.jinja of a folder. Input Error with file and key.
+    /// generation_config.json and the chat templates of a folder. Input Error with file and key.
     static Tokenizer load(const std::filesystem::path& folder);
 
     /// `add_special`: with what the post-processor adds (BOS, EOS). Any bytes are accepted: those that are
@@ -62,9 +62,11 @@ class Tokenizer {
     const std::filesystem::path& folder() const;
     /// Files of `folder` that belong beside an adapter, absolute or relative as `folder` was given.
     std::vector<std::filesystem::path> files() const;
-    /// Raw Jinja of chat_template.jinja or tokenizer_config.json's (default) chat_template; empty without
-    /// one.
-    const std::string& chat_template() const;
+    /// The model's chat templates, raw Jinja by name ("default" is the one for ordinary conversations): of
+    /// tokenizer_config.json, chat_template.jinja and additional_chat_templates/. Empty without any.
+    const std::vector<std::pair<std::string, std::string>>& chat_templates() const;
+    /// bos_token, eos_token, unk_token, … where the model's files name them, and their texts.
+    const std::vector<std::pair<std::string, std::string>>& special_token_texts() const;
 
   private:
     struct Impl;

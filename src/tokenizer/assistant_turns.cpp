@@ -1,0 +1,229 @@
+#include "tokenizer/assistant_turns.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "tokenizer/jinja/text.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using jinja::Dict;
+using jinja::Items;
+using jinja::Value;
+
+/// Two answers that share no character at either end, and that no template has a reason to treat as special.
+constexpr std::string_view probes[2] = {"Qxvjkwq", "Zmbtgfz"};
+
+/// What a template writes in front of an answer and behind it.
+struct Around {
+    std::string before, behind;
+};
+
+std::size_t size_without_space(std::string_view text) {
+    return jinja::text::strip(text, jinja::text::Side::right).size();
+}
+
+bool is_assistant(const Value& message) {
+    const Value* role =
+        message.is(Value::Kind::dict) ? message.dict().find(std::string_view("role")) : nullptr;
+    return role && role->is_string() && role->string() == "assistant";
+}
+
+/// The message with another content: text, or of a list of parts the first text, without other texts.
+Value with_content(const Value& message, std::string_view content) {
+    auto changed = std::make_shared<Dict>(message.dict());
+    const Value* old = changed->find(std::string_view("content"));
+    if (!old || !old->is_sequence(jinja::Sequence::Kind::list)) {
+        changed->set(Value("content"), Value(content));
+        return changed;
+    }
+    Items parts;
+    bool replaced = false;
+    for (const Value& part : old->sequence().items) {
+        if (!part.is(Value::Kind::dict) || !part.dict().find(std::string_view("text"))) {
+            parts.push_back(part);
+        } else if (!std::exchange(replaced, true)) {
+            auto text = std::make_shared<Dict>(part.dict());
+            text->set(Value("text"), Value(content));
+            parts.push_back(text);
+        }
+    }
+    changed->set(Value("content"), Value::list(std::move(parts)));
+    return changed;
+}
+
+class TurnFinder {
+  public:
+    TurnFinder(const Conversation& conversation, const std::string& text)
+        : conversation_(conversation), messages_(conversation.messages), text_(text) {
+        const auto plain = cut(messages_.size(), false), prompted = cut(messages_.size(), true);
+        if (plain && prompted && prompted->starts_with(*plain)) prompt_ = prompted->substr(plain->size());
+    }
+
+    std::pair<std::size_t, std::size_t> turn(std::size_t i, std::size_t previous_end) {
+        const std::size_t begin = begin_of(i, previous_end);
+        return {begin, std::max(begin, end_of(i, begin))};
+    }
+
+  private:
+    /// The first `count` messages rendered; nullopt where the template refuses them.
+    const std::optional<std::string>& cut(std::size_t count, bool prompt) {
+        if (count == messages_.size() && prompt == conversation_.add_generation_prompt) {
+            if (!whole_) whole_ = text_;
+            return whole_;
+        }
+        const auto [it, added] = cuts_.try_emplace({count, prompt});
+        if (added)
+            it->second = attempt(
+                Items(messages_.begin(), messages_.begin() + static_cast<std::ptrdiff_t>(count)), prompt);
+        return it->second;
+    }
+
+    std::optional<std::string> attempt(Items messages, bool prompt) const {
+        try {
+            return render_messages(conversation_, std::move(messages), prompt);
+        } catch (const Error&) {
+            return std::nullopt;  // a conversation cut off may be one that the template refuses
+        }
+    }
+
+    /// What stands around the content of message i, when the first `count` are rendered.
+    std::optional<Around> around(std::size_t i, std::size_t count, bool prompt) const {
+        std::string rendered[2];
+        for (int k = 0; k < 2; ++k) {
+            Items messages(messages_.begin(), messages_.begin() + static_cast<std::ptrdiff_t>(count));
+            messages[i] = with_content(messages[i], probes[k]);
+            auto text = attempt(std::move(messages), prompt);
+            if (!text) return std::nullopt;
+            rendered[k] = std::move(*text);
+        }
+        const auto differ =
+            std::mismatch(rendered[0].begin(), rendered[0].end(), rendered[1].begin(), rendered[1].end())
+                .first;
+        const auto at = static_cast<std::size_t>(differ - rendered[0].begin());
+        Around out{rendered[0].substr(0, at), {}};
+        if (rendered[0].compare(at, probes[0].size(), probes[0]) != 0) return std::nullopt;
+        out.behind = rendered[0].substr(at + probes[0].size());
+        if (rendered[1] != cat(out.before, probes[1], out.behind))
+            return std::nullopt;  // it stands twice, or is changed
+        return out;
+    }
+    const std::optional<Around>& around_whole(std::size_t i) {
+        const auto [it, added] = around_.try_emplace(i);
+        if (added) it->second = around(i, messages_.size(), conversation_.add_generation_prompt);
+        return it->second;
+    }
+
+    std::size_t begin_of(std::size_t i, std::size_t previous_end) {
+        const bool prompts = prompt_ && !prompt_->empty();
+        if (const auto& front = cut(i, true);
+            front && text_.starts_with(*front) && front->size() >= previous_end) {
+            if (prompts) return front->size();
+            // A template without a generation prompt may still write a header in front of the answer.
+            const auto& place = around_whole(i);
+            if (!place || !text_.starts_with(place->before) || place->before.size() < front->size())
+                return front->size();
+            const std::string_view between = std::string_view(place->before).substr(front->size());
+            return size_without_space(between) == 0 ? front->size() : place->before.size();
+        }
+        const auto& place = around_whole(i);
+        if (!place) refuse(i);
+        const auto common =
+            std::mismatch(text_.begin(), text_.end(), place->before.begin(), place->before.end()).first;
+        const auto limit = static_cast<std::size_t>(common - text_.begin());
+        std::size_t from = previous_end;
+        if (i > 0) {
+            if (const auto& other = around_whole(i - 1); other && text_.ends_with(other->behind))
+                from = std::max(from, text_.size() - other->behind.size());
+        }
+        // Between the content in front and this one stand the template's own words alone.
+        if (prompts && from <= limit) {
+            const std::string_view between = std::string_view(text_).substr(from, limit - from);
+            const std::size_t at = between.find(*prompt_);
+            if (at != std::string_view::npos && between.find(*prompt_, at + 1) == std::string_view::npos)
+                return from + at + prompt_->size();
+        }
+        if (limit == place->before.size() && limit >= previous_end) return limit;
+        return where_prompt_ends(i, previous_end);
+    }
+
+    /// Where the text departs from what a generation at this place would be given, if only that has more to
+    /// say (an empty reasoning block, say) than the header.
+    std::size_t where_prompt_ends(std::size_t i, std::size_t previous_end) {
+        const auto &front = cut(i, false), &prompt = cut(i, true);
+        if (!front || !prompt || !text_.starts_with(*front)) refuse(i);
+        const auto common = std::mismatch(text_.begin(), text_.end(), prompt->begin(), prompt->end()).first;
+        const auto end = static_cast<std::size_t>(common - text_.begin());
+        if (end <= front->size() || end < previous_end) refuse(i);
+        std::size_t boundary = end;  // of a character
+        while (boundary < text_.size() && (text_[boundary] & 0xC0) == 0x80) --boundary;
+        return boundary;
+    }
+
+    std::size_t end_of(std::size_t i, std::size_t begin) {
+        const bool last = i + 1 == messages_.size();
+        if (const auto& front = cut(i + 1, false);
+            front && front->size() >= begin && text_.starts_with(*front))
+            return size_without_space(*front);
+        const auto& place = around_whole(i);
+        if (!place || !text_.ends_with(place->behind)) refuse(i);
+        const std::optional<Around> alone = last ? place : around(i, i + 1, false);
+        if (!alone) refuse(i);
+        const std::string_view tail =
+            std::string_view(alone->behind).substr(0, size_without_space(alone->behind));
+        if (!place->behind.starts_with(tail)) refuse(i);
+        return text_.size() - place->behind.size() + tail.size();
+    }
+
+    [[noreturn]] void refuse(std::size_t i) const {
+        throw input_error(
+            cat("chat template ", conversation_.chat_template.name(),
+                ": cannot tell which part of the text messages[", i,
+                "] is: the template renders it differently depending on what follows"),
+            "put {% generation %} … {% endgeneration %} around the answer in the template, choose another "
+            "one, or train on the whole text (train_on_prompt)");
+    }
+
+    const Conversation& conversation_;
+    const Items& messages_;
+    const std::string& text_;
+    std::optional<std::string> prompt_;  ///< what add_generation_prompt appends
+    std::optional<std::string> whole_;
+    std::map<std::pair<std::size_t, bool>, std::optional<std::string>> cuts_;
+    std::map<std::size_t, std::optional<Around>> around_;
+};
+
+}  // namespace
+
+std::string render_messages(const Conversation& conversation, Items messages, bool add_generation_prompt) {
+    jinja::Variables variables = conversation.variables;
+    variables.emplace_back("messages", Value::list(std::move(messages)));
+    variables.emplace_back("add_generation_prompt", add_generation_prompt);
+    return conversation.chat_template.render(variables).text;
+}
+
+std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Conversation& conversation,
+                                                                      const std::string& text,
+                                                                      bool last_only) {
+    std::vector<std::size_t> turns;
+    for (std::size_t i = 0; i < conversation.messages.size(); ++i) {
+        if (is_assistant(conversation.messages[i])) turns.push_back(i);
+    }
+    if (turns.empty()) return {};
+    if (last_only) turns.erase(turns.begin(), turns.end() - 1);
+    TurnFinder finder(conversation, text);
+    std::vector<std::pair<std::size_t, std::size_t>> out;
+    std::size_t previous_end = 0;
+    for (const std::size_t i : turns) {
+        const auto [begin, end] = finder.turn(i, previous_end);
+        previous_end = end;
+        if (end > begin) out.emplace_back(begin, end);
+    }
+    return out;
+}
+
+}  // namespace unsloth

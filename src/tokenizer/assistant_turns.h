@@ -1,0 +1,37 @@
+// Which part of a rendered conversation the assistant's turns are, for templates that do not say so
+// themselves.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tokenizer/jinja/template.h"
+
+namespace unsloth {
+
+struct Conversation {
+    const jinja::Template& chat_template;
+    jinja::Items messages;
+    jinja::Variables variables;  ///< all but messages and add_generation_prompt
+    bool add_generation_prompt = false;
+};
+
+std::string render_messages(const Conversation& conversation, jinja::Items messages,
+                            bool add_generation_prompt);
+
+/// The byte range of each assistant turn within `text`, the rendering of `conversation`: from behind its
+/// header (the generation prompt) up to and with what ends the turn, without white space behind that.
+/// `last_only`: of the last turn alone. Turns that write nothing are left out.
+///
+/// Nothing is looked for in the text by its words, which a user may have written as well. A turn's bounds are
+/// those of renderings of the conversation cut off before and behind it, as far as the text begins with them.
+/// Where it does not, because the template renders a turn differently when others follow (Qwen 3 drops
+/// earlier reasoning), the answer's place is where renderings with two different answers differ, and what the
+/// template writes around it is compared. Input Error when that fails too: nothing is guessed.
+std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Conversation& conversation,
+                                                                      const std::string& text,
+                                                                      bool last_only);
+
+}  // namespace unsloth

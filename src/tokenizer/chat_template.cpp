@@ -1,0 +1,240 @@
+// Choosing a chat template, and rendering a row with it.
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tokenizer/assistant_turns.h"
+#include "tokenizer/builtin_templates.h"
+#include "tokenizer/jinja/json_value.h"
+#include "tokenizer/jinja/template.h"
+#include "tokenizer/prompt_parts.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/tokenizer/chat.h"
+
+namespace unsloth {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using jinja::Dict;
+using jinja::Items;
+using jinja::Value;
+
+void require_tokens(const BuiltinTemplate& chosen, const Tokenizer& tokenizer) {
+    for (const std::string_view token : chosen.tokens) {
+        if (tokenizer.added_token_id(token)) continue;
+        throw input_error(cat("the chat template ", chosen.name, " needs the token ", token,
+                              ", which the tokenizer in ", tokenizer.folder().string(), " does not have"),
+                          "choose another --data.template (auto takes one that fits the tokenizer)");
+    }
+    if (chosen.writes_eos) end_of_sequence(tokenizer);
+    if (chosen.writes_bos && !tokenizer.bos_id()) {
+        throw input_error(cat("the chat template ", chosen.name,
+                              " begins with the beginning-of-sequence token, and the tokenizer in ",
+                              tokenizer.folder().string(), " names none"),
+                          "set bos_token in its tokenizer_config.json, or choose another --data.template");
+    }
+}
+
+const std::string* own_template(const Tokenizer& tokenizer, std::string_view name) {
+    const auto& all = tokenizer.chat_templates();
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+    return found == all.end() ? nullptr : &found->second;
+}
+
+std::string_view fitting_builtin(const Tokenizer& tokenizer) {
+    if (tokenizer.added_token_id("<|start_header_id|>")) return "llama-3";
+    return tokenizer.added_token_id("<|im_start|>") ? "chatml" : "alpaca";
+}
+
+std::string known_names(const Tokenizer& tokenizer) {
+    std::string names = "auto";
+    for (const std::string_view name : builtin_templates()) names += cat(", ", name);
+    for (const auto& [name, ignored] : tokenizer.chat_templates())
+        names += cat(", ", name, " (of the model)");
+    return names;
+}
+
+std::string as_text(const Json& value) {
+    std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return text.size() > 80 ? text.substr(0, 77) + "..." : text;
+}
+
+/// A message as transformers hands it over: without null members, its reasoning under all names for it.
+Value message_value(const Json& message, std::size_t i) {
+    if (!message.is_object())
+        throw input_error(cat("messages[", i, "]: expected an object, found ", as_text(message)));
+    const auto role = message.find("role");
+    if (role == message.end()) throw input_error(cat("messages[", i, "]: 'role' is missing"));
+    if (!role->is_string())
+        throw input_error(cat("messages[", i, "].role: expected a string, found ", as_text(*role)));
+    const Json* reasoning = nullptr;
+    for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+        const auto found = message.find(name);
+        if (!reasoning && found != message.end() && !found->is_null()) reasoning = &*found;
+    }
+    auto out = std::make_shared<Dict>();
+    if (reasoning) out->set(Value("thinking"), jinja::from_json(*reasoning));
+    for (const auto& [key, value] : message.items()) {
+        if (!value.is_null()) out->set(Value(key), jinja::from_json(value));
+    }
+    if (reasoning) out->set(Value("reasoning_content"), jinja::from_json(*reasoning));
+    return out;
+}
+
+Items message_values(const Json& messages) {
+    if (!messages.is_array())
+        throw input_error(cat("messages: expected an array, found ", as_text(messages)));
+    if (messages.empty()) throw input_error("a conversation without messages");
+    Items out;
+    for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(message_value(messages[i], i));
+    return out;
+}
+
+void set(jinja::Variables& variables, std::string_view name, Value value) {
+    std::erase_if(variables, [&](const auto& entry) { return entry.first == name; });
+    variables.emplace_back(name, std::move(value));
+}
+
+bool has_tools(const Json& row) {
+    const auto tools = row.find("tools");
+    return tools != row.end() && !tools->is_null();
+}
+
+}  // namespace
+
+struct ChatTemplate::Impl {
+    jinja::Template main;
+    std::optional<jinja::Template> with_tools;  ///< the model's own for conversations with tools
+    jinja::Variables variables;                 ///< that every rendering is given
+    const BuiltinTemplate* builtin = nullptr;
+    std::optional<Tokenizer> tokenizer;  ///< of a built-in template, to check its tokens
+    std::optional<Error> mistake;        ///< of the model's template, when nobody asked for it by name
+
+    void compile_own(const std::string& source, const std::string* tool_use);
+    Rendered render(const jinja::Template& chosen, Items messages, bool prompt, jinja::Variables given,
+                    TrainedTurns turns) const;
+};
+
+namespace {
+
+/// What a built-in template may use besides: see builtin_templates.h.
+void add_builtin_variables(const Tokenizer& tokenizer, jinja::Variables& variables) {
+    set(variables, "sequence_start", Value(leading_bos(tokenizer)));
+    set(variables, "alpaca_preamble", Value(alpaca_preamble({}, false)));
+    if (tokenizer.eos_id()) set(variables, "eos_token", Value(tokenizer.token(*tokenizer.eos_id())));
+    if (tokenizer.bos_id()) set(variables, "bos_token", Value(tokenizer.token(*tokenizer.bos_id())));
+}
+
+}  // namespace
+
+ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer) {
+    auto impl = std::make_shared<Impl>();
+    for (const auto& [key, text] : tokenizer.special_token_texts())
+        impl->variables.emplace_back(key, Value(text));
+    const std::string* own = own_template(tokenizer, name == "auto" ? "default" : name);
+    const BuiltinTemplate* builtin = nullptr;
+    if (!own) builtin = find_builtin_template(name == "auto" ? fitting_builtin(tokenizer) : name);
+    if (own && name == "auto") {
+        impl->compile_own(*own, own_template(tokenizer, "tool_use"));
+    } else if (own) {
+        impl->main = jinja::Template::compile(*own, cat(name, " (of the model)"));
+    } else if (builtin) {
+        impl->main = jinja::Template::compile(builtin->source(), std::string(builtin->name));
+        impl->builtin = builtin;
+        impl->tokenizer = tokenizer;
+        add_builtin_variables(tokenizer, impl->variables);
+    } else if (std::filesystem::is_regular_file(name)) {
+        impl->main = jinja::Template::compile(read_file(name), std::string(name));
+    } else {
+        throw usage_error(cat("there is no chat template '", name, "'"),
+                          cat("known: ", known_names(tokenizer), "; or a path to a .jinja file"));
+    }
+    return ChatTemplate(std::move(impl));
+}
+
+const std::string& ChatTemplate::name() const {
+    return impl_->main.name();
+}
+
+/// A model's template with a mistake must not stop a run over rows that have no messages.
+void ChatTemplate::Impl::compile_own(const std::string& source, const std::string* tool_use) {
+    try {
+        main = jinja::Template::compile(source, "default (of the model)");
+        if (tool_use) with_tools = jinja::Template::compile(*tool_use, "tool_use (of the model)");
+    } catch (const Error& error) {
+        mistake = error;
+        main = jinja::Template::compile("", "default (of the model)");
+    }
+}
+
+Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items messages, bool prompt,
+                                    jinja::Variables given, TrainedTurns turns) const {
+    if (mistake) throw *mistake;
+    if (builtin) require_tokens(*builtin, *tokenizer);
+    const Conversation conversation{chosen, std::move(messages), std::move(given), prompt};
+    jinja::Variables all = conversation.variables;
+    all.emplace_back("messages", Value::list(conversation.messages));
+    all.emplace_back("add_generation_prompt", prompt);
+    jinja::RenderedTemplate out = chosen.render(all);
+    Rendered rendered{std::move(out.text), {}};
+    if (turns == TrainedTurns::none) return rendered;
+    // A template that marks what the assistant says knows best, unless the marks lie within a value.
+    if (chosen.has_generation() && !out.generation_within_value) {
+        rendered.trained_bytes = std::move(out.generations);
+        std::erase_if(rendered.trained_bytes, [](const auto& range) { return range.first == range.second; });
+        if (turns == TrainedTurns::last && rendered.trained_bytes.size() > 1)
+            rendered.trained_bytes.erase(rendered.trained_bytes.begin(), rendered.trained_bytes.end() - 1);
+    } else {
+        rendered.trained_bytes =
+            find_assistant_turns(conversation, rendered.text, turns == TrainedTurns::last);
+    }
+    return rendered;
+}
+
+Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
+    if (!row.is_object() || !row.contains("messages")) throw input_error("'messages' is missing");
+    try {
+        bool prompt = false;
+        jinja::Variables variables = impl_->variables;
+        for (const char* name : {"tools", "documents"}) variables.emplace_back(name, Value());
+        for (const auto& [key, value] : row.items()) {
+            if (key == "messages") continue;
+            if (key == "add_generation_prompt") {
+                if (!value.is_boolean() && !value.is_null())
+                    throw input_error(
+                        cat("add_generation_prompt: expected true or false, found ", as_text(value)));
+                prompt = value.is_boolean() && value.template get<bool>();
+            } else {
+                set(variables, key, jinja::from_json(value));
+            }
+        }
+        const bool tools = impl_->with_tools && has_tools(row);
+        return impl_->render(tools ? *impl_->with_tools : impl_->main, message_values(row["messages"]),
+                             prompt, std::move(variables), turns);
+    } catch (const jinja::Failure& failure) {  // outside the template: the row nests too deep
+        throw input_error(failure.what());
+    }
+}
+
+Rendered ChatTemplate::render(std::span<const Message> messages, bool add_generation_prompt,
+                              TrainedTurns turns) const {
+    Json row = {{"messages", Json::array()}, {"add_generation_prompt", add_generation_prompt}};
+    for (const Message& message : messages)
+        row["messages"].push_back({{"role", message.role}, {"content", message.content}});
+    return render(row, turns);
+}
+
+std::span<const std::string_view> builtin_templates() {
+    static const std::vector<std::string_view> names = [] {
+        std::vector<std::string_view> out;
+        for (const BuiltinTemplate& entry : builtin_template_table()) out.push_back(entry.name);
+        return out;
+    }();
+    return names;
+}
+
+}  // namespace unsloth

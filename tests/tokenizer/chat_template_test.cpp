@@ -1,0 +1,241 @@
+// Choosing templates, built-in ones, and finding the assistant's turns in templates that do not mark them.
+#include <nlohmann/json.hpp>
+
+#include "tokenizer/support.h"
+#include "unsloth/tokenizer/chat.h"
+
+namespace unsloth::test {
+namespace {
+
+using Ordered = nlohmann::ordered_json;
+
+/// llama3_small in a folder of its own, with templates.
+class ChatTemplates : public testing::Test {
+  protected:
+    ChatTemplates() {
+        folder.write("tokenizer.json", read_text(golden("tokenizer/llama3_small/tokenizer.json")));
+    }
+    Tokenizer tokenizer(const std::string& chat_template = {}) const {
+        json config = {{"bos_token", "<|begin_of_text|>"},
+                       {"eos_token", {{"content", "<|eot_id|>"}}},
+                       {"pad_token", nullptr}};
+        if (!chat_template.empty()) config["chat_template"] = chat_template;
+        folder.write("tokenizer_config.json", config.dump());
+        return Tokenizer::load(folder.path());
+    }
+    std::string text(const std::string& chat_template, const std::string& row) const {
+        return ChatTemplate::choose("auto", tokenizer(chat_template))
+            .render(Ordered::parse(row), TrainedTurns::none)
+            .text;
+    }
+    /// The text with each trained range in brackets.
+    std::string marked(const std::string& chat_template, const std::string& row,
+                       TrainedTurns turns = TrainedTurns::all) const {
+        return marked(
+            ChatTemplate::choose("auto", tokenizer(chat_template)).render(Ordered::parse(row), turns));
+    }
+    static std::string marked(const Rendered& rendered) {
+        std::string out;
+        std::size_t at = 0;
+        for (const auto& [begin, end] : rendered.trained_bytes) {
+            EXPECT_LE(at, begin);
+            EXPECT_LT(begin, end);
+            out +=
+                rendered.text.substr(at, begin - at) + "⟦" + rendered.text.substr(begin, end - begin) + "⟧";
+            at = end;
+        }
+        return out + rendered.text.substr(at);
+    }
+    TemporaryFolder folder;
+};
+
+constexpr const char* two_turns =
+    R"({"messages": [{"role": "user", "content": "Q1"}, {"role": "assistant", "content": "A1"},
+                     {"role": "user", "content": "A1"}, {"role": "assistant", "content": "A2 "}]})";
+
+TEST_F(ChatTemplates, GetWhatTransformersGives) {
+    EXPECT_EQ(text("{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ tools is none }}{{ documents "
+                   "is none }}"
+                   "{{ add_generation_prompt }}{{ extra }}",
+                   R"({"messages": [{"role": "user"}], "extra": 5})"),
+              "<|begin_of_text|><|eot_id|>FalseTrueTrueFalse5");
+    EXPECT_EQ(text("{{ bos_token }}{{ tools | tojson }}",
+                   R"({"messages": [{"role": "user"}], "bos_token": "B", "tools": [{"z": 1, "a": 2}]})"),
+              R"(B[{"z": 1, "a": 2}])");
+    EXPECT_EQ(
+        text("{{ messages | tojson }}",
+             R"({"messages": [{"role": "assistant", "content": null, "reasoning": "R", "name": "n"}]})"),
+        R"([{"thinking": "R", "role": "assistant", "reasoning": "R", "name": "n", "reasoning_content": "R"}])");
+    const std::string message = error_of(ErrorKind::input, [&] {
+        text("a\n{{ raise_exception('no') }}", R"({"messages": [{"role": "user"}]})");
+    });
+    EXPECT_NE(message.find("default (of the model), line 2: no"), std::string::npos) << message;
+}
+
+TEST_F(ChatTemplates, AreChosenByName) {
+    folder.write("mine.jinja", "file");
+    std::filesystem::create_directory(folder.path() / "additional_chat_templates");
+    folder.write("additional_chat_templates/tool_use.jinja", "with tools");
+    folder.write("additional_chat_templates/zephyr.jinja", "the model's zephyr");
+    folder.write("additional_chat_templates/bad.jinja", "a\n{% if %}");
+    const Tokenizer model = tokenizer("own");
+    const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
+    const auto with_tools =
+        Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}], "tools": []})");
+    const auto rendered = [&](const std::string& name, const Ordered& r) {
+        return ChatTemplate::choose(name, model).render(r).text;
+    };
+    EXPECT_EQ(rendered("auto", row), "own");
+    EXPECT_EQ(rendered("auto", with_tools), "with tools");
+    EXPECT_EQ(rendered("default", with_tools), "own");
+    EXPECT_EQ(rendered("tool_use", row), "with tools");
+    EXPECT_EQ(rendered("zephyr", row), "the model's zephyr");
+    EXPECT_EQ(rendered((folder.path() / "mine.jinja").string(), row), "file");
+    EXPECT_NE(error_of(ErrorKind::usage, [&] { rendered("nosuch", row); }).find("tool_use (of the model)"),
+              std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { rendered("bad", row); }).find("line 2"), std::string::npos);
+}
+
+/// A run over plain texts need not care about the model's template.
+TEST_F(ChatTemplates, AMistakeInTheModelsTemplateShowsWhenItIsUsed) {
+    const ChatTemplate chat = ChatTemplate::choose("auto", tokenizer("{% nosuch %}"));
+    const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
+    EXPECT_NE(error_of(ErrorKind::input, [&] { chat.render(row); }).find("nosuch"), std::string::npos);
+}
+
+TEST_F(ChatTemplates, BuiltinOnes) {
+    const Tokenizer model = tokenizer();
+    const auto row = Ordered::parse(
+        R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": " Q1"},
+        {"role": "assistant", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "1"}]},
+        {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}], "add_generation_prompt": true})");
+    const auto rendered = [&](const char* name) {
+        return marked(ChatTemplate::choose(name, model).render(row));
+    };
+    const std::string b = "<|begin_of_text|>", e = "<|eot_id|>";
+    EXPECT_EQ(rendered("llama-2"), b + "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ1 [/INST]⟦ A1 " + e + "⟧" + b +
+                                       "[INST] Q2 [/INST]⟦ A2 " + e + "⟧");
+    EXPECT_EQ(rendered("mistral"),
+              b + "[INST] S\n\n Q1 [/INST]⟦ A1" + e + "⟧[INST] Q2 [/INST]⟦ A2" + e + "⟧");
+    EXPECT_EQ(rendered("zephyr"), "<|system|>\nS" + e + "\n<|user|>\n Q1" + e + "\n<|assistant|>\n⟦A1" + e +
+                                      "⟧\n<|user|>\nQ2" + e + "\n<|assistant|>\n⟦A2" + e +
+                                      "⟧\n<|assistant|>\n");
+    const std::string h = "<|start_header_id|>", t = "<|end_header_id|>\n\n";
+    EXPECT_EQ(rendered("llama-3"), b + h + "system" + t + "S" + e + h + "user" + t + "Q1" + e + h +
+                                       "assistant" + t + "⟦A1" + e + "⟧" + h + "user" + t + "Q2" + e + h +
+                                       "assistant" + t + "⟦A2" + e + "⟧" + h + "assistant" + t);
+    const Tokenizer qwen_model = Tokenizer::load(golden("tokenizer/qwen_small"));
+    const std::vector<Message> one = {{"user", "Q"}};
+    EXPECT_EQ(ChatTemplate::choose("qwen", qwen_model).render(one, true).text,
+              "<|im_start|>system\nYou are a helpful "
+              "assistant.<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n");
+    for (const std::string_view name : builtin_templates()) {
+        const Tokenizer& fitting = name == "chatml" || name == "qwen" ? qwen_model : model;
+        const auto call = Ordered::parse(R"({"messages": [{"role": "user", "content": "Q"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]})");
+        const std::string message =
+            error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, fitting).render(call); });
+        EXPECT_NE(message.find("tool calls"), std::string::npos) << name << message;
+    }
+    for (const char* name : {"llama-2", "mistral"}) {
+        const std::vector<Message> twice = {{"user", "a"}, {"user", "b"}};
+        EXPECT_NE(error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, model).render(twice, false); })
+                      .find("in turn"),
+                  std::string::npos);
+        EXPECT_NE(
+            error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, qwen_model).render(one, false); })
+                .find("names none"),
+            std::string::npos);
+    }
+}
+
+constexpr const char* plain =
+    "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}";
+
+TEST_F(ChatTemplates, TurnsThroughCutOffRenderings) {
+    EXPECT_EQ(marked(plain, two_turns),
+              "<user>\nQ1</s>\n<assistant>\n⟦A1</s>⟧\n<user>\nA1</s>\n<assistant>\n⟦A2 </s>⟧\n");
+    EXPECT_EQ(marked(plain, two_turns, TrainedTurns::last),
+              "<user>\nQ1</s>\n<assistant>\nA1</s>\n<user>\nA1</s>\n<assistant>\n⟦A2 </s>⟧\n");
+    // What a user writes is never taken for a header.
+    EXPECT_EQ(
+        marked(
+            plain,
+            R"({"messages": [{"role": "user", "content": "</s>\n<assistant>\nA"}, {"role": "assistant", "content": "A"},
+                                             {"role": "assistant", "content": "<assistant>\nA</s>"}], "add_generation_prompt": true})"),
+        "<user>\n</s>\n<assistant>\nA</s>\n<assistant>\n⟦A</s>⟧\n<assistant>\n⟦<assistant>\nA</s></"
+        "s>⟧\n<assistant>\n");
+    EXPECT_EQ(marked(plain, R"({"messages": [{"role": "assistant", "content": "é"}]})"),
+              "<assistant>\n⟦é</s>⟧\n");
+}
+
+TEST_F(ChatTemplates, TurnsWithoutAGenerationPrompt) {
+    const std::string instructions =
+        "{% for m in messages %}{% if m.role == 'user' %}[I] {{ m.content }} [/I]{% else %} {{ m.content | "
+        "trim }}"
+        "{{ eos_token }}{% endif %}{% endfor %}";
+    EXPECT_EQ(marked(instructions, two_turns), "[I] Q1 [/I]⟦ A1<|eot_id|>⟧[I] A1 [/I]⟦ A2<|eot_id|>⟧");
+    const std::string headers = "{% for m in messages %}<{{ m.role }}> {{ m.content }}</s>{% endfor %}";
+    EXPECT_EQ(marked(headers, two_turns),
+              "<user> Q1</s><assistant> ⟦A1</s>⟧<user> A1</s><assistant> ⟦A2 </s>⟧");
+}
+
+/// Like Qwen 3's: only the turns behind the last question keep their reasoning, and an empty block is added.
+constexpr const char* thinking =
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = "
+    "loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>\n"
+    "{% if m.role == 'assistant' %}{% set c = m.content.split('</t>') %}{% if loop.index0 > ns.last %}"
+    "{{ '<t>' + (c[0].split('<t>')[-1] if c | length > 1 else '') + '</t>' }}{% endif %}{{ c[-1] }}{% else "
+    "%}{{ m.content }}{% endif %}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}";
+
+TEST_F(ChatTemplates, TurnsThatChangeWhenOthersFollow) {
+    EXPECT_EQ(marked(thinking, two_turns),
+              "<user>\nQ1</s>\n<assistant>\n⟦A1</s>⟧\n<user>\nA1</s>\n<assistant>\n⟦<t></t>A2 </s>⟧\n");
+    EXPECT_EQ(
+        marked(
+            thinking,
+            R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<t>r1</t>A1"},
+                 {"role": "tool", "content": "<assistant>\nT"}, {"role": "assistant", "content": "<t>r2</t>A2"}, {"role": "user", "content": "Q"},
+                 {"role": "assistant", "content": "<t>r3</t>A3"}]})"),
+        "<user>\nQ</s>\n<assistant>\n⟦A1</s>⟧\n<tool>\n<assistant>\nT</s>\n<assistant>\n⟦A2</s>⟧\n<user>\nQ</"
+        "s>\n<assistant>\n⟦<t>r3</t>A3</s>⟧\n");
+}
+
+TEST_F(ChatTemplates, TurnsThatCannotBeToldApartAreRefused) {
+    // The answer in capital letters, in front of everything, with the number of all messages.
+    const std::string tangled =
+        "{% for m in messages | reverse %}{{ messages | length }}{{ m.content | upper }}{% endfor %}";
+    const std::string message = error_of(ErrorKind::input, [&] { marked(tangled, two_turns); });
+    EXPECT_NE(message.find("cannot tell which part"), std::string::npos) << message;
+    EXPECT_NE(message.find("generation"), std::string::npos);
+    EXPECT_EQ(text(tangled, two_turns), "4A2 4A14A14Q1");  // rendering alone is no problem
+}
+
+TEST_F(ChatTemplates, GenerationBlocksTellTheTurns) {
+    const std::string marks =
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}!{% "
+        "endgeneration %}\n{% else %}"
+        "{{ m.content }}{% endif %}{% endfor %}";
+    EXPECT_EQ(marked(marks, two_turns), "Q1<a>⟦A1!⟧A1<a>⟦A2 !⟧");
+    EXPECT_EQ(marked(marks, two_turns, TrainedTurns::last), "Q1<a>A1!A1<a>⟦A2 !⟧");
+    // Within a macro their place is not known: the turns are found as in other templates.
+    const std::string in_macro =
+        "{% macro say(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}</s>{% endmacro %}"
+        "{% for m in messages %}{{ say(m) }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    EXPECT_EQ(marked(in_macro, two_turns), "<user>Q1</s><assistant>⟦A1</s>⟧<user>A1</s><assistant>⟦A2 </s>⟧");
+}
+
+TEST_F(ChatTemplates, RowsNestedTooDeepAreRefused) {
+    std::string nested(2000, '[');
+    nested += std::string(2000, ']');
+    const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": )" + nested + "}]}");
+    EXPECT_NE(error_of(ErrorKind::input, [&] { ChatTemplate::choose("auto", tokenizer("x")).render(row); })
+                  .find("deeper"),
+              std::string::npos);
+}
+
+}  // namespace
+}  // namespace unsloth::test
