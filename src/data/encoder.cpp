@@ -1,6 +1,8 @@
 #include "unsloth/data/encoder.h"
 
+#include <algorithm>
 #include <ctime>
+#include <nlohmann/json.hpp>
 
 #include "data/hash.h"
 #include "unsloth/core/error.h"
@@ -66,6 +68,15 @@ class TokenizerEncoder : public RowEncoder {
         return row_of(encode_rendered(tokenizer_, chat_template_.render(turns, false)));
     }
 
+    EncodedRow tool_conversation(const Conversation& conversation) const override {
+        nlohmann::ordered_json row{{"messages", nlohmann::ordered_json::parse(conversation.messages_json)}};
+        if (!conversation.tools_json.empty()) {
+            row["tools"] = nlohmann::ordered_json::parse(conversation.tools_json, nullptr, /*allow_exceptions=*/false);
+            if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
+        }
+        return row_of(encode_rendered(tokenizer_, chat_template_.render(row)));
+    }
+
   private:
     Tokenizer tokenizer_;  // a copy shares the tables
     ChatTemplate chat_template_;
@@ -84,6 +95,9 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
     for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                              "vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"})
         files.push_back(tokenizer_folder / name);
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(tokenizer_folder / "additional_chat_templates", none)) files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
     files.emplace_back(template_name);  // a template may be a file of its own
     ContentHash hash;
     hash.add_field(template_name);
