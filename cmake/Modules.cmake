@@ -3,6 +3,7 @@
 function(unsloth_module name)
   cmake_parse_arguments(arg "TORCH;JSON" "" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp" "${PROJECT_SOURCE_DIR}/src/${name}/*/*.cpp")
+  list(FILTER sources EXCLUDE REGEX "/src/data/parquet/")  # a library of its own (Parquet.cmake)
   add_library(${name} OBJECT ${sources})
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${name} ${arg_LINK} PRIVATE unsloth_warnings)
