@@ -1,8 +1,10 @@
-// Where the bytes of a rewritten text came from.
+// Rewritten texts, and where their bytes came from.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,10 +20,16 @@ class Alignment {
     void append_exact(std::size_t length) { append(length, length, true); }
     void append_block(std::size_t out_length, std::size_t in_length) { append(out_length, in_length, false); }
 
-    /// The input's range for the output's non-empty range [begin, end).
+    /// The input's range for the output's range [begin, end); an empty one stands at the place of its begin.
     Span to_input(Span out) const {
         if (identity()) return out;
+        if (out.first >= runs_.back().out_end) return {runs_.back().in_end, runs_.back().in_end};
         const Run& first = find(out.first);
+        if (out.first == out.second) {
+            const std::size_t at =
+                first.exact ? first.in_begin + (out.first - first.out_begin) : first.in_begin;
+            return {at, at};
+        }
         const Run& last = find(out.second - 1);
         return {first.exact ? first.in_begin + (out.first - first.out_begin) : first.in_begin,
                 last.exact ? last.in_begin + (out.second - last.out_begin) : last.in_end};
@@ -50,6 +58,47 @@ class Alignment {
     }
 
     std::vector<Run> runs_;
+};
+
+/// Alignments of rewritings that followed each other, the first one first.
+class AlignmentChain {
+  public:
+    void push(Alignment step) {
+        if (!step.identity()) steps_.push_back(std::move(step));
+    }
+    bool identity() const { return steps_.empty(); }
+    Alignment::Span to_input(Alignment::Span out) const {
+        for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) out = step->to_input(out);
+        return out;
+    }
+
+  private:
+    std::vector<Alignment> steps_;
+};
+
+/// Builds a rewritten text and, where the caller wants it, its alignment.
+class Rewriter {
+  public:
+    explicit Rewriter(bool aligned) : aligned_(aligned) {}
+    void copy(std::string_view text) {
+        text_ += text;
+        if (aligned_) alignment_.append_exact(text.size());
+    }
+    /// `text` stands for `in_length` bytes of the input.
+    void replace(std::string_view text, std::size_t in_length) {
+        text_ += text;
+        if (aligned_) alignment_.append_block(text.size(), in_length);
+    }
+    void skip(std::size_t in_length) { replace({}, in_length); }
+    const std::string& text() const { return text_; }
+    /// Leaves the rewriter empty.
+    std::string take_text() { return std::move(text_); }
+    Alignment take_alignment() { return std::move(alignment_); }
+
+  private:
+    std::string text_;
+    Alignment alignment_;
+    bool aligned_;
 };
 
 }  // namespace unsloth

@@ -1,7 +1,6 @@
 #include "tokenizer/byte_level.h"
 
 #include <array>
-#include <cstdint>
 
 #include "tokenizer/unicode.h"
 
@@ -25,6 +24,18 @@ struct Alphabet {
 constexpr Alphabet alphabet;
 
 }  // namespace
+
+std::string_view character_of_byte(uint8_t byte) {
+    static const std::array<std::string, 256> characters = [] {
+        std::array<std::string, 256> out;
+        for (std::size_t c = 0; c < alphabet.byte.size(); ++c) {
+            if (alphabet.byte[c] >= 0)
+                unicode::append(out[static_cast<std::size_t>(alphabet.byte[c])], static_cast<char32_t>(c));
+        }
+        return out;
+    }();
+    return characters[byte];
+}
 
 std::optional<std::string> bytes_of_token(std::string_view token) {
     std::string bytes;

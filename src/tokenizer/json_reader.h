@@ -66,7 +66,11 @@ class JsonReader {
         }
     }
     [[noreturn]] void refuse(const std::string& expected) const {
-        std::string found = value_->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+        // Lists and objects are not written out: the writer recurses, and a file may nest them without end.
+        std::string found = value_->is_array() ? cat("a list of ", value_->size())
+                            : value_->is_object()
+                                ? cat("an object of ", value_->size())
+                                : value_->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
         if (found.size() > 80) found = found.substr(0, 77) + "...";
         throw input_error(cat(where_, ": expected ", expected, ", found ", found));
     }

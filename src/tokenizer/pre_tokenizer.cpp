@@ -1,5 +1,7 @@
 #include "tokenizer/pre_tokenizer.h"
 
+#include "tokenizer/matches.h"
+#include "tokenizer/normalizer.h"
 #include "tokenizer/unicode.h"
 
 namespace unsloth {
@@ -11,35 +13,57 @@ struct Piece {
     bool match;
 };
 
-void find_pieces(const SplitStep& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
-    pieces.clear();
+/// `base` is the place of `text`, which a step looks at, within the whole.
+void find_pieces(const RegexSplit& step, std::string_view text, std::size_t base,
+                 std::vector<Piece>& pieces) {
+    std::size_t done = 0;
     const auto add = [&](std::size_t begin, std::size_t end, bool match) {
         pieces.push_back({base + begin, base + end, match != step.invert});
     };
-    std::size_t done = 0, from = 0, begin = 0, end = 0;
-    std::size_t last_end = std::string_view::npos;
-    while (from <= text.size() && step.pattern->search(text, from, begin, end)) {
-        from = end;
-        if (begin == end) {
-            // An empty match counts, but not right behind another match; then the search moves on by a
-            // character.
-            from = end < text.size() ? end + unicode::decode(text, end).size : end + 1;
-            if (end == last_end) continue;
-        }
+    for_each_match(step.pattern, text, [&](std::size_t begin, std::size_t end) {
         if (done < begin) add(done, begin, false);
         add(begin, end, true);
-        done = last_end = end;
-    }
+        done = end;
+    });
     if (done < text.size()) add(done, text.size(), false);
 }
 
+bool matches(const CharacterSplit& step, char32_t c) {
+    switch (step.matched) {
+        case CharacterSplit::Class::white_space:
+            return unicode::is_white_space(c);
+        case CharacterSplit::Class::numeric:
+            return unicode::is_numeric(c);
+        case CharacterSplit::Class::punctuation:
+            return unicode::is_punctuation(c);
+        case CharacterSplit::Class::delimiter:
+            return c == step.delimiter;
+    }
+    return false;
+}
+
+void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t base,
+                 std::vector<Piece>& pieces) {
+    std::size_t done = 0;
+    for (std::size_t at = 0; at < text.size();) {
+        const unicode::Decoded d = unicode::decode(text, at);
+        if (matches(step, d.code_point)) {
+            if (done < at) pieces.push_back({base + done, base + at, false});
+            pieces.push_back({base + at, base + at + d.size, true});
+            done = at + d.size;
+        }
+        at += d.size;
+    }
+    if (done < text.size()) pieces.push_back({base + done, base + text.size(), false});
+}
+
 /// Joins pieces as the behaviour says. Empty words are left out.
-void join_pieces(const SplitStep& step, const std::vector<Piece>& pieces, std::vector<Word>& words) {
+void join_pieces(SplitBehavior behavior, const std::vector<Piece>& pieces, std::vector<Word>& words) {
     const std::size_t first = words.size();
     const auto push = [&](const Piece& piece) { words.push_back({piece.begin, piece.end}); };
     const auto started = [&] { return words.size() > first; };
     bool previous_match = false;
-    switch (step.behavior) {
+    switch (behavior) {
         case SplitBehavior::isolated:
             for (const Piece& piece : pieces) push(piece);
             break;
@@ -85,51 +109,144 @@ void join_pieces(const SplitStep& step, const std::vector<Piece>& pieces, std::v
     words.resize(kept);
 }
 
-void insert_prefix_spaces(SplitText& out) {
-    std::string text;
-    Alignment map;
-    std::size_t copied = 0;
-    for (Word& word : out.words) {
-        const bool has_space = out.text[word.begin] == ' ';
-        text += out.text.substr(copied, word.begin - copied);
-        map.append_exact(word.begin - copied);
-        copied = word.begin;
-        if (!has_space) {
-            text += ' ';
-            map.append_block(1, 0);
-        }
-        const std::size_t length = word.end - word.begin;
-        text += out.text.substr(word.begin, length);
-        map.append_exact(length);
-        copied = word.end;
-        word = {text.size() - length - (has_space ? 0 : 1), text.size()};
+enum class Run { white_space, word, other };
+
+Run run_of(char32_t c) {
+    if (unicode::is_white_space(c)) return Run::white_space;
+    return unicode::is_word(c) ? Run::word : Run::other;
+}
+
+void split_word(const WordRunSplit&, const SplitText& text, const Word& word, std::vector<Word>& out) {
+    Run previous = Run::white_space;
+    for (std::size_t at = word.begin; at < word.end;) {
+        const unicode::Decoded d = unicode::decode(text.text, at);
+        const Run run = run_of(d.code_point);
+        if (run != previous && run != Run::white_space) out.push_back({at, at});
+        at += d.size;
+        if (run != Run::white_space) out.back().end = at;
+        previous = run;
     }
-    out.rewritten = std::move(text);
-    out.text = out.rewritten;
-    out.alignment = std::move(map);
+}
+
+void split_word(const FixedLengthSplit& step, const SplitText& text, const Word& word,
+                std::vector<Word>& out) {
+    std::size_t characters = 0;
+    for (std::size_t at = word.begin; at < word.end; ++characters) {
+        if (characters % step.length == 0) out.push_back({at, at});
+        at += unicode::decode(text.text, at).size;
+        out.back().end = at;
+    }
+}
+
+/// A step that only splits; the text stays.
+template <class Step>
+void apply_split(const Step& step, SplitText& text) {
+    std::vector<Word> next;
+    if constexpr (std::is_same_v<Step, RegexSplit> || std::is_same_v<Step, CharacterSplit>) {
+        std::vector<Piece> pieces;
+        std::string shadow;
+        std::string_view subject = text.text;
+        if (std::is_same_v<Step, RegexSplit> && unicode::shadow_categories(text.text, shadow))
+            subject = shadow;
+        for (const Word& word : text.words) {
+            pieces.clear();
+            find_pieces(step, subject.substr(word.begin, word.end - word.begin), word.begin, pieces);
+            join_pieces(step.behavior, pieces, next);
+        }
+    } else {
+        for (const Word& word : text.words) split_word(step, text, word, next);
+    }
+    text.words.swap(next);
+}
+
+/// A step that rewrites every word by `rewrite(word's text, its place, out)`.
+template <class Rewrite>
+void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
+    Rewriter out(aligned);
+    std::size_t done = 0;
+    for (Word& word : text.words) {
+        out.skip(word.begin - done);
+        done = word.end;
+        const std::size_t begin = out.text().size();
+        rewrite(text.text.substr(word.begin, word.end - word.begin), word, out);
+        word = {begin, out.text().size()};
+    }
+    out.skip(text.text.size() - done);
+    text.rewritten = out.take_text();
+    text.text = text.rewritten;
+    if (aligned) text.alignment.push(out.take_alignment());
+}
+
+/// `text` with its spaces replaced.
+void append_replaced(const SpaceReplacement& step, std::string_view text, Rewriter& out) {
+    std::size_t done = 0;
+    for_each_match(" ", text, [&](std::size_t begin, std::size_t end) {
+        out.copy(text.substr(done, begin - done));
+        out.replace(step.replacement, end - begin);
+        done = end;
+    });
+    out.copy(text.substr(done));
+}
+
+void replace_spaces(const SpaceReplacement& step, SplitText& text, bool aligned,
+                    const PreTokenizer::Origin& origin) {
+    rewrite_words(text, aligned, [&](std::string_view word, const Word& place, Rewriter& out) {
+        using Prepend = SpaceReplacement::Prepend;
+        const bool starts = word[0] == ' ' || word.substr(0, step.replacement.size()) == step.replacement;
+        bool prepend = step.prepend != Prepend::never && !starts;
+        if (prepend && step.prepend == Prepend::first) {
+            prepend = origin(text.alignment.to_input({place.begin, place.end})) == 0;
+        }
+        if (!prepend) return append_replaced(step, word, out);
+        const std::size_t first = unicode::decode(word, 0).size;
+        append_prefixed(step.replacement, word.substr(0, first), out);
+        append_replaced(step, word.substr(first), out);
+    });
+}
+
+void apply(const PreTokenizerStep& step, SplitText& text, bool aligned, const PreTokenizer::Origin& origin) {
+    if (std::holds_alternative<PrefixSpace>(step)) {
+        rewrite_words(text, aligned, [](std::string_view word, const Word&, Rewriter& out) {
+            if (word[0] == ' ') {
+                out.copy(word);
+            } else {
+                append_prefixed(" ", word, out);
+            }
+        });
+    } else if (const auto* spaces = std::get_if<SpaceReplacement>(&step)) {
+        replace_spaces(*spaces, text, aligned, origin);
+    } else if (std::holds_alternative<ByteAlphabet>(step)) {
+        rewrite_words(text, aligned, [](std::string_view word, const Word&, Rewriter& out) {
+            append_byte_alphabet(word, out);
+        });
+    } else if (const auto* regex = std::get_if<RegexSplit>(&step)) {
+        apply_split(*regex, text);
+    } else if (const auto* characters = std::get_if<CharacterSplit>(&step)) {
+        apply_split(*characters, text);
+    } else if (const auto* runs = std::get_if<WordRunSplit>(&step)) {
+        apply_split(*runs, text);
+    } else {
+        apply_split(std::get<FixedLengthSplit>(step), text);
+    }
 }
 
 }  // namespace
 
-void PreTokenizer::split(std::string_view text, SplitText& out) const {
+PreTokenizer::PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+        const auto* spaces = std::get_if<SpaceReplacement>(&steps_[i]);
+        if (spaces && spaces->prepend == SpaceReplacement::Prepend::first) origin_steps_ = i + 1;
+    }
+}
+
+void PreTokenizer::split(std::string_view text, bool aligned, const Origin& origin, SplitText& out) const {
     out.text = text;
     out.alignment = {};
     out.words.clear();
     if (!text.empty()) out.words.push_back({0, text.size()});
-    std::vector<Word> next;
-    std::vector<Piece> pieces;
-    std::string shadow;
-    for (const SplitStep& step : steps_) {
-        if (step.add_prefix_space) insert_prefix_spaces(out);
-        if (!step.pattern) continue;
-        const std::string_view subject = unicode::shadow_categories(out.text, shadow) ? shadow : out.text;
-        next.clear();
-        for (const Word& word : out.words) {
-            find_pieces(step, subject.substr(word.begin, word.end - word.begin), word.begin, pieces);
-            join_pieces(step, pieces, next);
-        }
-        out.words.swap(next);
-    }
+    // What is rewritten before a step that asks for the origin must be aligned for that step.
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+        apply(steps_[i], out, aligned || i + 1 < origin_steps_, origin);
 }
 
 }  // namespace unsloth

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "tokenizer/alignment.h"
@@ -21,28 +22,59 @@ struct SplitText {
     std::string_view text;
     std::vector<Word> words;
     std::string rewritten;
-    Alignment alignment;  ///< from `text` to the caller's text, where a step inserted spaces
+    AlignmentChain alignment;  ///< from `text` to the caller's text, where steps rewrote it
 };
 
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
-/// One step: an optional space in front of each word, then an optional split of each word.
-struct SplitStep {
-    bool add_prefix_space = false;
-    std::optional<Regex> pattern;
+/// Split: by the matches of a pattern.
+struct RegexSplit {
+    Regex pattern;
     SplitBehavior behavior = SplitBehavior::isolated;
     bool invert = false;  ///< what the pattern does not match counts as matched
 };
+/// By single characters: WhitespaceSplit, Digits, Punctuation, CharDelimiterSplit.
+struct CharacterSplit {
+    enum class Class { white_space, numeric, punctuation, delimiter } matched;
+    SplitBehavior behavior;
+    char32_t delimiter = 0;
+};
+/// Whitespace: runs of word characters and runs of what is neither word nor white space, which is dropped.
+struct WordRunSplit {};
+/// FixedLength: pieces of so many characters.
+struct FixedLengthSplit {
+    std::size_t length;
+};
+/// ByteLevel's add_prefix_space: a space in front of each word that has none.
+struct PrefixSpace {};
+/// Metaspace without its split: spaces become `replacement`, which is also put in front where it is missing.
+struct SpaceReplacement {
+    enum class Prepend { always, never, first } prepend;
+    std::string replacement;
+};
+/// ByteLevel's alphabet, where something follows that must see it (else the model reads the bytes
+/// themselves).
+struct ByteAlphabet {};
+
+using PreTokenizerStep = std::variant<RegexSplit, CharacterSplit, WordRunSplit, FixedLengthSplit, PrefixSpace,
+                                      SpaceReplacement, ByteAlphabet>;
 
 /// Immutable; safe from any thread.
 class PreTokenizer {
   public:
-    explicit PreTokenizer(std::vector<SplitStep> steps) : steps_(std::move(steps)) {}
-    /// `text` is valid UTF-8 and outlives `out`, which is overwritten.
-    void split(std::string_view text, SplitText& out) const;
+    explicit PreTokenizer(std::vector<PreTokenizerStep> steps);
+
+    /// The place in the whole original text of a place in the text that is split.
+    using Origin = std::function<std::size_t(Alignment::Span)>;
+    /// `text` is valid UTF-8 and outlives `out`, which is overwritten. `origin` is called only where
+    /// `asks_origin` holds. The alignment is made only if `aligned`.
+    void split(std::string_view text, bool aligned, const Origin& origin, SplitText& out) const;
+    /// Some step treats the beginning of the original text in its own way (Metaspace's "first").
+    bool asks_origin() const { return origin_steps_ > 0; }
 
   private:
-    std::vector<SplitStep> steps_;
+    std::vector<PreTokenizerStep> steps_;
+    std::size_t origin_steps_ = 0;  ///< number of steps up to and with the last that asks for the origin
 };
 
 }  // namespace unsloth

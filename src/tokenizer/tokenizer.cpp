@@ -6,6 +6,7 @@
 
 #include "tokenizer/byte_level.h"
 #include "tokenizer/flat_map.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
 #include "tokenizer/special_tokens.h"
 #include "tokenizer/tokenizer_json.h"
 #include "tokenizer/unicode.h"
@@ -40,24 +41,26 @@ class StringsById {
     std::vector<uint32_t> begin_;
 };
 
-std::size_t id_count(const TokenizerJson& json) {
+std::size_t id_count(const TokenizerSpec& spec) {
     int32_t last = -1;
-    for (const auto& [token, id] : json.model.vocab) last = std::max(last, id);
-    for (const AddedToken& token : json.added) last = std::max(last, token.id);
+    for (const auto& [token, id] : spec.model.vocab) last = std::max(last, id);
+    for (const AddedToken& token : spec.added) last = std::max(last, token.id);
     return static_cast<std::size_t>(last + 1);
 }
 
 /// Raw forms by id; with `searched`, added tokens in the form in which texts contain them (what decoding
 /// starts from).
-std::vector<std::string> tokens_by_id(const TokenizerJson& json, bool searched) {
-    std::vector<std::string> tokens(id_count(json));
-    for (const auto& [token, id] : json.model.vocab) tokens[id] = token;
-    for (const AddedToken& token : json.added) tokens[token.id] = searched ? token.pattern() : token.content;
+std::vector<std::string> tokens_by_id(const TokenizerSpec& spec, bool searched) {
+    std::vector<std::string> tokens(id_count(spec));
+    for (const auto& [token, id] : spec.model.vocab) tokens[id] = token;
+    for (const AddedToken& token : spec.added) tokens[token.id] = searched ? token.pattern() : token.content;
     return tokens;
 }
 
-std::vector<std::string> bytes_by_id(const TokenizerJson& json) {
-    std::vector<std::string> tokens = tokens_by_id(json, true);
+/// What decoding starts from: bytes where tokens are simply joined, else raw forms.
+std::vector<std::string> texts_by_id(const TokenizerSpec& spec) {
+    std::vector<std::string> tokens = tokens_by_id(spec, true);
+    if (!spec.decoder.only_byte_level()) return tokens;
     for (std::string& token : tokens) {
         if (std::optional<std::string> bytes = bytes_of_token(token)) token = std::move(*bytes);
     }
@@ -67,22 +70,23 @@ std::vector<std::string> bytes_by_id(const TokenizerJson& json) {
 }  // namespace
 
 struct Tokenizer::Impl {
-    Impl(TokenizerJson json, const std::filesystem::path& source)
+    Impl(const TokenizerSpec& spec, const std::filesystem::path& source)
         : folder(source),
-          nfc(json.nfc),
-          pre_tokenizer(std::move(json.steps)),
-          bpe(json.model),
-          added(json.added),
+          normalizer(spec.normalizer),
+          pre_tokenizer(spec.pre_tokenizer),
+          model(make_model(spec.model)),
+          decoder(spec.decoder),
+          added(spec.added),
           raw_finder(added, false),
           normalized_finder(added, true),
-          raw(tokens_by_id(json, false)),
-          bytes(bytes_by_id(json)),
+          raw(tokens_by_id(spec, false)),
+          texts(texts_by_id(spec)),
           ids(raw.size()),
           special(raw.size()),
           exists(raw.size()),
-          prefix_ids(std::move(json.prefix_ids)),
-          suffix_ids(std::move(json.suffix_ids)) {
-        for (const auto& [token, id] : json.model.vocab) exists[id] = true;
+          prefix_ids(spec.prefix_ids),
+          suffix_ids(spec.suffix_ids) {
+        for (const auto& [token, id] : spec.model.vocab) exists[id] = true;
         for (const AddedToken& token : added) exists[token.id] = true;
         for (std::size_t id = 0; id < raw.size(); ++id) {
             if (exists[id]) ids.insert(raw[id], static_cast<int32_t>(id));
@@ -91,7 +95,7 @@ struct Tokenizer::Impl {
         for (const AddedToken& token : added) {
             if (token.special) names.insert(token.content);
         }
-        const std::vector<std::string> searched = tokens_by_id(json, true);
+        const std::vector<std::string> searched = tokens_by_id(spec, true);
         for (std::size_t id = 0; id < raw.size(); ++id)
             special[id] = exists[id] && names.count(searched[id]) != 0;
     }
@@ -106,18 +110,29 @@ struct Tokenizer::Impl {
             if (with_offsets) offsets.push_back(span);
         }
     };
+    /// A normalised stretch of the text, with the way back to the text.
+    struct Stretch {
+        std::size_t base;           ///< its place in the repaired text
+        const Alignment& to_text;   ///< from the repaired text to the text
+        AlignmentChain to_stretch;  ///< from the normalised stretch to the stretch
+
+        Span origin(Span span) const {
+            span = to_stretch.to_input(span);
+            return to_text.to_input({base + span.first, base + span.second});
+        }
+    };
     void encode(std::string_view text, bool add_special, Output& out) const;
     void encode_stretch(std::string_view text, std::size_t base, const Alignment& to_text, Output& out) const;
-    void encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch,
-                      std::size_t stretch_base, const Alignment& to_text, Output& out) const;
+    void encode_words(std::string_view text, std::size_t base, const Stretch& stretch, Output& out) const;
 
     std::filesystem::path folder;
-    bool nfc;
+    Normalizer normalizer;
     PreTokenizer pre_tokenizer;
-    Bpe bpe;
+    std::unique_ptr<const Model> model;
+    Decoder decoder;
     std::vector<AddedToken> added;
     AddedTokenFinder raw_finder, normalized_finder;
-    StringsById raw, bytes;
+    StringsById raw, texts;
     StringTable ids;  ///< of raw forms
     std::vector<bool> special, exists;
     std::vector<int32_t> prefix_ids, suffix_ids;
@@ -154,52 +169,66 @@ void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& ou
 /// A stretch without tokens of the first kind: normalised, then cut at tokens of the second.
 void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, const Alignment& to_text,
                                      Output& out) const {
-    std::string normalized;
-    Alignment to_stretch;
-    if (nfc && unicode::to_nfc(text, normalized, to_stretch)) text = normalized;
-    if (normalized_finder.empty()) return encode_words(text, 0, to_stretch, base, to_text, out);
+    std::string storage;
+    Stretch stretch{base, to_text, {}};
+    text =
+        normalizer.apply(text, storage, out.with_offsets || pre_tokenizer.asks_origin(), stretch.to_stretch);
+    if (normalized_finder.empty()) return encode_words(text, 0, stretch, out);
     std::vector<AddedTokenFinder::Stretch> parts;
     normalized_finder.split(text, parts);
     for (const auto& part : parts) {
         if (part.id >= 0) {
-            const Span span = to_stretch.to_input({part.begin, part.end});
-            out.add(part.id, to_text.to_input({base + span.first, base + span.second}));
+            out.add(part.id, stretch.origin({part.begin, part.end}));
         } else {
-            encode_words(text.substr(part.begin, part.end - part.begin), part.begin, to_stretch, base,
-                         to_text, out);
+            encode_words(text.substr(part.begin, part.end - part.begin), part.begin, stretch, out);
         }
     }
 }
 
-/// Words and their tokens. `base` is the text's place in its normalised stretch, `stretch_base` the stretch's
-/// place.
-void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Alignment& to_stretch,
-                                   std::size_t stretch_base, const Alignment& to_text, Output& out) const {
+/// Words and their tokens. `base` is the text's place in its normalised stretch.
+void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Stretch& stretch,
+                                   Output& out) const {
+    const auto origin = [&](Span span) { return stretch.origin({base + span.first, base + span.second}); };
     SplitText split;
-    pre_tokenizer.split(text, split);
+    pre_tokenizer.split(
+        text, out.with_offsets, [&](Span span) { return origin(span).first; }, split);
     std::vector<uint32_t> lengths;
     const TokenSink sink{&out.ids, out.with_offsets ? &lengths : nullptr};
     for (const Word& word : split.words) {
         lengths.clear();
-        bpe.encode(split.text.substr(word.begin, word.end - word.begin), sink);
+        model->encode(split.text.substr(word.begin, word.end - word.begin), sink);
         std::size_t at = word.begin;
         for (const uint32_t length : lengths) {
-            Span span = split.alignment.to_input({at, at + length});
+            out.offsets.push_back(origin(split.alignment.to_input({at, at + length})));
             at += length;
-            span = to_stretch.to_input({base + span.first, base + span.second});
-            out.offsets.push_back(to_text.to_input({stretch_base + span.first, stretch_base + span.second}));
         }
     }
 }
 
-Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
-    auto impl = std::make_shared<Impl>(read_tokenizer_json(folder / "tokenizer.json"), folder);
+bool Tokenizer::exists(const std::filesystem::path& folder) {
+    return std::filesystem::is_regular_file(folder / "tokenizer.json") ||
+           std::filesystem::is_regular_file(folder / "tokenizer.model");
+}
+
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+    const bool is_file = std::filesystem::is_regular_file(path) && path.extension() == ".json";
+    const std::filesystem::path folder = is_file ? path.parent_path() : path;
+    const std::filesystem::path json = is_file ? path : path / "tokenizer.json";
+    const bool sentencepiece = !std::filesystem::exists(json) && exists(folder);
+    const TokenizerSpec spec =
+        sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
+    auto impl = std::make_shared<Impl>(spec, folder);
     const auto id_of = [&](std::string_view token) -> std::optional<int32_t> {
         const int32_t id = impl->ids.find(token);
         return id < 0 ? std::nullopt : std::optional(id);
     };
     impl->roles = read_special_tokens(folder, id_of);
     SpecialTokens& roles = impl->roles;
+    if (!roles.bos) roles.bos = spec.bos;
+    if (!roles.eos && spec.eos) {
+        roles.eos = spec.eos;
+        roles.stop.insert(roles.stop.begin(), *spec.eos);
+    }
     // A folder without tokenizer_config.json still says what stands in front of every text.
     if (!roles.bos && !impl->prefix_ids.empty()) roles.bos = impl->prefix_ids.front();
     std::erase_if(roles.stop, [&](int32_t id) { return static_cast<std::size_t>(id) >= impl->raw.size(); });
@@ -221,12 +250,19 @@ Encoding Tokenizer::encode_with_offsets(std::string_view text, bool add_special)
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+    const bool joined = impl_->decoder.only_byte_level();
     std::string bytes, text;
+    std::vector<std::string> tokens;
     for (const int32_t id : ids) {
         if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id]))
             continue;
-        bytes += impl_->bytes[id];
+        if (joined) {
+            bytes += impl_->texts[id];
+        } else {
+            tokens.emplace_back(impl_->texts[id]);
+        }
     }
+    if (!joined) return impl_->decoder.decode(std::move(tokens));
     if (unicode::valid_prefix(bytes) == bytes.size()) return bytes;
     unicode::append_lossy(text, bytes);
     return text;

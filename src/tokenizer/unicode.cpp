@@ -1,11 +1,9 @@
 #include "tokenizer/unicode.h"
 
 #include <algorithm>
-#include <bitset>
 #include <cstring>
-#include <unordered_map>
-#include <vector>
 
+#include "tokenizer/code_point_set.h"
 #include "tokenizer/unicode_tables.h"
 
 namespace unsloth::unicode {
@@ -35,7 +33,8 @@ int sequence_length(std::string_view text, std::size_t at) {
     return size;
 }
 
-/// Skips eight ASCII bytes at a time.
+}  // namespace
+
 std::size_t skip_ascii(std::string_view text, std::size_t at) {
     while (at + 8 <= text.size()) {
         uint64_t word;
@@ -46,152 +45,6 @@ std::size_t skip_ascii(std::string_view text, std::size_t at) {
     while (at < text.size() && byte_at(text, at) < 0x80) ++at;
     return at;
 }
-
-template <class Row>
-const Row* find_range(const std::vector<Row>& table, char32_t c) {
-    auto row = std::partition_point(table.begin(), table.end(), [c](const Row& r) { return r.last < c; });
-    return row != table.end() && row->first <= c ? &*row : nullptr;
-}
-
-/// Membership of the basic plane as bits, because every character outside ASCII is looked up.
-class PlaneSet {
-  public:
-    void insert(char32_t first, char32_t last) {
-        for (char32_t c = first; c <= last && c < 0x10000; ++c) basic_.set(c);
-        if (last >= 0x10000) beyond_.push_back({std::max<char32_t>(first, 0x10000), last});
-    }
-    void seal() {
-        std::sort(beyond_.begin(), beyond_.end(), [](Range a, Range b) { return a.first < b.first; });
-    }
-    bool contains(char32_t c) const { return c < 0x10000 ? basic_[c] : find_range(beyond_, c) != nullptr; }
-
-  private:
-    std::bitset<0x10000> basic_;
-    std::vector<Range> beyond_;
-};
-
-// Hangul syllables are composed by arithmetic (The Unicode Standard 3.12).
-constexpr char32_t s_base = 0xAC00, l_base = 0x1100, v_base = 0x1161, t_base = 0x11A7;
-constexpr char32_t l_count = 19, v_count = 21, t_count = 28, s_count = l_count * v_count * t_count;
-
-struct NormalizationData {
-    std::unordered_map<char32_t, uint8_t> combining_class;
-    std::unordered_map<char32_t, const Decomposition*> decomposition;
-    std::unordered_map<uint64_t, char32_t> composition;
-    PlaneSet
-        unstable;  ///< a text without these is in NFC, and a run of them never reaches over another character
-
-    NormalizationData() {
-        for (const ClassRange& range : combining_classes()) {
-            unstable.insert(range.first, range.last);
-            for (char32_t c = range.first; c <= range.last; ++c) {
-                combining_class[c] = static_cast<uint8_t>(range.combining_class);
-            }
-        }
-        std::unordered_map<char32_t, bool> composed;
-        for (const Composition& row : compositions()) {
-            composition[key(row.first, row.second)] = row.composed;
-            composed[row.composed] = true;
-            unstable.insert(row.second, row.second);
-        }
-        for (const Decomposition& row : decompositions()) {
-            decomposition[row.code_point] = &row;
-            if (!composed.count(row.code_point)) unstable.insert(row.code_point, row.code_point);
-        }
-        unstable.insert(v_base, v_base + v_count - 1);
-        unstable.insert(t_base + 1, t_base + t_count - 1);
-        unstable.seal();
-    }
-    static uint64_t key(char32_t first, char32_t second) { return uint64_t{first} << 32 | second; }
-    uint8_t class_of(char32_t c) const {
-        const auto it = combining_class.find(c);
-        return it == combining_class.end() ? 0 : it->second;
-    }
-    static const NormalizationData& get() {
-        static const NormalizationData data;
-        return data;
-    }
-};
-
-void decompose(const NormalizationData& data, char32_t c, std::u32string& out) {
-    if (c - s_base < s_count) {
-        const char32_t index = c - s_base;
-        out += l_base + index / (v_count * t_count);
-        out += v_base + index % (v_count * t_count) / t_count;
-        if (index % t_count) out += t_base + index % t_count;
-    } else if (const auto it = data.decomposition.find(c); it != data.decomposition.end()) {
-        for (const char32_t part : it->second->parts) {
-            if (part) out += part;
-        }
-    } else {
-        out += c;
-    }
-}
-
-/// The composed character of a pair, or 0.
-char32_t compose_pair(const NormalizationData& data, char32_t first, char32_t second) {
-    if (first - l_base < l_count && second - v_base < v_count) {
-        return s_base + ((first - l_base) * v_count + (second - v_base)) * t_count;
-    }
-    if (first - s_base < s_count && (first - s_base) % t_count == 0 && second - t_base - 1 < t_count - 1) {
-        return first + (second - t_base);
-    }
-    const auto it = data.composition.find(NormalizationData::key(first, second));
-    return it == data.composition.end() ? 0 : it->second;
-}
-
-/// The canonical composition algorithm on decomposed, ordered characters, in place.
-void compose(const NormalizationData& data, std::u32string& text) {
-    std::size_t out = 0, starter = std::u32string::npos;
-    int last_class = -1;  // of the last character kept behind the starter; -1: none
-    for (const char32_t c : text) {
-        const int c_class = data.class_of(c);
-        if (starter != std::u32string::npos && last_class < c_class) {
-            if (const char32_t composed = compose_pair(data, text[starter], c)) {
-                text[starter] = composed;
-                continue;
-            }
-        }
-        if (c_class == 0) starter = out;
-        // A starter right behind a starter can compose with it; one that was kept blocks everything behind
-        // it.
-        last_class = c_class == 0 ? -1 : c_class;
-        text[out++] = c;
-    }
-    text.resize(out);
-}
-
-void normalize_chunk(std::string_view chunk, std::string& out, Alignment& alignment) {
-    const NormalizationData& data = NormalizationData::get();
-    std::u32string points;
-    for (std::size_t at = 0; at < chunk.size();) {
-        const Decoded d = decode(chunk, at);
-        decompose(data, d.code_point, points);
-        at += d.size;
-    }
-    for (auto it = points.begin(); it != points.end();) {
-        if (data.class_of(*it) == 0) {
-            ++it;
-            continue;
-        }
-        const auto end = std::find_if(it, points.end(), [&](char32_t c) { return data.class_of(c) == 0; });
-        std::stable_sort(it, end,
-                         [&](char32_t a, char32_t b) { return data.class_of(a) < data.class_of(b); });
-        it = end;
-    }
-    compose(data, points);
-    std::string normal;
-    for (const char32_t c : points) append(normal, c);
-    out += normal;
-    // Only what really changed loses its exact place.
-    std::size_t prefix =
-        std::mismatch(chunk.begin(), chunk.end(), normal.begin(), normal.end()).first - chunk.begin();
-    while (prefix > 0 && prefix < chunk.size() && (byte_at(chunk, prefix) & 0xC0) == 0x80) --prefix;
-    alignment.append_exact(prefix);
-    alignment.append_block(normal.size() - prefix, chunk.size() - prefix);
-}
-
-}  // namespace
 
 Decoded decode(std::string_view text, std::size_t at) {
     const auto continuation = [&](std::size_t i) {
@@ -255,7 +108,32 @@ bool is_white_space(char32_t c) {
 }
 
 bool is_word(char32_t c) {
-    return find_range(word_ranges(), c) != nullptr;
+    static const CodePointSet words(word_ranges());
+    return words.contains(c);
+}
+
+bool is_punctuation(char32_t c) {
+    static const CodePointSet punctuation(punctuation_ranges());
+    return punctuation.contains(c);
+}
+
+bool is_numeric(char32_t c) {
+    static const CodePointSet numbers(numeric_ranges());
+    return numbers.contains(c);
+}
+
+bool is_accent(char32_t c) {
+    static const CodePointSet accents(accent_ranges());
+    return accents.contains(c);
+}
+
+void append_lowercase(std::string& out, char32_t c) {
+    if (c == 0x130) {  // the only character whose lower case is two: i and a dot above
+        out += "i\u0307";
+        return;
+    }
+    const CaseRun* run = find_range(lowercase_runs(), c);
+    append(out, run && (c - run->first) % run->step == 0 ? c + run->distance : c);
 }
 
 std::string_view strip(std::string_view text) {
@@ -273,42 +151,9 @@ std::string_view strip(std::string_view text) {
     return text;
 }
 
-bool to_nfc(std::string_view text, std::string& out, Alignment& alignment) {
-    const PlaneSet& unstable = NormalizationData::get().unstable;
-    std::string result;
-    Alignment map;
-    std::size_t copied = 0;   // everything before is in `result`
-    std::size_t starter = 0;  // the last stable character seen: an unstable one may compose with it
-    for (std::size_t at = 0; at < text.size();) {
-        if (byte_at(text, at) < 0x80) {
-            const std::size_t next = skip_ascii(text, at);
-            starter = next - 1;
-            at = next;
-            continue;
-        }
-        Decoded d = decode(text, at);
-        if (!unstable.contains(d.code_point)) {
-            starter = at;
-            at += d.size;
-            continue;
-        }
-        while (at < text.size() && unstable.contains((d = decode(text, at)).code_point)) at += d.size;
-        result += text.substr(copied, starter - copied);
-        map.append_exact(starter - copied);
-        normalize_chunk(text.substr(starter, at - starter), result, map);
-        copied = starter = at;
-    }
-    if (copied == 0 || result == text.substr(0, copied)) return false;
-    result += text.substr(copied);
-    map.append_exact(text.size() - copied);
-    out = std::move(result);
-    alignment = std::move(map);
-    return true;
-}
-
 bool shadow_categories(std::string_view text, std::string& out) {
-    static const PlaneSet drifting = [] {
-        PlaneSet set;
+    static const CodePointSet drifting = [] {
+        CodePointSet set;
         for (const Replacement& row : category_drift()) set.insert(row.first, row.last);
         set.seal();
         return set;

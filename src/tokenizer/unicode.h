@@ -20,6 +20,9 @@ Decoded decode(std::string_view text, std::size_t at);
 std::size_t previous(std::string_view text, std::size_t end);
 void append(std::string& out, char32_t code_point);
 
+/// The first byte at or behind `at` that is not ASCII, or the size.
+std::size_t skip_ascii(std::string_view text, std::size_t at);
+
 /// Length of the longest prefix that is valid UTF-8 (no surrogates, no overlong forms, at most U+10FFFF).
 std::size_t valid_prefix(std::string_view text);
 /// Valid UTF-8: every maximal cut-off sequence (Unicode 16.0, table 3-8, "substitution of maximal subparts")
@@ -30,12 +33,18 @@ void append_lossy(std::string& out, std::string_view bytes, Alignment* alignment
 bool is_white_space(char32_t c);
 /// \w of UTS 18: Alphabetic, marks, decimal digits, connectors, joiners (Unicode 16.0).
 bool is_word(char32_t c);
+// What the reference's normalizers and pre-tokenizers mean by these words (see make_unicode_mappings.py).
+bool is_punctuation(char32_t c);
+bool is_numeric(char32_t c);
+bool is_accent(char32_t c);
+void append_lowercase(std::string& out, char32_t c);
 /// What Python's str.strip() and Jinja's trim remove: White_Space and U+001C to U+001F.
 std::string_view strip(std::string_view text);
 
-/// Canonical composition (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment`
+enum class NormalForm { nfc, nfd, nfkc, nfkd };
+/// A Unicode normal form (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment`
 /// untouched, when the text is in that form already, so that the usual case copies nothing.
-bool to_nfc(std::string_view text, std::string& out, Alignment& alignment);
+bool normalize(NormalForm form, std::string_view text, std::string& out, Alignment& alignment);
 
 /// Characters whose general category depends on the version of PCRE2 replaced by others of the same length in
 /// bytes that have, in every version, the category of Unicode 16.0 (what HF's engine knows). Only for

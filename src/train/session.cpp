@@ -92,13 +92,13 @@ OpenedModel open_model(const Config& config) {
     opened.file = std::make_shared<const WeightFile>(WeightFile::open(config.model.path));
     opened.tokenizer_folder = opened.file->checkpoint.folder();
     const auto& adapter = config.model.adapter_name_or_path;
-    if (adapter && std::filesystem::exists(std::filesystem::path(*adapter) / "tokenizer.json")) opened.tokenizer_folder = *adapter;
+    if (adapter && Tokenizer::exists(*adapter)) opened.tokenizer_folder = *adapter;
     return opened;
 }
 
 Tokenizer OpenedModel::tokenizer() const {
-    if (!std::filesystem::exists(tokenizer_folder / "tokenizer.json"))
-        throw input_error(cat(tokenizer_folder.string(), ": no tokenizer.json, which text needs"),
+    if (!Tokenizer::exists(tokenizer_folder))
+        throw input_error(cat(tokenizer_folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
                           "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
     Tokenizer loaded = Tokenizer::load(tokenizer_folder);
     if (loaded.vocab_size() > file->spec.vocab_size)

@@ -36,7 +36,9 @@ TEST_P(SmallTokenizer, EncodesAndDecodesAsTheReference) {
     expect_decodings(tokenizer, read_rows(golden("tokenizer/" + name + ".decode.jsonl")));
 }
 INSTANTIATE_TEST_SUITE_P(Golden, SmallTokenizer,
-                         testing::Values("llama3_small", "qwen_small", "gpt2_small", "unknown_small"));
+                         testing::Values("llama3_small", "qwen_small", "gpt2_small", "unknown_small", "llama2_small",
+                                         "mistral_small", "metaspace_small", "affix_small", "spm_small",
+                                         "spm_legacy_small"));
 
 class RealTokenizer : public testing::TestWithParam<const char*> {};
 

@@ -230,11 +230,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{R"({"version": "2.0"})", "key version"},
         BadFile{R"({"model": {"type": "Unigram"}})", "Unigram"},
         BadFile{R"({"model": null})", "'model' is missing"},
-        BadFile{R"({"model": {"byte_fallback": true}})", "key model.byte_fallback"},
         BadFile{R"({"model": {"dropout": 0.1}})", "key model.dropout"},
-        BadFile{R"({"model": {"continuing_subword_prefix": "##"}})", "key model.continuing_subword_prefix"},
-        BadFile{R"({"model": {"end_of_word_suffix": "</w>"}})", "key model.end_of_word_suffix"},
-        BadFile{R"({"model": {"unk_token": "no such"}})", "key model.unk_token"},
+        BadFile{R"({"model": {"continuing_subword_prefix": "######"}})", "key model.merges[0]"},
+        BadFile{R"({"model": {"continuing_subword_prefix": 1}})", "key model.continuing_subword_prefix"},
+        BadFile{R"({"model": {"fuse_unk": "yes"}})", "key model.fuse_unk"},
+        BadFile{R"({"pre_tokenizer": null, "model": {"unk_token": "no such"}})", "key model.unk_token"},
         BadFile{R"({"model": {"new_option": 1}})", "new_option"},
         BadFile{R"({"model": {"vocab": {"a": -1}}})", "model.vocab['a']"},
         BadFile{R"({"model": {"vocab": {"zzzz": 3}}})", "the id 3"},
@@ -243,21 +243,38 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{R"({"model": {"merges": [["a", "nope"]]}})", "model.merges[0]: 'nope'"},
         BadFile{R"({"model": {"merges": ["a b c"]}})", "model.merges[0]"},
         BadFile{R"({"model": {"merges": [["a", 1]]}})", "model.merges[0]"},
-        BadFile{R"({"normalizer": {"type": "Lowercase"}})", "Lowercase"},
-        BadFile{R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}})",
-                "normalizers[0]"},
-        BadFile{R"({"pre_tokenizer": {"type": "Metaspace"}})", "Metaspace"},
-        BadFile{R"({"pre_tokenizer": null})", "key pre_tokenizer"},
-        BadFile{R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}})", "key pre_tokenizer"},
-        BadFile{R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "ByteLevel", "add_prefix_space": false}, {"type": "Digits", "individual_digits": true}]}})",
-                "after ByteLevel"},
-        BadFile{R"({"post_processor": {"type": "RobertaProcessing"}})", "RobertaProcessing"},
+        BadFile{R"({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}})", "Precompiled"},
+        BadFile{
+            R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Bert"}]}})",
+            "normalizers[1]"},
+        BadFile{R"({"normalizer": {"type": "Prepend", "prepend": 5}})", "key normalizer.prepend"},
+        BadFile{R"({"normalizer": {"type": "Replace", "pattern": "a", "content": "b"}})",
+                "key normalizer.pattern"},
+        BadFile{R"({"normalizer": {"type": "Strip", "strip_left": true}})", "'strip_right' is missing"},
+        BadFile{R"({"normalizer": {"type": "NFC", "form": 1}})", "form"},
+        BadFile{R"({"pre_tokenizer": {"type": "UnicodeScripts", "pretokenizers": null}})", "UnicodeScripts"},
+        BadFile{R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "ab", "pretokenizers": null}})",
+                "key pre_tokenizer.replacement"},
+        BadFile{
+            R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "last", "pretokenizers": null}})",
+            "key pre_tokenizer.prepend_scheme"},
+        BadFile{
+            R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "add_prefix_space": false, "pretokenizers": null}})",
+            "key pre_tokenizer.add_prefix_space"},
+        BadFile{R"({"pre_tokenizer": {"type": "FixedLength", "length": 0, "pretokenizers": null}})",
+                "key pre_tokenizer.length"},
+        BadFile{R"({"post_processor": {"type": "RobertaProcessing", "cls": ["<s>"], "sep": null}})",
+                "key post_processor.cls"},
         BadFile{R"({"post_processor": {"processors": [{"type": "TemplateProcessing", "single":
             [{"SpecialToken": {"id": "<x>", "type_id": 0}}], "pair": [], "special_tokens": {}}]}})",
                 "'<x>' is missing"},
         BadFile{R"({"decoder": {"type": "WordPiece"}})", "WordPiece"},
-        BadFile{R"({"decoder": null})", "key decoder"},
+        BadFile{
+            R"({"decoder": {"type": "Strip", "content": " ", "start": -1, "stop": 0, "add_prefix_space": null, "trim_offsets": null, "use_regex": null}})",
+            "key decoder.start"},
+        BadFile{
+            R"({"decoder": {"type": "Sequence", "decoders": {}, "add_prefix_space": null, "trim_offsets": null, "use_regex": null}})",
+            "key decoder.decoders"},
         BadFile{R"({"added_tokens": [{"id": 0, "content": 5}]})", "key added_tokens[0].content"},
         BadFile{R"({"added_tokens": {}})", "key added_tokens"}));
 
@@ -288,8 +305,38 @@ TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
     split["pattern"]["Regex"] = "a";
     split["behavior"] = "Other";
     EXPECT_NE(message().find("pretokenizers[0].behavior"), std::string::npos);
-    split["type"] = "Whitespace";
-    EXPECT_NE(message().find("'Whitespace'"), std::string::npos);
+    split["type"] = "Whitespaces";
+    EXPECT_NE(message().find("'Whitespaces'"), std::string::npos);
+}
+
+TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
+    constexpr int depth = 10'000;
+    json document = small_json("llama3_small");
+    const TemporaryFolder folder;
+    const std::vector<std::pair<const char*, const char*>> parts = {{"normalizer", "normalizers"},
+                                                                    {"pre_tokenizer", "pretokenizers"},
+                                                                    {"decoder", "decoders"},
+                                                                    {"post_processor", "processors"}};
+    for (const auto& [part, key] : parts) {
+        document[part] = "here";
+        std::string text = document.dump(), opening, closing;
+        for (int i = 0; i < depth; ++i) {
+            opening += std::string("{\"type\":\"Sequence\",\"") + key + "\":[";
+            closing += "]}";
+        }
+        text.replace(text.find("\"here\""), 6, opening + closing);
+        folder.write("tokenizer.json", text);
+        const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+        EXPECT_NE(message.find("nested"), std::string::npos) << message.substr(0, 300);
+        document = small_json("llama3_small");
+    }
+    // A value of the wrong type is described, not written out.
+    std::string text = document.dump();
+    text.replace(text.find("\"version\":\"1.0\""), 15,
+                 "\"version\":" + std::string(depth, '[') + std::string(depth, ']'));
+    folder.write("tokenizer.json", text);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("a list of 1"),
+              std::string::npos);
 }
 
 TEST(Tokenizer, BrokenJsonNamesFileAndLine) {

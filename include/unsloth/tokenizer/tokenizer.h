@@ -1,7 +1,9 @@
-// Byte-level BPE tokenizers, read from Hugging Face's `tokenizer.json` (Llama 3, Qwen, GPT-2 style).
+// BPE tokenizers, read from Hugging Face's `tokenizer.json` (byte-level as in Llama 3, Qwen and GPT-2; SentencePiece
+// style with byte fallback as in Llama 2, Mistral and TinyLlama) or from SentencePiece's `tokenizer.model`.
 //
 // Ids and strings equal those of the `tokenizers` library 0.23: added tokens are cut out first, the rest is
-// normalised (NFC), split by regular expressions, and merged by rank (Sennrich et al. 2016, over bytes).
+// normalised, split, and merged by rank (Sennrich et al. 2016, over bytes or characters). A tokenizer.model gives
+// what transformers 5's LlamaTokenizer makes of it.
 // What a file asks for and this reader does not know is an input Error that names the file and the key.
 // `truncation` and `padding` of the file are not applied, as in transformers, which resets them.
 #pragma once
@@ -29,9 +31,12 @@ struct Encoding {
 /// Immutable after load; cheap to copy (copies share one table); every member is safe from any thread.
 class Tokenizer {
   public:
-    /// Reads `tokenizer.json` and, where they exist, tokenizer_config.json, special_tokens_map.json,
-    /// generation_config.json and the chat templates of a folder. Input Error with file and key.
-    static Tokenizer load(const std::filesystem::path& folder);
+    /// Reads `tokenizer.json` (or else `tokenizer.model`) and, where they exist, tokenizer_config.json,
+    /// special_tokens_map.json, generation_config.json and the chat templates of a folder; a .json file stands for
+    /// the tokenizer.json of its folder. Input Error with file and key.
+    static Tokenizer load(const std::filesystem::path& path);
+    /// Whether `folder` holds a tokenizer.json or tokenizer.model.
+    static bool exists(const std::filesystem::path& folder);
 
     /// `add_special`: with what the post-processor adds (BOS, EOS). Any bytes are accepted: those that are
     /// not UTF-8 count as U+FFFD, one per maximal cut-off sequence (as Rust's from_utf8_lossy and Python's

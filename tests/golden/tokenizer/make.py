@@ -18,7 +18,7 @@ import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -194,4 +194,5 @@ def main():
     write("qwen_small.chat.jsonl", chat_rows(Tokenizer.from_file(str(HERE / "qwen_small" / "tokenizer.json")), "qwen3.jsonl"))
 
 
-main()
+if __name__ == "__main__":
+    main()

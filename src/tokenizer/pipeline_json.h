@@ -1,0 +1,21 @@
+// The parts of a tokenizer.json around its model. Each reader takes the part's value, which may be null, and
+// gives an input Error that names the key for what is malformed or not known.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tokenizer/decoder.h"
+#include "tokenizer/json_reader.h"
+#include "tokenizer/normalizer.h"
+#include "tokenizer/pre_tokenizer.h"
+
+namespace unsloth {
+
+std::vector<NormalizerStep> read_normalizer(const JsonReader& part);
+std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part);
+Decoder read_decoder(const JsonReader& part);
+/// Ids put in front of and behind a single text.
+void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix);
+
+}  // namespace unsloth

@@ -1,0 +1,37 @@
+// SentencePiece's model file, tokenizer.model (sentencepiece_model.proto of the library).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace unsloth {
+
+enum class PieceType : int32_t {
+    normal = 1,
+    unknown = 2,
+    control = 3,
+    user_defined = 4,
+    unused = 5,
+    byte = 6
+};
+
+struct SentencePieceModel {
+    struct Piece {
+        std::string text;  ///< valid UTF-8, not empty
+        float score = 0;
+        PieceType type = PieceType::normal;
+    };
+    std::vector<Piece> pieces;                       ///< the place is the id
+    int32_t unknown_id = 0, bos_id = 1, eos_id = 2;  ///< -1: none
+    bool add_dummy_prefix = true;
+    /// The text is rewritten before it is split, in ways that transformers' LlamaTokenizer leaves out.
+    bool remove_extra_whitespaces = true, has_character_map = false;
+};
+
+/// Input Error with file and byte for what is malformed, and for models that are not BPE with spaces written
+/// as U+2581.
+SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path);
+
+}  // namespace unsloth
