@@ -2,6 +2,7 @@
 
 #include "app/commands.h"
 #include "unsloth/core/error.h"
+#include "unsloth/tokenizer/measure_command.h"
 #include "unsloth/tokenizer/tokenize_command.h"
 
 namespace unsloth::app {
@@ -13,7 +14,12 @@ void run_tokenize(const CommandLine& line) {
     options.decode = request.decode;
     options.no_special = request.no_special;
     std::ios::sync_with_stdio(false);
-    tokenize_stream(Tokenizer::load(request.tokenizer), options, std::cin, std::cout);
+    const Tokenizer tokenizer = Tokenizer::load(request.tokenizer);
+    if (request.measure > 0) {
+        measure_encoding(tokenizer, !options.no_special, static_cast<int>(request.measure), std::cin, std::cout);
+    } else {
+        tokenize_stream(tokenizer, options, std::cin, std::cout);
+    }
     if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 

@@ -2,6 +2,7 @@
 
 #include "tokenizer/support.h"
 #include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/measure_command.h"
 
 namespace unsloth::test {
 namespace {
@@ -92,6 +93,25 @@ TEST_F(TokenizeCommand, UnknownTemplateIsAUsageError) {
     TokenizeOptions options;
     options.chat_template = "vicuna";
     EXPECT_NE(error_of(ErrorKind::usage, [&] { run(options, ""); }).find("vicuna"), std::string::npos);
+}
+
+TEST(MeasureCommand, ReportsRoundsOfEncoding) {
+    const Tokenizer tokenizer = Tokenizer::load(golden("tokenizer/llama2_small"));
+    std::istringstream in("{\"text\": \"Hello\"}\n\n{\"text\": \"\u00e9\"}\n");
+    std::ostringstream out;
+    measure_encoding(tokenizer, true, 3, in, out);
+    const json result = json::parse(out.str());
+    EXPECT_EQ(result["rows"], 2);
+    EXPECT_EQ(result["bytes"], 7);
+    EXPECT_EQ(result["tokens"],
+              tokenizer.encode("Hello", true).size() + tokenizer.encode("\u00e9", true).size());
+    EXPECT_EQ(result["seconds"].size(), 3u);
+    for (const std::string bad : {"{", "{\"ids\": []}", "[]"}) {
+        std::istringstream rows("{\"text\": \"a\"}\n" + bad);
+        const std::string message =
+            error_of(ErrorKind::input, [&] { measure_encoding(tokenizer, true, 1, rows, out); });
+        EXPECT_NE(message.find("line 2"), std::string::npos) << message;
+    }
 }
 
 }  // namespace

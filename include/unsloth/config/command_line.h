@@ -17,10 +17,11 @@ struct ConfigRequest {
 };
 
 struct TokenizeRequest {
-    std::string tokenizer;  ///< folder with tokenizer.json, or the file; never empty
+    std::string tokenizer;  ///< folder with tokenizer.json or tokenizer.model, or the .json file; never empty
     std::string chat_template = "auto";
     bool decode = false;
     bool no_special = false;
+    int64_t measure = 0;  ///< rounds of encoding to time, instead of writing ids; 0: none
 };
 
 struct InspectRequest {
