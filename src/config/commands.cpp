@@ -34,7 +34,7 @@ void declare_generate(OptionSet& options, CommandLine& line) {
 
 void declare_tokenize(OptionSet& options, CommandLine& line) {
     options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.").value("DIR").must_be_given();
-    options.add("template", line.tokenize.chat_template, "Chat template for rows of messages.").value("NAME");
+    options.add("template", line.tokenize.chat_template, "Chat template for rows of messages, as data.template.").value("NAME");
     options.add("decode", line.tokenize.decode, "Turn ids into text; rows are {\"ids\"}.");
     options.add("no_special", line.tokenize.no_special,
                 "Add no special tokens to a text; leave them out when decoding.");

@@ -118,7 +118,8 @@ void declare_data(OptionSet& options, DataOptions& data) {
                        "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
     options
         .add("template", data.template_name,
-             "Chat template by name (llama-3, chatml, alpaca, …); auto takes what fits the model and the format.")
+             "Chat template: auto (the model's own, else a built-in one that fits its tokens), a name (of one of the "
+             "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr), or a path to a .jinja file.")
         .value("NAME")
         .suggested_for({"chat_template", "prompt_template"});
     options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");

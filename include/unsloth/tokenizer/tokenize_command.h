@@ -18,10 +18,9 @@ struct TokenizeOptions {
 /// One object out per line in: {"ids", "text", "trained"}. Rows are
 ///   {"text"}                                 encoded with the post-processor's special tokens unless
 ///   `no_special`
-///   {"messages", "add_generation_prompt"?}   rendered by the template, which writes its special tokens
-///   itself;
-///                                            further keys are variables of the template (built-in ones use
-///                                            none)
+///   {"messages", "add_generation_prompt"?, …}   rendered by the template, which writes its special tokens
+///                                            itself; further keys are variables of the template (see
+///                                            ChatTemplate::render)
 ///   {"ids"}                                  only with `decode`
 /// "text" is the text that was encoded (with `decode`: what the ids decode to), "trained" the ranges of token
 /// positions that belong to assistant turns (empty for text and ids). Blank lines are skipped.

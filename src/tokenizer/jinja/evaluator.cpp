@@ -39,7 +39,7 @@ Evaluator::Depth::Depth(Evaluator& evaluator, int line) : evaluator_(evaluator) 
     evaluator_.charge(int64_t{1});
     if (++evaluator_.depth_ > deepest_evaluation) {
         --evaluator_.depth_;
-        throw Failure("the template calls itself without end, or nests too deep", line);
+        throw LimitReached("the template calls itself without end, or nests too deep", line);
     }
 }
 
@@ -79,7 +79,8 @@ void Evaluator::keep(const std::shared_ptr<Object>& object) {
 
 void Evaluator::charge(int64_t steps) {
     steps_ += steps;
-    if (steps_ > most_steps) fail("the template takes too long: it loops without end, or over too much");
+    if (steps_ > most_steps)
+        throw LimitReached("the template takes too long: it loops without end, or over too much");
 }
 
 void Evaluator::charge(const Value& value) {

@@ -55,9 +55,7 @@ LoopItems::LoopItems(Evaluator& evaluator, const Statement& loop, ScopePtr scope
 bool LoopItems::next(Value& out) {
     for (;;) {
         if (generator_) {
-            Sequence& sequence = source_.sequence();
-            if (sequence.position >= sequence.items.size()) return false;
-            out = sequence.items[sequence.position++];
+            if (!take(source_.sequence(), out)) return false;
         } else {
             if (position_ >= items_.size()) return false;
             out = items_[position_++];
@@ -95,8 +93,8 @@ bool LoopVariable::peek() {
     return true;
 }
 
-std::size_t LoopVariable::length() {
-    if (length_) return *length_;
+std::optional<std::size_t> LoopVariable::length() {
+    if (length_) return length_;
     if (items_.sized()) {
         length_ = items_.size();
     } else {
@@ -108,7 +106,7 @@ std::size_t LoopVariable::length() {
         rest.insert(rest.end(), ahead_.begin(), ahead_.end());
         ahead_ = std::move(rest);
     }
-    return *length_;
+    return length_;
 }
 
 void LoopVariable::clear() {
@@ -143,9 +141,9 @@ std::optional<Value> LoopVariable::attribute(Evaluator&, std::string_view name) 
     if (name == "index0") return number(index_);
     if (name == "first") return Value(index_ == 0);
     if (name == "last") return Value(!peek());
-    if (name == "length") return Value(length());
-    if (name == "revindex") return number(static_cast<int64_t>(length()) - index_);
-    if (name == "revindex0") return number(static_cast<int64_t>(length()) - index_ - 1);
+    if (name == "length") return Value(*length());
+    if (name == "revindex") return number(static_cast<int64_t>(*length()) - index_);
+    if (name == "revindex0") return number(static_cast<int64_t>(*length()) - index_ - 1);
     if (name == "depth") return Value(depth_ + 1);
     if (name == "depth0") return Value(depth_);
     if (name == "previtem") return index_ == 0 ? Value::undefined("there is no previous item") : before_;

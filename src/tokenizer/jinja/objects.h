@@ -84,6 +84,7 @@ class LoopVariable : public Object, public std::enable_shared_from_this<LoopVari
     bool callable() const override { return true; }
     Value call(Evaluator& evaluator, Arguments& arguments) override;
     std::optional<Value> attribute(Evaluator& evaluator, std::string_view name) override;
+    std::optional<std::size_t> length() override;
     void clear() override;
     /// Moves on; false at the end.
     bool advance();
@@ -91,7 +92,6 @@ class LoopVariable : public Object, public std::enable_shared_from_this<LoopVari
 
   private:
     bool peek();
-    std::size_t length();
     Value cycle(const Arguments& arguments) const;
     Value changed(const Arguments& arguments);
 

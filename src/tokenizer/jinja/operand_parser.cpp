@@ -163,7 +163,12 @@ ExpressionPtr ExpressionParser::subscript(ExpressionPtr value) {
         return made;
     }
     expect_op("[");
-    ExpressionPtr first = current().is_op(":") ? nullptr : expression();
+    ExpressionPtr first;
+    if (current().is_op("]")) {
+        first = node(Kind::tuple, line);  // Jinja takes a[] for a[()]
+    } else if (!current().is_op(":")) {
+        first = expression();
+    }
     if (first && !current().is_op(":")) {
         ExpressionPtr made = node(Kind::item, line);
         adopt(*made, std::move(value));

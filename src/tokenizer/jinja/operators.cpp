@@ -269,8 +269,8 @@ bool contains(const Value& container, const Value& value) {
         case Value::Kind::sequence: {
             Sequence& s = container.sequence();
             if (s.kind == Sequence::Kind::generator) {  // reads up to the match
-                while (s.position < s.items.size()) {
-                    if (equal(s.items[s.position++], value)) return true;
+                for (Value item; take(s, item);) {
+                    if (equal(item, value)) return true;
                 }
                 return false;
             }

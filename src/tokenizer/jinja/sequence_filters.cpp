@@ -33,9 +33,9 @@ Value length_of(Evaluator&, Arguments& a) {
 Value first(Evaluator&, Arguments& a) {
     const Bound bound("first", a, {"seq"}, 1);
     if (bound[0].is_sequence(Sequence::Kind::generator)) {  // takes no more than the one
-        Sequence& s = bound[0].sequence();
-        return s.position < s.items.size() ? s.items[s.position++]
-                                           : Value::undefined("No first item, sequence was empty.");
+        Value item;
+        return take(bound[0].sequence(), item) ? item
+                                               : Value::undefined("No first item, sequence was empty.");
     }
     const Items items = iterate(bound[0]);
     return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
@@ -74,9 +74,11 @@ Value list(Evaluator&, Arguments& a) {
 
 Value items(Evaluator&, Arguments& a) {
     const Bound bound("items", a, {"value"}, 1);
-    if (bound[0].is_undefined()) return Value::generator({});
-    if (!bound[0].is(Value::Kind::dict)) fail("Can only get item pairs from a mapping.");
-    return Value::generator(dict_items(bound[0]).sequence().items);
+    return Value::generator_of([&](Items& out) {
+        if (bound[0].is_undefined()) return;
+        if (!bound[0].is(Value::Kind::dict)) fail("Can only get item pairs from a mapping.");
+        out = dict_items(bound[0]).sequence().items;
+    });
 }
 
 Value attr(Evaluator& evaluator, Arguments& a) {
@@ -93,60 +95,61 @@ Value attr(Evaluator& evaluator, Arguments& a) {
 
 Value map(Evaluator& evaluator, Arguments& a) {
     const Value source = a.positional[0];
-    Items out;
-    if (!truthy(source)) return Value::generator({});
-    const auto attribute =
-        std::find_if(a.named.begin(), a.named.end(), [](const auto& n) { return n.first == "attribute"; });
-    if (a.positional.size() == 1 && attribute != a.named.end()) {
-        const Value path = attribute->second;
-        Value otherwise;
-        for (const auto& [name, value] : a.named) {
-            if (name == "default") {
-                otherwise = value;
-            } else if (name != "attribute") {
-                fail(cat("Unexpected keyword argument ", text::repr(name)));
+    return Value::generator_of([&](Items& out) {
+        if (!truthy(source)) return;
+        const auto attribute = std::find_if(a.named.begin(), a.named.end(),
+                                            [](const auto& n) { return n.first == "attribute"; });
+        if (a.positional.size() == 1 && attribute != a.named.end()) {
+            const Value path = attribute->second;
+            Value otherwise;
+            for (const auto& [name, value] : a.named) {
+                if (name == "default") {
+                    otherwise = value;
+                } else if (name != "attribute") {
+                    fail(cat("Unexpected keyword argument ", text::repr(name)));
+                }
             }
+            for (const Value& item : iterate(source)) {
+                Value value = attribute_of(evaluator, item, path);
+                out.push_back(value.is_undefined() && !otherwise.is_none() ? otherwise : std::move(value));
+            }
+            return;
         }
+        if (a.positional.size() < 2) fail("map requires a filter argument");
+        const std::string name = to_string(a.positional[1]);
         for (const Value& item : iterate(source)) {
-            Value value = attribute_of(evaluator, item, path);
-            out.push_back(value.is_undefined() && !otherwise.is_none() ? otherwise : std::move(value));
+            Arguments arguments{{item}, a.named};
+            arguments.positional.insert(arguments.positional.end(), a.positional.begin() + 2,
+                                        a.positional.end());
+            out.push_back(evaluator.apply_filter(name, arguments));
         }
-        return Value::generator(std::move(out));
-    }
-    if (a.positional.size() < 2) fail("map requires a filter argument");
-    const std::string name = to_string(a.positional[1]);
-    for (const Value& item : iterate(source)) {
-        Arguments arguments{{item}, a.named};
-        arguments.positional.insert(arguments.positional.end(), a.positional.begin() + 2, a.positional.end());
-        out.push_back(evaluator.apply_filter(name, arguments));
-    }
-    return Value::generator(std::move(out));
+    });
 }
 
 /// select, reject, selectattr, rejectattr: by a test, or by truth without one.
 template <bool wanted, bool by_attribute>
 Value select(Evaluator& evaluator, Arguments& a) {
     const Value source = a.positional[0];
-    if (!truthy(source)) return Value::generator({});
-    constexpr std::size_t test_at = by_attribute ? 2 : 1;
-    if (by_attribute && a.positional.size() < 2) fail("Missing parameter for attribute name");
-    Items out;
-    for (const Value& item : iterate(source)) {
-        const Value tested = by_attribute ? attribute_of(evaluator, item, a.positional[1]) : item;
-        bool passes = false;
-        if (a.positional.size() > test_at) {
-            Arguments arguments{{tested}, a.named};
-            arguments.positional.insert(arguments.positional.end(),
-                                        a.positional.begin() + static_cast<std::ptrdiff_t>(test_at) + 1,
-                                        a.positional.end());
-            passes = evaluator.apply_test(to_string(a.positional[test_at]), arguments);
-        } else {
-            evaluator.charge(int64_t{1});
-            passes = truthy(tested);
+    return Value::generator_of([&](Items& out) {
+        if (!truthy(source)) return;
+        constexpr std::size_t test_at = by_attribute ? 2 : 1;
+        if (by_attribute && a.positional.size() < 2) fail("Missing parameter for attribute name");
+        for (const Value& item : iterate(source)) {
+            const Value tested = by_attribute ? attribute_of(evaluator, item, a.positional[1]) : item;
+            bool passes = false;
+            if (a.positional.size() > test_at) {
+                Arguments arguments{{tested}, a.named};
+                arguments.positional.insert(arguments.positional.end(),
+                                            a.positional.begin() + static_cast<std::ptrdiff_t>(test_at) + 1,
+                                            a.positional.end());
+                passes = evaluator.apply_test(to_string(a.positional[test_at]), arguments);
+            } else {
+                evaluator.charge(int64_t{1});
+                passes = truthy(tested);
+            }
+            if (passes == wanted) out.push_back(item);
         }
-        if (passes == wanted) out.push_back(item);
-    }
-    return Value::generator(std::move(out));
+    });
 }
 
 /// Stable, with the keys made once; reversed, equal items keep their order as well.
@@ -201,16 +204,16 @@ Value dict_sort(Evaluator& evaluator, Arguments& a) {
 
 Value unique(Evaluator& evaluator, Arguments& a) {
     const Bound bound("unique", a, {"value", "case_sensitive", "attribute"}, 1);
-    Dict seen;
-    Items out;
-    for (const Value& item : iterate(bound[0])) {
-        const Value value = bound.given(2) ? attribute_of(evaluator, item, bound[2]) : item;
-        const Value key = without_case(value, bound.boolean_or(1, false));
-        if (seen.find(key)) continue;
-        seen.set(key, Value());
-        out.push_back(item);
-    }
-    return Value::generator(std::move(out));
+    return Value::generator_of([&](Items& out) {
+        Dict seen;
+        for (const Value& item : iterate(bound[0])) {
+            const Value value = bound.given(2) ? attribute_of(evaluator, item, bound[2]) : item;
+            const Value key = without_case(value, bound.boolean_or(1, false));
+            if (seen.find(key)) continue;
+            seen.set(key, Value());
+            out.push_back(item);
+        }
+    });
 }
 
 template <bool largest>
@@ -248,36 +251,39 @@ Value sum(Evaluator& evaluator, Arguments& a) {
 
 Value batch(Evaluator&, Arguments& a) {
     const Bound bound("batch", a, {"value", "linecount", "fill_with"}, 2);
-    const int64_t size = to_index(bound[1], "a batch size");
-    Items out, row;
-    for (const Value& item : iterate(bound[0])) {
-        if (static_cast<int64_t>(row.size()) == size) out.push_back(Value::list(std::exchange(row, {})));
-        row.push_back(item);
-    }
-    if (!row.empty()) {
-        if (size > static_cast<int64_t>(longest_sequence)) fail("a batch of more than 10000000 elements");
-        if (bound.given(2))
-            row.resize(std::max(row.size(), static_cast<std::size_t>(std::max<int64_t>(size, 0))), bound[2]);
-        out.push_back(Value::list(std::move(row)));
-    }
-    return Value::generator(std::move(out));
+    return Value::generator_of([&](Items& out) {
+        const int64_t size = to_index(bound[1], "a batch size");
+        Items row;
+        for (const Value& item : iterate(bound[0])) {
+            if (static_cast<int64_t>(row.size()) == size) out.push_back(Value::list(std::exchange(row, {})));
+            row.push_back(item);
+        }
+        if (!row.empty()) {
+            if (size > static_cast<int64_t>(longest_sequence)) fail("a batch of more than 10000000 elements");
+            if (bound.given(2))
+                row.resize(std::max(row.size(), static_cast<std::size_t>(std::max<int64_t>(size, 0))),
+                           bound[2]);
+            out.push_back(Value::list(std::move(row)));
+        }
+    });
 }
 
 Value slices(Evaluator& evaluator, Arguments& a) {
     const Bound bound("slice", a, {"value", "slices", "fill_with"}, 2);
-    const Items items = iterate(bound[0]);
-    const int64_t count = to_index(bound[1], "a number of slices"), size = static_cast<int64_t>(items.size());
-    if (count == 0) fail("integer division or modulo by zero");
-    if (count > 0) evaluator.charge(count);
-    Items out;
-    for (int64_t i = 0, at = 0; i < count; ++i) {
-        const int64_t take = size / count + (i < size % count ? 1 : 0);
-        Items part(items.begin() + at, items.begin() + at + take);
-        if (bound.given(2) && i >= size % count) part.push_back(bound[2]);
-        out.push_back(Value::list(std::move(part)));
-        at += take;
-    }
-    return Value::generator(std::move(out));
+    return Value::generator_of([&](Items& out) {
+        const Items items = iterate(bound[0]);
+        const int64_t count = to_index(bound[1], "a number of slices"),
+                      size = static_cast<int64_t>(items.size());
+        if (count == 0) fail("integer division or modulo by zero");
+        if (count > 0) evaluator.charge(count);
+        for (int64_t i = 0, at = 0; i < count; ++i) {
+            const int64_t take = size / count + (i < size % count ? 1 : 0);
+            Items part(items.begin() + at, items.begin() + at + take);
+            if (bound.given(2) && i >= size % count) part.push_back(bound[2]);
+            out.push_back(Value::list(std::move(part)));
+            at += take;
+        }
+    });
 }
 
 }  // namespace

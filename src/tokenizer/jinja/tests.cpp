@@ -58,7 +58,8 @@ bool is_number(Evaluator&, Arguments& a) {
 }
 
 bool is_sequence(Evaluator&, Arguments& a) {  // whatever has a length and takes subscripts
-    return length(only(a)) && !a.positional[0].is_sequence(Sequence::Kind::view);
+    const Value& value = only(a);
+    return length(value) && !value.is_sequence(Sequence::Kind::view) && !value.is(Value::Kind::object);
 }
 
 bool is_iterable(Evaluator&, Arguments& a) {

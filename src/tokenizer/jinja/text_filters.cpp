@@ -127,13 +127,15 @@ Value indent(Evaluator&, Arguments& a) {
 
 Value truncate(Evaluator&, Arguments& a) {
     const Bound bound("truncate", a, {"s", "length", "killwords", "end", "leeway"}, 1);
-    const std::string s = to_string(bound[0]);
+    const std::optional<std::size_t> size = jinja::length(bound[0]);
+    if (!size) fail(cat("object of type '", type_name(bound[0]), "' has no len()"));
     const std::string end = bound.has(3) ? bound.string(3) : "...";
     const int64_t length = bound.integer_or(1, 255), leeway = bound.given(4) ? bound.integer_or(4, 5) : 5;
     const auto end_length = static_cast<int64_t>(text::length(end));
     if (length < end_length) fail(cat("expected length >= ", end_length, ", got ", length));
     if (leeway < 0) fail(cat("expected leeway >= 0, got ", leeway));
-    if (static_cast<int64_t>(text::length(s)) <= length + leeway) return s;
+    if (static_cast<int64_t>(*size) <= length + leeway) return bound[0];
+    const std::string& s = bound.string(0);
     std::string_view kept =
         std::string_view(s).substr(0, text::byte_of(s, static_cast<std::size_t>(length - end_length)));
     if (!bound.boolean_or(2, false)) kept = kept.substr(0, std::min(kept.rfind(' '), kept.size()));

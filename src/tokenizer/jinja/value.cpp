@@ -62,7 +62,7 @@ void fail(const std::string& message) {
 DepthGuard::DepthGuard() {
     if (++value_depth > deepest_value) {
         --value_depth;
-        fail(cat("values nest deeper than ", deepest_value, " levels"));
+        throw LimitReached(cat("values nest deeper than ", deepest_value, " levels"));
     }
 }
 DepthGuard::~DepthGuard() {
@@ -338,9 +338,20 @@ std::optional<std::size_t> length(const Value& value) {
             return value.sequence().items.size();
         case Value::Kind::dict:
             return value.dict().size();
+        case Value::Kind::object:
+            return value.object()->length();
         default:
             return std::nullopt;
     }
+}
+
+bool take(Sequence& generator, Value& out) {
+    if (generator.position < generator.items.size()) {
+        out = generator.items[generator.position++];
+        return true;
+    }
+    if (!generator.failure.empty()) fail(std::exchange(generator.failure, {}));
+    return false;
 }
 
 Items iterate(const Value& value) {
@@ -355,9 +366,8 @@ Items iterate(const Value& value) {
         case Value::Kind::sequence: {
             Sequence& sequence = value.sequence();
             if (sequence.kind != Sequence::Kind::generator) return sequence.items;
-            const auto from = sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.position);
-            Items rest(from, sequence.items.end());
-            sequence.position = sequence.items.size();
+            Items rest;
+            for (Value item; take(sequence, item);) rest.push_back(std::move(item));
             return rest;
         }
         case Value::Kind::dict: {

@@ -27,6 +27,11 @@ class Failure : public std::runtime_error {
         : std::runtime_error(message), line(at_line) {}
     int line;
 };
+/// A limit of this program: unlike other failures it ends the rendering wherever it arises.
+class LimitReached : public Failure {
+  public:
+    using Failure::Failure;
+};
 [[noreturn]] void fail(const std::string& message);
 
 class Value;
@@ -50,8 +55,9 @@ struct Sequence {
     ~Sequence();
     Kind kind;
     Items items;
-    const char* name;                       ///< type of a view or generator, as Python prints it
-    std::size_t position = 0;               ///< of a generator: how much has been taken
+    const char* name;          ///< type of a view or generator, as Python prints it
+    std::size_t position = 0;  ///< of a generator: how much has been taken
+    std::string failure;  ///< of a generator: raised where its items end, as if they were made one by one
     int64_t start = 0, stop = 0, step = 1;  ///< of a range, to print it
 };
 
@@ -85,6 +91,7 @@ class Object {
     virtual ~Object() = default;
     virtual const char* type_name() const = 0;
     virtual bool callable() const { return false; }
+    virtual std::optional<std::size_t> length() { return std::nullopt; }
     virtual Value call(Evaluator& evaluator, Arguments& arguments);
     virtual std::optional<Value> attribute(Evaluator& evaluator, std::string_view name);
     /// Drops what it refers to: macros and namespaces may form cycles, which end with the rendering.
@@ -112,6 +119,9 @@ class Value {
     static Value list(Items items);
     static Value tuple(Items items);
     static Value generator(Items items, const char* name = "generator");
+    /// A generator of what `make` appends to its argument up to the first failure.
+    template <class Make>
+    static Value generator_of(Make make);
 
     Kind kind() const;
     bool is(Kind k) const { return kind() == k; }
@@ -143,6 +153,25 @@ class Value {
                  std::shared_ptr<Object>>
         data_;
 };
+
+/// Takes the next item of a generator; false at its end.
+bool take(Sequence& generator, Value& out);
+
+template <class Make>
+Value Value::generator_of(Make make) {
+    Items items;
+    std::string failure;
+    try {
+        make(items);
+    } catch (const LimitReached&) {
+        throw;
+    } catch (const Failure& error) {
+        failure = error.what();
+    }
+    Value made = generator(std::move(items));
+    made.sequence().failure = std::move(failure);
+    return made;
+}
 
 /// Python's name of the type: "str", "NoneType", …
 std::string type_name(const Value& value);
