@@ -7,7 +7,7 @@
 
 namespace unsloth {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 std::string column_list(const Json& row) {
     std::string names;

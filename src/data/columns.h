@@ -9,14 +9,14 @@
 namespace unsloth {
 
 /// "id, text", or "none".
-std::string column_list(const nlohmann::json& row);
+std::string column_list(const nlohmann::ordered_json& row);
 /// A value as it may stand in an error message: short, whatever the row holds.
-std::string shown(const nlohmann::json& value);
+std::string shown(const nlohmann::ordered_json& value);
 /// BadRow when the column is missing.
-const nlohmann::json& required(const nlohmann::json& row, const char* column, DataFormat format);
+const nlohmann::ordered_json& required(const nlohmann::ordered_json& row, const char* column, DataFormat format);
 /// BadRow unless it is a string; `where` names the place.
-const std::string& as_string(const nlohmann::json& value, const std::string& where);
+const std::string& as_string(const nlohmann::ordered_json& value, const std::string& where);
 /// A column that may be absent or null.
-std::string optional_string(const nlohmann::json& row, const char* column);
+std::string optional_string(const nlohmann::ordered_json& row, const char* column);
 
 }  // namespace unsloth

@@ -11,7 +11,7 @@
 namespace unsloth {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 /// Whether brackets are nested at most `limit` deep: what is written out again must not exhaust the stack.
 bool nested_within(const Json& value, int limit) {

@@ -13,7 +13,7 @@
 namespace unsloth {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 bool has(const Json& row, const char* column) {
     return row.contains(column);

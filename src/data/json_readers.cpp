@@ -24,7 +24,7 @@ class JsonLines : public RowReader {
         record = {line.number, line.bytes};
         return true;
     }
-    nlohmann::json parse_text(std::string_view text) const override { return parse_row(text); }
+    nlohmann::ordered_json parse_text(std::string_view text) const override { return parse_row(text); }
 
   private:
     LineReader lines_;
@@ -66,7 +66,7 @@ class JsonArray : public RowReader {
         window_.skip(size);
         return true;
     }
-    nlohmann::json parse_text(std::string_view text) const override { return parse_row(text); }
+    nlohmann::ordered_json parse_text(std::string_view text) const override { return parse_row(text); }
 
   private:
     [[noreturn]] void refuse(const char* reason) const {

@@ -58,7 +58,7 @@ class Parquet : public RowReader {
         if (record.bytes <= max_row_bytes) text.append(row, length);
         return true;
     }
-    nlohmann::json parse_text(std::string_view text) const override { return parse_row(text); }
+    nlohmann::ordered_json parse_text(std::string_view text) const override { return parse_row(text); }
 
   private:
     [[noreturn]] void refuse() const {

@@ -59,16 +59,31 @@ std::string plain_parse_error(const std::string& what) {
     return bracket == std::string::npos ? what : what.substr(bracket + 2);
 }
 
-const char* type_phrase(const nlohmann::json& value) {
+const char* type_phrase(const nlohmann::ordered_json& value) {
     if (value.is_array()) return "an array";
     if (value.is_string()) return "a string";
     if (value.is_number()) return "a number";
     return "another value";
 }
 
+/// Keys keep the file's order, as templates show them, and finding one compares all: an object of very many would take forever.
+nlohmann::ordered_json parse_in_order(std::string_view text) {
+    using Json = nlohmann::ordered_json;
+    constexpr int64_t most_keys = 10000;
+    if (std::count(text.begin(), text.end(), '"') < 2 * most_keys) return Json::parse(text.begin(), text.end());
+    std::vector<int64_t> keys;  // of the objects that are open
+    return Json::parse(text.begin(), text.end(), [&](int, Json::parse_event_t event, Json&) {
+        if (event == Json::parse_event_t::object_start) keys.push_back(0);
+        if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
+        if (event == Json::parse_event_t::key && ++keys.back() > most_keys)
+            throw BadRow{cat("an object has more than ", most_keys, " keys"), ""};
+        return true;
+    });
+}
+
 /// Gives columns the names that this program knows. Values are moved: a copy of deeply nested JSON would recurse.
-void rename(nlohmann::json& row, const ColumnNames& columns) {
-    std::vector<std::pair<std::string, nlohmann::json>> renamed;
+void rename(nlohmann::ordered_json& row, const ColumnNames& columns) {
+    std::vector<std::pair<std::string, nlohmann::ordered_json>> renamed;
     for (const auto& [ours, theirs] : columns) {
         const auto found = row.find(theirs);
         if (found == row.end()) continue;
@@ -102,13 +117,13 @@ RowChunk RowReader::next() {
     return chunk;
 }
 
-nlohmann::json RowReader::parse(const RawRow& row, bool* repaired) const {
+nlohmann::ordered_json RowReader::parse(const RawRow& row, bool* repaired) const {
     if (row.bytes > max_row_bytes)
         throw BadRow{cat("the row has ", row.bytes, " bytes; rows of up to ", max_row_bytes, " are read"),
                      "Is a line end or a closing quote missing? Split the document into several rows."};
     const std::size_t invalid = first_invalid_utf8(row.text);
     if (repaired != nullptr) *repaired = invalid < row.text.size();
-    nlohmann::json columns;
+    nlohmann::ordered_json columns;
     if (invalid == row.text.size()) {
         columns = parse_text(row.text);
     } else if (options_.invalid_utf8 == InvalidUtf8::replace) {
@@ -145,11 +160,11 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
     return read_plain_text(path, options, std::move(window));
 }
 
-nlohmann::json parse_row(std::string_view text) {
-    nlohmann::json row;
+nlohmann::ordered_json parse_row(std::string_view text) {
+    nlohmann::ordered_json row;
     try {
-        row = nlohmann::json::parse(text.begin(), text.end());
-    } catch (const nlohmann::json::exception& error) {
+        row = parse_in_order(text);
+    } catch (const nlohmann::ordered_json::exception& error) {
         throw BadRow{cat("not valid JSON: ", plain_parse_error(error.what())),
                      "Each line must be one whole JSON object."};
     }

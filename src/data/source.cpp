@@ -151,7 +151,7 @@ DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, 
             for (std::size_t i = 0; i < chunk.size(); ++i) {
                 const RawRow raw = chunk.row(i);
                 try {
-                    const nlohmann::json row = file->parse(raw);
+                    const nlohmann::ordered_json row = file->parse(raw);
                     const DataFormat format = detect_format(row);
                     std::string columns;
                     for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);

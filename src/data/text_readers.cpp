@@ -116,12 +116,12 @@ class Table : public RowReader {
         }
         return true;
     }
-    nlohmann::json parse_text(std::string_view text) const override {
+    nlohmann::ordered_json parse_text(std::string_view text) const override {
         std::vector<std::string> fields = split_fields(text, delimiter_);
         if (fields.size() != columns_.size())
             throw BadRow{cat("the record has ", fields.size(), " fields, the header ", columns_.size()),
                          "Fields that hold delimiters, line ends or quotes stand in quotes."};
-        nlohmann::json row = nlohmann::json::object();
+        nlohmann::ordered_json row = nlohmann::ordered_json::object();
         for (std::size_t i = 0; i < fields.size(); ++i) row[columns_[i]] = std::move(fields[i]);
         return row;
     }
@@ -164,8 +164,8 @@ class PlainText : public RowReader {
         text.resize(end);
         return true;
     }
-    nlohmann::json parse_text(std::string_view text) const override {
-        nlohmann::json row = nlohmann::json::object();
+    nlohmann::ordered_json parse_text(std::string_view text) const override {
+        nlohmann::ordered_json row = nlohmann::ordered_json::object();
         row["text"] = std::string(text);
         return row;
     }

@@ -14,7 +14,7 @@
 namespace unsloth {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 using Ints = std::vector<int32_t>;
 
 std::string utf8(uint32_t code_point) {

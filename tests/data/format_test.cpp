@@ -54,7 +54,7 @@ TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
             toy::expect_contains(bad.message + bad.advice, parts);
         }
     };
-    unknown(R"({"foo": 1, "bar": 2})", {"bar, foo", "{text}"});
+    unknown(R"({"foo": 1, "bar": 2})", {"foo, bar", "{text}"});
     unknown(R"({"question": "a", "answer": "b"})", {"data.columns", R"({"instruction": "question", "output": "answer"})"});
     unknown(R"({"instruction": "a"})", {"instruction"});
     unknown(R"({})", {"none"});
@@ -243,8 +243,8 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     class Tools : public toy::Encoder {
       public:
         EncodedRow tool_conversation(const Conversation& conversation) const override {
-            EXPECT_EQ(nlohmann::json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"], "f");
-            EXPECT_EQ(nlohmann::json::parse(conversation.tools_json)[0]["type"], "function");
+            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"], "f");
+            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.tools_json)[0]["type"], "function");
             return {{5, 6}, {{1, 2}}};
         }
     };

@@ -11,7 +11,7 @@
 namespace unsloth {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 using Ints = std::vector<int32_t>;
 
 Json read_json(const std::string& name) {

@@ -10,7 +10,7 @@
 namespace unsloth {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 class Parquet : public testing::Test {
   protected:

@@ -12,7 +12,7 @@
 namespace unsloth {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 /// {line, columns}.
 using Rows = std::vector<std::pair<int64_t, Json>>;
 
@@ -216,7 +216,17 @@ TEST(Readers, ColumnsAreRenamed) {
     const toy::Folder folder;
     ReaderOptions options;
     options.columns = {{"a", "b"}, {"b", "a"}, {"x", "missing"}};
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options), (Rows{{1, {{"a", 2}, {"b", 1}, {"c", 3}}}}));
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options), (Rows{{1, {{"c", 3}, {"a", 2}, {"b", 1}}}}));
+}
+
+TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {
+    const toy::Folder folder;
+    std::string row = "{\"text\": \"x\", \"wide\": {\"k\": 0";
+    for (int i = 0; i < 200000; ++i) row += cat(", \"k", i, "\": 1");
+    EXPECT_THROW(parse_row(row + "}}"), BadRow);
+    std::string many = "{\"messages\": [";
+    for (int i = 0; i < 20000; ++i) many += cat(i ? "," : "", R"({"role": "user", "content": "x"})");
+    EXPECT_EQ(parse_row(many + "]}")["messages"].size(), 20000U);
 }
 
 TEST(Readers, BytesThatAreNotUtf8) {

@@ -33,7 +33,7 @@ std::string format_name(DataFormat format);
 /// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, sharegpt {conversations}, preference
 /// {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in this order.
 /// BadRow names the columns found, and for shapes known elsewhere how to rename them.
-DataFormat detect_format(const nlohmann::json& row);
+DataFormat detect_format(const nlohmann::ordered_json& row);
 
 struct WeightedConversation;
 
@@ -46,12 +46,12 @@ class RowFormatter {
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
     /// format does not know are ignored. Rows whose labels are all masked pass, with targets = 0.
-    FormattedRow format(const nlohmann::json& row) const;
+    FormattedRow format(const nlohmann::ordered_json& row) const;
 
   private:
-    FormattedRow tokenized(const nlohmann::json& row) const;
-    EncodedRow encode_alpaca(const nlohmann::json& row) const;
-    EncodedRow encode_prompt_completion(const nlohmann::json& row, std::vector<bool>& learnt) const;
+    FormattedRow tokenized(const nlohmann::ordered_json& row) const;
+    EncodedRow encode_alpaca(const nlohmann::ordered_json& row) const;
+    EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
     FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
     void finish(FormattedRow& row) const;

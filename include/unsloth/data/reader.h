@@ -75,7 +75,7 @@ class RowReader {
     RowChunk next();
     /// The row's columns, with the names of ReaderOptions::columns. BadRow for what is wrong with it: not the file's syntax,
     /// too large, not UTF-8. Any number of threads. `repaired`: whether bytes that were not UTF-8 became U+FFFD.
-    nlohmann::json parse(const RawRow& row, bool* repaired = nullptr) const;
+    nlohmann::ordered_json parse(const RawRow& row, bool* repaired = nullptr) const;
     /// "a JSON array", for the log.
     virtual std::string kind() const = 0;
     std::string name() const { return path_.string(); }
@@ -89,7 +89,7 @@ class RowReader {
     };
     /// Appends the next row's text (or of a row that is too large, some of it) to `text`; false at the end.
     virtual bool take(std::string& text, Record& record) = 0;
-    virtual nlohmann::json parse_text(std::string_view text) const = 0;
+    virtual nlohmann::ordered_json parse_text(std::string_view text) const = 0;
 
   private:
     std::filesystem::path path_;
@@ -108,6 +108,6 @@ class RowReader {
 std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const ReaderOptions& options = {});
 
 /// Parses a JSON row into an object; BadRow with the column and what is wrong otherwise.
-nlohmann::json parse_row(std::string_view text);
+nlohmann::ordered_json parse_row(std::string_view text);
 
 }  // namespace unsloth
