@@ -53,22 +53,22 @@ LaunchEnvironment read(const Reader& env, const Names& names) {
     return e;
 }
 
-void read_meeting_place(const Reader& env, LaunchEnvironment& e) {
+void read_meeting_place(const Reader& env, const Names* launcher, LaunchEnvironment& e) {
     if (e.alone()) return;
     e.master_address = env.text("MASTER_ADDR");
     const bool one_machine = e.local_world_size == e.world_size;
-    if (e.master_address.empty() && e.launcher == std::string("srun")) {
+    if (e.master_address.empty() && launcher == &srun) {
         const std::string nodes = env.set("SLURM_STEP_NODELIST") ? env.text("SLURM_STEP_NODELIST") : env.text("SLURM_JOB_NODELIST");
         e.master_address = first_slurm_host(nodes);
     }
-    if (e.master_address.empty() && e.launcher == std::string("mpirun") && one_machine) e.master_address = "127.0.0.1";
+    if (e.master_address.empty() && launcher == &mpirun && one_machine) e.master_address = "127.0.0.1";
     if (e.master_address.empty())
         throw usage_error(cat(e.world_size, " processes, and the environment variable MASTER_ADDR does not say where they meet"),
                           "Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
     const std::optional<int> port = env.number("MASTER_PORT", 1);
     const std::optional<int> job = env.number("SLURM_JOB_ID", 0);
     if (port) e.master_port = *port;
-    else if (e.launcher == std::string("srun") && job) e.master_port = 20000 + *job % 20000;  // below the ports that the kernel hands out
+    else if (launcher == &srun && job) e.master_port = 20000 + *job % 20000;  // below the ports that the kernel hands out
     else throw usage_error("the environment variable MASTER_PORT is not set", "Set it to a port that is free on rank 0's host.");
     if (e.master_port > 65535) throw usage_error(cat("the environment variable MASTER_PORT is ", e.master_port, ", ports end at 65535"));
 }
@@ -85,18 +85,18 @@ std::string first_slurm_host(const std::string& node_list) {
 LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
     const Reader env(get);
     const bool several_tasks = env.set(srun.rank) && env.number(srun.world_size, 1).value_or(1) > 1;
-    LaunchEnvironment e;
-    if (env.set(torchrun.rank) || env.set(torchrun.world_size)) {
-        e = read(env, torchrun);
+    const Names* launcher = nullptr;
+    if (env.set(torchrun.rank) || env.set(torchrun.world_size)) launcher = &torchrun;
+    else if (env.set(mpirun.rank)) launcher = &mpirun;
+    else if (several_tasks) launcher = &srun;
+    if (launcher == nullptr) return {};
+    LaunchEnvironment e = read(env, *launcher);
+    if (launcher == &torchrun) {
         if (!env.set("TORCHELASTIC_RUN_ID")) e.launcher = "RANK and WORLD_SIZE";
         e.agent_hosts_store = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
         e.restarts = env.number("TORCHELASTIC_RESTART_COUNT", 0).value_or(0);
-    } else if (env.set(mpirun.rank)) {
-        e = read(env, mpirun);
-    } else if (several_tasks) {
-        e = read(env, srun);
     }
-    read_meeting_place(env, e);
+    read_meeting_place(env, launcher, e);
     return e;
 }
 

@@ -17,9 +17,7 @@ class JsonLines : public RowReader {
   protected:
     bool take(std::string& text, Record& record) override {
         Line line;
-        do {
-            if (!lines_.next(line)) return false;
-        } while (line.bytes <= max_row_bytes && is_blank(line.text));
+        if (!lines_.next_filled(line)) return false;
         text += line.text;
         record = {line.number, line.bytes};
         return true;

@@ -145,9 +145,7 @@ class PlainText : public RowReader {
   protected:
     bool take(std::string& text, Record& record) override {
         Line line;
-        do {
-            if (!lines_.next(line)) return false;
-        } while (line.bytes <= max_row_bytes && is_blank(line.text));
+        if (!lines_.next_filled(line)) return false;
         record = {line.number, line.bytes};
         const std::size_t begin = text.size();
         std::size_t end = 0;  // of the last line that is not blank

@@ -11,14 +11,12 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
-#include "unsloth/formats/checkpoint.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
 #include "unsloth/train/bench_ops.h"
 #include "unsloth/train/session.h"
-#include "unsloth/train/shapes.h"
 
 namespace unsloth::train {
 namespace {
@@ -178,8 +176,7 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
     const at::Device device = choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
-        const ModelSpec spec = loaded.config.model.path.empty() ? builtin_shape("llama-3.1-8b")
-                                                                : read_model_spec(resolve_model_path(loaded.config.model.path));
+        const ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
         const model::LayerLayout layout = model::make_layout(spec, resolve_lora(lora_spec(loaded.config.lora), spec));
         const at::ScalarType dtype = model::scalar_type(loaded.config.model.dtype);
         ops::Context ctx(device);

@@ -9,13 +9,11 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
-#include "unsloth/formats/checkpoint.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/train/bench_ops.h"
 #include "unsloth/train/session.h"
-#include "unsloth/train/shapes.h"
 
 namespace unsloth::train {
 namespace {
@@ -150,8 +148,7 @@ void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& 
     const at::Device device = choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
-        const ModelSpec spec = loaded.config.model.path.empty() ? builtin_shape("llama-3.1-8b")
-                                                                : read_model_spec(resolve_model_path(loaded.config.model.path));
+        const ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
         const model::LayerLayout layout = model::make_layout(spec, resolve_lora(lora_spec(loaded.config.lora), spec));
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));

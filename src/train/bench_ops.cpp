@@ -215,10 +215,14 @@ void synchronize(ops::Context& ctx) {
     if (ctx.is_cuda()) c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeDevice(ctx.device().index());
 }
 
+ModelSpec benched_spec(const LoadedConfig& loaded, const std::string& otherwise) {
+    const std::string& path = loaded.config.model.path;
+    return path.empty() ? builtin_shape(otherwise) : read_model_spec(resolve_model_path(path));
+}
+
 void bench_ops(const LoadedConfig& loaded, const BenchRequest& request) {
     const at::Device device = choose_device(loaded.config.hardware.device);
-    const ModelSpec spec = loaded.config.model.path.empty() ? builtin_shape(device.is_cuda() ? "llama-3.1-8b" : "llama-15m")
-                                                            : read_model_spec(resolve_model_path(loaded.config.model.path));
+    const ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
     const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request.batch, request.seq, request.steps).run();
