@@ -69,10 +69,11 @@ void declare_init(OptionSet& options, CommandLine& line) {
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
-        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}, {"nf4", BenchSubject::nf4}},
+        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}, {"nf4", BenchSubject::nf4}, {"scaling", BenchSubject::scaling}},
                     "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: the matrix "
-                    "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from tiles and by dequantising.")
-        .value("step|ops|gemm|nf4")
+                    "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from tiles and by dequantising; scaling: "
+                    "steps of several processes, started by a launcher, each alone and then together.")
+        .value("step|ops|gemm|nf4|scaling")
         .argument()
         .must_be_given();
     options.add("batch", bench.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
@@ -102,7 +103,7 @@ const std::vector<CommandInfo>& commands() {
          false, declare_inspect},
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
          declare_init},
-        {Command::bench, "bench", "step|ops|gemm|nf4 [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
+        {Command::bench, "bench", "step|ops|gemm|nf4|scaling [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
     };
     return all;
 }

@@ -44,8 +44,8 @@ std::vector<WeightForms> make_weights(ops::Context& ctx, const model::GroupLayou
     return sets;
 }
 
-/// Microseconds of call(i), the median of three rounds of at least `least_ms`.
-double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, double least_ms = 2) {
+/// Microseconds of call(i), the median of three rounds of at least `least_ms`; a first impression where that is above `hopeless_us`.
+double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, double least_ms = 2, double hopeless_us = 1e12) {
     const auto seconds_of = [&](int calls) {
         synchronize(ctx);
         const auto start = Clock::now();
@@ -54,11 +54,12 @@ double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, 
         return std::chrono::duration<double>(Clock::now() - start).count();
     };
     seconds_of(1);  // loads kernels, chooses algorithms
-    const int calls = std::clamp(static_cast<int>(1e-3 * least_ms / std::max(seconds_of(2) / 2, 1e-6)), 1, 200);
+    const double impression = seconds_of(2) / 2;
+    if (impression * 1e6 > hopeless_us) return impression * 1e6;
+    const int calls = std::clamp(static_cast<int>(1e-3 * least_ms / std::max(impression, 1e-6)), 1, 200);
     std::vector<double> rounds;
     for (int round = 0; round < 3; ++round) rounds.push_back(seconds_of(calls) / calls * 1e6);
-    std::sort(rounds.begin(), rounds.end());
-    return rounds[1];
+    return median(rounds);
 }
 
 struct Measured {
@@ -72,9 +73,15 @@ std::string text_of(const ops::Nf4GemmChoice& form) {
     return cat("portable(", form.token_groups, ", ", form.strips, ", ", form.warps, ")");
 }
 
+/// Whether a form is worth timing at m tokens: small tiles of tokens read the weights again and again.
+bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
+    constexpr int64_t most_portable = 64, widest = 256;
+    if (form.kernel == Kernel::portable) return m <= most_portable;
+    return 2 * form.tokens >= std::min(m, widest) && (m < 2048 || form.split == 1);
+}
+
 /// One product for m tokens in its three ways.
 Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::vector<WeightForms>& sets, bool transposed, int64_t m) {
-    constexpr int64_t most_portable = 64;  // beyond, its tiles of tokens read the weights again and again
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
     const at::Tensor x = at::randn({m, in + group.r}, options), out = at::empty({m, out_columns}, options);
@@ -106,8 +113,12 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     };
     // All forms shortly, then the fastest again.
     std::vector<std::pair<double, ops::Nf4GemmChoice>> forms;
-    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device()))
-        if (form.kernel != Kernel::portable || m <= most_portable) forms.emplace_back(time_us(ctx, own(form), 0.1), form);
+    double best = result.dequantise_us;
+    for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device())) {
+        if (!worth_timing(form, m)) continue;
+        forms.emplace_back(time_us(ctx, own(form), 0.1, 1.5 * best), form);
+        best = std::min(best, forms.back().first);
+    }
     constexpr std::size_t finalists = 4;
     std::sort(forms.begin(), forms.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     if (forms.size() > finalists) forms.resize(finalists);
@@ -124,7 +135,7 @@ void print(const BenchRequest& request, const std::string& name, const model::Gr
         std::cout << nlohmann::ordered_json{{"bench", "nf4"}, {"product", name}, {"m", r.m}, {"n", group.n}, {"k", group.k}, {"r", group.r},
                                             {"library_us", r.library_us}, {"dequantise_and_library_us", r.dequantise_us},
                                             {"own_us", r.own_us}, {"form", text_of(r.form)}, {"own_share_of_library", share}}.dump()
-                  << "\n";
+                  << std::endl;
         return;
     }
     std::printf("%-12s %6lld %10.1f %12.1f %10.1f %6.0f%%  %-22s %s\n", name.c_str(), static_cast<long long>(r.m), r.library_us,

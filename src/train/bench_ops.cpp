@@ -10,9 +10,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "unsloth/formats/hf_config.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/philox.h"
 #include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/hf_config.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/cross_entropy.h"
@@ -39,8 +40,9 @@ struct Line {
 
 class OpBench {
   public:
-    OpBench(ops::Context& ctx, const ModelSpec& spec, at::ScalarType dtype, int64_t batch, int64_t seq, int64_t steps)
-        : ctx_(ctx), spec_(spec), dtype_(dtype), batch_(batch), seq_(seq), tokens_(batch * seq), steps_(std::max<int64_t>(steps, 3)) {
+    OpBench(ops::Context& ctx, const ModelSpec& spec, at::ScalarType dtype, const BenchRequest& request)
+        : ctx_(ctx), spec_(spec), dtype_(dtype), batch_(request.batch), seq_(request.seq), tokens_(batch_ * seq_),
+          steps_(std::max<int64_t>(request.steps, 3)), lengths_(row_lengths(batch_, seq_, request.min_seq)) {
         item_ = static_cast<double>(c10::elementSize(dtype));
     }
 
@@ -73,17 +75,17 @@ class OpBench {
             synchronize(ctx_);
             ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count() / calls);
         }
-        std::sort(ms.begin(), ms.end());
-        lines_.push_back({std::move(name), std::move(shape), ms[ms.size() / 2], bytes, operations});
+        lines_.push_back({std::move(name), std::move(shape), median(std::move(ms)), bytes, operations});
     }
 
     ops::Segments segments() const {
         ops::Segments s;
-        for (int64_t i = 0; i <= batch_; ++i) s.q_offsets.push_back(static_cast<int32_t>(i * seq_));
+        s.q_offsets = {0};
+        for (const int64_t length : lengths_) s.q_offsets.push_back(s.q_offsets.back() + static_cast<int32_t>(length));
         s.k_offsets = s.q_offsets;
         s.q_offsets_device = s.k_offsets_device = at::tensor(s.q_offsets, at::kInt).to(ctx_.device());
         s.max_q = s.max_k = static_cast<int32_t>(seq_);
-        s.uniform = true;
+        s.uniform = std::all_of(lengths_.begin(), lengths_.end(), [&](int64_t length) { return length == seq_; });
         return s;
     }
 
@@ -142,19 +144,22 @@ class OpBench {
     }
 
     void attention() {
+        const ops::Segments s = segments();
+        const int64_t tokens = s.q_offsets.back();
         const ops::AttentionShape shape = model::attention_shape(spec_, 0);
         const int64_t width = spec_.q_size() + 2 * spec_.kv_size();
-        const at::Tensor qkv = random({tokens_, width}), dqkv = at::empty_like(qkv), out = random({tokens_, spec_.num_heads, spec_.head_dim}), dout = at::randn_like(out);
+        const at::Tensor qkv = random({tokens, width}), dqkv = at::empty_like(qkv), out = random({tokens, spec_.num_heads, spec_.head_dim}), dout = at::randn_like(out);
         const auto part = [&](const at::Tensor& t, int64_t begin, int64_t heads) {
             return t.narrow(1, begin, heads * spec_.head_dim).unflatten(1, {heads, spec_.head_dim});
         };
         const int64_t q = spec_.q_size(), kv = spec_.kv_size();
-        const at::Tensor lse = at::empty({ops::attention_lse_elements(shape, dtype_, ctx_.device(), ctx_.deterministic, tokens_, batch_, seq_)}, options().dtype(at::kFloat));
-        const ops::Segments s = segments();
-        const double operations = 2.0 * static_cast<double>(tokens_) * static_cast<double>(seq_) * static_cast<double>(q);
+        const at::Tensor lse = at::empty({ops::attention_lse_elements(shape, dtype_, ctx_.device(), ctx_.deterministic, tokens, batch_, seq_)}, options().dtype(at::kFloat));
+        double operations = 0;
+        for (const int64_t length : lengths_) operations += 2.0 * static_cast<double>(length) * static_cast<double>(length) * static_cast<double>(q);
+        const std::string rows = s.uniform ? cat(batch_, "x", seq_) : cat(batch_, " rows, ", tokens, " tokens");
         const auto qh = part(qkv, 0, spec_.num_heads), kh = part(qkv, q, spec_.num_kv_heads), vh = part(qkv, q + kv, spec_.num_kv_heads);
-        measure("attention forward", cat(batch_, "x", seq_), 0, operations, [&] { ops::attention_forward(ctx_, shape, s, qh, kh, vh, out, lse); });
-        measure("attention backward", cat(batch_, "x", seq_), 0, 2.5 * operations, [&] {
+        measure("attention forward", rows, 0, operations, [&] { ops::attention_forward(ctx_, shape, s, qh, kh, vh, out, lse); });
+        measure("attention backward", rows, 0, 2.5 * operations, [&] {
             ops::attention_backward(ctx_, shape, s, dout, qh, kh, vh, out, lse, part(dqkv, 0, spec_.num_heads), part(dqkv, q, spec_.num_kv_heads), part(dqkv, q + kv, spec_.num_kv_heads));
         });
     }
@@ -205,11 +210,26 @@ class OpBench {
     const ModelSpec& spec_;
     at::ScalarType dtype_;
     int64_t batch_, seq_, tokens_, steps_;
+    std::vector<int64_t> lengths_;  ///< of attention's rows
     double item_;
     std::vector<Line> lines_;
 };
 
 }  // namespace
+
+std::vector<int64_t> row_lengths(int64_t count, int64_t longest, int64_t shortest) {
+    std::vector<int64_t> lengths(static_cast<std::size_t>(count), longest);
+    if (shortest == 0) return lengths;
+    for (int64_t i = 1; i < count; ++i) lengths[static_cast<std::size_t>(i)] = longest - i * (longest - shortest) / (count - 1);
+    for (int64_t i = count - 1; i > 0; --i)
+        std::swap(lengths[static_cast<std::size_t>(i)], lengths[philox4x32(3, 4, static_cast<uint32_t>(i), 0, 0, 0).w[0] % static_cast<uint32_t>(i + 1)]);
+    return lengths;
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
 
 void synchronize(ops::Context& ctx) {
     if (ctx.is_cuda()) c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeDevice(ctx.device().index());
@@ -225,7 +245,7 @@ void bench_ops(const LoadedConfig& loaded, const BenchRequest& request) {
     const ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
-    const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request.batch, request.seq, request.steps).run();
+    const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
     if (!request.json) std::printf("%s\n%-28s %-24s %10s %16s %8s\n", describe_device(device).c_str(), "operator", "shape", "ms", "rate", "share");
     for (const Line& line : lines) {

@@ -93,7 +93,7 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
         parameters.state().grads_P.zero_();
     }
     for (const Batch& micro : batch.micro) model_.train(micro);
-    if (settings_.group != nullptr) share(slot, step);
+    if (settings_.group != nullptr && shares_) share(slot, step);
     const ops::Region region(ctx_, "update");
     ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
     ops::adamw_step(ctx_, parameters.state(), settings_.adamw);

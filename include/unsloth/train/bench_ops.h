@@ -1,7 +1,9 @@
 // `bench ops`: every operator at a model's shapes, against the ceilings measured in the same run.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "unsloth/config/engine.h"
 #include "unsloth/ops/context.h"
@@ -10,11 +12,18 @@
 namespace unsloth::train {
 
 /// Prints a line an operator: time, TF/s or GB/s, share of the ceiling (a large product; a large copy). Shapes are those of
-/// model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for batch x seq tokens.
+/// model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of
+/// `seq` tokens; with min_seq attention's rows are those of row_lengths.
 void bench_ops(const LoadedConfig& loaded, const BenchRequest& request);
 
 /// The shape that a bench of operators or products takes: model.path's, or the built-in one of this name where there is none.
 ModelSpec benched_spec(const LoadedConfig& loaded, const std::string& otherwise);
+
+/// Lengths of `count` rows: all `longest`, or, where `shortest` is not 0, spread evenly down to it and shuffled, the same in each run.
+std::vector<int64_t> row_lengths(int64_t count, int64_t longest, int64_t shortest);
+
+/// The middle value; of an even number the upper one of two.
+double median(std::vector<double> values);
 
 /// Waits for all work on the context's device.
 void synchronize(ops::Context& ctx);

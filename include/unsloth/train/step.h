@@ -48,6 +48,8 @@ class Stepper {
     void issue(const StepBatch& batch, int64_t step, double learning_rate);
     /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way; nothing otherwise.
     std::optional<StepResult> take(bool must);
+    /// For benches: with a group, whether the next steps use it.
+    void set_sharing(bool shares) { shares_ = shares; }
     double loss_scale() const { return loss_scale_; }
 
   private:
@@ -63,6 +65,7 @@ class Stepper {
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
     at::Tensor shared_;  ///< fp32 [3], with a group: the loss, and how many ranks were interrupted or terminated
+    bool shares_ = true;
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;
     int64_t updates_ = 0;  ///< Adam's t: steps that were not skipped by loss scaling

@@ -1,0 +1,80 @@
+#include "train/bench_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "unsloth/core/philox.h"
+
+namespace unsloth::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank, int64_t ranks) {
+    std::vector<Sample> samples(lengths.size());
+    for (std::size_t row = 0; row < samples.size(); ++row) {
+        Sample& sample = samples[row];
+        for (int32_t t = 0; t < static_cast<int32_t>(lengths[row]); ++t) {
+            const uint32_t word = philox4x32(1, 2, static_cast<uint32_t>(t), static_cast<uint32_t>(row), rank, 0).w[0];
+            sample.ids.push_back(static_cast<int32_t>(word % static_cast<uint32_t>(spec.vocab_size)));
+            sample.positions.push_back(t);
+        }
+        sample.labels = sample.ids;
+        sample.row = static_cast<int64_t>(row);
+    }
+    std::vector<const Sample*> pointers;
+    for (const Sample& sample : samples) pointers.push_back(&sample);
+    StepBatch result;
+    result.micro.push_back(make_batch(pointers));
+    result.labels = ranks * result.micro.front().labels;
+    result.tokens = ranks * result.micro.front().tokens();
+    return result;
+}
+
+StepSettings settings_of(const Config& config, comm::Group* group) {
+    const TrainingOptions& t = config.training;
+    return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm, .seed = 1,
+            .loss_scaling = config.model.dtype == DType::f16, .group = group};
+}
+
+}  // namespace
+
+BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths) : opened_(open_model(loaded.config)) {
+    model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
+    load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    load.sizes.segments = static_cast<int64_t>(lengths.size());
+    load.sizes.longest = *std::max_element(lengths.begin(), lengths.end());
+    load.sizes.head_chunk = head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
+    load.sizes.deterministic = loaded.config.training.deterministic;
+    plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
+    choose_memory_use(loaded.config, *plan_);
+    require_memory(*plan_);
+    ctx_ = make_context(loaded.config, device);
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_));
+}
+
+StepTimer::StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths, comm::Group* group)
+    : learning_rate_(config.training.learning_rate),
+      batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0, group ? group->size() : 1)),
+      stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}
+
+StepTimes StepTimer::run(int64_t steps) {
+    StepTimes times;
+    const auto take = [&](bool must) {
+        while (const auto result = stepper_.take(must)) {
+            times.loss = result->outcome.loss;
+            times.skipped = times.skipped || result->outcome.skipped != 0;
+        }
+    };
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < steps; ++i) {
+        stepper_.issue(batch_, ++step_, learning_rate_);
+        take(/*must=*/false);
+    }
+    take(/*must=*/true);
+    times.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count() / static_cast<double>(steps);
+    return times;
+}
+
+}  // namespace unsloth::train

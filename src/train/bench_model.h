@@ -1,0 +1,54 @@
+// What the benches of whole steps have in common: a model under a batch of random rows, and steps that are timed.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "unsloth/train/session.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth::train {
+
+/// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
+class BenchedModel {
+  public:
+    BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths);
+
+    const ModelSpec& spec() const { return opened_.file->spec; }
+    const model::LoadRequest& request() const { return plan_->request(); }
+    const model::ModelPlan& plan() const { return *plan_; }
+    ops::Context& ctx() { return *ctx_; }
+    model::Model& model() { return *model_; }
+
+  private:
+    OpenedModel opened_;
+    std::unique_ptr<model::ModelPlan> plan_;
+    std::unique_ptr<ops::Context> ctx_;
+    std::unique_ptr<model::Model> model_;
+};
+
+struct StepTimes {
+    double ms = 0;  ///< mean of the measured steps
+    double loss = 0;
+    bool skipped = false;
+};
+
+/// One step on the same random rows, every token but a row's first a target, as peers' step benchmarks use, again and again.
+class StepTimer {
+  public:
+    /// With a group each rank has rows of its own, and gradients are shared.
+    StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths, comm::Group* group = nullptr);
+    /// Whether the steps that follow share gradients; at first they do where there is a group.
+    void set_sharing(bool shares) { stepper_.set_sharing(shares); }
+    /// As in a run, the host issues a step while the one before computes. Between two results the host may wait in the issue of a long
+    /// step, so that single intervals say little: the whole of them counts, from one moment with nothing under way to another.
+    StepTimes run(int64_t steps);
+
+  private:
+    double learning_rate_;
+    StepBatch batch_;
+    Stepper stepper_;
+    int64_t step_ = 0;
+};
+
+}  // namespace unsloth::train

@@ -1,0 +1,105 @@
+#include "unsloth/train/bench_scaling.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <numeric>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "train/bench_model.h"
+#include "unsloth/comm/group.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/train/bench_ops.h"
+
+namespace unsloth::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Every rank's number, by rank.
+std::vector<double> gather_numbers(comm::Group& group, double own, const std::string& what) {
+    std::ostringstream text;
+    text.precision(17);
+    text << own;
+    std::vector<double> numbers;
+    for (const std::string& number : group.gather(text.str(), what)) numbers.push_back(std::stod(number));
+    return numbers;
+}
+
+double slowest(const std::vector<double>& numbers) { return *std::max_element(numbers.begin(), numbers.end()); }
+
+/// Milliseconds of the gradients' all-reduce with nothing else under way: the median of single calls, of the slowest rank.
+double all_reduce_ms(comm::Group& group, BenchedModel& benched) {
+    const at::Tensor gradients = at::zeros_like(benched.model().parameters()->state().grads_P);
+    std::vector<double> times;
+    constexpr int rounds = 20, warmup = 3;
+    for (int i = 0; i < rounds + warmup; ++i) {
+        synchronize(benched.ctx());
+        group.barrier("a timed all-reduce");
+        const auto start = Clock::now();
+        group.all_reduce(gradients, "a timed all-reduce");
+        synchronize(benched.ctx());
+        if (i >= warmup) times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    }
+    return slowest(gather_numbers(group, median(times), "the times of the all-reduce"));
+}
+
+/// Steps of a round, in ms, of the slowest rank; all begin together.
+struct Phase {
+    std::vector<double> ms;
+    std::vector<double> of_ranks;  ///< of the last round
+
+    void add(comm::Group& group, StepTimer& timer, int64_t steps) {
+        timer.run(2);  // the first steps after the other way find clocks and graphs changed
+        group.barrier("a round of steps");
+        of_ranks = gather_numbers(group, timer.run(steps).ms, "the times of a round");
+        ms.push_back(slowest(of_ranks));
+    }
+};
+
+}  // namespace
+
+void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
+    const comm::LaunchEnvironment environment = comm::read_launch_environment();
+    if (environment.alone())
+        throw usage_error("bench scaling compares several processes, and this one is alone",
+                          "Start it with scripts/launch.sh --nproc_per_node N bench scaling …, or with torchrun --no-python.");
+    const at::Device device = choose_device(loaded.config.hardware.device, environment.local_rank);
+    const std::unique_ptr<comm::Group> group = comm::make_group(environment, device, std::chrono::seconds(loaded.config.distributed.ddp_timeout));
+    if (group->rank() != 0) log::set_level(std::max(log::level(), log::Level::warning));
+    const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, request.min_seq);
+    const auto loading = Clock::now();
+    BenchedModel benched(loaded, device, lengths);
+    synchronize(benched.ctx());
+    const std::vector<double> load_seconds = gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
+
+    StepTimer timer(benched, loaded.config, lengths, group.get());
+    timer.run(request.warmup);
+    Phase alone, together;
+    constexpr int rounds = 3;
+    for (int round = 0; round < rounds; ++round) {
+        timer.set_sharing(false);
+        alone.add(*group, timer, request.steps);
+        timer.set_sharing(true);
+        together.add(*group, timer, request.steps);
+    }
+    const double reduce_ms = all_reduce_ms(*group, benched);
+    const double bytes = 4.0 * static_cast<double>(benched.model().parameters()->table().flat_elements());
+    const double tokens = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) * group->size();
+    const double alone_ms = median(alone.ms), together_ms = median(together.ms);
+    if (group->rank() != 0) return;
+    const nlohmann::ordered_json result{
+        {"bench", "scaling"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"ranks", group->size()},
+        {"ranks_of_machine", environment.local_world_size}, {"batch", request.batch}, {"seq", request.seq}, {"tokens", tokens},
+        {"steps", request.steps}, {"alone_ms", alone_ms}, {"alone_ms_of_rounds", alone.ms}, {"alone_ms_of_ranks", alone.of_ranks},
+        {"together_ms", together_ms}, {"together_ms_of_rounds", together.ms}, {"alone_tokens_per_second", 1000 * tokens / alone_ms},
+        {"together_tokens_per_second", 1000 * tokens / together_ms}, {"efficiency", alone_ms / together_ms}, {"exposed_ms", together_ms - alone_ms},
+        {"gradient_bytes", bytes}, {"all_reduce_ms", reduce_ms},
+        {"bus_gb_per_second", 2.0 * (group->size() - 1) / group->size() * bytes / reduce_ms / 1e6}, {"load_seconds", load_seconds}};
+    std::cout << result.dump(request.json ? -1 : 2) << std::endl;
+}
+
+}  // namespace unsloth::train
