@@ -10,9 +10,9 @@ namespace unsloth::comm {
 namespace {
 
 /// On the CPU: every rank's values through the store, added in the order of the ranks.
-class StoreGroup final : public Group {
+class StoreGroup final : public StoreBackedGroup {
   public:
-    explicit StoreGroup(std::unique_ptr<Exchange> exchange) : Group(exchange->rank(), exchange->size()), exchange_(std::move(exchange)) {}
+    explicit StoreGroup(std::unique_ptr<Exchange> exchange) : StoreBackedGroup(std::move(exchange)) {}
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override {
         UNSLOTH_CHECK(sum.is_cpu() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), "all_reduce takes contiguous fp32 of the CPU");
@@ -20,7 +20,7 @@ class StoreGroup final : public Group {
         const auto count = static_cast<std::size_t>(sum.numel());
         std::vector<uint8_t> own(count * sizeof(float));
         std::memcpy(own.data(), values, own.size());
-        exchange_->all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& bytes) {
+        exchange().all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& bytes) {
             UNSLOTH_CHECK(bytes.size() == count * sizeof(float), what, " of rank ", rank, ": ", bytes.size(), " bytes");
             for (std::size_t i = 0; i < count; ++i) {
                 float value;
@@ -29,18 +29,13 @@ class StoreGroup final : public Group {
             }
         });
     }
-
-    std::vector<std::string> gather(const std::string& text, const std::string& what) override { return gather_text(*exchange_, text, what); }
-
-  private:
-    std::unique_ptr<Exchange> exchange_;
 };
 
 }  // namespace
 
-std::vector<std::string> gather_text(Exchange& exchange, const std::string& text, const std::string& what) {
+std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
     std::vector<std::string> all;
-    exchange.all({text.begin(), text.end()}, what, [&](int, const std::vector<uint8_t>& bytes) { all.emplace_back(bytes.begin(), bytes.end()); });
+    exchange_->all({text.begin(), text.end()}, what, [&](int, const std::vector<uint8_t>& bytes) { all.emplace_back(bytes.begin(), bytes.end()); });
     return all;
 }
 

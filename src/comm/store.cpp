@@ -18,29 +18,38 @@ std::string place_of(const LaunchEnvironment& e) { return cat(e.master_address, 
 
 }  // namespace
 
+c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& e, std::chrono::seconds timeout, bool serves) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(e.master_port);
+    options.isServer = serves;
+    options.waitWorkers = false;  // the first exchange waits, and knows who is missing
+    options.timeout = timeout;
+    // An agent's store outlives restarts: each has keys of its own.
+    return c10::make_intrusive<c10d::PrefixStore>(cat("unsloth/", e.restarts), c10::make_intrusive<c10d::TCPStore>(e.master_address, options));
+}
+
 Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout) : rank_(e.rank), size_(e.world_size), serves_(e.rank == 0 && !e.agent_hosts_store), timeout_(timeout) {
     // What c10d prints about a store that does not answer, with its own stack, is said by our errors.
     if (log::level() > log::Level::debug) FLAGS_caffe2_log_level = 3;  // fatal ones alone
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(e.master_port);
-    options.isServer = serves_;
-    options.waitWorkers = false;  // the first exchange waits, and knows who is missing
-    options.timeout = timeout;
     try {
-        const auto tcp = c10::make_intrusive<c10d::TCPStore>(e.master_address, options);
-        // An agent's store outlives restarts: each has keys of its own.
-        store_ = c10::make_intrusive<c10d::PrefixStore>(cat("unsloth/", e.restarts), tcp);
+        store_ = connect_to_store(e, timeout, serves_);
     } catch (const std::exception& error) {
-        if (options.isServer)
+        if (serves_)
             throw runtime_failure(cat("rank 0 cannot serve the ranks' store at port ", e.master_port, ": ", std::string(error.what()).substr(0, 200)),
                                   "Is another run using the port? Choose another MASTER_PORT.");
         throw runtime_failure(cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " within ", timeout.count(), " s"),
                               "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
     }
     all({}, "the start of all ranks", [](int, const std::vector<uint8_t>&) {});
+    try {
+        monitor_ = std::make_unique<Monitor>(e, timeout);
+    } catch (const std::exception&) {
+        throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (at the start); seen by rank ", rank_));
+    }
 }
 
 Exchange::~Exchange() {
+    monitor_.reset();
     constexpr auto patience = std::chrono::seconds(5);
     try {
         const auto give_up = std::chrono::steady_clock::now() + patience;
@@ -55,6 +64,10 @@ Exchange::~Exchange() {
 std::string Exchange::key(int64_t number, int rank) const { return cat(number, "/", rank); }
 
 void Exchange::begin(std::vector<uint8_t> own, const std::string& what) {
+    if (monitor_) {
+        monitor_->check();
+        monitor_->begin(what);
+    }
     own_ = std::move(own);
     own_.push_back(0);  // a value of no bytes is none
     try {
@@ -69,17 +82,23 @@ std::vector<uint8_t> Exchange::read(int rank, const std::string& what) {
         own_.pop_back();
         return std::move(own_);
     }
-    try {
-        store_->wait({key(number_, rank)}, std::chrono::duration_cast<std::chrono::milliseconds>(timeout_));
-        std::vector<uint8_t> bytes = store_->get(key(number_, rank));
-        bytes.pop_back();
-        return bytes;
-    } catch (const std::exception& error) {
-        const bool timed_out = std::string(error.what()).find("imeout") != std::string::npos;
-        if (timed_out)
+    // In slices, between which the monitor may know more.
+    constexpr std::chrono::milliseconds slice(1000);
+    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    for (;;) {
+        try {
+            store_->wait({key(number_, rank)}, std::min(slice, std::chrono::duration_cast<std::chrono::milliseconds>(timeout_)));
+            std::vector<uint8_t> bytes = store_->get(key(number_, rank));
+            bytes.pop_back();
+            return bytes;
+        } catch (const std::exception& error) {
+            if (monitor_) monitor_->check();
+            if (std::string(error.what()).find("imeout") == std::string::npos)
+                throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
+        }
+        if (std::chrono::steady_clock::now() >= deadline)
             throw runtime_failure(cat("rank ", rank, " did not come to ", what, " within ", timeout_.count(), " s (distributed.ddp_timeout); seen by rank ", rank_),
                                   "Look at that rank's output: it may have ended, or it works on something that takes longer.");
-        throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
     }
 }
 

@@ -2,14 +2,19 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/monitor.h"
 #include "unsloth/comm/launch.h"
 
 namespace unsloth::comm {
+
+/// A connection to the ranks' store, or, with `serves`, the store; keys of one start do not meet those of another. Throws c10d's errors.
+c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& environment, std::chrono::seconds timeout, bool serves);
 
 /// Exchanges of bytes between all ranks. Not thread-safe.
 class Exchange {
@@ -25,7 +30,7 @@ class Exchange {
     int rank() const { return rank_; }
     int size() const { return size_; }
     const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
-    std::chrono::seconds timeout() const { return timeout_; }
+    Monitor& monitor() { return *monitor_; }
 
     /// Every rank's bytes by rank; `visit(rank, bytes)` is called in the order of the ranks.
     template <class Visit>
@@ -47,6 +52,7 @@ class Exchange {
     c10::intrusive_ptr<c10d::Store> store_;
     std::vector<uint8_t> own_;
     int64_t number_ = 0;
+    std::unique_ptr<Monitor> monitor_;  ///< after the ranks have met
 };
 
 }  // namespace unsloth::comm

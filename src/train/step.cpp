@@ -130,6 +130,7 @@ std::optional<StepResult> Stepper::take(bool must) {
     auto [slot, result] = std::move(pending_.front());
     pending_.pop_front();
     if (slot->done) slot->done->synchronize();
+    if (settings_.group != nullptr) settings_.group->check();
     result.outcome = as<StepOutcome>(slot->outcome);
     if (slot->shared.defined()) {
         const float* shared = slot->shared.const_data_ptr<float>();

@@ -69,10 +69,27 @@ Trainer::Trainer(const LoadedConfig& loaded)
                           "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
-    opened_ = open_model(config());
-    open_data();
-    require_agreement();
-    make_plan();
+    telling_others([this] {
+        opened_ = open_model(config());
+        open_data();
+        require_agreement();
+        make_plan();
+    });
+}
+
+/// An error of this rank ends all of them, with its reason.
+void Trainer::telling_others(const std::function<void()>& work) const {
+    try {
+        work();
+    } catch (const Interrupted&) {
+        throw;
+    } catch (const std::exception& error) {
+        const auto* const known = dynamic_cast<const Error*>(&error);
+        // What fails on the device when a rank is lost follows from that.
+        if (group_ && (known == nullptr || known->kind() == ErrorKind::runtime)) group_->check();
+        if (group_) group_->announce(error.what());
+        throw;
+    }
 }
 
 /// Ranks that train on different things would sum gradients that do not belong together.
@@ -211,6 +228,10 @@ double Trainer::learning_rate(int64_t step) const {
 // --- the loop ------------------------------------------------------------------------------------------------------
 
 void Trainer::run() {
+    telling_others([this] { run_together(); });
+}
+
+void Trainer::run_together() {
     banner();
     if (config().training.max_steps == 0) {
         require_memory(*plan_);
@@ -347,6 +368,7 @@ EvalReport Trainer::evaluate(int64_t step, double epoch) {
         const at::Tensor total = at::full({1}, sum, at::TensorOptions(at::kFloat).device(device_));
         group_->all_reduce(total, cat("the evaluation at step ", step));
         sum = total.item<double>();
+        group_->check();
         labels = eval_->labels();
     }
     return {step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels, seconds_since(start)};

@@ -93,8 +93,29 @@ class Distributed(EndToEnd):
         began = time.monotonic()
         err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
         self.assertEqual(ranks[0].returncode, RUNTIME, err)
-        self.assertRegex(err, "rank 1 did not come to the (gradients|loss) of step")
+        self.assertRegex(err, r"rank 1 .*(gives no sign of life for 3 s.*at the (gradients|loss) of step|did not come to the (gradients|loss) of step)")
         self.assertLess(time.monotonic() - began, 20)
+
+    def test_a_stopped_rank_is_named(self):
+        ranks = self.start_ranks(lambda rank: self.arguments("stopped", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60), size=3)
+        metrics = self.folder / "stopped" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        ranks[2].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        for rank in ranks[:2]:
+            err = rank.communicate(timeout=TIMEOUT_S)[1]
+            self.assertEqual(rank.returncode, RUNTIME, err)
+            self.assertRegex(err, r"rank 2 \(.*\) gives no sign of life for 1[5-9] s|rank [01] \(.*\) failed: rank 2")
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_a_failing_rank_tells_the_others_why(self):
+        ranks = self.start_ranks(lambda rank: self.arguments("failing", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60, *(
+            ["--data.train_file", self.folder / "absent.jsonl"] if rank == 1 else [])))
+        began = time.monotonic()
+        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        self.assertRegex(err, r"rank 1 \(.*\) failed: .*absent.jsonl")
+        self.assertLess(time.monotonic() - began, 30)
 
     def test_a_lost_store_is_said(self):
         ranks = self.start_ranks(lambda rank: self.arguments("lost", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 5))

@@ -13,7 +13,8 @@
 namespace unsloth::comm {
 
 /// Collectives are called by all ranks in the same order, each by one thread at a time. A rank that does not come within the
-/// group's timeout ends the others with a runtime Error that names it, where that can be told, and what was waited for.
+/// group's timeout ends the others with a runtime Error that names it, where that can be told, and what was waited for; one that ends,
+/// or is stopped, within 15 s.
 class Group {
   public:
     virtual ~Group() = default;
@@ -29,6 +30,12 @@ class Group {
 
     /// Every rank's text, by rank. Waits for all; meant for a few kilobytes.
     virtual std::vector<std::string> gather(const std::string& text, const std::string& what) = 0;
+
+    /// runtime Error when it is known that a rank is gone, has failed or is overdue: what it names is then better than any error that
+    /// follows from it. After the host waited for the device, results may only be used once this has returned.
+    virtual void check() = 0;
+    /// This rank ends by an error: the others end with its first line.
+    virtual void announce(const std::string& error) = 0;
 
     void barrier(const std::string& what) { gather("", what); }
 

@@ -1,6 +1,7 @@
 // The training run: plan, load, loop, evaluate, save.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -35,6 +36,8 @@ class Trainer {
     EvalReport evaluate(int64_t step, double epoch);
 
   private:
+    void telling_others(const std::function<void()>& work) const;
+    void run_together();
     void require_agreement() const;
     bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
     void open_data();
