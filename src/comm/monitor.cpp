@@ -15,12 +15,18 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr seconds silence_allowed(15), patience_with_main_thread(20);
+constexpr seconds silence_allowed(12), answer_allowed(3), patience_with_main_thread(20);
 constexpr const char *alive = "alive", *left = "left", *failed = "failed";
 
 std::string own_host() {
     char name[256] = {};
     return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
+[[noreturn]] void end_process(const std::string& error) {
+    std::fprintf(stderr, "unsloth-train: error: %s\n", error.c_str());
+    std::fflush(stderr);
+    ::_exit(static_cast<int>(ErrorKind::runtime));
 }
 
 std::string key_of(int rank) { return cat("life/", rank); }
@@ -36,7 +42,9 @@ Monitor::Monitor(const LaunchEnvironment& e, seconds timeout)
     for (int r = 0; r < size_; ++r)
         if (r != rank_) peers_[r].changed = now;
     beat();
+    looked_ = now;
     thread_ = std::thread([this] { watch(); });
+    supervisor_ = std::thread([this] { supervise(); });
 }
 
 Monitor::~Monitor() {
@@ -46,6 +54,7 @@ Monitor::~Monitor() {
     }
     wake_.notify_all();
     thread_.join();
+    supervisor_.join();
     if (announced_) return;
     try {
         store_->set(key_of(rank_), bytes_of(left));
@@ -97,14 +106,23 @@ void Monitor::watch() {
         lock.unlock();
         const std::optional<std::string> failure = look();
         lock.lock();
+        looked_ = Clock::now();
         if (ends_) return;
         if (!failure) continue;
+        looked_.reset();
         fail(*failure);
         if (wake_.wait_for(lock, patience_with_main_thread, [&] { return ends_ || said_; })) return;
-        std::fprintf(stderr, "unsloth-train: error: %s\n  The main thread does not come back from the device: the process ends here.\n", failure_->c_str());
-        std::fflush(stderr);
-        ::_exit(static_cast<int>(ErrorKind::runtime));
+        end_process(cat(*failure_, "\n  The main thread does not come back from the device: the process ends here."));
     }
+}
+
+/// A store whose host was stopped takes what we send and answers nothing: neither thread that asks it comes back.
+void Monitor::supervise() {
+    ::prctl(PR_SET_NAME, "monitor's watch");
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [&] { return ends_; }))
+        if (looked_ && Clock::now() - *looked_ > lost_after_ + answer_allowed)
+            end_process(cat("rank 0 is gone: the ranks' store at ", place_, " does not answer for ", lost_after_.count(), " s; seen by rank ", rank_, " at ", what_));
 }
 
 void Monitor::fail(const std::string& message) {

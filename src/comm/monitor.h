@@ -19,10 +19,10 @@
 namespace unsloth::comm {
 
 /// Every rank writes a sign of life into the ranks' store every few seconds, with what it is on its way to, and reads the others'.
-/// A rank is lost when its sign stands still for 15 s (or the timeout, if that is less), when it says that it failed, and when the
+/// A rank is lost when its sign stands still for 12 s (or the timeout, if that is less), when it says that it failed, and when the
 /// rest waits for a collective longer than the timeout. Then check() throws, the release hook ends what blocks the main thread
 /// (NCCL's kernels wait for ever otherwise), and if the main thread does not come to check() within 20 s the process ends with the
-/// message and exit code 4. The thread has a connection of its own: the main thread's may be blocked.
+/// message and exit code 4, as it does when the store itself does not answer. The thread has a connection of its own: the main thread's may be blocked.
 class Monitor {
   public:
     /// All ranks must have met at the store. runtime Error when it does not answer.
@@ -59,6 +59,7 @@ class Monitor {
     };
 
     void watch();
+    void supervise();
     std::optional<std::string> look();
     void beat();
     std::optional<std::string> read_peers();
@@ -81,7 +82,8 @@ class Monitor {
     bool announced_ = false;
     std::function<void()> release_;
     std::map<int, Peer> peers_;  ///< of the monitor's thread alone
-    std::thread thread_;
+    std::optional<Clock::time_point> looked_;  ///< when watch() last came back from the store; nullopt: it asks no more
+    std::thread thread_, supervisor_;
 };
 
 }  // namespace unsloth::comm

@@ -49,7 +49,6 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout) : r
 }
 
 Exchange::~Exchange() {
-    monitor_.reset();
     constexpr auto patience = std::chrono::seconds(5);
     try {
         const auto give_up = std::chrono::steady_clock::now() + patience;

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
@@ -84,6 +85,7 @@ bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
 Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::vector<WeightForms>& sets, bool transposed, int64_t m) {
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
+    log::debug("bench nf4: ", m, " tokens, n ", group.n, ", k ", group.k, transposed ? ", transposed" : "");
     const at::Tensor x = at::randn({m, in + group.r}, options), out = at::empty({m, out_columns}, options);
     const auto product = [&](std::size_t i) {
         const at::Tensor& w = sets[i % sets.size()].buffer;
@@ -116,6 +118,7 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     double best = result.dequantise_us;
     for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device())) {
         if (!worth_timing(form, m)) continue;
+        log::debug("bench nf4: ", m, " tokens by ", text_of(form));
         forms.emplace_back(time_us(ctx, own(form), 0.1, 1.5 * best), form);
         best = std::min(best, forms.back().first);
     }

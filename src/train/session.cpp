@@ -1,6 +1,7 @@
 #include "unsloth/train/session.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -71,7 +72,9 @@ at::Device choose_device(const std::string& option, int local_rank) {
                               ),
                           "Use --device cpu or auto, or check the driver with nvidia-smi.");
     at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator's figures are asked for before its first allocation
-    return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+    const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).setDevice(device);  // our kernels are launched where the thread stands
+    return device;
 }
 
 std::string describe_device(at::Device device) {

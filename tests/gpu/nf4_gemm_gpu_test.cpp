@@ -79,6 +79,20 @@ TEST_F(Nf4GemmGpuTest, OutMayBeTheResidual) {
     }
 }
 
+/// Thousands of launches back to back, at a size that goes round the ring of stages several times: a cluster once in a while waited for
+/// ever.
+TEST_F(Nf4GemmGpuTest, ManyLaunchesEnd) {
+    const nf4_gemm_cases::Case c{{4096, 1024, 1024}, 4096, 48, false, false};
+    nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, 1, at::kBFloat16, generator);
+    for (const Nf4GemmChoice& form : forms()) {
+        if (form.kernel != Kernel::sm90) continue;
+        SCOPED_TRACE(cat("tokens ", form.tokens, " split ", form.split));
+        for (int launch = 0; launch < 3000; ++launch) ops::nf4_gemm(*gpu, p.args, form);
+        c10::cuda::device_synchronize();
+    }
+    nf4_gemm_cases::expect_product(p, testing::copy_with_storage(p.args.out, at::kCPU));
+}
+
 /// What the table names is built.
 TEST_F(Nf4GemmGpuTest, ChosenFormsExist) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096},

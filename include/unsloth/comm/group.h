@@ -14,7 +14,7 @@ namespace unsloth::comm {
 
 /// Collectives are called by all ranks in the same order, each by one thread at a time. A rank that does not come within the
 /// group's timeout ends the others with a runtime Error that names it, where that can be told, and what was waited for; one that ends,
-/// or is stopped, within 15 s.
+/// or is stopped, within 15 s of that.
 class Group {
   public:
     virtual ~Group() = default;

@@ -15,7 +15,7 @@
 namespace unsloth::train {
 
 /// hardware.device as a device; usage Error when it asks for a GPU that is not there. "auto" and "cuda" mean the GPU of the process's
-/// number on this machine.
+/// number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are launched.
 at::Device choose_device(const std::string& option, int local_rank = 0);
 /// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
 std::string describe_device(at::Device device);
