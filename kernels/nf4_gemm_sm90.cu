@@ -57,13 +57,6 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
             while (schedule.next(p, work))
                 decode_scales<Tokens, Stages, Transposed>(p, s, ring, work, warp - 1, lane);
         }
-        if constexpr (Clustered) {
-            // Every thread of the cluster meets at both of store_shared's barriers: warps that ended while others wait there
-            // have, rarely, left it waiting for ever.
-            __syncwarp();
-            sm90::cluster_sync();
-            sm90::cluster_barrier_relaxed();
-        }
     } else {
         sm90::grow_registers<BlocksPerSm == 1 ? 232 : 96>();
         while (schedule.next(p, work)) {

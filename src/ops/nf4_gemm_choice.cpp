@@ -10,9 +10,6 @@ namespace {
 constexpr Nf4GemmChoice portable(int token_groups, int strips, int warps) {
     return {Nf4GemmChoice::Kernel::portable, token_groups, strips, warps, 0, 0};
 }
-constexpr Nf4GemmChoice sm90(int tokens, int split) {
-    return {Nf4GemmChoice::Kernel::sm90, 0, 0, 0, tokens, split};
-}
 
 /// Serves products of at most `most_m` tokens that no step before it serves.
 struct Step {
@@ -30,15 +27,16 @@ struct Shape {
 };
 
 /// NVIDIA H200, CUDA 13.0, no tail, weights that are not in the L2: what needed less than 97 % of the time of
-/// dequantisation and cuBLASLt's product at M = 1 (serves the 8 tokens that its form holds), 16, 128 and 512.
+/// dequantisation and cuBLASLt's product at M = 1 (serves the 8 tokens that its form holds) and 16. The
+/// Hopper kernel won up to 128 tokens (512 for 14336 x 4096), but once in some ten thousand launches it does not end: it is not chosen.
 constexpr Shape h200[] = {
-    {false, 4096, 4096, {{{8, portable(1, 2, 16)}, {16, portable(2, 2, 8)}, {128, sm90(128, 3)}}}},
-    {true, 4096, 4096, {{{8, portable(1, 2, 16)}, {16, portable(2, 2, 8)}, {128, sm90(128, 3)}}}},
+    {false, 4096, 4096, {{{8, portable(1, 2, 16)}, {16, portable(2, 2, 8)}}}},
+    {true, 4096, 4096, {{{8, portable(1, 2, 16)}, {16, portable(2, 2, 8)}}}},
     {false,
      14336,
      4096,
-     {{{8, portable(1, 4, 8)}, {16, portable(2, 4, 8)}, {128, sm90(128, 1)}, {512, sm90(256, 1)}}}},
-    {true, 14336, 4096, {{{8, portable(1, 2, 16)}, {16, portable(2, 2, 8)}, {128, sm90(128, 3)}}}},
+     {{{8, portable(1, 4, 8)}, {16, portable(2, 4, 8)}}}},
+    {true, 14336, 4096, {{{8, portable(1, 2, 16)}, {16, portable(2, 2, 8)}}}},
 };
 
 }  // namespace
