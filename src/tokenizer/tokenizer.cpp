@@ -317,7 +317,7 @@ const std::filesystem::path& Tokenizer::folder() const {
     return impl_->folder;
 }
 
-std::vector<std::filesystem::path> Tokenizer::files() const {
+std::vector<std::filesystem::path> Tokenizer::files_in(const std::filesystem::path& folder) {
     static constexpr std::array names = {"tokenizer.json",
                                          "tokenizer_config.json",
                                          "special_tokens_map.json",
@@ -325,12 +325,19 @@ std::vector<std::filesystem::path> Tokenizer::files() const {
                                          "vocab.json",
                                          "merges.txt",
                                          "tokenizer.model",
+                                         "generation_config.json",
                                          "chat_template.jinja",
                                          "chat_template.json"};
     std::vector<std::filesystem::path> found;
     for (const char* name : names) {
-        if (std::filesystem::is_regular_file(folder() / name)) found.push_back(folder() / name);
+        if (std::filesystem::is_regular_file(folder / name)) found.push_back(folder / name);
     }
+    std::vector<std::filesystem::path> templates;
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "additional_chat_templates", none))
+        if (entry.is_regular_file() && entry.path().extension() == ".jinja") templates.push_back(entry.path());
+    std::sort(templates.begin(), templates.end());
+    found.insert(found.end(), templates.begin(), templates.end());
     return found;
 }
 

@@ -175,7 +175,10 @@ void run_init(const InitRequest& request) {
     const std::string original = request.config_file.empty() ? std::string() : read_file(request.config_file);
     write_file_atomically(std::filesystem::path(request.out) / "config.json",
                           write_model_config(spec, request.quantize == InitQuantize::nf4 ? std::optional(QuantizationConfig{}) : std::nullopt, original));
-    if (!request.tokenizer.empty()) copy_files(Tokenizer::load(request.tokenizer).files(), request.out);
+    if (!request.tokenizer.empty()) {
+        const Tokenizer tokenizer = Tokenizer::load(request.tokenizer);
+        copy_files(tokenizer.files(), tokenizer.folder(), request.out);
+    }
     log::info("random weights (seed ", request.seed, ") in ", request.out, ": ", memory::human_bytes(static_cast<int64_t>(writer.total_bytes())));
 }
 

@@ -90,9 +90,10 @@ void save_model(const std::filesystem::path& folder, const model::Parameters& pa
     write_file_atomically(folder / "config.json", write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
 }
 
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& folder) {
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to) {
     for (const auto& file : files) {
-        const auto target = folder / file.filename();
+        const auto target = to / file.lexically_relative(from);
+        std::filesystem::create_directories(target.parent_path());
         std::error_code ignored;
         if (std::filesystem::equivalent(file, target, ignored)) continue;
         write_file_atomically(target, read_file(file));

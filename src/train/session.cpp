@@ -112,11 +112,7 @@ Tokenizer OpenedModel::tokenizer() const {
 }
 
 std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
-    std::vector<std::filesystem::path> files;
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                             "tokenizer.model", "chat_template.jinja", "generation_config.json"})
-        if (std::filesystem::exists(tokenizer_folder / name)) files.push_back(tokenizer_folder / name);
-    return files;
+    return Tokenizer::files_in(tokenizer_folder);
 }
 
 std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config) {

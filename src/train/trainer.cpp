@@ -393,7 +393,7 @@ void Trainer::save(const std::filesystem::path& folder, int64_t step, double epo
     } else {
         save_adapter(folder, *model_->parameters(), *plan_->lora(), config().model.path);
     }
-    copy_files(opened_.tokenizer_files(), folder);
+    copy_files(opened_.tokenizer_files(), opened_.tokenizer_folder, folder);
     TrainerState state;
     state.epoch = epoch;
     state.eval_steps = config().training.eval_steps;

@@ -164,8 +164,13 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
     using Named = std::vector<std::pair<std::string, std::string>>;
     EXPECT_EQ(tokenizer.chat_templates(), (Named{{"tool_use", "T"}, {"default", "D"}}));
     EXPECT_EQ(tokenizer.special_token_texts(), (Named{{"eos_token", "<|eot_id|>"}}));
-    EXPECT_EQ(tokenizer.files().size(),
-              3u);  // tokenizer.json, tokenizer_config.json, special_tokens_map.json
+    const auto names = [&] {
+        std::vector<std::string> found;
+        for (const auto& file : tokenizer.files()) found.push_back(file.lexically_relative(folder.path()).string());
+        return found;
+    };
+    std::vector<std::string> files{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"};
+    EXPECT_EQ(names(), files);
     folder.write("chat_template.jinja", "J");
     std::filesystem::create_directory(folder.path() / "additional_chat_templates");
     folder.write("additional_chat_templates/rag.jinja", "R");
@@ -173,6 +178,8 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
     EXPECT_EQ(Tokenizer::load(folder.path()).chat_templates(),
               (Named{{"tool_use", "T"}, {"default", "J"}, {"rag", "R"}}));
     EXPECT_EQ(Tokenizer::load(folder.path()).folder(), folder.path());
+    files.insert(files.end(), {"chat_template.jinja", "additional_chat_templates/rag.jinja"});
+    EXPECT_EQ(names(), files);
 }
 
 TEST(Tokenizer, MergesMayBeStrings) {

@@ -24,7 +24,7 @@ std::string shard_file_name(std::size_t index, std::size_t count);
 /// model.safetensors.index.json: which file holds each tensor.
 std::string shard_index_json(const std::map<std::string, std::string>& file_of_tensor, std::size_t total_bytes);
 
-/// Copies files by name into `folder` (atomically, skipping those already there under the same path).
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& folder);
+/// Copies files of the folder `from` to the same places below `to` (atomically, skipping those already there under the same path).
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace unsloth::train
