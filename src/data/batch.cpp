@@ -18,6 +18,7 @@ void append(Batch& batch, const Sample& sample) {
     UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ",
                   T, ", ", sample.labels.size(), ", ", sample.positions.size());
     UNSLOTH_CHECK(sample.row >= 0 && sample.row <= std::numeric_limits<int32_t>::max(), "row ", sample.row);
+    const int32_t dropout_row = sample.dropout_row.value_or(static_cast<int32_t>(sample.row));
     for (std::size_t t = 0; t < T; ++t) {
         const auto place = static_cast<int32_t>(batch.ids_T.size());
         if (begins_segment(sample.positions, t)) batch.segments.push_back(place);
@@ -26,7 +27,7 @@ void append(Batch& batch, const Sample& sample) {
         batch.ids_T.push_back(sample.ids[t]);
         batch.targets_T.push_back(target);
         batch.positions_T.push_back(sample.positions[t]);
-        batch.row_T.push_back(static_cast<int32_t>(sample.row));
+        batch.row_T.push_back(dropout_row);
         batch.offset_T.push_back(static_cast<int32_t>(t));
         if (target == ignore_label) continue;
         batch.target_index.push_back(place);

@@ -125,6 +125,7 @@ void StepLoader::make_mixture() {
     const std::vector<int64_t> counts = mixture_counts(sizes, options_.source_weights);
     for (std::size_t s = 0; s < counts.size(); ++s) mixture_[s].count = counts[s];
     rows_per_epoch_ = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    for (int64_t i = 0; i < dataset_.size(); ++i) row_ids_ = std::max(row_ids_, dataset_.row(i) + 1);
 }
 
 int64_t StepLoader::steps_per_epoch() const {
@@ -223,8 +224,24 @@ void StepLoader::enter_epoch(uint32_t epoch) {
     if (epoch_ == static_cast<int64_t>(epoch)) return;
     order_ = mixture_.empty() ? epoch_order(unit_rows_, options_.seed, epoch, options_.shuffle)
                               : mixture_order(mixture_, unit_rows_, options_.seed, epoch, options_.shuffle);
+    if (!mixture_.empty()) count_repetitions();
     if (fills_by_tokens()) fill_by_tokens(epoch);
     epoch_ = epoch;
+}
+
+void StepLoader::count_repetitions() {
+    std::vector<int64_t> seen(units_.size());
+    repetition_.clear();
+    for (const int64_t unit : order_) repetition_.push_back(seen[static_cast<std::size_t>(unit)]++);
+}
+
+/// The k-th repetition of a row counts as row + k x (number of row ids), a row that there is not; of the epoch's first coming there is
+/// nothing to say. 31 bits name 2^31 such rows, and beyond them names come again.
+std::optional<int32_t> StepLoader::dropout_row(int64_t row, int64_t place) const {
+    const int64_t repetition = repetition_.empty() ? 0 : repetition_[static_cast<std::size_t>(place)];
+    if (repetition == 0) return std::nullopt;
+    constexpr int64_t names = int64_t{1} << 31;
+    return static_cast<int32_t>((row + repetition % names * row_ids_) % names);
 }
 
 /// Makes micro-batches of the rows in order_, which then follow each other there.
@@ -277,8 +294,10 @@ Batch StepLoader::micro_batch(int64_t begin, int64_t end) const {
     std::vector<Sample> samples;
     for (int64_t place = begin; place < end; ++place) {
         const auto [first, last] = unit_at(place);
-        for (int64_t m = first; m < last; ++m)
-            samples.push_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
+        for (int64_t m = first; m < last; ++m) {
+            Sample& sample = samples.emplace_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
+            sample.dropout_row = dropout_row(sample.row, place);
+        }
     }
     Batch batch = join(samples);
     if (options_.order_tokens) batch.token_order = sort_tokens(batch.ids_T);

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "data/toy.h"
 #include "unsloth/data/describe.h"
@@ -266,6 +268,45 @@ TEST(StepLoader, PackedRowsKeepTheirSamplesApart) {
     std::sort(seen.begin(), seen.end());
     EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
     toy::expect_contains(describe(loader), {"200 rows", "packed into", "64 tokens"});
+}
+
+/// Two files of rows {input_ids} as two sources: 3 rows and 12.
+Dataset two_sources(const toy::Folder& folder) {
+    std::string small, large;
+    for (int row = 0; row < 3; ++row) small += cat("{\"input_ids\": [1, 2, ", row, "]}\n");
+    for (int row = 3; row < 15; ++row) large += cat("{\"input_ids\": [1, 2, ", row, ", 4]}\n");
+    const std::vector<DataSource> sources{{.path = folder.write("small.jsonl", small).string()}, {.path = folder.write("large.jsonl", large).string()}};
+    return Dataset::load(sources, {}, [] { return nullptr; });
+}
+
+TEST(StepLoader, ARowThatRepeatsInAnEpochDrawsItsOwnDropout) {
+    const toy::Folder folder;
+    const Dataset data = two_sources(folder);
+    LoaderOptions weighted = options(2, 2, true);
+    weighted.source_weights = {1, 1};  // 8 of 15 rows come of 3
+    for (const int world_size : {1, 2}) {
+        std::map<int64_t, std::set<int32_t>> names;  // of each row, in one epoch
+        std::set<int32_t> all;
+        int64_t places = 0;
+        for (int rank = 0; rank < world_size; ++rank) {
+            weighted.rank = rank;
+            weighted.world_size = world_size;
+            weighted.gradient_accumulation_steps = 2 / world_size;
+            StepLoader loader(data, weighted);
+            for (int64_t number = loader.steps_per_epoch(); number < 2 * loader.steps_per_epoch(); ++number)
+                for (const Batch& batch : loader.step(number).micro)
+                    for (std::size_t s = 0; s < batch.rows.size(); ++s, ++places) {
+                        const int32_t name = batch.row_T[static_cast<std::size_t>(batch.segments[s])];
+                        EXPECT_GE(name, 0);
+                        EXPECT_EQ(name % 15, batch.rows[s]);  // row + k x 15
+                        EXPECT_TRUE(all.insert(name).second) << "two rows of an epoch share dropout masks: " << name;
+                        names[batch.rows[s]].insert(name);
+                    }
+        }
+        EXPECT_EQ(places, 16);
+        for (int64_t row = 0; row < 3; ++row) EXPECT_GE(names[row].size(), 2u);
+        for (const auto& [row, own] : names) EXPECT_TRUE(own.contains(static_cast<int32_t>(row))) << "the first coming goes by the row's id";
+    }
 }
 
 TEST(StepLoader, MicroBatchesFilledByTokens) {

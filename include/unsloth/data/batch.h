@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "unsloth/data/token_order.h"
@@ -16,6 +17,7 @@ struct Sample {
     std::vector<int32_t> ids;
     std::vector<int32_t> labels;     ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
     std::vector<int32_t> positions;  ///< position ids; a fall back to 0 starts a new segment
+    std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
 };
 
 /// A micro-batch: tokens are flat, T of them, rows one after another without padding. T may be 0: in the last
@@ -25,7 +27,7 @@ struct Batch {
     std::vector<int32_t>
         targets_T;  ///< what position t must predict: the label of t + 1 within its segment, or ignore_label
     std::vector<int32_t> positions_T;
-    std::vector<int32_t> row_T;     ///< source row of each token (dropout's counter)
+    std::vector<int32_t> row_T;     ///< names the row of each token for dropout's counter: the source row, unless it repeats in an epoch
     std::vector<int32_t> offset_T;  ///< token's index in its source row
     std::vector<int32_t> segments;  ///< [S + 1] offsets into T, from 0 to T; attention never crosses them
     std::vector<int32_t>

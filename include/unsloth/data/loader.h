@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -47,7 +48,8 @@ struct BatchLimits {
 /// every epoch. A step takes gradient_accumulation_steps of them on each rank. Nothing is padded in any case: a Batch is flat.
 ///
 /// With `source_weights` an epoch takes of each source what mixture_counts() says (counted in packed rows with `packing`, which
-/// then joins samples of one source only), in the order of mixture_order().
+/// then joins samples of one source only), in the order of mixture_order(). A row that comes again within an epoch counts as another
+/// row for dropout (Batch::row_T), so that it gets masks of its own.
 class StepLoader {
   public:
     /// Usage Error for an empty data set or sizes that make no sense.
@@ -82,6 +84,8 @@ class StepLoader {
     void enter_epoch(uint32_t epoch);
     // [begin, end) are places in the epoch's order.
     Unit unit_at(int64_t place) const;
+    void count_repetitions();
+    std::optional<int32_t> dropout_row(int64_t row, int64_t place) const;
     void count(int64_t begin, int64_t end, StepBatch& step) const;
     std::pair<int64_t, int64_t> slice(int64_t round) const;
     Batch micro_batch(int64_t begin, int64_t end) const;
@@ -95,6 +99,8 @@ class StepLoader {
     std::vector<MixtureSource> mixture_;  ///< with source_weights
     int64_t rows_per_epoch_ = 0;
     std::vector<int64_t> order_;       ///< of the units, in epoch epoch_
+    std::vector<int64_t> repetition_;  ///< with source_weights: how often the unit at a place of order_ came before it in the epoch
+    int64_t row_ids_ = 0;              ///< with source_weights: above every row id
     std::vector<int64_t> batch_ends_;  ///< with max_tokens_per_batch: where micro-batches end in order_
     int64_t epoch_ = -1;
 };
