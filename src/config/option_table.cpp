@@ -136,6 +136,12 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "for data of 1 MiB or more; empty: none.")
         .value("DIR")
         .suggested_for({"dataset_cache", "tokenized_path", "cache"});
+    options
+        .add("cache_max_gib", data.cache_max_gib,
+             "GiB that the encoded rows in cache_dir may take: a new file drives out those not used for longest, never one that a run has open; "
+             "0: no bound.")
+        .at_least(0)
+        .at_most(100000);
 }
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training);

@@ -209,13 +209,12 @@ Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions
     const FileLock lock(path.string() + ".lock");
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows));  // another process was at it
     remove_leftovers(path);
-    {
-        CacheWriter writer(path);
-        writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
-    }
+    CacheWriter writer(path);
+    writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
     auto rows = open_cache_file(path);
     if (!rows) throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"), "Check the disk, or choose another data.cache_dir.");
     log::info("the encoded rows are in the cache now: ", path.string());
+    if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
     return dataset_of(std::move(*rows));
 }
 

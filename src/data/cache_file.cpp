@@ -1,6 +1,7 @@
 #include "data/cache_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -81,8 +82,10 @@ const char* defect(const MappedFile& file, const Header& header) {
 }  // namespace
 
 std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
-    if (!std::filesystem::exists(path)) return std::nullopt;
+    std::optional<CacheFileUse> use = CacheFileUse::begin(path);
+    if (!use) return std::nullopt;
     auto store = std::make_shared<Dataset::Store>();
+    store->use = std::move(*use);
     store->file = MappedFile(path);
     const auto bytes = store->file.bytes();
     Header header{};
@@ -112,8 +115,8 @@ CacheWriter::CacheWriter(const std::filesystem::path& path) : path_(path), tempo
 
 CacheWriter::~CacheWriter() {
     if (fd_ < 0) return;
+    if (!finished_) ::unlink(temporary_.c_str());
     ::close(fd_);
-    ::unlink(temporary_.c_str());
 }
 
 void CacheWriter::check(bool ok, const char* what) const {
@@ -162,8 +165,9 @@ void CacheWriter::finish(const LoadReport& report) {
     header.own_hash = header_hash(header);
     check(::pwrite(fd_, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header), "write");
     check(::fsync(fd_) == 0, "flush");
+    (void)::flock(fd_, LOCK_SH);  // as CacheFileUse: nobody may drive the file out before it is opened
     check(::rename(temporary_.c_str(), path_.c_str()) == 0, "rename");
-    ::close(std::exchange(fd_, -1));
+    finished_ = true;
     sync_path(path_.parent_path());
 }
 

@@ -18,7 +18,8 @@ struct CachedRows {
 /// Maps a file and verifies it; nothing when there is none, or (with a warning) when it is damaged.
 std::optional<CachedRows> open_cache_file(const std::filesystem::path& path);
 
-/// Writes a file. Without finish(), nothing of it stays. Runtime Error when the disk does not take it.
+/// Writes a file. Without finish(), nothing of it stays; with it, the file counts as used as long as the object lives (see CacheFileUse).
+/// Runtime Error when the disk does not take it.
 class CacheWriter : public RowSink {
   public:
     explicit CacheWriter(const std::filesystem::path& path);
@@ -35,6 +36,7 @@ class CacheWriter : public RowSink {
 
     std::filesystem::path path_, temporary_;
     int fd_ = -1;
+    bool finished_ = false;
     ContentHash words_hash_;
     uint64_t words_ = 0;
     std::vector<RowRecord> records_;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/cache_use.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/dataset.h"
 
@@ -51,6 +52,7 @@ struct Dataset::Store {
     // What the spans look at: one of the two. They stand first, for the spans are made from them.
     StorePart part;
     MappedFile file;
+    CacheFileUse use;  ///< of that file
     std::span<const int32_t> words;
     std::span<const RowRecord> records;
 };

@@ -57,6 +57,7 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
     const DatasetOptions options = dataset_options(config, limits);
     CacheOptions cache = cache_options(data.cache_dir);
     cache.encoder_fingerprint = fingerprint;
+    cache.max_bytes = static_cast<int64_t>(data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
     const auto load = [&](std::vector<DataSource> sources) {
         for (DataSource& source : sources) complete(source, options);
         const auto on_demand = [&]() -> const RowEncoder* {

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -221,6 +222,77 @@ TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
     setting.load();
     EXPECT_TRUE(fs::exists(file));
     EXPECT_EQ(setting.files(".tmp").size(), 0u);
+}
+
+/// Files of rows for several settings of one data set, so that each is a file of its own.
+struct BoundedCache : Setting {
+    fs::path made_with(int64_t max_seq_length) {
+        const std::vector<fs::path> before = rows();
+        options.max_seq_length = max_seq_length;
+        load();
+        for (const fs::path& path : rows())
+            if (std::find(before.begin(), before.end(), path) == before.end()) return path;
+        ADD_FAILURE() << "no new file";
+        return {};
+    }
+    std::vector<fs::path> rows() const {
+        std::vector<fs::path> found;
+        for (const fs::path& path : files(".rows"))
+            if (path.extension() == ".rows") found.push_back(path);
+        return found;
+    }
+    static void set_age(const fs::path& path, int hours) { fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours)); }
+};
+
+TEST(Cache, ANewFileDrivesOutTheOnesUnusedForLongest) {
+    BoundedCache setting;
+    const fs::path first = setting.made_with(1000), second = setting.made_with(1001), third = setting.made_with(1002);
+    BoundedCache::set_age(first, 3);
+    BoundedCache::set_age(second, 2);
+    BoundedCache::set_age(third, 1);
+    setting.options.max_seq_length = 1000;
+    setting.load();  // used: now the second is the oldest
+    setting.cache.max_bytes = static_cast<int64_t>(3.5 * static_cast<double>(fs::file_size(first)));
+    const fs::path fourth = setting.made_with(1003);
+    EXPECT_TRUE(fs::exists(first) && !fs::exists(second) && fs::exists(third) && fs::exists(fourth));
+    setting.cache.max_bytes = 1;  // less than one file: what was just made is in use, and stays
+    const fs::path fifth = setting.made_with(1004);
+    EXPECT_EQ(setting.rows(), std::vector<fs::path>{fifth});
+    EXPECT_EQ(setting.load().size(), 500);
+    setting.cache.max_bytes = 0;
+    setting.made_with(1005);
+    EXPECT_EQ(setting.rows().size(), 2u) << "no bound";
+}
+
+TEST(Cache, AFileInUseByAnotherProcessStays) {
+    BoundedCache setting;
+    const fs::path used = setting.made_with(1000), unused = setting.made_with(1001);
+    BoundedCache::set_age(unused, 1);
+    int ready[2], done[2];
+    ASSERT_TRUE(::pipe(ready) == 0 && ::pipe(done) == 0);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        char byte = 0;
+        ::close(done[1]);
+        setting.options.max_seq_length = 1000;
+        const Dataset data = setting.load();
+        if (::write(ready[1], &byte, 1) != 1) ::_exit(1);
+        (void)!::read(done[0], &byte, 1);  // until the parent is through
+        ::_exit(data.size() == 500 && data.sample(499).row == 499 ? 0 : 2);
+    }
+    char byte = 0;
+    ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+    BoundedCache::set_age(used, 5);
+    setting.cache.max_bytes = 1;
+    const fs::path made = setting.made_with(1002);
+    EXPECT_TRUE(fs::exists(used) && !fs::exists(unused) && fs::exists(made));
+    ::close(done[1]);
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    setting.made_with(1003);
+    EXPECT_FALSE(fs::exists(used)) << "the process is gone";
+    for (const int fd : {ready[0], ready[1], done[0]}) ::close(fd);
 }
 
 TEST(Cache, TheLoaderKeepsAheadOfTheFastestStep) {

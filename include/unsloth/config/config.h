@@ -91,6 +91,7 @@ struct DataOptions {
     bool packing = false;
     bool skip_bad_rows = false;
     std::string cache_dir = "auto";  ///< auto: in the user's cache folder; empty: none
+    double cache_max_gib = 64;       ///< bound on the cache's files; 0: none
 };
 
 struct TrainingOptions {

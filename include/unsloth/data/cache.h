@@ -3,8 +3,9 @@
 // A file of the cache is named by a hash of all that its content depends on: the bytes and names of the data files, the options
 // of rows, the tokenizer and template, and this build of the program. Its parts carry checksums, which are verified when it is
 // opened: a damaged or cut-off file is made again. Files are written beside their final name, flushed and renamed, under a lock:
-// several processes that start together make one file once, and no reader ever sees half of one. Nothing is ever deleted but
-// what a killed process left half written; the folder may be removed at any time.
+// several processes that start together make one file once, and no reader ever sees half of one. What a killed process left half
+// written is deleted, and when a new file makes the folder exceed its bound, the files that were used longest ago and that no process
+// has in use; the folder may be removed at any time.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@ struct CacheOptions {
     std::filesystem::path folder;     ///< empty: no cache
     bool must_work = true;            ///< false: a folder that cannot be made is only warned of
     int64_t least_bytes = 0;          ///< data files that are smaller in sum are not worth it
+    int64_t max_bytes = 0;            ///< of all files of rows in the folder; 0: no bound
     std::string encoder_fingerprint;  ///< see encoder_fingerprint(); empty: only tokenised rows are cached
 };
 
@@ -28,7 +30,7 @@ struct CacheOptions {
 CacheOptions cache_options(const std::string& cache_dir);
 
 /// As Dataset::load, from the cache where it has the rows. A hit needs neither the encoder nor the formats; warnings about left
-/// out rows are repeated. Runtime Error when the file cannot be written (a full disk): nothing is left behind.
+/// out rows are repeated. A file that is new may drive out others (CacheOptions::max_bytes). Runtime Error when the file cannot be written (a full disk): nothing is left behind.
 Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder,
                     const CacheOptions& cache);
 
