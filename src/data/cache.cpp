@@ -118,7 +118,7 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
     key.add_field(build_id());
     key.add_field(cache.encoder_fingerprint);
     key.add_field(cat(options.train_on_prompt, " ", options.train_on_last_turn_only, " ", options.max_seq_length, " ", options.max_positions, " ",
-                      options.vocab_size, " ", options.skip_bad_rows, " ", options.keep_all_masked, " ",
+                      options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows, " ", options.keep_all_masked, " ",
                       static_cast<int>(options.reader.text_unit), " ", static_cast<int>(options.reader.invalid_utf8)));
     for (const SourceFiles& source : sources) {
         key.add_field(cat("source ", static_cast<int>(source.format)));
@@ -138,13 +138,8 @@ void remove_leftovers(const fs::path& file) {
         if (entry.path().filename().string().starts_with(begin)) fs::remove(entry.path());
 }
 
-Dataset dataset_of(CachedRows rows) {
-    for (const std::string& warning : rows.report.warnings) log::warning(warning);
-    DatasetStats stats;
-    stats.bad_rows = rows.report.bad_rows;
-    stats.masked_rows = rows.report.masked_rows;
-    stats.format = rows.report.format;
-    return Dataset(std::move(rows.store), stats);
+Dataset dataset_of(CachedRows rows, const DatasetOptions& options) {
+    return Dataset(std::move(rows.store), stats_of(rows.report, options));
 }
 
 std::optional<CachedRows> open_known(const fs::path& path) {
@@ -201,13 +196,13 @@ Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions
     if (total_bytes(files) < cache.least_bytes || !make_folder(cache)) return Dataset::load(sources, options, encoder);
 
     const fs::path path = cache.folder / (key_of(files, options, cache) + ".rows");
-    if (auto rows = open_known(path)) return dataset_of(std::move(*rows));
+    if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);
     for (SourceFiles& source : files) source.format = find_format(source, options.reader, options.skip_bad_rows);
     const bool tokenized = all_tokenized(files);
     if (!tokenized && cache.encoder_fingerprint.empty()) return Dataset::load(sources, options, encoder);
 
     const FileLock lock(path.string() + ".lock");
-    if (auto rows = open_known(path)) return dataset_of(std::move(*rows));  // another process was at it
+    if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);  // another process was at it
     remove_leftovers(path);
     CacheWriter writer(path);
     writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
@@ -215,7 +210,7 @@ Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions
     if (!rows) throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"), "Check the disk, or choose another data.cache_dir.");
     log::info("the encoded rows are in the cache now: ", path.string());
     if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
-    return dataset_of(std::move(*rows));
+    return dataset_of(std::move(*rows), options);
 }
 
 }  // namespace unsloth

@@ -54,14 +54,14 @@ uint64_t hash_mapped(const MappedFile& file, std::size_t offset, std::size_t siz
 }
 
 std::string to_json(const LoadReport& report) {
-    const nlohmann::json json = {{"rows", report.rows},     {"bad_rows", report.bad_rows},     {"masked_rows", report.masked_rows},
-                                 {"format", report.format}, {"warnings", report.warnings}};
+    const nlohmann::json json = {{"rows", report.rows}, {"bad_rows", report.bad_rows}, {"masked_rows", report.masked_rows},
+                                 {"augmented_rows", report.augmented_rows}, {"format", report.format}, {"warnings", report.warnings}};
     return json.dump();
 }
 
 LoadReport from_json(std::string_view text) {
     const nlohmann::json json = nlohmann::json::parse(text);
-    return {json.at("rows"), json.at("bad_rows"), json.at("masked_rows"), json.at("format"), json.at("warnings")};
+    return {json.at("rows"), json.at("bad_rows"), json.at("masked_rows"), json.at("augmented_rows"), json.at("format"), json.at("warnings")};
 }
 
 constexpr std::size_t round_up(std::size_t size) {

@@ -1,13 +1,34 @@
 #include "data/columns.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
 #include "unsloth/data/reader.h"
 
 namespace unsloth {
+namespace {
 
 using Json = nlohmann::ordered_json;
+
+/// Whether brackets are nested at most `limit` deep.
+bool nested_within(const Json& value, int limit) {
+    if (!value.is_structured()) return true;
+    return limit > 0 && std::all_of(value.begin(), value.end(), [&](const Json& part) { return nested_within(part, limit - 1); });
+}
+
+}  // namespace
+
+std::string dumped(const Json& value, const std::string& where) {
+    constexpr int depth = 100;
+    if (!nested_within(value, depth)) throw BadRow{cat(where, ": nested more than ", depth, " deep"), ""};
+    return value.dump();
+}
+
+bool holds(const Json& row, const char* column) {
+    const auto found = row.find(column);
+    return found != row.end() && !found->is_null() && *found != "";
+}
 
 std::string column_list(const Json& row) {
     std::string names;

@@ -13,18 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Whether brackets are nested at most `limit` deep: what is written out again must not exhaust the stack.
-bool nested_within(const Json& value, int limit) {
-    if (!value.is_structured()) return true;
-    return limit > 0 && std::all_of(value.begin(), value.end(), [&](const Json& part) { return nested_within(part, limit - 1); });
-}
-
-std::string dumped(const Json& value, const std::string& where) {
-    constexpr int depth = 100;
-    if (!nested_within(value, depth)) throw BadRow{cat(where, ": nested more than ", depth, " deep"), ""};
-    return value.dump();
-}
-
 /// An array that a table or a Parquet column may hold as its JSON text. The parsed text lives in `storage`.
 const Json& array_column(const Json& row, const char* column, DataFormat format, const char* elements, Json& storage) {
     const Json* value = &required(row, column, format);
@@ -108,6 +96,8 @@ class Builder {
     bool masked_ = false;
 };
 
+}  // namespace
+
 std::string sharegpt_role(const std::string& name, const std::string& where) {
     static const std::map<std::string, std::string> roles = {
         {"human", "user"},      {"user", "user"},       {"gpt", "assistant"}, {"assistant", "assistant"}, {"chatgpt", "assistant"},
@@ -118,8 +108,6 @@ std::string sharegpt_role(const std::string& name, const std::string& where) {
     for (const auto& [from, role] : roles) known += cat(known.empty() ? "" : ", ", from);
     throw BadRow{cat(where, ": unknown speaker \"", name.substr(0, 40), "\""), cat("Known are ", known, ".")};
 }
-
-}  // namespace
 
 WeightedConversation openai_conversation(const Json& row) {
     Json storage;

@@ -17,6 +17,9 @@ struct WeightedConversation {
     bool names_weights = false;  ///< some message brings a weight: `learnt` must be matched with the encoder's spans
 };
 
+/// "user", "assistant", "system" or "tool" for a speaker of ShareGPT's; BadRow, which begins with `where`, for others.
+std::string sharegpt_role(const std::string& name, const std::string& where);
+
 /// {messages: [{role, content, weight?, tool_calls?, ...}], tools?}. BadRow for a wrong shape, or a weight other than 0 and 1.
 WeightedConversation openai_conversation(const nlohmann::ordered_json& row);
 /// {conversations: [{from, value} or {role, content}, weight?], system?}: human and user are user; gpt, assistant, chatgpt and

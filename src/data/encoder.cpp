@@ -29,12 +29,18 @@ std::vector<Message> conversation(const AlpacaFields& fields) {
     return messages;
 }
 
+bool names_template(const Tokenizer& tokenizer, std::string_view name) {
+    const auto& all = tokenizer.chat_templates();
+    return std::any_of(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+}
+
 class TokenizerEncoder : public RowEncoder {
   public:
     TokenizerEncoder(const Tokenizer& tokenizer, std::string_view template_name)
         : tokenizer_(tokenizer),
           chat_template_(ChatTemplate::choose(template_name, tokenizer)),
-          alpaca_prompts_(template_name == "auto" || template_name == "alpaca") {
+          alpaca_prompts_(template_name == "auto" || template_name == "alpaca"),
+          guessed_(template_name == "auto" && !names_template(tokenizer, "default")) {
         if (template_name == "auto")
             log::info("chat template ", chat_template_.name(),
                       " for messages; the three-section prompt for Alpaca rows (data.template chooses another)");
@@ -50,22 +56,22 @@ class TokenizerEncoder : public RowEncoder {
         row.ids = tokenizer_.encode(text, true);
         if (row.ids.empty() || row.ids.back() != *eos) row.ids.push_back(*eos);  // a text may bring its own
         row.trained.emplace_back(0, static_cast<int32_t>(row.ids.size()));
-        return row;
+        return examined(std::move(row));
     }
 
     EncodedRow alpaca(const AlpacaFields& fields) const override {
         if (!alpaca_prompts_) return messages(conversation(fields));
         const std::string prompt = alpaca_prompt(fields.instruction, fields.input, fields.system);
-        return row_of(
-            encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output)));
+        return examined(row_of(
+            encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output))));
     }
 
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
-        return row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, completion)));
+        return examined(row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, completion))));
     }
 
     EncodedRow messages(const std::vector<Message>& turns) const override {
-        return row_of(encode_rendered(tokenizer_, chat_template_.render(turns, false)));
+        return examined_turns(row_of(encode_rendered(tokenizer_, chat_template_.render(turns, false))));
     }
 
     EncodedRow tool_conversation(const Conversation& conversation) const override {
@@ -74,13 +80,45 @@ class TokenizerEncoder : public RowEncoder {
             row["tools"] = nlohmann::ordered_json::parse(conversation.tools_json, nullptr, /*allow_exceptions=*/false);
             if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
         }
-        return row_of(encode_rendered(tokenizer_, chat_template_.render(row)));
+        return examined_turns(row_of(encode_rendered(tokenizer_, chat_template_.render(row))));
+    }
+
+    std::string subject(RowDoubt doubt) const override {
+        switch (doubt) {
+            case RowDoubt::double_bos: return tokenizer_.bos_id() ? tokenizer_.token(*tokenizer_.bos_id()) : "";
+            case RowDoubt::open_end: return stop_tokens();
+            case RowDoubt::guessed_template: return chat_template_.name();
+        }
+        return {};
     }
 
   private:
+    EncodedRow examined(EncodedRow row) const {
+        const auto bos = tokenizer_.bos_id();
+        if (bos && row.ids.size() > 1 && row.ids[0] == *bos && row.ids[1] == *bos) row.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
+        const auto& stops = tokenizer_.stop_ids();
+        if (row.trained.empty() || row.trained.back().second == 0) return row;
+        const int32_t last = row.ids[static_cast<std::size_t>(row.trained.back().second - 1)];
+        if (std::find(stops.begin(), stops.end(), last) == stops.end()) row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        return row;
+    }
+
+    EncodedRow examined_turns(EncodedRow row) const {
+        if (guessed_) row.doubts |= static_cast<uint32_t>(RowDoubt::guessed_template);
+        return examined(std::move(row));
+    }
+
+    std::string stop_tokens() const {
+        std::string names;
+        for (const int32_t id : tokenizer_.stop_ids())
+            if (id < tokenizer_.vocab_size()) names += cat(names.empty() ? "" : ", ", tokenizer_.token(id));
+        return names;
+    }
+
     Tokenizer tokenizer_;  // a copy shares the tables
     ChatTemplate chat_template_;
     bool alpaca_prompts_;
+    bool guessed_;  ///< nobody named the template of conversations
 };
 
 }  // namespace
@@ -88,6 +126,10 @@ class TokenizerEncoder : public RowEncoder {
 EncodedRow RowEncoder::tool_conversation(const Conversation&) const {
     throw input_error("the row uses tools, which this chat template does not render",
                       "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
+}
+
+std::string RowEncoder::subject(RowDoubt) const {
+    return {};
 }
 
 std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name) {

@@ -237,6 +237,8 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     if (given("attention_mask", mask)) remove_padding(result, mask);
     check_ids(result, options_.vocab_size, false);
     check_positions(result.positions);
+    if (result.ids.size() > 1 && result.ids[0] == options_.bos_id && result.ids[1] == options_.bos_id)
+        result.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
     finish(result);
     return result;
 }
@@ -245,6 +247,7 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
     if (row.ids.empty()) throw BadRow{"the row gives no tokens", ""};
     FormattedRow result;
     result.ids = std::move(row.ids);
+    result.doubts = row.doubts;
     if (options_.train_on_prompt) result.labels = result.ids;
     else result.labels.assign(result.ids.size(), ignore_label);
     for (std::size_t span = 0; span < row.trained.size(); ++span) {

@@ -1,10 +1,12 @@
 #include "data/load_rows.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "data/columns.h"
 #include "data/ordered_workers.h"
 #include "data/row_errors.h"
 #include "unsloth/core/interrupt.h"
@@ -20,15 +22,27 @@ struct Rejected {
     BadRow reason;
 };
 
-/// What was left out or changed.
+/// How many rows something is so of, and where the first of them are.
+struct Noted {
+    int64_t count = 0;
+    std::vector<std::string> first;
+
+    void add(std::string place) {
+        ++count;
+        if (first.size() < shown_rows) first.push_back(std::move(place));
+    }
+};
+
+constexpr std::array doubts = {RowDoubt::double_bos, RowDoubt::open_end, RowDoubt::guessed_template};
+
+/// What was left out or changed, or is in doubt.
 struct Losses {
     int64_t bad = 0;
     std::vector<Rejected> first_bad;
-    int64_t masked = 0;
+    Noted masked, repaired;
     int64_t masked_after_cut = 0;
-    std::vector<std::string> first_masked;
-    int64_t repaired = 0;
-    std::vector<std::string> first_repaired;
+    int64_t augmented = 0;
+    std::array<Noted, doubts.size()> doubtful;
 };
 
 template <class Item>
@@ -37,21 +51,26 @@ void add_first(std::vector<Item>& first, std::vector<Item>&& more) {
         if (first.size() < shown_rows) first.push_back(std::move(item));
 }
 
+void add(Noted& sum, Noted&& other) {
+    sum.count += other.count;
+    add_first(sum.first, std::move(other.first));
+}
+
 /// Adds `other`, which comes later in the files.
 void add(Losses& sum, Losses&& other) {
     sum.bad += other.bad;
-    sum.masked += other.masked;
-    sum.masked_after_cut += other.masked_after_cut;
-    sum.repaired += other.repaired;
     add_first(sum.first_bad, std::move(other.first_bad));
-    add_first(sum.first_masked, std::move(other.first_masked));
-    add_first(sum.first_repaired, std::move(other.first_repaired));
+    add(sum.masked, std::move(other.masked));
+    add(sum.repaired, std::move(other.repaired));
+    sum.masked_after_cut += other.masked_after_cut;
+    sum.augmented += other.augmented;
+    for (std::size_t d = 0; d < doubts.size(); ++d) add(sum.doubtful[d], std::move(other.doubtful[d]));
 }
 
-std::string list_places(const std::vector<std::string>& places, int64_t count) {
+std::string list_places(const Noted& noted) {
     std::string text;
-    for (const std::string& place : places) text += cat(text.empty() ? "" : ", ", place);
-    return count > static_cast<int64_t>(places.size()) ? text + ", ..." : text;
+    for (const std::string& place : noted.first) text += cat(text.empty() ? "" : ", ", place);
+    return noted.count > static_cast<int64_t>(noted.first.size()) ? text + ", ..." : text;
 }
 
 Error error_at(const Rejected& row) {
@@ -61,27 +80,47 @@ Error error_at(const Rejected& row) {
 
 void refuse_masked(const Losses& lost, int64_t rows) {
     const bool cut = lost.masked_after_cut > 0;
-    throw input_error(cat(lost.first_masked.front(), ": all labels are masked, nothing is left to train on (", lost.masked, " of ", rows,
+    throw input_error(cat(lost.masked.first.front(), ": all labels are masked, nothing is left to train on (", lost.masked.count, " of ", rows,
                           " rows", cut ? cat(", ", lost.masked_after_cut, " of them since they were cut") : "", ": ",
-                          list_places(lost.first_masked, lost.masked), ")"),
-                      cat(cut ? "Raise model.max_seq_length, so that the answers are not cut off. " : "",
+                          list_places(lost.masked), ")"),
+                      cat("`unsloth-train data` with the same options shows such rows as the model sees them. ",
+                          cut ? "Raise model.max_seq_length, so that the answers are not cut off. " : "",
                           "data.skip_bad_rows: true leaves such rows out and counts them; data.train_on_prompt: true "
                           "trains on prompts too."));
 }
 
-std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std::string& name) {
+/// `subject`: see RowEncoder::subject(); may be empty.
+std::string doubt_text(RowDoubt doubt, const std::string& subject) {
+    switch (doubt) {
+        case RowDoubt::double_bos:
+            return cat("begin with two BOS tokens", subject.empty() ? "" : cat(" (", subject, ")"),
+                       "; where the tokenizer or the template adds one, leave it out of the text");
+        case RowDoubt::open_end:
+            return cat("have trained text that does not end with a token that ends a generation (",
+                       subject.empty() ? "the tokenizer names none" : subject, "), so the model may not learn to stop");
+        case RowDoubt::guessed_template:
+            return cat("are conversations, and the model has no chat template: ", subject,
+                       " was guessed from the tokenizer's tokens; name the right one with data.template");
+    }
+    return {};
+}
+
+std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std::string& name, const RowEncoder* encoder) {
     std::vector<std::string> warnings;
     if (lost.bad > 0) {
         std::string text = cat(name, ": skipped ", lost.bad, " bad of ", rows, " rows:");
         for (const Rejected& row : lost.first_bad) text += cat("\n  ", row.place, ": ", row.reason.message);
         warnings.push_back(lost.bad > static_cast<int64_t>(lost.first_bad.size()) ? text + "\n  ..." : text);
     }
-    if (lost.masked > 0)
-        warnings.push_back(cat(name, ": left out ", lost.masked, " of ", rows, " rows whose labels are all masked: ",
-                               list_places(lost.first_masked, lost.masked)));
-    if (lost.repaired > 0)
-        warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired, " of ", rows, " rows: ",
-                               list_places(lost.first_repaired, lost.repaired)));
+    if (lost.masked.count > 0)
+        warnings.push_back(cat(name, ": left out ", lost.masked.count, " of ", rows, " rows whose labels are all masked: ", list_places(lost.masked)));
+    if (lost.repaired.count > 0)
+        warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows, " rows: ",
+                               list_places(lost.repaired)));
+    for (std::size_t d = 0; d < doubts.size(); ++d)
+        if (const Noted& noted = lost.doubtful[d]; noted.count > 0)
+            warnings.push_back(cat(name, ": ", noted.count, " of ", rows, " rows ", doubt_text(doubts[d], encoder ? encoder->subject(doubts[d]) : ""),
+                                   ": ", list_places(noted)));
     return warnings;
 }
 
@@ -115,20 +154,21 @@ class RowLoader {
             if (lost.first_bad.size() < shown_rows) lost.first_bad.push_back({part.file->place(raw.line), std::move(reason)});
             return false;
         };
-        const auto note = [&](int64_t& count, std::vector<std::string>& first) {
-            ++count;
-            if (first.size() < shown_rows) first.push_back(part.file->place(raw.line));
-        };
+        const auto place = [&] { return part.file->place(raw.line); };
         try {
             bool repaired = false;
-            const FormattedRow row = formatters_[static_cast<std::size_t>(part.source)].format(part.file->parse(raw, &repaired));
-            if (repaired) note(lost.repaired, lost.first_repaired);
+            const nlohmann::ordered_json columns = part.file->parse(raw, &repaired);
+            const FormattedRow row = formatters_[static_cast<std::size_t>(part.source)].format(columns);
+            if (repaired) lost.repaired.add(place());
+            lost.augmented += holds(columns, provenance_column);
             if (row.targets > 0 || options_.keep_all_masked) {
                 result.rows.append(row, part.first_id + raw.index, part.source);
             } else {
-                note(lost.masked, lost.first_masked);
+                lost.masked.add(place());
                 lost.masked_after_cut += row.truncated;
             }
+            for (std::size_t d = 0; d < doubts.size(); ++d)
+                if ((row.doubts & static_cast<uint32_t>(doubts[d])) != 0) lost.doubtful[d].add(place());
             return true;
         } catch (const BadRow& bad) {
             return reject(bad);
@@ -186,11 +226,12 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
     run_in_order<SourceReader::Part, Encoded>(worker_count(options.workers), next, [&](const SourceReader::Part& part) { return loader.encode(part); }, take);
 
     const std::string name = name_of(sources);
-    if (lost.masked > 0 && !options.skip_bad_rows) refuse_masked(lost, reader.rows());
+    if (lost.masked.count > 0 && !options.skip_bad_rows) refuse_masked(lost, reader.rows());
     if (kept == 0)
-        throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ", lost.masked,
+        throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ", lost.masked.count,
                               " with all labels masked)"));
-    LoadReport report{reader.rows(), lost.bad, lost.masked, sources.front().format, warnings_of(lost, reader.rows(), name)};
+    LoadReport report{reader.rows(), lost.bad, lost.masked.count, lost.augmented, sources.front().format,
+                      warnings_of(lost, reader.rows(), name, encoder)};
     if (cut > 0)
         report.warnings.push_back(cat(name, ": cut ", cut, " of ", reader.rows(), " rows at ", options.max_seq_length,
                                       " tokens (model.max_seq_length)"));

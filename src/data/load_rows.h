@@ -20,10 +20,13 @@ class RowSink {
 /// What a load found out beside the rows.
 struct LoadReport {
     int64_t rows = 0;  ///< in the files
-    int64_t bad_rows = 0, masked_rows = 0;
+    int64_t bad_rows = 0, masked_rows = 0, augmented_rows = 0;
     DataFormat format = DataFormat::automatic;  ///< of the first source
     std::vector<std::string> warnings;          ///< not logged yet
 };
+
+/// The report's part of a data set's statistics; logs its warnings where the options say so.
+DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options);
 
 /// Whether no source needs a tokenizer.
 bool all_tokenized(const std::vector<SourceFiles>& sources);

@@ -220,6 +220,18 @@ StepBatch StepLoader::step(int64_t number) {
     return step;
 }
 
+EpochCounts StepLoader::count_epoch(uint32_t epoch) {
+    enter_epoch(epoch);
+    StepBatch sums;
+    const auto places = static_cast<int64_t>(order_.size());
+    count(0, places, sums);
+    EpochCounts counts{0, sums.tokens, sums.labels, 0};
+    for (int64_t place = 0; place < places; ++place) counts.rows += unit_at(place).second - unit_at(place).first;
+    if (options_.packing) counts.room = places * options_.max_seq_length;
+    if (fills_by_tokens()) counts.room = batches_per_epoch() * options_.max_tokens_per_batch;
+    return counts;
+}
+
 void StepLoader::enter_epoch(uint32_t epoch) {
     if (epoch_ == static_cast<int64_t>(epoch)) return;
     order_ = mixture_.empty() ? epoch_order(unit_rows_, options_.seed, epoch, options_.shuffle)

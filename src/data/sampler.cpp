@@ -10,6 +10,23 @@
 #include "unsloth/core/philox.h"
 
 namespace unsloth {
+namespace {
+
+/// How many rows go to validation.
+int64_t validation_count(double val_size, int64_t rows) {
+    if (!(val_size >= 0) || (val_size >= 1 && val_size != std::floor(val_size)))
+        throw usage_error(
+            cat("data.val_size is ", val_size, ": expected a fraction below 1 or a whole number of rows"));
+    constexpr double slack = 1e-9;  // 0.07 of 100 rows are 7, although 0.07 * 100 > 7
+    const double wanted = val_size < 1 ? std::ceil(val_size * static_cast<double>(rows) - slack) : val_size;
+    if (wanted >= static_cast<double>(rows) && wanted > 0)
+        throw usage_error(
+            cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
+            "Choose a smaller one, or name an eval_file.");
+    return static_cast<int64_t>(wanted);
+}
+
+}  // namespace
 
 uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use) {
     const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
@@ -34,6 +51,17 @@ std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, u
                std::pair(lots[static_cast<std::size_t>(b)], row_at(b));
     });
     return order;
+}
+
+std::vector<int64_t> validation_places(std::span<const int64_t> rows, double val_size, uint64_t seed) {
+    const auto wanted = static_cast<std::size_t>(validation_count(val_size, static_cast<int64_t>(rows.size())));
+    std::vector<std::pair<uint64_t, int64_t>> lots;  // {lot, place}
+    for (std::size_t i = 0; i < rows.size(); ++i) lots.emplace_back(row_lot(seed, rows[i], 0, LotUse::validation_split), static_cast<int64_t>(i));
+    std::sort(lots.begin(), lots.end());
+    std::vector<int64_t> places;
+    for (std::size_t k = 0; k < wanted; ++k) places.push_back(lots[k].second);
+    std::sort(places.begin(), places.end());
+    return places;
 }
 
 std::vector<int64_t> mixture_counts(std::span<const int64_t> source_rows, std::span<const double> weights) {

@@ -1,5 +1,7 @@
 #include "unsloth/data/training_data.h"
 
+#include <tuple>
+
 #include "unsloth/core/error.h"
 #include "unsloth/data/cache.h"
 
@@ -11,6 +13,14 @@ namespace {
 void complete(DataSource& source, const DatasetOptions& options) {
     if (source.format == DataFormat::automatic) source.format = options.format;
     if (source.columns.empty()) source.columns = options.reader.columns;
+}
+
+void refuse_augmented(const DatasetStats& stats) {
+    if (stats.augmented_rows == 0) return;
+    throw usage_error(cat("data.val_size is set, and the training rows hold ", stats.augmented_rows,
+                          " augmented copies: copies of rows that are held out would be trained on"),
+                      "Let `unsloth-train data augment --val_size N --eval_out FILE` hold rows out before it makes copies, and name that FILE as "
+                      "data.eval_file instead.");
 }
 
 }  // namespace
@@ -25,6 +35,7 @@ DatasetOptions dataset_options(const Config& config, const ModelLimits& limits) 
     options.max_seq_length = config.model.max_seq_length;
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;
+    options.bos_id = limits.bos_id;
     return options;
 }
 
@@ -45,7 +56,8 @@ LoaderOptions loader_options(const Config& config, int rank, int world_size) {
 }
 
 TrainingData load_training_data(const Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder, const std::string& fingerprint) {
+                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder, const std::string& fingerprint,
+                                const LoadChoices& choices) {
     const DataOptions& data = config.data;
     if (data.train_file.empty() && data.datasets.empty())
         throw usage_error("data.train_file is not set", "Name a file of rows to train on, or several sources in data.datasets.");
@@ -54,7 +66,10 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
                           "Choose one: a file of its own, or a part of the training rows.");
 
     std::unique_ptr<RowEncoder> encoder;
-    const DatasetOptions options = dataset_options(config, limits);
+    DatasetOptions options = dataset_options(config, limits);
+    options.log_warnings = choices.log_warnings;
+    const bool set_aside = choices.refused == RefusedRows::set_aside;
+    if (set_aside) options.skip_bad_rows = options.keep_all_masked = true;
     CacheOptions cache = cache_options(data.cache_dir);
     cache.encoder_fingerprint = fingerprint;
     cache.max_bytes = static_cast<int64_t>(data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
@@ -68,9 +83,12 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
     };
     TrainingData result;
     result.train = load(data.datasets.empty() ? std::vector<DataSource>{{.path = data.train_file}} : data.datasets);
+    if (set_aside) std::tie(result.train, result.masked_train) = result.train.by_targets();
     if (data.eval_file) {
         result.eval = load({{.path = *data.eval_file}});
+        if (set_aside) std::tie(*result.eval, result.masked_eval) = Dataset(*result.eval).by_targets();
     } else if (data.val_size != 0) {
+        refuse_augmented(result.train.stats());
         auto [train, eval] = result.train.split(data.val_size, static_cast<uint64_t>(config.training.seed));
         result.train = std::move(train);
         result.eval = std::move(eval);

@@ -9,6 +9,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/data/run_tokenizer.h"
 #include "unsloth/ops/profiler.h"
 
 #ifdef UNSLOTH_CUDA
@@ -93,22 +94,16 @@ OpenedModel open_model(const Config& config) {
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
     opened.file = std::make_shared<const WeightFile>(WeightFile::open(config.model.path));
-    opened.tokenizer_folder = opened.file->checkpoint.folder();
-    const auto& adapter = config.model.adapter_name_or_path;
-    if (adapter && Tokenizer::exists(*adapter)) opened.tokenizer_folder = *adapter;
+    opened.tokenizer_folder = run_tokenizer_folder(config, opened.file->checkpoint.folder());
     return opened;
 }
 
+ModelLimits OpenedModel::limits() const {
+    return {file->spec.vocab_size, file->spec.max_position_embeddings, file->spec.bos_token_id.value_or(-1)};
+}
+
 Tokenizer OpenedModel::tokenizer() const {
-    if (!Tokenizer::exists(tokenizer_folder))
-        throw input_error(cat(tokenizer_folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
-                          "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
-    Tokenizer loaded = Tokenizer::load(tokenizer_folder);
-    if (loaded.vocab_size() > file->spec.vocab_size)
-        throw input_error(cat(tokenizer_folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1, ", the model's vocabulary ends at ",
-                              file->spec.vocab_size - 1),
-                          "Use the tokenizer that belongs to the checkpoint.");
-    return loaded;
+    return load_run_tokenizer(tokenizer_folder, file->spec.vocab_size);
 }
 
 std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
@@ -116,7 +111,7 @@ std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
 }
 
 std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config) {
-    return [&opened, template_name = config.data.template_name] { return make_row_encoder(opened.tokenizer(), template_name); };
+    return run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data.template_name);
 }
 
 LoraSpec lora_spec(const LoraOptions& options) {

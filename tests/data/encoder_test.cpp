@@ -197,6 +197,35 @@ TEST(TokenizerEncoder, WhatCannotBeEncodedIsAnErrorWithTheRow) {
                          {"vicuna", "llama-3"});
 }
 
+TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
+    const toy::Folder folder, files;
+    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const auto warnings = [&](const std::string& template_name, const std::string& rows, const Tokenizer& with) {
+        DatasetOptions options;
+        options.log_warnings = false;
+        const auto encoder = make_row_encoder(with, template_name);
+        std::string text;
+        const Dataset data = Dataset::load(files.write("d.jsonl", rows), options, encoder.get());
+        for (const std::string& warning : data.stats().warnings) text += warning + "\n";
+        return text;
+    };
+    const std::string twice = R"({"text": "a"}
+{"text": "<|begin_of_text|>b"}
+{"text": "<|begin_of_text|>c"})";
+    toy::expect_contains(warnings("auto", twice, tokenizer), {"2 of 3 rows begin with two BOS tokens (<|begin_of_text|>)", "d.jsonl:2", "d.jsonl:3"});
+    EXPECT_EQ(warnings("auto", R"({"text": "a <|begin_of_text|>"})", tokenizer), "");
+
+    const std::string talk = R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]})";
+    const std::string guess = "the model has no chat template: llama-3 was guessed", open = "does not end with a token that ends a generation (<|end_of_text|>)";
+    toy::expect_contains(warnings("auto", talk, tokenizer), {"1 of 1 rows", guess, open, "d.jsonl:1"});
+    const std::string named = warnings("llama-3", talk, tokenizer);
+    EXPECT_EQ(named.find(guess), std::string::npos) << named;
+    toy::expect_contains(named, {open});
+    folder.write("generation_config.json", R"({"eos_token_id": [257, 260]})");  // <|eot_id|> ends generations too
+    EXPECT_EQ(warnings("llama-3", talk, Tokenizer::load(folder.path())), "");
+    EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "") << "no chat template is needed";
+}
+
 /// Unpacks a shared file into `folder`; false when that is not possible.
 bool unpack(const std::filesystem::path& packed, const toy::Folder& folder, const std::string& name) {
     const std::string target = folder.write(name, "").string();

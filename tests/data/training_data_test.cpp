@@ -103,5 +103,53 @@ TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
                          {"none of its 2 rows"});
 }
 
+TEST(TrainingData, TokenisedRowsAreExaminedForTwoBos) {
+    Files files;
+    Config config;
+    config.data.train_file = files.folder.write("two.jsonl", "{\"input_ids\": [1, 1, 5]}\n{\"input_ids\": [1, 5]}\n").string();
+    ModelLimits limits;
+    limits.bos_id = 1;
+    toy::expect_contains(files.load(config, limits).train.stats().warnings.at(0), {"1 of 2 rows begin with two BOS tokens", "two.jsonl:1"});
+    EXPECT_TRUE(files.load(config).train.stats().warnings.empty()) << "which token BOS is is not known";
+}
+
+TEST(TrainingData, RowsWithoutATargetAreSetAside) {
+    Files files;
+    Config config;
+    config.data.train_file = files.folder.write("masked.jsonl", R"({"input_ids": [1, 2, 3]}
+{"input_ids": [1, 2, 3], "labels": [1, -100, -100]}
+oops
+{"input_ids": [4, 5, 6]}
+{"input_ids": [7, 8, 9]}
+)").string();
+    config.data.val_size = 1;
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }), {"masked.jsonl:3"});
+    const TrainingData data = load_training_data(config, {}, nullptr, {}, {RefusedRows::set_aside, false});
+    EXPECT_EQ(data.train.size(), 2);
+    EXPECT_EQ(data.eval.value().size(), 1);
+    ASSERT_EQ(data.masked_train.size(), 1);
+    EXPECT_EQ(data.masked_train.sample(0).row, 1);
+    EXPECT_EQ(data.train.stats().bad_rows, 1);
+    EXPECT_EQ(data.train.stats().masked_rows, 1);
+
+    config.data.skip_bad_rows = true;  // the same rows as a run takes that leaves them out
+    const TrainingData run = files.load(config);
+    ASSERT_EQ(run.train.size(), 2);
+    for (int64_t i = 0; i < 2; ++i) EXPECT_EQ(run.train.row(i), data.train.row(i));
+    EXPECT_EQ(run.eval.value().row(0), data.eval.value().row(0));
+}
+
+TEST(TrainingData, AugmentedRowsAreNotSplit) {
+    Files files;
+    Config config;
+    config.data.train_file = files.folder.write("copies.jsonl", R"({"input_ids": [1, 2, 3]}
+{"input_ids": [1, 2, 4], "augmentation": {"of": 0, "by": "swap"}}
+{"input_ids": [1, 2, 5], "augmentation": null}
+)").string();
+    EXPECT_EQ(files.load(config).train.stats().augmented_rows, 1);
+    config.data.val_size = 1;
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"1 augmented copies", "data.eval_file"});
+}
+
 }  // namespace
 }  // namespace unsloth

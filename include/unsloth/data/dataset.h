@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct DatasetOptions : RowOptions {
     ReaderOptions reader;
     bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and left out
     bool keep_all_masked = false;  ///< rows without a target are kept (scoring), neither refused nor dropped
+    bool log_warnings = true;      ///< false: what DatasetStats::warnings holds is left to the caller
     int workers = 0;  ///< threads; 0: as many as the machine has cores. The result does not depend on it
 };
 
@@ -31,11 +33,13 @@ struct DatasetStats {
     int64_t rows = 0;                           ///< kept
     int64_t bad_rows = 0;                       ///< skipped: malformed
     int64_t masked_rows = 0;                    ///< skipped: no label left to train on
+    int64_t augmented_rows = 0;                 ///< in the files: copies that `data augment` made
     int64_t truncated_rows = 0;                 ///< among the kept
     int64_t tokens = 0;                         ///< of the kept, after truncation
     int64_t trained_tokens = 0;                 ///< targets among them
     int64_t longest = 0;                        ///< tokens of the longest kept row
     DataFormat format = DataFormat::automatic;  ///< as detected; of several sources the first one's
+    std::vector<std::string> warnings;          ///< what was skipped, cut or is in doubt, with the first lines; of the whole file
 };
 
 /// The format of a source's rows, see find_format(). `path` may be what files_of() takes.
@@ -65,15 +69,16 @@ class Dataset {
     int64_t tokens(int64_t i) const;   ///< length
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
     int64_t segments(int64_t i) const;
+    bool truncated(int64_t i) const;
     int64_t longest_segment(int64_t i) const;  ///< in tokens
     /// Of these rows; what was skipped counts for the whole file.
     const DatasetStats& stats() const { return stats_; }
 
-    /// {training rows, validation rows}, each in the file's order. `val_size` below 1 is a fraction (rounded
-    /// up), else a number of rows. A row's lot is a hash of (seed, its index in the source): the rows with
-    /// the smallest go to validation, so few change sides when the file grows. Usage Error unless both parts
-    /// get a row; 0 gives all to the first.
+    /// {training rows, validation rows}, each in the file's order; which are which says validation_places() of data/sampler.h.
     std::pair<Dataset, Dataset> split(double val_size, uint64_t seed) const;
+
+    /// {rows with a target, rows whose labels are all masked}; the latter count among the former's masked_rows.
+    std::pair<Dataset, Dataset> by_targets() const;
 
     struct Store;
     /// Of all rows of a store; `file` counts what was left out.

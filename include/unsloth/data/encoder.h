@@ -30,10 +30,18 @@ struct Conversation {
     std::string tools_json;     ///< the row's `tools`; may be empty
 };
 
+/// What is likely a mistake in a row that can be trained on. Values of a set of bits.
+enum class RowDoubt : uint32_t {
+    double_bos = 1,        ///< the first two tokens are BOS
+    open_end = 2,          ///< the last trained text does not end with a token that ends a generation
+    guessed_template = 4,  ///< rendered by a built-in chat template, since the model has none and none was named
+};
+
 struct EncodedRow {
     std::vector<int32_t> ids;
     std::vector<std::pair<int32_t, int32_t>>
         trained;  ///< [start, end) in tokens: what is learnt when prompts are masked
+    uint32_t doubts = 0;  ///< RowDoubts
 };
 
 /// Used from several threads at once: implementations are immutable. An input Error thrown here counts
@@ -51,6 +59,8 @@ class RowEncoder {
     virtual EncodedRow messages(const std::vector<Message>& turns) const = 0;
     /// The same for a conversation that uses tools. Unless an encoder overrides it: input Error.
     virtual EncodedRow tool_conversation(const Conversation& conversation) const;
+    /// The tokens or the template that a doubt is about, for a message: "<s>", "<|eot_id|>, <|end_of_text|>", "chatml".
+    virtual std::string subject(RowDoubt doubt) const;
 };
 
 /// A text that changes whenever an encoder of this tokenizer folder and template would encode otherwise: a hash of the

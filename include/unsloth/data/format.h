@@ -11,12 +11,17 @@
 
 namespace unsloth {
 
+/// The column of a copy that augmentation made, saying of what: {"of": id of the row, "by": "synonym" | "swap" | "delete" |
+/// "back_translation", "copy": its number, "seed"}. A row's id is its id column, else its number over all files, from 0.
+inline constexpr const char* provenance_column = "augmentation";
+
 struct RowOptions {
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
     int64_t max_seq_length = 0;  ///< rows are cut to this many tokens; 0: never
     int64_t max_positions = 0;   ///< what the model allows; 0: not known
     int64_t vocab_size = 0;      ///< rows of the model's embedding; 0: not known
+    int64_t bos_id = -1;         ///< the model's BOS token, that tokenised rows are examined for; -1: not known
 };
 
 struct FormattedRow {
@@ -25,6 +30,7 @@ struct FormattedRow {
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
     bool truncated = false;
     int64_t targets = 0;  ///< after truncation
+    uint32_t doubts = 0;  ///< RowDoubts
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").

@@ -33,6 +33,14 @@ struct BatchLimits {
     int64_t labels = 0;   ///< rows with a target
 };
 
+/// What an epoch takes.
+struct EpochCounts {
+    int64_t rows = 0;    ///< source rows, repetitions included
+    int64_t tokens = 0;
+    int64_t labels = 0;  ///< targets among them
+    int64_t room = 0;    ///< tokens that its packed rows, or its micro-batches filled by tokens, could hold; 0 without either
+};
+
 /// Training steps, by number. A step takes the next per_device_train_batch_size x world_size x
 /// gradient_accumulation_steps rows of the epoch's order, whatever the world size; its k-th round of
 /// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, rank r taking its slice. As
@@ -64,6 +72,8 @@ class StepLoader {
     int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
 
     BatchLimits limits() const;
+    /// Over all ranks. Not safe from several threads at once.
+    EpochCounts count_epoch(uint32_t epoch);
 
     /// The step with this number, from 0. Depends on nothing that was asked before: a resumed run just goes
     /// on. Not safe from several threads at once.

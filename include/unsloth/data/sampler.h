@@ -21,6 +21,11 @@ uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use);
 std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, uint32_t epoch, bool shuffle,
                                  LotUse use = LotUse::epoch_order);
 
+/// The places of the rows that data.val_size holds out for validation, ascending. `val_size` below 1 is a fraction (rounded up),
+/// else a number of rows; 0: none. A row's lot is a hash of (seed, row id): the rows with the smallest are held out, so few change
+/// sides when the file grows. Usage Error when no row would be left to train on.
+std::vector<int64_t> validation_places(std::span<const int64_t> rows, double val_size, uint64_t seed);
+
 /// One source of a mixture.
 struct MixtureSource {
     std::vector<int64_t> places;  ///< of its rows in the list of all rows' ids

@@ -29,7 +29,7 @@ struct OpenedModel {
     Tokenizer tokenizer() const;
     /// What a folder of results needs beside the weights; empty without a tokenizer.
     std::vector<std::filesystem::path> tokenizer_files() const;
-    ModelLimits limits() const { return {file->spec.vocab_size, file->spec.max_position_embeddings}; }
+    ModelLimits limits() const;
 };
 OpenedModel open_model(const Config& config);
 

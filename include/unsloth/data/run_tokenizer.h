@@ -1,0 +1,26 @@
+// The tokenizer that a run encodes its rows with.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "unsloth/config/config.h"
+#include "unsloth/data/encoder.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth {
+
+/// Where it lies: in the folder of model.adapter_name_or_path if that holds one, else in the model's.
+std::filesystem::path run_tokenizer_folder(const Config& config, const std::filesystem::path& model_folder);
+
+/// Input Error when there is none, or when its ids do not fit the model's `vocab_size` (0: not known).
+Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size);
+
+/// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
+std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
+                                                               const std::string& template_name);
+
+}  // namespace unsloth

@@ -1,0 +1,28 @@
+#include "unsloth/data/run_tokenizer.h"
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+
+std::filesystem::path run_tokenizer_folder(const Config& config, const std::filesystem::path& model_folder) {
+    const auto& adapter = config.model.adapter_name_or_path;
+    return adapter && Tokenizer::exists(*adapter) ? std::filesystem::path(*adapter) : model_folder;
+}
+
+Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
+    if (!Tokenizer::exists(folder))
+        throw input_error(cat(folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
+                          "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
+    Tokenizer loaded = Tokenizer::load(folder);
+    if (vocab_size > 0 && loaded.vocab_size() > vocab_size)
+        throw input_error(cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1, ", the model's vocabulary ends at ", vocab_size - 1),
+                          "Use the tokenizer that belongs to the checkpoint.");
+    return loaded;
+}
+
+std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
+                                                               const std::string& template_name) {
+    return [=] { return make_row_encoder(load_run_tokenizer(folder, vocab_size), template_name); };
+}
+
+}  // namespace unsloth

@@ -1,0 +1,137 @@
+#include "unsloth/data/show.h"
+
+#include <cstdio>
+#include <span>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using Range = std::pair<int64_t, int64_t>;
+
+constexpr const char* trained_colour = "\x1b[1;32m";  // bold green
+constexpr const char* masked_colour = "\x1b[2m";       // faint
+constexpr const char* no_colour = "\x1b[0m";
+constexpr const char* open_bracket = "\u27e6";
+constexpr const char* close_bracket = "\u27e7";
+
+struct Run {
+    Range tokens;
+    bool trained = false, begins_segment = false;
+};
+
+bool begins_segment(const Sample& sample, std::size_t t) {
+    return t == 0 || sample.positions[t] == 0;
+}
+
+bool is_target(const Sample& sample, std::size_t t) {
+    return sample.labels[t] != ignore_label && !begins_segment(sample, t);
+}
+
+/// Runs of tokens of one kind within one segment.
+std::vector<Run> runs_of(const Sample& sample) {
+    std::vector<Run> runs;
+    for (std::size_t t = 0; t < sample.ids.size(); ++t) {
+        const bool trained = is_target(sample, t), begins = begins_segment(sample, t);
+        if (runs.empty() || begins || trained != runs.back().trained) runs.push_back({{static_cast<int64_t>(t), static_cast<int64_t>(t)}, trained, begins});
+        ++runs.back().tokens.second;
+    }
+    return runs;
+}
+
+std::span<const int32_t> front(const std::vector<int32_t>& ids, int64_t count) {
+    return std::span(ids).first(static_cast<std::size_t>(count));
+}
+
+std::string id_list(const std::vector<int32_t>& ids, Range tokens) {
+    std::string text;
+    for (int64_t t = tokens.first; t < tokens.second; ++t) text += cat(t == tokens.first ? "" : " ", ids[static_cast<std::size_t>(t)]);
+    return text;
+}
+
+/// A colour ends with the line and begins again, so that pagers and cut lines stay readable.
+std::string coloured(const std::string& text, const char* colour) {
+    std::string out = colour;
+    for (const char c : text) {
+        if (c == '\n') out += cat(no_colour, "\n", colour);
+        else out += c;
+    }
+    return out + no_colour;
+}
+
+std::string marked(const std::string& text, bool trained, Marks marks) {
+    if (marks == Marks::colour) return coloured(text, trained ? trained_colour : masked_colour);
+    return trained ? open_bracket + text + close_bracket : text;
+}
+
+}  // namespace
+
+std::vector<Range> target_ranges(const Sample& sample) {
+    std::vector<Range> ranges;
+    for (std::size_t t = 0; t < sample.ids.size(); ++t) {
+        if (!is_target(sample, t)) continue;
+        const auto at = static_cast<int64_t>(t);
+        if (ranges.empty() || ranges.back().second != at) ranges.emplace_back(at, at);
+        ++ranges.back().second;
+    }
+    return ranges;
+}
+
+std::vector<std::string> decode_runs(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const std::vector<Range>& runs) {
+    // A decoder may treat the beginning of a text in its own way (SentencePiece drops a space there), so a run is what the text grows by.
+    std::vector<std::string> texts;
+    std::string before;
+    for (const auto& [begin, end] : runs) {
+        std::string until = tokenizer.decode(front(ids, end), false);
+        if (until.starts_with(before)) {
+            texts.push_back(until.substr(before.size()));
+        } else {
+            texts.push_back(tokenizer.decode(front(ids, end).subspan(static_cast<std::size_t>(begin)), false));
+        }
+        before = std::move(until);
+    }
+    return texts;
+}
+
+std::string printable(const std::string& text) {
+    std::string out;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const auto c = static_cast<unsigned char>(text[i]);
+        const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
+        const bool c1 = c == 0xC2 && next >= 0x80 && next <= 0x9F;  // U+0080 ... U+009F
+        char escaped[8];
+        if (c1) {
+            std::snprintf(escaped, sizeof escaped, "\\x%02x", next);
+            out += escaped;
+            ++i;
+        } else if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) {
+            std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
+            out += escaped;
+        } else {
+            out += text[i];
+        }
+    }
+    return out;
+}
+
+std::string show_tokens(const Sample& sample, const Tokenizer* tokenizer, Marks marks) {
+    const std::vector<Run> runs = runs_of(sample);
+    std::vector<Range> ranges;
+    for (const Run& run : runs) ranges.push_back(run.tokens);
+    std::vector<std::string> texts;
+    if (tokenizer != nullptr) {
+        texts = decode_runs(*tokenizer, sample.ids, ranges);
+    } else {
+        for (const Range& range : ranges) texts.push_back(id_list(sample.ids, range));
+    }
+    std::string out;
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+        if (r > 0 && runs[r].begins_segment) out += "\n-- the next segment --\n";
+        else if (r > 0 && tokenizer == nullptr) out += " ";
+        out += marked(printable(texts[r]), runs[r].trained, marks);
+    }
+    return out + "\n";
+}
+
+}  // namespace unsloth
