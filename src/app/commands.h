@@ -7,6 +7,9 @@ namespace unsloth::app {
 
 void run_train(const CommandLine& line);
 void run_config(const CommandLine& line);
+/// False when a run with this configuration would stop at its data.
+bool run_data(const CommandLine& line);
+void run_augment(const CommandLine& line);
 void run_score(const CommandLine& line);
 void run_generate(const CommandLine& line);
 void run_tokenize(const CommandLine& line);

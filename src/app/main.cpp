@@ -27,6 +27,8 @@ int run(const CommandLine& line) {
     switch (line.command) {
         case Command::train: run_train(line); break;
         case Command::config: run_config(line); break;
+        case Command::data: return run_data(line) ? 0 : code_of(ErrorKind::input);
+        case Command::augment: run_augment(line); break;
         case Command::score: run_score(line); break;
         case Command::generate: run_generate(line); break;
         case Command::tokenize: run_tokenize(line); break;

@@ -54,6 +54,7 @@ void check_presence(const CommandLine& line, const config::ParseRecord& record) 
         case Command::bench:
             if (line.bench.what == BenchSubject::step) need_model(line, "bench step");
             break;
+        case Command::data: need_train_file(line, "data", true); break;
         case Command::config:
             if (line.config.schema && line.config.markdown)
                 throw usage_error("config prints either --schema or --markdown, not both");
@@ -107,10 +108,10 @@ std::string overview() {
         "Usage: unsloth-train [train] --config FILE [--section.key VALUE …]\n"
         "       unsloth-train COMMAND …\n\nCommands\n";
     for (const auto& command : config::commands()) {
-        constexpr std::size_t width = 12;
+        constexpr std::size_t width = 14;
         text += "  " + command.name + std::string(width - command.name.size(), ' ') + command.summary + "\n";
     }
-    return text + "  help        The options of a command: unsloth-train help COMMAND. --version prints the version.\n";
+    return text + "  help          The options of a command: unsloth-train help COMMAND. --version prints the version.\n";
 }
 
 constexpr const char* how_to_write =
@@ -121,6 +122,16 @@ constexpr const char* how_to_write =
 constexpr const char* exit_codes =
     "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime,\n"
     "            130 and 143 stopped by SIGINT and SIGTERM after saving.\n";
+
+/// The command that the arguments from `at` on name: of two words where there is one, else of one.
+std::string command_at(const std::vector<std::string>& arguments, std::size_t at) {
+    const auto& known = config::commands();
+    if (at + 1 < arguments.size()) {
+        const std::string both = arguments[at] + " " + arguments[at + 1];
+        if (std::any_of(known.begin(), known.end(), [&](const CommandInfo& command) { return command.name == both; })) return both;
+    }
+    return arguments[at];
+}
 
 }  // namespace
 
@@ -139,14 +150,15 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (first == "help") {
         const auto topic =
             std::find_if(arguments.begin() + 1, arguments.end(), [](const auto& a) { return a[0] != '-'; });
-        return help_on(topic == arguments.end() ? "" : *topic);
+        return help_on(topic == arguments.end() ? "" : command_at(arguments, static_cast<std::size_t>(topic - arguments.begin())));
     }
-    const CommandInfo& command = config::command_named(names_command ? first : "train");
-    if (asks_help) return help_on(names_command ? first : "");
+    const CommandInfo& command = config::command_named(names_command ? command_at(arguments, 0) : "train");
+    if (asks_help) return help_on(names_command ? command.name : "");
 
     CommandLine line;
     line.command = command.command;
-    read_arguments(command, {arguments.begin() + (names_command ? 1 : 0), arguments.end()}, line);
+    const auto words = names_command ? 1 + std::count(command.name.begin(), command.name.end(), ' ') : 0;
+    read_arguments(command, {arguments.begin() + words, arguments.end()}, line);
     return line;
 }
 

@@ -14,6 +14,43 @@ void declare_config(OptionSet& options, CommandLine& line) {
     options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
 }
 
+void declare_data_command(OptionSet& options, CommandLine& line) {
+    options.add("n", line.data.n, "Training rows to show; of the evaluation rows one, of those with all labels masked as many.").at_least(0);
+    options.add("json", line.data.json, "Print the findings as JSON.");
+    options
+        .add_choice("color", line.data.color, {{"auto", ColorChoice::automatic}, {"always", ColorChoice::always}, {"never", ColorChoice::never}},
+                    "Trained tokens by colour; never: between the brackets U+27E6 and U+27E7. auto: by colour on a terminal, unless NO_COLOR is set.")
+        .suggested_for({"colour"});
+}
+
+void declare_augment(OptionSet& options, CommandLine& line) {
+    AugmentRequest& augment = line.augment;
+    options.add("in", augment.in, "Rows to augment: a file, folder or glob; empty: data.train_file.").value("FILE").suggested_for({"input"});
+    options.add("out", augment.out, "JSON Lines file to write: the rows, each followed by its copies.").value("FILE").must_be_given();
+    options.add("eval_out", augment.eval_out, "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
+        .value("FILE");
+    options
+        .add("thesaurus", augment.thesaurus,
+             "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", \"synonyms\"}.")
+        .value("FILE");
+    options.add("synonym_rate", augment.synonym_rate, "Share of the words with synonyms that become one.").at_least(0).at_most(1);
+    options.add("swap_rate", augment.swap_rate, "Copies in which this share of the words changes places with another one of the line; 0: none.")
+        .at_least(0)
+        .at_most(1);
+    options.add("delete_rate", augment.delete_rate, "Copies without this share of the words; 0: none.").at_least(0).at_most(1);
+    options.add("copies", augment.copies, "Copies of a row by each of these three ways.").at_least(1).at_most(1000);
+    options
+        .add("back_translations", augment.back_translations,
+             "Rows {id, …} whose texts make one more copy each of the row with that id: a file, folder or glob.")
+        .value("FILE");
+    options.add("id_column", augment.id_column, "Column that names a row; where rows have none, they go by their number, from 0.").value("NAME");
+    options
+        .add("fields", augment.fields,
+             "Whose texts change: columns of alpaca, prompt_completion and text rows, roles of conversations. Empty: instruction and input; "
+             "prompt; user.")
+        .value("LIST");
+}
+
 void declare_score(OptionSet& options, CommandLine& line) {
     options
         .add("out", line.score.out,
@@ -93,6 +130,10 @@ const std::vector<CommandInfo>& commands() {
          "Train an adapter (or the whole model); the default command.", true, declare_nothing},
         {Command::config, "config", "[--config FILE] [--schema | --markdown] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", true, declare_config},
+        {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",
+         "Show rows as the model will see them, and count what a run would train on.", true, declare_data_command},
+        {Command::augment, "data augment", "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
+         "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", true, declare_augment},
         {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE]",
          "Log-probabilities and losses of the rows of a file.", true, declare_score},
         {Command::generate, "generate", "--model.path DIR --prompt TEXT | --file FILE [--max_new_tokens N]",

@@ -50,21 +50,45 @@ void sync_path(const std::filesystem::path& path) {
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-    const std::filesystem::path temporary = path.string() + ".tmp-" + std::to_string(::getpid());
-    try {
-        {
-            const Descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
-            if (file.fd < 0) throw runtime_failure(cat("cannot create ", temporary.string(), ": ", reason()));
-            write_all(file.fd, content, path);
-            if (::fsync(file.fd) != 0) throw runtime_failure(cat("cannot flush ", path.string(), ": ", reason()));
-        }
-        if (::rename(temporary.c_str(), path.c_str()) != 0)
-            throw runtime_failure(cat("cannot rename ", temporary.string(), " to ", path.string(), ": ", reason()));
-    } catch (...) {
-        ::unlink(temporary.c_str());
-        throw;
+    AtomicFile file(path);
+    file.write(content);
+    file.finish();
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_.string() + ".tmp-" + std::to_string(::getpid())) {
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd_ < 0) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", reason()));
+}
+
+AtomicFile::~AtomicFile() {
+    if (fd_ < 0) return;
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::string_view content) {
+    constexpr std::size_t worth_a_call = std::size_t{1} << 16;
+    if (content.size() >= worth_a_call) {
+        flush();
+        write_all(fd_, content, path_);
+        return;
     }
-    const auto parent = path.parent_path();
+    waiting_ += content;
+    if (waiting_.size() >= worth_a_call) flush();
+}
+
+void AtomicFile::flush() {
+    write_all(fd_, waiting_, path_);
+    waiting_.clear();
+}
+
+void AtomicFile::finish() {
+    flush();
+    if (::fsync(fd_) != 0) throw runtime_failure(cat("cannot flush ", path_.string(), ": ", reason()));
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0)
+        throw runtime_failure(cat("cannot rename ", temporary_.string(), " to ", path_.string(), ": ", reason()));
+    ::close(std::exchange(fd_, -1));
+    const auto parent = path_.parent_path();
     sync_path(parent.empty() ? std::filesystem::path(".") : parent);
 }
 

@@ -13,6 +13,7 @@ class JsonLines : public RowReader {
     JsonLines(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window)
         : RowReader(path, options), lines_(std::move(window), max_row_bytes) {}
     std::string kind() const override { return "JSON Lines"; }
+    bool text_is_json_line() const override { return true; }
 
   protected:
     bool take(std::string& text, Record& record) override {

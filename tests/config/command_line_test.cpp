@@ -76,6 +76,32 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--max_new_tokens", "0"}), ">= 1");
 }
 
+TEST(CommandLine, DataAndItsAugmentation) {
+    const CommandLine data = parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});
+    EXPECT_EQ(data.command, Command::data);
+    EXPECT_EQ(data.data.n, 5);
+    EXPECT_TRUE(data.data.json);
+    EXPECT_EQ(data.data.color, ColorChoice::always);
+    EXPECT_CONTAINS(error_of({"data"}), "data needs --data.train_file");
+    EXPECT_CONTAINS(error_of({"data", "agument", "--train_file", "t"}), "unexpected argument 'agument'");
+
+    const CommandLine augment = parse_command_line({"data", "augment", "--in", "i", "--out", "o", "--seed", "5", "--val_size", "3", "--eval_out", "e",
+                                                    "--fields", "instruction,input", "--swap_rate", "0.5"});
+    EXPECT_EQ(augment.command, Command::augment);
+    EXPECT_EQ(augment.augment.in, "i");
+    EXPECT_EQ(augment.augment.eval_out, "e");
+    EXPECT_EQ(augment.augment.fields, (std::vector<std::string>{"instruction", "input"}));
+    EXPECT_EQ(augment.augment.swap_rate, 0.5);
+    EXPECT_EQ(augment.loaded.config.training.seed, 5);
+    EXPECT_EQ(augment.loaded.config.data.val_size, 3);
+    EXPECT_CONTAINS(error_of({"data", "augment", "--in", "i"}), "data augment needs --out");
+    EXPECT_CONTAINS(error_of({"data", "augment", "--out", "o", "--delete_rate", "1.5"}), "<= 1");
+    EXPECT_EQ(parse_command_line({"data", "augment", "--help"}).help_topic, "data augment");
+    EXPECT_EQ(parse_command_line({"help", "data", "augment"}).help_topic, "data augment");
+    EXPECT_EQ(parse_command_line({"help", "data"}).help_topic, "data");
+    EXPECT_CONTAINS(help_text("data augment"), "--thesaurus FILE");
+}
+
 TEST(CommandLine, TokenizeInspectInitBench) {
     const CommandLine tokenize = parse_command_line(
         {"tokenize", "--tokenizer", "d", "--template", "chatml", "--decode", "--no-special", "--log_level", "debug"});

@@ -9,11 +9,32 @@
 
 namespace unsloth {
 
-enum class Command { train, config, score, generate, tokenize, inspect, init, bench, help, version };
+enum class Command { train, config, data, augment, score, generate, tokenize, inspect, init, bench, help, version };
 
 struct ConfigRequest {
     bool schema = false;    ///< print the JSON Schema instead of the effective configuration
     bool markdown = false;  ///< print docs/options.md instead
+};
+
+/// Whether trained tokens are shown by colour; `automatic`: on a terminal.
+enum class ColorChoice { automatic, always, never };
+
+struct DataRequest {
+    int64_t n = 3;  ///< rows to show
+    bool json = false;
+    ColorChoice color = ColorChoice::automatic;
+};
+
+struct AugmentRequest {
+    std::string in;                 ///< file, folder or glob; empty: data.train_file
+    std::string out;                ///< never empty
+    std::string eval_out;           ///< for the rows that data.val_size holds out; empty: none
+    std::string thesaurus;          ///< JSON; empty: no synonyms
+    std::string back_translations;  ///< file, folder or glob; empty: none
+    std::string id_column = "id";
+    std::vector<std::string> fields;  ///< whose texts change; empty: those of the prompt
+    int64_t copies = 1;               ///< of a row, by each of the first three ways
+    double synonym_rate = 0.1, swap_rate = 0, delete_rate = 0;
 };
 
 struct TokenizeRequest {
@@ -29,7 +50,7 @@ struct InspectRequest {
     bool json = false;
 };
 
-/// Only the request of `command` means anything; `loaded` does for train, config, score, generate and bench.
+/// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
     std::string help_topic;  ///< of help: a command's name, or empty for the overview
@@ -37,6 +58,8 @@ struct CommandLine {
     std::string log_level = "info";
     LoadedConfig loaded;
     ConfigRequest config;
+    DataRequest data;
+    AugmentRequest augment;
     ScoreRequest score;
     GenerateRequest generate;
     TokenizeRequest tokenize;

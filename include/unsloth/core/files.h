@@ -16,6 +16,28 @@ std::string read_file(const std::filesystem::path& path);
 /// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
+/// A file written piece by piece, in the same way: under another name until it is finished.
+class AtomicFile {
+  public:
+    /// Runtime Error, as for the others, when it cannot be created.
+    explicit AtomicFile(std::filesystem::path path);
+    AtomicFile(const AtomicFile&) = delete;
+    AtomicFile& operator=(const AtomicFile&) = delete;
+    /// Without finish(), nothing of the file stays.
+    ~AtomicFile();
+
+    void write(std::string_view content);
+    /// Fsyncs and renames.
+    void finish();
+
+  private:
+    void flush();
+
+    std::filesystem::path path_, temporary_;
+    std::string waiting_;
+    int fd_ = -1;
+};
+
 /// Flushes a written file (or a folder's entries) to the medium; runtime Error on failure.
 void sync_path(const std::filesystem::path& path);
 

@@ -78,6 +78,8 @@ class RowReader {
     nlohmann::ordered_json parse(const RawRow& row, bool* repaired = nullptr) const;
     /// "a JSON array", for the log.
     virtual std::string kind() const = 0;
+    /// Whether a row's text is the JSON text of the row on one line.
+    virtual bool text_is_json_line() const { return false; }
     std::string name() const { return path_.string(); }
     /// "FILE:LINE".
     std::string place(int64_t line) const;
