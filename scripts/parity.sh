@@ -18,12 +18,12 @@ common=(--data.train_file examples/legal/corpus.jsonl --format text --max_seq_le
         --gradient_accumulation_steps 1 --lr_scheduler_type cosine --num_train_epochs 1000 --seed 7 --log_level warning)
 for dtype in float32 bfloat16; do
     "${run[@]}" "${common[@]}" --model.path "$out/init" --finetuning_type full --dtype $dtype --max_steps "$steps" --learning_rate 6e-4 \
-        --warmup_steps 50 --adam_beta2 0.95 --weight_decay 0.05 --optim adamw_torch --output_dir "$out/full-$dtype"
+        --warmup_steps 50 --adam_beta2 0.95 --weight_decay 0.05 --optim adamw_torch --output_dir "$out/full-$dtype" --overwrite_output_dir true
 done
 for dtype in float32 bfloat16; do
     "${run[@]}" "${common[@]}" --model.path "$out/full-float32" --dtype $dtype --data.train_file examples/legal/train.jsonl --format alpaca \
         --template alpaca --max_steps $((steps / 4)) --learning_rate 5e-4 --warmup_steps 10 --eval_file examples/legal/heldout.jsonl \
-        --output_dir "$out/qlora-$dtype"
+        --output_dir "$out/qlora-$dtype" --overwrite_output_dir true
 done
 # fp8 against bf16 on the same base with outlier channels (16-bit: in NF4 the small columns that read an outlier would become zero).
 [ -d "$out/outliers" ] || python3 scripts/outlier_channels.py "$out/full-float32" "$out/outliers"
@@ -31,9 +31,9 @@ done
 for compute in auto fp8; do
     fp8=("${run[@]}" "${common[@]}" --model.path "$out/outliers" --load_in_4bit false --dtype bfloat16 --compute_dtype $compute
          --max_steps "$steps" --learning_rate 5e-4 --warmup_steps 10)
-    "${fp8[@]}" --output_dir "$out/corpus-$compute"
+    "${fp8[@]}" --output_dir "$out/corpus-$compute" --overwrite_output_dir true
     "${fp8[@]}" --data.train_file examples/legal/train.jsonl --format alpaca --template alpaca --eval_file examples/legal/heldout.jsonl \
-        --output_dir "$out/rows-$compute"
+        --output_dir "$out/rows-$compute" --overwrite_output_dir true
 done
 python3 - "$out" <<'PY'
 import json, sys

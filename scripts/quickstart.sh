@@ -42,7 +42,7 @@ ask >"$out/answer_before.json"
 python3 -c 'import json; print(json.load(open("'"$out"'/answer_before.json"))["text"])'
 
 say "Training: $program --config $config"
-"$program" --config "$config" --output_dir "$out" "$@"
+"$program" --config "$config" --output_dir "$out" --overwrite_output_dir true "$@"
 ask --model.adapter_name_or_path "$out" >"$out/answer_after.json"
 
 python3 - "$out" "$program" <<'PY'

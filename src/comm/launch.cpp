@@ -1,7 +1,12 @@
 #include "unsloth/comm/launch.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "unsloth/core/error.h"
 
@@ -98,6 +103,23 @@ LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
     }
     read_meeting_place(env, launcher, e);
     return e;
+}
+
+std::vector<std::string> set_nccl_environment(const std::vector<std::pair<std::string, std::string>>& settings) {
+    constexpr std::string_view prefix = "NCCL_";
+    for (const auto& [given, value] : settings) {
+        std::string name = given;
+        for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+        if (!name.starts_with(prefix)) name.insert(0, prefix);
+        if (name.size() == prefix.size() || name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != std::string::npos)
+            throw usage_error(cat("distributed.nccl: '", given, "' is no name of a setting"), "Names are those of NCCL's environment variables, such as SOCKET_IFNAME.");
+        ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
+    }
+    std::vector<std::string> all;
+    for (char** variable = environ; *variable != nullptr; ++variable)
+        if (std::string_view(*variable).starts_with(prefix)) all.emplace_back(*variable);
+    std::sort(all.begin(), all.end());
+    return all;
 }
 
 LaunchEnvironment read_launch_environment() {

@@ -234,16 +234,26 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
         .at_least(0);
-    options.add("save_steps", training.save_steps, "Save checkpoint-N every so many steps; 0: only at the end.")
+    options.add("save_steps", training.save_steps, "Save checkpoint-N, from which the run can be resumed, every so many steps; 0: not by steps.")
         .at_least(0);
-    options.add("save_total_limit", training.save_total_limit, "How many checkpoint-N folders are kept; 0: all.")
+    options.add("save_minutes", training.save_minutes, "Save checkpoint-N when this many minutes have passed since the last one; 0: not by time.")
         .at_least(0);
+    options.add("save_total_limit", training.save_total_limit,
+                "How many checkpoint-N folders are kept, the newest ones and in any case that of the best evaluation; 0: all.")
+        .at_least(0);
+    options.add("save_grace_seconds", training.save_grace_seconds,
+                "After SIGTERM or SIGINT, a step that would take longer than this is dropped, and the state before it is saved.")
+        .at_least(0);
+    options.add("overwrite_output_dir", training.overwrite_output_dir,
+                "Start afresh in an output_dir that holds a run already; its checkpoints are removed.");
     options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.").at_least(1);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
-             "Reserved: resuming a run comes with a later version. To continue from saved weights, use "
-             "model.adapter_name_or_path.")
-        .value("DIR")
+             "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there must be one; or a "
+             "checkpoint's folder.")
+        .value("auto|true|DIR")
+        .synonym(true, "true")
+        .synonym(false, "false")
         .suggested_for({"resume"});
 }
 
@@ -287,6 +297,9 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
 void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
     options.section("distributed", "Distributed", "Several processes, a GPU each, that train one model (torchrun, srun, mpirun, scripts/launch.sh).");
     options.add("ddp_timeout", distributed.ddp_timeout, "Seconds that ranks wait for each other before they stop with an error.").at_least(1);
+    options.add("nccl", distributed.nccl,
+                "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": \"eth0\", \"DEBUG\": \"WARN\"}. They win "
+                "over the environment.");
 }
 
 void declare_logging(OptionSet& options, LoggingOptions& logging) {

@@ -128,9 +128,8 @@ void check_schedule(const TrainingOptions& training) {
 
 void check_training(const TrainingOptions& training) {
     if (training.output_dir.empty()) throw usage_error("training.output_dir is empty", "Name a folder to write to.");
-    if (training.resume_from_checkpoint)
-        throw usage_error("training.resume_from_checkpoint: resuming a run comes with a later version",
-                          "To continue from saved weights with a new optimizer, set model.adapter_name_or_path.");
+    if (training.resume_from_checkpoint && training.overwrite_output_dir)
+        throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given", "Go on with the run, or start it afresh.");
     check_schedule(training);
 }
 

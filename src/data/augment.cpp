@@ -9,7 +9,7 @@
 
 #include "data/columns.h"
 #include "data/figures.h"
-#include "data/hash.h"
+#include "unsloth/core/hash.h"
 #include "data/prompt_texts.h"
 #include "data/row_errors.h"
 #include "data/words.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "data/hash.h"
+#include "unsloth/core/hash.h"
 #include "data/load_rows.h"
 
 namespace unsloth {

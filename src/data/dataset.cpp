@@ -7,6 +7,7 @@
 #include "data/load_rows.h"
 #include "data/store.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/sampler.h"
 
@@ -119,6 +120,18 @@ bool Dataset::truncated(int64_t i) const {
 
 int64_t Dataset::longest_segment(int64_t i) const {
     return store_->record(rows_.at(static_cast<std::size_t>(i))).longest;
+}
+
+std::string Dataset::fingerprint() const {
+    ContentHash hash;
+    const auto add = [&](const auto* values, std::size_t count) { hash.add({reinterpret_cast<const char*>(values), count * sizeof *values}); };
+    for (const int64_t i : rows_) {
+        const RowRecord& record = store_->record(i);
+        const int64_t named[] = {record.source_row, record.length, record.targets, record.segments, record.source};
+        add(named, std::size(named));
+        add(store_->words.data() + record.start, static_cast<std::size_t>(record.length));
+    }
+    return hash.hex();
 }
 
 std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const {

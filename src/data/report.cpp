@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "data/hash.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {

@@ -8,10 +8,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::train {
@@ -22,7 +24,9 @@ nlohmann::ordered_json number(double value) { return std::isfinite(value) ? nloh
 
 class MetricsFile final : public Observer {
   public:
-    explicit MetricsFile(const std::filesystem::path& path) : path_(path), file_(std::fopen(path.c_str(), "we")) {
+    MetricsFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
+        write_file_atomically(path, rows_until(path, after_step));
+        file_ = std::fopen(path.c_str(), "ae");
         if (file_ == nullptr) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
     }
     ~MetricsFile() override { std::fclose(file_); }
@@ -44,8 +48,20 @@ class MetricsFile final : public Observer {
         if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
             throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)), "Free some space on that file system.");
     }
+    /// A last line that was cut by a kill is no row.
+    static std::string rows_until(const std::filesystem::path& path, int64_t step) {
+        if (step == 0 || !std::filesystem::exists(path)) return "";
+        std::istringstream lines(read_file(path));
+        std::string kept;
+        for (std::string line; std::getline(lines, line);) {
+            const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+            if (row.is_object() && row.contains("step") && row["step"].is_number_integer() && row["step"].get<int64_t>() <= step) kept += line + "\n";
+        }
+        return kept;
+    }
+
     std::filesystem::path path_;
-    std::FILE* file_;
+    std::FILE* file_ = nullptr;
 };
 
 std::string duration_text(double seconds) {
@@ -139,7 +155,7 @@ class ProgressBar final : public Observer, public log::Decoration {
 
 }  // namespace
 
-std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path) { return std::make_unique<MetricsFile>(path); }
+std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step) { return std::make_unique<MetricsFile>(path, after_step); }
 
 std::unique_ptr<Observer> make_console(bool terminal) {
     if (terminal) return std::make_unique<ProgressBar>();

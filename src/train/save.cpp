@@ -15,8 +15,8 @@ namespace unsloth::train {
 namespace {
 
 /// A parameter's values in a storage type, on the host.
-std::vector<std::byte> bytes_of(const model::Parameters& parameters, const model::Parameter& p, DType type) {
-    const at::Tensor values = parameters.value(p).cpu().contiguous();
+std::vector<std::byte> bytes_of(const at::Tensor& params_P, const model::Parameter& p, DType type) {
+    const at::Tensor values = params_P.narrow(0, p.offset, p.elements()).cpu();
     std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * size_of(type));
     convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
     return bytes;
@@ -39,13 +39,13 @@ std::vector<Shard> make_shards(const model::ParameterTable& table, DType type, i
     return shards;
 }
 
-void write_shard(const std::filesystem::path& path, const Shard& shard, const model::Parameters& parameters, DType type) {
+void write_shard(const std::filesystem::path& path, const Shard& shard, const at::Tensor& params_P, DType type) {
     std::vector<TensorDecl> declared;
     for (const model::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
     SafetensorsWriter writer(path, declared);
     for (const TensorDecl& decl : writer.tensors()) {
         const auto found = std::find_if(shard.begin(), shard.end(), [&](const model::Parameter* p) { return p->name == decl.name; });
-        writer.append(decl.name, bytes_of(parameters, **found, type));
+        writer.append(decl.name, bytes_of(params_P, **found, type));
     }
     writer.finish();
 }
@@ -64,23 +64,23 @@ std::string shard_index_json(const std::map<std::string, std::string>& file_of_t
     return index.dump(2) + "\n";
 }
 
-void save_adapter(const std::filesystem::path& folder, const model::Parameters& parameters, const LoraSpec& lora, const std::string& base) {
+void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const LoraSpec& lora, const std::string& base) {
     std::filesystem::create_directories(folder);
     Shard all;
-    for (const model::Parameter& p : parameters.table().parameters()) all.push_back(&p);
-    write_shard(folder / "adapter_model.safetensors", all, parameters, DType::f32);
+    for (const model::Parameter& p : table.parameters()) all.push_back(&p);
+    write_shard(folder / "adapter_model.safetensors", all, params_P, DType::f32);
     write_file_atomically(folder / "adapter_config.json", write_peft_config({lora, base}));
 }
 
-void save_model(const std::filesystem::path& folder, const model::Parameters& parameters, const ModelSpec& spec,
+void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const ModelSpec& spec,
                 const std::filesystem::path& source_folder, int64_t shard_bytes) {
     std::filesystem::create_directories(folder);
-    const std::vector<Shard> shards = make_shards(parameters.table(), spec.dtype, shard_bytes);
+    const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
     std::map<std::string, std::string> where;
     std::size_t total = 0;
     for (std::size_t i = 0; i < shards.size(); ++i) {
         const std::string file = shard_file_name(i, shards.size());
-        write_shard(folder / file, shards[i], parameters, spec.dtype);
+        write_shard(folder / file, shards[i], params_P, spec.dtype);
         for (const model::Parameter* p : shards[i]) {
             where[p->name] = file;
             total += static_cast<std::size_t>(p->elements()) * size_of(spec.dtype);

@@ -31,7 +31,7 @@ T& as(const at::Tensor& tensor) {
 /// Host memory of one step under way.
 struct Stepper::Slot {
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
-    at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [2] in, [3] out
+    at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [3] in, [4] out
     std::optional<c10::Event> done;
 };
 
@@ -49,13 +49,13 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         slot->outcome = bytes(sizeof(StepOutcome), at::kCPU, cuda);
         if (settings.group != nullptr) {
             const auto options = at::TensorOptions(at::kFloat).pinned_memory(cuda);
-            slot->signals = at::zeros({2}, options);
-            slot->shared = at::zeros({3}, options);
+            slot->signals = at::zeros({3}, options);
+            slot->shared = at::zeros({4}, options);
         }
         if (cuda) slot->done.emplace(c10::DeviceType::CUDA);
         slots_.push_back(std::move(slot));
     }
-    if (settings.group != nullptr) shared_ = at::zeros({3}, at::TensorOptions(at::kFloat).device(ctx.device()));
+    if (settings.group != nullptr) shared_ = at::zeros({4}, at::TensorOptions(at::kFloat).device(ctx.device()));
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
 }
 
@@ -64,10 +64,35 @@ Stepper::~Stepper() {
     ctx_.outcome = nullptr;
 }
 
-void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) {
+void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, bool save_due) {
+    Slot& slot = begin(batch, step, learning_rate);
+    for (const Batch& micro : batch.micro) model_.train(micro);
+    end(slot, batch, step, learning_rate, save_due);
+}
+
+bool Stepper::issue_unless(const StepBatch& batch, int64_t step, double learning_rate, const std::function<bool(double)>& abandon) {
+    UNSLOTH_CHECK(settings_.group == nullptr, "ranks drop a step together or not at all");
+    Slot& slot = begin(batch, step, learning_rate);
+    const auto count = static_cast<double>(batch.micro.size());
+    std::optional<c10::Event> behind;
+    for (std::size_t i = 0; i < batch.micro.size(); ++i) {
+        if (i > 0 && abandon((count - static_cast<double>(i) + 1) / count)) {
+            --updates_;
+            return false;
+        }
+        model_.train(batch.micro[i]);
+        if (!ctx_.is_cuda()) continue;
+        if (behind) behind->synchronize();
+        behind.emplace(c10::DeviceType::CUDA);
+        behind->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(ctx_.device()));
+    }
+    end(slot, batch, step, learning_rate, /*save_due=*/false);
+    return true;
+}
+
+Stepper::Slot& Stepper::begin(const StepBatch& batch, int64_t step, double learning_rate) {
     UNSLOTH_CHECK(pending_.size() < slots_.size(), "results were not taken");
     Slot& slot = *slots_[next_slot_];
-    next_slot_ = (next_slot_ + 1) % slots_.size();
     const double t = static_cast<double>(++updates_);
     as<StepScalars>(slot.scalars) = {
         .step = static_cast<uint32_t>(step),
@@ -87,13 +112,17 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
     const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(StepOutcome, first_bad_site)) : static_cast<int64_t>(sizeof(StepOutcome));
     device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
 
-    model::Parameters& parameters = *model_.parameters();
     {
         const ops::Region region(ctx_, "zero gradients");
-        parameters.state().grads_P.zero_();
+        model_.parameters()->state().grads_P.zero_();
     }
-    for (const Batch& micro : batch.micro) model_.train(micro);
-    if (settings_.group != nullptr && shares_) share(slot, step);
+    return slot;
+}
+
+void Stepper::end(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate, bool save_due) {
+    next_slot_ = (next_slot_ + 1) % slots_.size();
+    if (settings_.group != nullptr && shares_) share(slot, step, save_due);
+    model::Parameters& parameters = *model_.parameters();
     const ops::Region region(ctx_, "update");
     ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
     ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
@@ -107,17 +136,18 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate) 
     pending_.emplace_back(&slot, std::move(result));
 }
 
-/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent.
-void Stepper::share(Slot& slot, int64_t step) {
+/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent, and of a save that one asks for.
+void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const ops::Region region(ctx_, "all-reduce");
     const int signal = interrupt_requested();
     float* const signals = slot.signals.mutable_data_ptr<float>();
     signals[0] = signal == SIGINT ? 1.0F : 0.0F;
     signals[1] = signal == SIGTERM ? 1.0F : 0.0F;
+    signals[2] = save_due ? 1.0F : 0.0F;
     static_assert(offsetof(StepOutcome, loss) == 0);
     const at::Tensor loss = device_outcome_.narrow(0, 0, sizeof(float)).view(at::kFloat);
     shared_.narrow(0, 0, 1).copy_(loss);
-    shared_.narrow(0, 1, 2).copy_(slot.signals, /*non_blocking=*/true);
+    shared_.narrow(0, 1, 3).copy_(slot.signals, /*non_blocking=*/true);
     settings_.group->all_reduce(model_.parameters()->state().grads_P, cat("the gradients of step ", step));
     settings_.group->all_reduce(shared_, cat("the loss of step ", step));
     loss.copy_(shared_.narrow(0, 0, 1));
@@ -135,9 +165,16 @@ std::optional<StepResult> Stepper::take(bool must) {
     if (slot->shared.defined()) {
         const float* shared = slot->shared.const_data_ptr<float>();
         result.signal = shared[2] > 0 ? SIGTERM : shared[1] > 0 ? SIGINT : 0;
+        result.save_due = shared[3] > 0;
     }
     if (settings_.loss_scaling) adjust_loss_scale(result.outcome);
     return result;
+}
+
+void Stepper::restore(const State& state) {
+    updates_ = state.updates;
+    good_steps_ = state.good_steps;
+    if (settings_.loss_scaling) loss_scale_ = state.loss_scale;
 }
 
 void Stepper::adjust_loss_scale(const StepOutcome& outcome) {

@@ -13,7 +13,6 @@
 #include "unsloth/core/log.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
-#include "unsloth/train/save.h"
 
 namespace unsloth::train {
 namespace {
@@ -32,32 +31,6 @@ std::string count_text(int64_t count) {
     return text;
 }
 
-/// The projections that have an adapter in some layer: PEFT's own config may say it by a regular expression.
-std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spec) {
-    std::vector<std::string> names;
-    const std::vector<LayerLora> layers = resolve_lora(lora, spec);
-    for (std::size_t p = 0; p < projection_count; ++p)
-        if (std::any_of(layers.begin(), layers.end(), [&](const LayerLora& layer) { return layer[p].r > 0; }))
-            names.emplace_back(projection_names[p]);
-    return names;
-}
-
-/// Keeps the `limit` newest checkpoint-N folders; 0: all.
-void remove_old_checkpoints(const std::filesystem::path& folder, int64_t limit) {
-    if (limit == 0) return;
-    constexpr std::string_view prefix = "checkpoint-";
-    std::vector<std::pair<int64_t, std::filesystem::path>> found;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-        const std::string name = entry.path().filename().string();
-        if (!entry.is_directory() || name.rfind(prefix, 0) != 0) continue;
-        const std::string number = name.substr(prefix.size());
-        if (number.empty() || number.size() > 18 || number.find_first_not_of("0123456789") != std::string::npos) continue;
-        found.emplace_back(std::stoll(number), entry.path());
-    }
-    std::sort(found.begin(), found.end());
-    for (std::size_t i = 0; i + static_cast<std::size_t>(limit) < found.size(); ++i) std::filesystem::remove_all(found[i].second);
-}
-
 }  // namespace
 
 Trainer::Trainer(const LoadedConfig& loaded)
@@ -68,12 +41,15 @@ Trainer::Trainer(const LoadedConfig& loaded)
         throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ", environment_.local_world_size, " processes on one GPU"),
                           "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
+    nccl_ = comm::set_nccl_environment(config().distributed.nccl);
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     telling_others([this] {
+        open_output();
         opened_ = open_model(config());
         open_data();
         require_agreement();
         make_plan();
+        if (resume_) require_same_run(effective_config(), *resume_);
     });
 }
 
@@ -97,6 +73,7 @@ void Trainer::require_agreement() const {
     if (group_ == nullptr) return;
     const DatasetStats& stats = loader_->dataset().stats();
     const std::string own = cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens, " of them targets\n",
+                                "rows: ", data_fingerprint_, "\n", "checkpoint: ", resume_ ? resume_->state.step : 0, "\n",
                                 "model: ", opened_.file->tensors.parameters(), " parameters, ", opened_.file->tensors.quantised_linears(),
                                 " linears in 4 bit\n", config_to_json(config()));
     const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
@@ -122,6 +99,10 @@ void Trainer::open_data() {
     const auto& saved = config().lora.modules_to_save;
     options.order_tokens = full() || config().model.adapter_name_or_path ||
                            std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
+    data_fingerprint_ = data.train.fingerprint();
+    if (resume_ && resume_->state.data != data_fingerprint_)
+        throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
+                          "Use the same files, format, template and tokenizer; or start a new run from its weights with model.adapter_name_or_path.");
     loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     schedule_ = schedule_options(config().training, total_steps_);
@@ -176,6 +157,8 @@ void Trainer::banner() const {
     log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ", spec.hidden_size, ", ",
               count_text(total), " parameters; base: ", plan_->base_description());
     log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)", full() ? ", all of it" : "");
+    if (group_ && device_.is_cuda())
+        for (const std::string& setting : nccl_) log::info("nccl       ", setting);
     if (group_) log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size, " on this machine, started by ", environment_.launcher);
     log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype), ", residual stream in the same type");
     log::info("data       ", describe(*loader_));
@@ -185,24 +168,6 @@ void Trainer::banner() const {
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
         log::warning("embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: after a merge the "
                      "two are no longer tied");
-}
-
-/// The configuration with what an adapter folder decided, so that a run started from the written file does not contradict it.
-Config Trainer::effective_config() const {
-    Config effective = config();
-    if (config().model.adapter_name_or_path && plan_->lora()) {
-        const LoraSpec& lora = *plan_->lora();
-        effective.lora.r = lora.r;
-        effective.lora.lora_alpha = lora.lora_alpha;
-        effective.lora.lora_dropout = lora.lora_dropout;
-        effective.lora.use_rslora = lora.use_rslora;
-        effective.lora.target_modules = target_names(lora, opened_.file->spec);
-        effective.lora.modules_to_save = lora.modules_to_save;
-        effective.lora.rank_pattern = lora.rank_pattern;
-        effective.lora.alpha_pattern = lora.alpha_pattern;
-        if (!lora.layers_to_transform.empty()) effective.lora.layers_to_transform = lora.layers_to_transform;
-    }
-    return effective;
 }
 
 void Trainer::load() {
@@ -217,6 +182,8 @@ void Trainer::load() {
     settings.group = group_.get();
     settings.loss_scaling = config().model.dtype == DType::f16;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
+    if (resume_) restore();
+    if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state());
 }
 
 double Trainer::learning_rate(int64_t step) const {
@@ -239,9 +206,6 @@ void Trainer::run_together() {
         return;
     }
     const std::filesystem::path folder = config().training.output_dir;
-    std::error_code failed;
-    if (leads()) std::filesystem::create_directories(folder, failed);
-    if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
     if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
         !trace.empty() && !std::filesystem::is_directory(trace))
         throw usage_error(cat("logging.profile: there is no folder ", trace.string()), "Create it, or name a file in one that exists.");
@@ -252,69 +216,76 @@ void Trainer::run_together() {
     std::snprintf(loaded_in, sizeof loaded_in, "%.1f", seconds_since(start));
     log::info("loaded in ", loaded_in, " s");
     if (leads()) observers_.push_back(make_console(::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info));
-    if (leads() && !config().logging.metrics_file.empty()) observers_.push_back(make_metrics_file(folder / config().logging.metrics_file));
-    if (config().training.eval_on_start) maybe_evaluate(0, 0.0);
+    if (leads() && !config().logging.metrics_file.empty()) observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
+    if (config().training.eval_on_start && done_steps_ == 0) maybe_evaluate(0, 0.0);
     const Clock::time_point first_step = Clock::now();
+    const int64_t tokens_before = seen_tokens_;
     loop();
     const double seconds = seconds_since(first_step);
     maybe_evaluate(total_steps_, last_epoch_);
     observers_.clear();
-    save(folder, total_steps_, last_epoch_);
+    if (config().training.save_steps > 0 || config().training.save_minutes > 0) checkpoint();
+    save_result();
+    if (saver_) saver_->wait();
     if (group_) group_->barrier("the end of the run");
     char rate[64];
-    std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds, static_cast<double>(seen_tokens_) / seconds);
+    std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds, static_cast<double>(seen_tokens_ - tokens_before) / seconds);
     log::info("done: ", total_steps_, " steps, ", seen_tokens_, " tokens in ", rate, "; ", full() ? "model" : "adapter", " in ", folder.string());
 }
 
 void Trainer::loop() {
-    constexpr int64_t profiled_step = 3;  // the first two find algorithms and fill caches
     const TrainingOptions& t = config().training;
-    Prefetcher batches([this](int64_t step) { return loader_->step(step); }, 0, total_steps_);
-    last_report_ = Clock::now();
-    int64_t step = 0;
+    Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_, std::max(done_steps_, total_steps_));
+    last_report_ = last_save_ = Clock::now();
+    int64_t step = done_steps_;
     const auto drain = [&](bool must) {
         while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
     };
     while (std::optional<StepBatch> batch = batches.next()) {
         ++step;
-        const auto issue = [&] { stepper_->issue(*batch, step, learning_rate(step)); };
-        if (leads() && step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty()) {
-            profile(*ctx_, config().logging.profile, issue);
-        } else {
-            issue();
-        }
+        const bool dropped = !issue(*batch, step);
         drain(false);
-        // Ranks stop together: at the step whose result says that one was sent a signal.
+        // Ranks stop, and save, together: at the step whose result says that one was sent a signal, or asks for it.
         const int signal = group_ ? agreed_signal_ : interrupt_requested();
-        const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_;
-        const bool saves = t.save_steps > 0 && step % t.save_steps == 0 && step < total_steps_;
+        const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_ && !dropped;
+        const bool by_steps = t.save_steps > 0 && step % t.save_steps == 0 && step < total_steps_;
+        const bool saves = by_steps || (group_ ? agreed_save_ : save_time_has_come());
         if (signal == 0 && !evaluates && !saves) continue;
         drain(true);
         if (evaluates) maybe_evaluate(step, last_epoch_);
-        if (saves) {
-            save(std::filesystem::path(t.output_dir) / cat("checkpoint-", step), step, last_epoch_);
-            if (leads()) remove_old_checkpoints(t.output_dir, t.save_total_limit);
-        }
-        if (signal != 0) {
-            observers_.clear();
-            save(t.output_dir, step, last_epoch_);
-            if (group_) group_->barrier("the end of the interrupted run");
-            throw Interrupted(signal, cat("stopped after step ", step, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ", t.output_dir));
-        }
+        if (signal != 0) stop_for(signal);
+        if (saves) checkpoint();
         last_report_ = Clock::now();
     }
     drain(true);
 }
 
+/// Issues a step; false when a signal came and the step would have taken longer than there is time.
+bool Trainer::issue(const StepBatch& batch, int64_t step) {
+    constexpr int64_t profiled_step = 3;  // the first two find algorithms and fill caches
+    const double rate = learning_rate(step), grace = config().training.save_grace_seconds;
+    if (leads() && step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty()) {
+        profile(*ctx_, config().logging.profile, [&] { stepper_->issue(batch, step, rate); });
+        return true;
+    }
+    // A short step is done sooner than it could be dropped.
+    if (group_ == nullptr && 2 * step_seconds_ > grace)
+        return stepper_->issue_unless(batch, step, rate, [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; });
+    stepper_->issue(batch, step, rate, leads() && save_time_has_come());
+    return true;
+}
+
 void Trainer::report(const StepResult& result) {
     agreed_signal_ = result.signal;
+    agreed_save_ = agreed_save_ || result.save_due;
     if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
     if (result.outcome.skipped != 0) {
         log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale, "; the update was skipped, the scale is now ",
                      stepper_->loss_scale());
     }
-    const double seconds = seconds_since(last_report_);
+    const double seconds = step_seconds_ = seconds_since(last_report_);
     last_report_ = Clock::now();
+    done_steps_ = result.step;
     seen_tokens_ += result.tokens;
     last_epoch_ = result.epoch;
     const int64_t every = config().training.logging_steps;
@@ -338,7 +309,8 @@ void Trainer::report(const StepResult& result) {
 
 void Trainer::stop_at_bad_step(const StepResult& result) {
     observers_.clear();
-    save(config().training.output_dir, result.step - 1, last_epoch_);
+    save_result();
+    if (saver_) saver_->wait();
     std::string rows;
     for (std::size_t i = 0; i < result.rows.size(); ++i) rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
     std::string where = cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
@@ -384,32 +356,6 @@ void Trainer::maybe_evaluate(int64_t step, double epoch) {
         best_eval_ = report.loss;
         best_step_ = report.step;
     }
-}
-
-void Trainer::save(const std::filesystem::path& folder, int64_t step, double epoch) {
-    if (!leads()) return;
-    if (full()) {
-        save_model(folder, *model_->parameters(), opened_.file->spec, opened_.file->checkpoint.folder());
-    } else {
-        save_adapter(folder, *model_->parameters(), *plan_->lora(), config().model.path);
-    }
-    copy_files(opened_.tokenizer_files(), opened_.tokenizer_folder, folder);
-    TrainerState state;
-    state.epoch = epoch;
-    state.eval_steps = config().training.eval_steps;
-    state.global_step = step;
-    state.log_history = history_.rows;
-    state.logging_steps = config().training.logging_steps;
-    state.max_steps = total_steps_;
-    state.num_input_tokens_seen = seen_tokens_;
-    state.num_train_epochs = config().training.num_train_epochs;
-    state.save_steps = config().training.save_steps;
-    state.train_batch_size = config().training.per_device_train_batch_size;
-    if (best_eval_) {
-        state.best_metric = best_eval_;
-        state.best_global_step = best_step_;
-    }
-    write_trainer_state(folder, state);
 }
 
 }  // namespace unsloth::train

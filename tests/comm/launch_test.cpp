@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <map>
 
 #include "unsloth/core/error.h"
@@ -81,6 +83,15 @@ TEST(LaunchEnvironment, HalfOfItIsAUsersError) {
     EXPECT_NE(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("rank 2 of 2"), std::string::npos);
     EXPECT_NE(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("\"one\""), std::string::npos);
     EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("65535"), std::string::npos);
+}
+
+TEST(NcclEnvironment, NamesAreCompletedAndChecked) {
+    const std::vector<std::string> all = set_nccl_environment({{"socket_ifname", "lo"}, {"NCCL_DEBUG", "WARN"}});
+    EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "lo");
+    EXPECT_NE(std::find(all.begin(), all.end(), "NCCL_DEBUG=WARN"), all.end());
+    for (const char* bad : {"", "NCCL_", "A B", "A=B"}) EXPECT_THROW(set_nccl_environment({{bad, "1"}}), Error) << bad;
+    ::unsetenv("NCCL_SOCKET_IFNAME");
+    ::unsetenv("NCCL_DEBUG");
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ const std::map<std::string, Example>& special_examples() {
           {{"training", {{"lr_scheduler_type", "warmup_stable_decay"}}}}}},
         {"lora.finetuning_type", {"full", {{"model", {{"load_in_4bit", false}}}}}},
         {"data.datasets", {Json::array({{{"path", "a"}, {"format", "text"}, {"weight", 2}}})}},
+        {"distributed.nccl", {{{"SOCKET_IFNAME", "eth0"}, {"DEBUG", "WARN"}}}},
         {"data.columns", {{{"instruction", "question"}}}},
         {"hardware.device", {"cuda:3"}}};
     return examples;

@@ -65,10 +65,9 @@ TEST(Settle, DeviceSyntax) {
         EXPECT_CONTAINS(flag_error({"--device", bad}), "expected auto, cpu, cuda or cuda:N");
 }
 
-TEST(Settle, ResumingIsRefusedClearly) {
-    const std::string message = flag_error({"--resume_from_checkpoint", "out/checkpoint-3"});
-    EXPECT_CONTAINS(message, "later version");
-    EXPECT_CONTAINS(message, "model.adapter_name_or_path");
+TEST(Settle, ResumingIsNotOverwriting) {
+    EXPECT_EQ(load_config({}, {"--resume_from_checkpoint", "auto"}).config.training.resume_from_checkpoint, "auto");
+    EXPECT_CONTAINS(flag_error({"--resume_from_checkpoint", "auto", "--overwrite_output_dir", "true"}), "overwrite_output_dir");
 }
 
 TEST(Settle, TheOutputFolderHasAName) {

@@ -285,24 +285,26 @@ class Repeating(EndToEnd):
         other = self.train(base, rows, *extra, "--seed", "7", out="other")
         self.assertNotEqual(figures[0], [(s["loss"], s["grad_norm"], s["tokens"]) for s in self.steps(other)])
 
-    def test_a_second_run_into_the_same_folder_replaces_the_first(self):
+    def test_a_second_run_into_the_same_folder_must_be_said(self):
         base, rows = model(LLAMA), self.rows(8)
-        self.train(base, rows, "--max_steps", "5", "--r", "8")
-        out = self.train(base, rows, "--max_steps", "2", "--r", "2")
+        self.train(base, rows, "--max_steps", "5", "--r", "8", "--save_steps", "2")
+        self.fail_with(USAGE, ["holds a run already", "resume_from_checkpoint", "overwrite_output_dir"], *self.train_arguments(base, rows, "--r", "2"))
+        out = self.train(base, rows, "--max_steps", "2", "--r", "2", "--overwrite_output_dir", "true")
         self.assertEqual(len(self.steps(out)), 2)
         self.assertEqual(json.loads((out / "adapter_config.json").read_text())["r"], 2)
-        self.assertEqual([p.name for p in out.iterdir() if ".tmp-" in p.name], [])
+        self.assertEqual([p.name for p in out.iterdir() if p.is_dir() or ".tmp-" in p.name], [])
 
 
 class TrainerState(EndToEnd):
     def test_checkpoints_and_their_limit(self):
         out = self.train(model(LLAMA), self.rows(16), "--max_steps", "7", "--save_steps", "2", "--save_total_limit", "2")
-        self.assertEqual(sorted(p.name for p in out.iterdir() if p.is_dir()), ["checkpoint-4", "checkpoint-6"])
+        self.assertEqual(sorted(p.name for p in out.iterdir() if p.is_dir()), ["checkpoint-6", "checkpoint-7"])
         for step, folder in ((6, out / "checkpoint-6"), (7, out)):
             state = json.loads((folder / "trainer_state.json").read_text())
             self.assertEqual((state["global_step"], state["max_steps"], len(state["log_history"])), (step, 7, step))
             self.assertEqual(state["log_history"][0].keys() & {"loss", "grad_norm", "learning_rate", "epoch", "step"},
                              {"loss", "grad_norm", "learning_rate", "epoch", "step"})
+        self.assertEqual((out / "checkpoint-7" / "adapter_model.safetensors").read_bytes(), (out / "adapter_model.safetensors").read_bytes())
         self.assertNotEqual((out / "checkpoint-6" / "adapter_model.safetensors").read_bytes(), (out / "adapter_model.safetensors").read_bytes())
         self.assertEqual(run("inspect", out / "checkpoint-6").code, OK)
 

@@ -43,7 +43,7 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
         train::Trainer trainer(config);
         trainer.load();
         take_steps(trainer);
-        train::save_adapter(folder / "saved", *trainer.model().parameters(), *trainer.plan().lora(), config.config.model.path);
+        train::save_adapter(folder / "saved", trainer.model().parameters()->table(), trainer.model().parameters()->state().params_P, *trainer.plan().lora(), config.config.model.path);
 
         const Tensors values = copy_values(*trainer.model().parameters());
         expect_same_bits(read_tensors(folder / "saved/adapter_model.safetensors"), values);
@@ -99,8 +99,8 @@ TEST_P(SaveTest, ShardsHoldWhatOneFileHolds) {
     train::Trainer trainer(make_config(flags("full", "1")));
     trainer.load();
     const fs::path source = model_folder("small_llama/bf16");
-    train::save_model(folder / "one", *trainer.model().parameters(), trainer.plan().spec(), source);
-    train::save_model(folder / "many", *trainer.model().parameters(), trainer.plan().spec(), source, 100'000);
+    train::save_model(folder / "one", trainer.model().parameters()->table(), trainer.model().parameters()->state().params_P, trainer.plan().spec(), source);
+    train::save_model(folder / "many", trainer.model().parameters()->table(), trainer.model().parameters()->state().params_P, trainer.plan().spec(), source, 100'000);
     EXPECT_TRUE(fs::exists(folder / "one/model.safetensors"));
     EXPECT_FALSE(fs::exists(folder / "many/model.safetensors"));
     EXPECT_TRUE(fs::exists(folder / "many/model.safetensors.index.json"));

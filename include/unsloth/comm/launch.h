@@ -4,6 +4,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace unsloth::comm {
 
@@ -27,6 +29,11 @@ using GetEnvironment = std::function<std::optional<std::string>(const char* name
 /// alone. usage Error where some variables are set and others that they need are not, or a number is none.
 LaunchEnvironment read_launch_environment(const GetEnvironment& get);
 LaunchEnvironment read_launch_environment();
+
+/// Sets NCCL's environment variables for this process, before the group is made: {"SOCKET_IFNAME", "eth0"} and
+/// {"NCCL_SOCKET_IFNAME", "eth0"} are the same. Returns all NCCL_* variables that then are set, as "NAME=VALUE" by name, for the log.
+/// usage Error for a name that can be none.
+std::vector<std::string> set_nccl_environment(const std::vector<std::pair<std::string, std::string>>& settings);
 
 /// The first host of a Slurm node list: "gpu[003-004,7],login1" gives "gpu003".
 std::string first_slurm_host(const std::string& node_list);

@@ -120,9 +120,12 @@ struct TrainingOptions {
     int64_t eval_steps = 0;
     bool eval_on_start = false;
     int64_t save_steps = 0;
+    double save_minutes = 0;
     int64_t save_total_limit = 0;
+    double save_grace_seconds = 25;
+    bool overwrite_output_dir = false;
     int64_t logging_steps = 1;
-    std::optional<std::string> resume_from_checkpoint;
+    std::optional<std::string> resume_from_checkpoint;  ///< "auto", "true" or a folder; "false" counts as none
 };
 
 struct HardwareOptions {
@@ -141,6 +144,7 @@ struct LoggingOptions {
 
 struct DistributedOptions {
     int64_t ddp_timeout = 120;  ///< seconds
+    std::vector<std::pair<std::string, std::string>> nccl;
 };
 
 struct Config {

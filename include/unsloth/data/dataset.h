@@ -74,6 +74,9 @@ class Dataset {
     /// Of these rows; what was skipped counts for the whole file.
     const DatasetStats& stats() const { return stats_; }
 
+    /// A hash of the rows: their ids, tokens and targets, in this order. Reads all of them.
+    std::string fingerprint() const;
+
     /// {training rows, validation rows}, each in the file's order; which are which says validation_places() of data/sampler.h.
     std::pair<Dataset, Dataset> split(double val_size, uint64_t seed) const;
 

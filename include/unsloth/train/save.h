@@ -12,11 +12,11 @@
 
 namespace unsloth::train {
 
-/// adapter_model.safetensors (fp32) and adapter_config.json. `base` is the base's path as the user gave it.
-void save_adapter(const std::filesystem::path& folder, const model::Parameters& parameters, const LoraSpec& lora, const std::string& base);
+/// adapter_model.safetensors (fp32) and adapter_config.json. `params_P`: the flat fp32 values, on any device. `base` is the base's path as the user gave it.
+void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const LoraSpec& lora, const std::string& base);
 
 /// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in the checkpoint's own dtype.
-void save_model(const std::filesystem::path& folder, const model::Parameters& parameters, const ModelSpec& spec,
+void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const ModelSpec& spec,
                 const std::filesystem::path& source_folder, int64_t shard_bytes = 5'000'000'000);
 
 /// "model-00001-of-00002.safetensors", or "model.safetensors" for a single one; `index` from 0.

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ struct StepResult {
     double loss_scale = 1.0;
     std::vector<int64_t> rows;  ///< source rows of this rank, for messages
     int signal = 0;             ///< with a group: SIGINT or SIGTERM that some rank was sent before it issued the step
+    bool save_due = false;      ///< with a group: some rank asked for a checkpoint after this step
 };
 
 /// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of all of them.
@@ -44,18 +46,33 @@ class Stepper {
     Stepper(const Stepper&) = delete;
     Stepper& operator=(const Stepper&) = delete;
 
-    /// Issues step number `step` (from 1) at this learning rate.
-    void issue(const StepBatch& batch, int64_t step, double learning_rate);
+    /// Issues step number `step` (from 1) at this learning rate. `save_due`: this rank asks all for a checkpoint after it.
+    void issue(const StepBatch& batch, int64_t step, double learning_rate, bool save_due = false);
+    /// The same without a group, for long steps: the host stays at most one micro-batch ahead of the device and asks
+    /// `abandon(share of the step that is left)` between micro-batches. Once that says yes the step is dropped: false, and parameters
+    /// and moments are those of the step before.
+    bool issue_unless(const StepBatch& batch, int64_t step, double learning_rate, const std::function<bool(double)>& abandon);
     /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way; nothing otherwise.
     std::optional<StepResult> take(bool must);
     /// For benches: with a group, whether the next steps use it.
     void set_sharing(bool shares) { shares_ = shares; }
     double loss_scale() const { return loss_scale_; }
 
+    /// What a checkpoint must keep of it; to be asked when nothing is under way.
+    struct State {
+        int64_t updates = 0;
+        double loss_scale = 1.0;
+        int64_t good_steps = 0;
+    };
+    State state() const { return {updates_, loss_scale_, good_steps_}; }
+    void restore(const State& state);
+
   private:
     struct Slot;
+    Slot& begin(const StepBatch& batch, int64_t step, double learning_rate);
+    void end(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate, bool save_due);
     void adjust_loss_scale(const StepOutcome& outcome);
-    void share(Slot& slot, int64_t step);
+    void share(Slot& slot, int64_t step, bool save_due);
 
     ops::Context& ctx_;
     model::Model& model_;
@@ -64,7 +81,7 @@ class Stepper {
     std::deque<std::pair<Slot*, StepResult>> pending_;
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
-    at::Tensor shared_;  ///< fp32 [3], with a group: the loss, and how many ranks were interrupted or terminated
+    at::Tensor shared_;  ///< fp32 [4], with a group: the loss, and how many ranks were interrupted, were terminated, ask for a save
     bool shares_ = true;
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "unsloth/comm/group.h"
+#include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/train/observer.h"
+#include "unsloth/train/resume.h"
+#include "unsloth/train/run_saver.h"
 #include "unsloth/train/schedule.h"
 #include "unsloth/train/session.h"
 #include "unsloth/train/step.h"
@@ -40,15 +43,23 @@ class Trainer {
     void run_together();
     void require_agreement() const;
     bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
+    void open_output();
     void open_data();
     void make_plan();
     void banner() const;
     Config effective_config() const;
+    void restore();
     void loop();
+    bool issue(const StepBatch& batch, int64_t step);
+    bool save_time_has_come() const;
+    void checkpoint();
+    [[noreturn]] void stop_for(int signal);
     void report(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
     void maybe_evaluate(int64_t step, double epoch);
-    void save(const std::filesystem::path& folder, int64_t step, double epoch);
+    RunFiles run_files() const;
+    RunMoment moment() const;
+    void save_result();
     bool full() const { return config().lora.finetuning_type == FinetuningType::full; }
     const Config& config() const { return loaded_.config; }
 
@@ -56,6 +67,10 @@ class Trainer {
     comm::LaunchEnvironment environment_;
     at::Device device_;
     std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
+    std::optional<FolderLock> lock_;      ///< of the output folder, held by the rank that writes
+    std::optional<ResumePoint> resume_;
+    std::vector<std::string> nccl_;       ///< NCCL's environment variables, for the log
+    std::string data_fingerprint_;        ///< of the training rows
     OpenedModel opened_;
     std::unique_ptr<StepLoader> loader_;
     std::optional<EvalLoader> eval_;
@@ -67,12 +82,17 @@ class Trainer {
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
     std::unique_ptr<Stepper> stepper_;
+    std::optional<RunSaver> saver_;  ///< of the rank that leads, once the model is loaded
     std::vector<std::unique_ptr<Observer>> observers_;
     HistoryObserver history_;
     std::chrono::steady_clock::time_point last_report_;
+    std::chrono::steady_clock::time_point last_save_;
+    int64_t done_steps_ = 0;     ///< whose results were read
+    double step_seconds_ = 0;    ///< of the last step
     int64_t seen_tokens_ = 0;
     double last_epoch_ = 0;
-    int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result
+    int agreed_signal_ = 0;      ///< with a group: as all ranks saw it with the last result
+    bool agreed_save_ = false;
     std::optional<double> best_eval_;
     int64_t best_step_ = 0;
 };

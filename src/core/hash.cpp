@@ -1,4 +1,4 @@
-#include "data/hash.h"
+#include "unsloth/core/hash.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,0 +1,54 @@
+// Folders checkpoint-N of a run: written completely or not at all, and checked before anything is read from them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace unsloth {
+
+struct CheckpointFolder {
+    std::filesystem::path path;
+    int64_t step = 0;
+};
+
+/// The folders checkpoint-N of an output folder, by falling step; whether they are whole is not looked at.
+std::vector<CheckpointFolder> list_checkpoints(const std::filesystem::path& output_dir);
+
+/// A checkpoint while it is written: a folder under a name of its own beside the final one.
+class CheckpointWriter {
+  public:
+    /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses.
+    CheckpointWriter(const std::filesystem::path& output_dir, int64_t step);
+    /// Without commit(), removes what was written.
+    ~CheckpointWriter();
+    CheckpointWriter(const CheckpointWriter&) = delete;
+    CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+    /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), without folders.
+    const std::filesystem::path& folder() const { return temporary_; }
+    /// Writes manifest.json (every file's size and hash), flushes, and renames the folder to checkpoint-N; an older one of that name
+    /// makes way only then. runtime Error, after which nothing of the new one is left.
+    void commit();
+    const std::filesystem::path& path() const { return path_; }  ///< of the finished checkpoint
+
+  private:
+    std::filesystem::path path_, temporary_;
+    bool committed_ = false;
+};
+
+/// What is wrong with a checkpoint: a file is missing, or its size or content is not what the manifest says; nothing when it is whole.
+/// Reads every byte.
+std::optional<std::string> find_damage(const std::filesystem::path& checkpoint);
+
+/// Keeps the newest `limit` (0: all) checkpoints, among them in any case the newest and that of step `best`. To be called when the
+/// newest is complete. What cannot be removed is a warning.
+void remove_old_checkpoints(const std::filesystem::path& output_dir, int64_t limit, std::optional<int64_t> best);
+
+/// Removes what runs that were killed left of checkpoints (checkpoint-N.tmp-PID, checkpoint-N.old-PID). Only for a run that holds the
+/// output folder's lock.
+void remove_unfinished_checkpoints(const std::filesystem::path& output_dir);
+
+}  // namespace unsloth

@@ -1,0 +1,80 @@
+// Saving while training goes on: the state at the end of a step is copied to the host, and a thread writes it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "unsloth/model/parameters.h"
+#include "unsloth/ops/context.h"
+
+namespace unsloth::train {
+
+/// The flat buffers that training changes, as named tensors: values ("params", fp32) and AdamW's moments. Those without elements are
+/// left out.
+std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& state);
+
+/// Changes whenever the flat buffers would be laid out otherwise: names, shapes, places, and how moments are kept.
+std::string layout_fingerprint(const model::ParameterTable& table, Optimizer optimizer);
+
+/// Copies of trained_tensors on the host (page-locked beside a GPU), made once and used again and again.
+class Snapshot {
+  public:
+    Snapshot(const ops::AdamwState& state, at::Device device);
+    const at::Tensor& at(const std::string& name) const;
+    const at::Tensor& params() const { return at("params"); }
+    const std::vector<std::pair<std::string, at::Tensor>>& tensors() const { return tensors_; }
+
+  private:
+    std::vector<std::pair<std::string, at::Tensor>> tensors_;
+};
+
+/// AdamW's moments, and with `with_values` the values too, to a safetensors file.
+void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, bool with_values);
+/// Reads what save_optimizer wrote into the state's tensors. input Error when a tensor is missing or of another size or type.
+void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState& state, bool with_values);
+/// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the flat values, exactly.
+void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P);
+
+/// Writes in the background. One write at a time: a second one waits for the first.
+class BackgroundSaver {
+  public:
+    using Write = std::function<void(const Snapshot&)>;
+
+    BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state);
+    /// Waits for the write under way.
+    ~BackgroundSaver();
+    BackgroundSaver(const BackgroundSaver&) = delete;
+    BackgroundSaver& operator=(const BackgroundSaver&) = delete;
+
+    /// Copies the state as it is after the work issued so far (asynchronously on CUDA: later work waits for the copies, the host does
+    /// not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here.
+    void save(Write write);
+    /// Waits for the write under way; throws what it threw.
+    void wait();
+
+  private:
+    void run();
+
+    const ops::Context& ctx_;
+    const ops::AdamwState& state_;
+    struct Job;
+    std::unique_ptr<Snapshot> snapshot_;  ///< made with the first save
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::unique_ptr<Job> job_;  ///< to be done or under way
+    std::exception_ptr failure_;
+    bool ends_ = false;
+    std::thread thread_;
+};
+
+}  // namespace unsloth::train

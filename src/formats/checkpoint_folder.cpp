@@ -1,0 +1,155 @@
+#include "unsloth/formats/checkpoint_folder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "formats/json.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/hash.h"
+#include "unsloth/core/log.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+using formats::ObjectReader;
+using formats::OrderedJson;
+
+constexpr std::string_view prefix = "checkpoint-";
+constexpr const char* manifest_name = "manifest.json";
+constexpr int64_t manifest_version = 1;
+
+/// N of "checkpoint-N" and of nothing else; `suffix` receives what follows the digits.
+std::optional<int64_t> step_of(const std::string& name, std::string* suffix = nullptr) {
+    constexpr std::size_t most_digits = 18;
+    if (!name.starts_with(prefix)) return std::nullopt;
+    const std::string rest = name.substr(prefix.size());
+    const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+    if (digits == 0 || digits > most_digits || (suffix == nullptr && digits != rest.size())) return std::nullopt;
+    if (suffix != nullptr) *suffix = rest.substr(digits);
+    return std::stoll(rest.substr(0, digits));
+}
+
+std::string hash_of(const fs::path& path) {
+    const MappedFile file(path);
+    ContentHash hash;
+    hash.add({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()});
+    return hash.hex();
+}
+
+std::string manifest_of(const fs::path& folder) {
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    OrderedJson list = OrderedJson::array();
+    for (const fs::path& file : files) list.push_back({{"name", file.filename().string()}, {"bytes", fs::file_size(file)}, {"xxh3_128", hash_of(file)}});
+    return OrderedJson{{"version", manifest_version}, {"files", std::move(list)}}.dump(2) + "\n";
+}
+
+void rename_folder(const fs::path& from, const fs::path& to) {
+    if (::rename(from.c_str(), to.c_str()) != 0)
+        throw runtime_failure(cat("cannot rename ", from.string(), " to ", to.string(), ": ", std::strerror(errno)));
+}
+
+void remove_or_warn(const fs::path& path) {
+    std::error_code failed;
+    fs::remove_all(path, failed);
+    if (failed) log::warning("cannot remove ", path.string(), ": ", failed.message());
+}
+
+}  // namespace
+
+std::vector<CheckpointFolder> list_checkpoints(const fs::path& output_dir) {
+    std::vector<CheckpointFolder> found;
+    std::error_code failed;
+    for (const auto& entry : fs::directory_iterator(output_dir, failed))
+        if (const auto step = step_of(entry.path().filename().string()); step && entry.is_directory(failed)) found.push_back({entry.path(), *step});
+    std::sort(found.begin(), found.end(), [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
+    return found;
+}
+
+CheckpointWriter::CheckpointWriter(const fs::path& output_dir, int64_t step)
+    : path_(output_dir / cat(prefix, step)), temporary_(output_dir / cat(prefix, step, ".tmp-", ::getpid())) {
+    std::error_code failed;
+    fs::remove_all(temporary_, failed);
+    if (!failed) fs::create_directory(temporary_, failed);
+    if (failed) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failed.message()));
+}
+
+CheckpointWriter::~CheckpointWriter() {
+    if (!committed_) remove_or_warn(temporary_);
+}
+
+void CheckpointWriter::commit() {
+    write_file_atomically(temporary_ / manifest_name, manifest_of(temporary_));
+    const fs::path parent = path_.parent_path().empty() ? fs::path(".") : path_.parent_path();
+    const fs::path old = parent / cat(path_.filename().string(), ".old-", ::getpid());
+    const bool replaces = fs::exists(path_);
+    if (replaces) rename_folder(path_, old);
+    rename_folder(temporary_, path_);
+    committed_ = true;
+    sync_path(parent);
+    if (replaces) remove_or_warn(old);
+}
+
+std::optional<std::string> find_damage(const fs::path& checkpoint) {
+    try {
+        const std::string source = (checkpoint / manifest_name).string();
+        if (!fs::exists(source)) return "it has no manifest.json: it was not finished";
+        const auto parsed = formats::parse_json<OrderedJson>(read_file(source), source);
+        const ObjectReader manifest(parsed, source);
+        if (manifest.required_integer("version") > manifest_version) return "a later version of this program wrote it";
+        const OrderedJson* const files = manifest.find("files");
+        if (files == nullptr || !files->is_array()) manifest.fail("files", "a list of objects");
+        for (const OrderedJson& item : *files) {
+            const ObjectReader file(item, source, "files.");
+            const std::string name = file.text("name").value_or("");
+            if (name.empty() || fs::path(name).filename() != name) file.fail("name", "a file's name");
+            const fs::path path = checkpoint / name;
+            if (!fs::is_regular_file(path)) return cat(name, " is missing");
+            if (const auto bytes = static_cast<int64_t>(fs::file_size(path)); bytes != file.required_integer("bytes"))
+                return cat(name, " has ", bytes, " bytes instead of ", file.required_integer("bytes"));
+            if (hash_of(path) != file.text("xxh3_128").value_or("")) return cat(name, " was changed since it was written");
+        }
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return std::nullopt;
+}
+
+void remove_old_checkpoints(const fs::path& output_dir, int64_t limit, std::optional<int64_t> best) {
+    if (limit == 0) return;
+    const std::vector<CheckpointFolder> all = list_checkpoints(output_dir);
+    const bool has_best = best && std::any_of(all.begin(), all.end(), [&](const CheckpointFolder& c) { return c.step == *best; });
+    int64_t room = limit - (has_best ? 1 : 0);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (has_best && all[i].step == *best) continue;
+        if (--room >= 0 || i == 0) continue;
+        remove_or_warn(all[i].path);
+    }
+}
+
+void remove_unfinished_checkpoints(const fs::path& output_dir) {
+    std::error_code failed;
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(output_dir, failed)) {
+        std::string suffix;
+        if (step_of(entry.path().filename().string(), &suffix) && (suffix.starts_with(".tmp-") || suffix.starts_with(".old-"))) found.push_back(entry.path());
+    }
+    for (const fs::path& path : found) {
+        std::string suffix;
+        const auto step = step_of(path.filename().string(), &suffix);
+        const fs::path finished = output_dir / cat(prefix, *step);
+        // Killed between the two renames of a replacement: the old one is the only whole one.
+        if (suffix.starts_with(".old-") && !fs::exists(finished) && !find_damage(path)) {
+            fs::rename(path, finished, failed);
+            if (!failed) continue;
+        }
+        remove_or_warn(path);
+    }
+}
+
+}  // namespace unsloth

@@ -1,0 +1,178 @@
+// The trainer's dealings with its output folder: taking it, going on from a checkpoint in it, saving into it.
+#include <algorithm>
+#include <chrono>
+
+#include "unsloth/config/load.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/train/trainer.h"
+
+namespace unsloth::train {
+namespace {
+
+/// The projections that have an adapter in some layer: PEFT's own config may say it by a regular expression.
+std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spec) {
+    std::vector<std::string> names;
+    const std::vector<LayerLora> layers = resolve_lora(lora, spec);
+    for (std::size_t p = 0; p < projection_count; ++p)
+        if (std::any_of(layers.begin(), layers.end(), [&](const LayerLora& layer) { return layer[p].r > 0; }))
+            names.emplace_back(projection_names[p]);
+    return names;
+}
+
+/// Whether a run has left its result or checkpoints in a folder.
+bool holds_a_run(const std::filesystem::path& folder) {
+    return std::filesystem::exists(folder / "trainer_state.json") || !list_checkpoints(folder).empty();
+}
+
+}  // namespace
+
+/// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor looked for.
+void Trainer::open_output() {
+    TrainingOptions& training = loaded_.config.training;
+    if (training.max_steps == 0) return;
+    const std::filesystem::path folder = training.output_dir;
+    std::string chosen;
+    if (leads()) {
+        std::error_code failed;
+        std::filesystem::create_directories(folder, failed);
+        if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
+        lock_.emplace(folder);
+        remove_unfinished_checkpoints(folder);
+        if (const std::optional<ResumePoint> point = find_resume_point(training)) chosen = point->folder.string();
+        if (chosen.empty() && holds_a_run(folder)) {
+            if (!training.overwrite_output_dir)
+                throw usage_error(cat(folder.string(), " holds a run already"),
+                                  "Go on with it (training.resume_from_checkpoint auto), choose another training.output_dir, or say training.overwrite_output_dir true.");
+            for (const CheckpointFolder& old : list_checkpoints(folder)) std::filesystem::remove_all(old.path);
+        }
+    }
+    if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
+    if (chosen.empty()) return;
+    resume_ = read_resume_point(chosen);
+    training.gradient_accumulation_steps = accumulation_for(training, resume_->state, environment_.world_size);
+}
+
+/// The state of the checkpoint that the run goes on from, to the last bit.
+void Trainer::restore() {
+    const RunState& saved = resume_->state;
+    model::Parameters& parameters = *model_->parameters();
+    if (saved.parameters != layout_fingerprint(parameters.table(), config().training.optim))
+        throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()), "Use the model, lora and optim options of its run_config.json.");
+    if (!full()) restore_adapter(resume_->folder, parameters.table(), parameters.state().params_P);
+    restore_optimizer(resume_->folder / "optimizer.safetensors", parameters.state(), /*with_values=*/full());
+    model_->parameters_changed();
+    stepper_->restore({saved.updates, saved.loss_scale, saved.good_steps});
+    if (plateau_ && saved.plateau)
+        plateau_->restore({saved.plateau->learning_rate, saved.plateau->best, saved.plateau->has_best, saved.plateau->bad_evaluations, saved.plateau->cooldown_left});
+    done_steps_ = saved.step;
+    last_epoch_ = saved.epoch;
+    seen_tokens_ = saved.seen_tokens;
+    best_eval_ = saved.best_eval;
+    best_step_ = saved.best_step;
+    history_.rows = read_trainer_state(resume_->folder).log_history;
+    log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
+}
+
+/// The configuration with what an adapter folder decided, so that a run started from the written file does not contradict it.
+Config Trainer::effective_config() const {
+    Config effective = config();
+    if (config().model.adapter_name_or_path && plan_->lora()) {
+        const LoraSpec& lora = *plan_->lora();
+        effective.lora.r = lora.r;
+        effective.lora.lora_alpha = lora.lora_alpha;
+        effective.lora.lora_dropout = lora.lora_dropout;
+        effective.lora.use_rslora = lora.use_rslora;
+        effective.lora.target_modules = target_names(lora, opened_.file->spec);
+        effective.lora.modules_to_save = lora.modules_to_save;
+        effective.lora.rank_pattern = lora.rank_pattern;
+        effective.lora.alpha_pattern = lora.alpha_pattern;
+        if (!lora.layers_to_transform.empty()) effective.lora.layers_to_transform = lora.layers_to_transform;
+    }
+    return effective;
+}
+
+bool Trainer::save_time_has_come() const {
+    const double minutes = config().training.save_minutes;
+    return minutes > 0 && std::chrono::steady_clock::now() - last_save_ >= std::chrono::duration<double>(60 * minutes);
+}
+
+/// The state after the last step whose result was read; nothing may be under way.
+void Trainer::checkpoint() {
+    last_save_ = std::chrono::steady_clock::now();
+    agreed_save_ = false;
+    if (saver_ && saver_->last_checkpoint() != done_steps_) saver_->checkpoint(moment());
+}
+
+void Trainer::stop_for(int signal) {
+    observers_.clear();
+    checkpoint();
+    save_result();
+    const bool whole = !saver_ || saver_->wait();
+    if (group_) group_->barrier("the end of the interrupted run");
+    throw Interrupted(signal, cat("stopped after step ", done_steps_, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ", config().training.output_dir,
+                                  whole ? cat(", and checkpoint-", done_steps_, " to go on from (--resume_from_checkpoint auto)") : ""));
+}
+
+RunFiles Trainer::run_files() const {
+    RunFiles files;
+    files.output_dir = config().training.output_dir;
+    files.table = &model_->parameters()->table();
+    if (!full()) files.lora = *plan_->lora();
+    files.base = config().model.path;
+    files.spec = opened_.file->spec;
+    files.model_folder = opened_.file->checkpoint.folder();
+    files.tokenizer_files = opened_.tokenizer_files();
+    files.tokenizer_folder = opened_.tokenizer_folder;
+    files.config = config_to_json(effective_config());
+    files.save_total_limit = config().training.save_total_limit;
+    return files;
+}
+
+RunMoment Trainer::moment() const {
+    const TrainingOptions& t = config().training;
+    RunMoment moment;
+    TrainerState& trainer = moment.trainer;
+    trainer.epoch = last_epoch_;
+    trainer.eval_steps = t.eval_steps;
+    trainer.global_step = done_steps_;
+    trainer.log_history = history_.rows;
+    trainer.logging_steps = t.logging_steps;
+    trainer.max_steps = total_steps_;
+    trainer.num_input_tokens_seen = seen_tokens_;
+    trainer.num_train_epochs = t.num_train_epochs;
+    trainer.save_steps = t.save_steps;
+    trainer.train_batch_size = t.per_device_train_batch_size;
+    if (best_eval_) {
+        trainer.best_metric = best_eval_;
+        trainer.best_global_step = best_step_;
+    }
+    const Stepper::State stepper = stepper_->state();
+    RunState& run = moment.run;
+    run.step = done_steps_;
+    run.updates = stepper.updates;
+    run.loss_scale = stepper.loss_scale;
+    run.good_steps = stepper.good_steps;
+    run.epoch = last_epoch_;
+    run.seen_tokens = seen_tokens_;
+    run.best_eval = best_eval_;
+    run.best_step = best_step_;
+    if (plateau_) {
+        const PlateauSchedule::State& p = plateau_->state();
+        run.plateau = RunState::Plateau{p.learning_rate, p.best, p.has_best, p.bad_evaluations, p.cooldown_left};
+    }
+    run.per_device_train_batch_size = t.per_device_train_batch_size;
+    run.gradient_accumulation_steps = t.gradient_accumulation_steps;
+    run.world_size = environment_.world_size;
+    run.data = data_fingerprint_;
+    run.parameters = layout_fingerprint(model_->parameters()->table(), t.optim);
+    return moment;
+}
+
+void Trainer::save_result() {
+    if (saver_) saver_->result(moment().trainer);
+}
+
+}  // namespace unsloth::train

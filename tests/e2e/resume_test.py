@@ -1,0 +1,217 @@
+"""Going on from a checkpoint: the same losses and the same bytes as a run that was not interrupted, and what is refused."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from support import EndToEnd, INPUT, LLAMA, PROGRAM, SIGTERM_SAVED, TIMEOUT_S, USAGE, environment, main, model, token_rows, write_rows
+
+STEPS = 9
+ADAPTER = "adapter_model.safetensors"
+
+
+class Resuming(EndToEnd):
+    # Dropout, 8-bit moments (the projections are large enough for them), an epoch that ends in the middle, accumulation.
+    COMMON = ["--lora.lora_dropout", "0.1", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--max_steps", str(STEPS),
+              "--lr_scheduler_type", "cosine", "--r", "16"]
+    WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 288}
+
+    def arguments(self, out, *extra, base=None, rows=None):
+        return self.train_arguments(base or model(self.WIDE), rows or self.data, *self.COMMON, *extra, out=out)
+
+    def setUp(self):
+        super().setUp()
+        self.data = self.rows(14)
+
+    def figures(self, out):
+        return [(s["step"], s["epoch"], s["loss"], s["grad_norm"], s["learning_rate"], s["tokens"]) for s in self.steps(self.folder / out)]
+
+    def compare(self, *extra, at=4, files=(ADAPTER,)):
+        """A run of STEPS steps against one that is stopped after `at` and goes on."""
+        self.succeed(*self.arguments("whole", *extra))
+        self.succeed(*self.arguments("parts", *extra, "--save_steps", at, "--save_total_limit", 9))
+        for checkpoint in (self.folder / "parts").glob("checkpoint-*"):
+            if checkpoint.name != f"checkpoint-{at}":
+                shutil.rmtree(checkpoint)
+        for file in files:
+            (self.folder / "parts" / file).unlink()
+        result = self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
+        self.assertIn(f"goes on from {self.folder / 'parts' / f'checkpoint-{at}'}", result.err)
+        self.assertEqual(self.figures("parts"), self.figures("whole"))
+        for file in files:
+            self.assertEqual((self.folder / "parts" / file).read_bytes(), (self.folder / "whole" / file).read_bytes(), file)
+        whole, parts = (json.loads((self.folder / f / "trainer_state.json").read_text()) for f in ("whole", "parts"))
+        for key in ("global_step", "epoch", "num_input_tokens_seen", "log_history"):
+            self.assertEqual(parts[key], whole[key], key)
+
+    def test_in_the_middle_of_an_epoch(self):
+        self.compare(at=5)
+
+    def test_at_every_step(self):
+        self.succeed(*self.arguments("whole", "--save_steps", 1))
+        expected = (self.folder / "whole" / ADAPTER).read_bytes()
+        moments = (self.folder / "whole" / f"checkpoint-{STEPS}" / "optimizer.safetensors").read_bytes()
+        for step in range(1, STEPS):
+            with self.subTest(step=step):
+                out = f"from{step}"
+                self.succeed(*self.arguments(out, "--save_steps", 100, "--resume_from_checkpoint", self.folder / "whole" / f"checkpoint-{step}"))
+                self.assertEqual((self.folder / out / ADAPTER).read_bytes(), expected)
+                self.assertEqual((self.folder / out / f"checkpoint-{STEPS}" / "optimizer.safetensors").read_bytes(), moments)
+
+    def test_with_packing(self):
+        self.compare("--packing", "true", "--max_seq_length", "32", at=3)
+
+    def test_with_modules_to_save(self):
+        self.compare("--modules_to_save", "lm_head", at=3)
+
+    def test_with_32_bit_moments(self):
+        self.compare("--optim", "adamw_torch", at=3)
+
+    def test_full_training(self):
+        self.compare("--finetuning_type", "full", at=3, files=("model.safetensors",))
+
+    def test_full_training_of_16_bit_weights(self):
+        """The fp32 values that training goes on with hold more than the model that is saved."""
+        base = model(self.WIDE | {"torch_dtype": "bfloat16"}, dtype="bfloat16")
+        extra = ["--finetuning_type", "full", "--dtype", "bfloat16"]
+        arguments = self.arguments
+        self.arguments = lambda out, *more, **given: arguments(out, *more, base=base)
+        self.compare(*extra, at=3, files=("model.safetensors",))
+
+    def test_half_precision_with_its_loss_scale(self):
+        self.compare("--dtype", "float16", at=4)
+
+    def test_a_schedule_that_follows_the_evaluations(self):
+        self.compare("--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_scheduler_kwargs", '{"patience": 0, "factor": 0.5, "threshold": 0.5}',
+                     "--val_size", "4", "--eval_steps", "1", at=4)
+
+    def start(self, *arguments):
+        process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(), text=True)
+        self.addCleanup(lambda: (process.kill(), process.wait(), process.stderr.close()))
+        return process
+
+    def wait_for(self, process, condition):
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            if process.poll() is not None:
+                self.fail(process.stderr.read())
+            time.sleep(0.01)
+
+    def test_after_a_signal_and_after_a_kill(self):
+        extra = ["--max_steps", 60, "--save_steps", 7]
+        self.succeed(*self.arguments("whole", *extra))
+        metrics = self.folder / "parts" / "metrics.jsonl"
+        for number, least in ((signal.SIGTERM, 5), (signal.SIGKILL, 20), (signal.SIGTERM, 30)):
+            process = self.start(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
+            self.wait_for(process, lambda: metrics.exists() and metrics.read_text().count("\n") >= least)
+            process.send_signal(number)
+            err = process.stderr.read()
+            if number == signal.SIGTERM:
+                self.assertEqual(process.wait(), SIGTERM_SAVED, err)
+                self.assertIn("--resume_from_checkpoint auto", err)
+            process.wait()
+        self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
+        self.assertEqual(self.figures("parts"), self.figures("whole"))
+        self.assertEqual((self.folder / "parts" / ADAPTER).read_bytes(), (self.folder / "whole" / ADAPTER).read_bytes())
+        self.assertEqual([p.name for p in (self.folder / "parts").iterdir() if ".tmp-" in p.name or p.name == "run.lock"], [])
+
+    def test_a_step_longer_than_the_grace_is_dropped(self):
+        extra = ["--max_steps", 4, "--gradient_accumulation_steps", 400, "--logging_steps", 1]
+        rows = self.rows(2000, name="many.jsonl")
+        arguments = self.arguments("long", *extra, "--save_grace_seconds", 0, "--resume_from_checkpoint", "auto", rows=rows)
+        process = self.start(*arguments)
+        metrics = self.folder / "long" / "metrics.jsonl"
+        self.wait_for(process, lambda: metrics.exists() and metrics.read_text().count("\n") >= 1)
+        one = self.steps(self.folder / "long")[0]["step_ms"] / 1000
+        time.sleep(one / 4)
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        err = process.stderr.read()
+        self.assertEqual(process.wait(), SIGTERM_SAVED, err)
+        self.assertIn("stopped after step 1 of 4", err)
+        self.assertLess(time.monotonic() - began, max(0.75 * one, 3))
+        self.succeed(*arguments)
+        self.succeed(*self.arguments("whole", *extra, rows=rows))
+        self.assertEqual((self.folder / "long" / ADAPTER).read_bytes(), (self.folder / "whole" / ADAPTER).read_bytes())
+
+    def test_checkpoints_by_time(self):
+        self.succeed(*self.arguments("timed", "--max_steps", 40, "--save_minutes", "0.0005"))
+        saved = sorted(int(p.name.split("-")[1]) for p in (self.folder / "timed").glob("checkpoint-*"))
+        self.assertGreater(len(saved), 2)
+        self.assertEqual(saved[-1], 40)
+
+    def test_the_best_one_is_kept(self):
+        self.succeed(*self.arguments("best", "--learning_rate", 0.3, "--val_size", 4, "--eval_steps", 1, "--eval_on_start", "true", "--save_steps", 1, "--save_total_limit", 2))
+        state = json.loads((self.folder / "best" / "trainer_state.json").read_text())
+        kept = {p.name for p in (self.folder / "best").glob("checkpoint-*")}
+        self.assertIn(f"checkpoint-{STEPS}", kept)
+        if state["best_global_step"] > 0:
+            self.assertIn(f"checkpoint-{state['best_global_step']}", kept)
+        self.assertEqual(len(kept), 2)
+
+    def test_damaged_ones_are_passed_over(self):
+        self.succeed(*self.arguments("whole"))
+        self.succeed(*self.arguments("parts", "--save_steps", 2))
+        out = self.folder / "parts"
+        (out / f"checkpoint-{STEPS}" / "manifest.json").unlink()
+        spoilt = bytearray((out / "checkpoint-8" / "optimizer.safetensors").read_bytes())
+        spoilt[-1] ^= 1
+        (out / "checkpoint-8" / "optimizer.safetensors").write_bytes(spoilt)
+        (out / "checkpoint-6" / "run_state.json").unlink()
+        result = self.succeed(*self.arguments("parts", "--resume_from_checkpoint", "true"))
+        for word in ("has no manifest.json", "optimizer.safetensors was changed", "run_state.json is missing", "goes on from " + str(out / "checkpoint-4")):
+            self.assertIn(word, result.err)
+        self.assertEqual(self.figures("parts"), self.figures("whole"))
+        self.fail_with(INPUT, ["no whole checkpoint"], *self.arguments("other", "--resume_from_checkpoint", self.damaged(out / "checkpoint-4")))
+
+    def damaged(self, checkpoint):
+        (checkpoint / ADAPTER).write_bytes(b"")
+        return checkpoint
+
+    def test_what_would_be_another_run_is_refused(self):
+        self.succeed(*self.arguments("parts", "--save_steps", 4))
+        newest = self.folder / "parts" / "checkpoint-4"
+        other = write_rows(self.folder / "other.jsonl", token_rows(14, seed=5))
+        for option, value in (("--r", 8), ("--seed", 7), ("--optim", "adamw_torch"), ("--lora_dropout", 0.0), ("--packing", "true")):
+            with self.subTest(option=option):
+                self.fail_with(USAGE, [option.lstrip("-")], *self.arguments("new", option, value, "--resume_from_checkpoint", newest))
+        self.fail_with(USAGE, ["rows are not those"], *self.arguments("new", "--resume_from_checkpoint", newest, rows=other))
+        self.fail_with(USAGE, ["gradient_accumulation_steps to 4"],
+                       *self.arguments("new", "--per_device_train_batch_size", 1, "--gradient_accumulation_steps", 3, "--resume_from_checkpoint", newest))
+        self.fail_with(USAGE, ["no folder"], *self.arguments("new", "--resume_from_checkpoint", self.folder / "absent"))
+        self.fail_with(USAGE, ["no whole checkpoint"], *self.arguments("empty", "--resume_from_checkpoint", "true"))
+        result = self.succeed(*self.arguments("new", "--learning_rate", 0.001, "--max_steps", 12, "--resume_from_checkpoint", newest))
+        self.assertIn("changed since the checkpoint: training.learning_rate", result.err)
+        self.assertEqual([s["step"] for s in self.steps(self.folder / "new")], list(range(5, 13)))
+
+    def test_accumulation_keeps_the_rows_of_a_step(self):
+        self.succeed(*self.arguments("parts", "--save_steps", 4))
+        result = self.succeed(*self.arguments("new", "--per_device_train_batch_size", 1, "--resume_from_checkpoint", self.folder / "parts" / "checkpoint-4"))
+        self.assertIn("gradient_accumulation_steps is 4 instead of 2", result.err)
+        for got, expected in zip(self.figures("new"), self.figures("parts")[4:]):
+            self.assertEqual((got[0], got[5]), (expected[0], expected[5]))
+            self.assertAlmostEqual(got[2], expected[2], places=5)
+
+    def test_one_run_a_folder(self):
+        process = self.start(*self.arguments("taken", "--max_steps", 100000))
+        metrics = self.folder / "taken" / "metrics.jsonl"
+        self.wait_for(process, lambda: metrics.exists() and metrics.read_text())
+        result = self.fail_with(USAGE, ["is in use by another run", f"process {process.pid} on"], *self.arguments("taken", "--overwrite_output_dir", "true"))
+        process.kill()
+        process.wait()
+        self.succeed(*self.arguments("taken", "--max_steps", 2))
+
+    def test_nothing_left_to_do(self):
+        self.succeed(*self.arguments("done", "--save_steps", 3))
+        before = (self.folder / "done" / ADAPTER).read_bytes()
+        self.succeed(*self.arguments("done", "--save_steps", 3, "--resume_from_checkpoint", "auto"))
+        self.assertEqual((self.folder / "done" / ADAPTER).read_bytes(), before)
+        self.assertEqual(len(self.steps(self.folder / "done")), STEPS)
+
+
+if __name__ == "__main__":
+    main()

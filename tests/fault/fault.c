@@ -1,0 +1,188 @@
+/* Preloaded into the program under test: counts the calls by which files under a folder change, and makes one of them fail or the
+   process end there.
+
+   FAULT_UNDER   only calls on paths that contain this text (and on descriptors of such files) count
+   FAULT_AT      number of the call (from 1) at which something happens; 0: never
+   FAULT_KIND    kill: SIGKILL after the call; ENOSPC, EIO, EROFS: the call fails with it, and every later one of its sort too;
+                 short: a write takes half of its bytes, that one time
+   FAULT_LOG     file that receives a line per counted call: number, name, path
+
+   Calls: open for writing, write, pwrite, fallocate, fsync, rename, mkdir, unlink, rmdir. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { most_descriptors = 4096 };
+static char watched[most_descriptors];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static int calls, log_fd = -1, failed;
+static char failing_name[32];
+
+static ssize_t (*real_write)(int, const void*, size_t);
+static int (*real_open)(const char*, int, ...);
+
+__attribute__((constructor)) static void begin(void) {
+    real_write = (ssize_t(*)(int, const void*, size_t))dlsym(RTLD_NEXT, "write");
+    real_open = (int (*)(const char*, int, ...))dlsym(RTLD_NEXT, "open");
+    const char* log = getenv("FAULT_LOG");
+    if (log != NULL) log_fd = real_open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+}
+
+static int counts(const char* path) {
+    const char* under = getenv("FAULT_UNDER");
+    return under != NULL && path != NULL && strstr(path, under) != NULL;
+}
+static int counts_fd(int fd) { return fd >= 0 && fd < most_descriptors && watched[fd]; }
+
+static const char* kind(void) {
+    const char* text = getenv("FAULT_KIND");
+    return text != NULL ? text : "";
+}
+
+static int error_of(const char* name) {
+    return strcmp(name, "ENOSPC") == 0 ? ENOSPC : strcmp(name, "EIO") == 0 ? EIO : strcmp(name, "EROFS") == 0 ? EROFS : 0;
+}
+
+/* What is to be done with the call that begins: 0 nothing, else an errno, -1: kill after it, -2: a short write. */
+static int next(const char* name, const char* path) {
+    const char* at = getenv("FAULT_AT");
+    const long wanted = at != NULL ? atol(at) : 0;
+    pthread_mutex_lock(&mutex);
+    const int number = ++calls;
+    int what = 0;
+    if (number == wanted) {
+        what = strcmp(kind(), "kill") == 0 ? -1 : strcmp(kind(), "short") == 0 ? -2 : error_of(kind());
+        failed = what > 0;
+        if (failed) snprintf(failing_name, sizeof failing_name, "%s", name);
+    } else if (failed && strcmp(name, failing_name) == 0) {
+        what = error_of(kind());
+    }
+    if (log_fd >= 0) {
+        char line[700];
+        const int size = snprintf(line, sizeof line, "%d %s %s\n", number, name, path != NULL ? path : "");
+        if (size > 0 && real_write(log_fd, line, (size_t)size) < 0) abort();
+    }
+    pthread_mutex_unlock(&mutex);
+    return what;
+}
+
+static void after(int what) {
+    if (what == -1) kill(getpid(), SIGKILL);
+}
+
+#define REAL(result, name, ...)                                                                  \
+    static result (*real)(__VA_ARGS__);                                                           \
+    if (real == NULL) real = (result(*)(__VA_ARGS__))dlsym(RTLD_NEXT, name)
+
+#define FAIL_OR(what, call)         \
+    do {                            \
+        if ((what) > 0) {           \
+            errno = (what);         \
+            return -1;              \
+        }                           \
+        const int result_ = (call); \
+        const int error_ = errno;   \
+        after(what);                \
+        errno = error_;             \
+        return result_;             \
+    } while (0)
+
+static int open_counted(const char* name, const char* path, int flags, mode_t mode) {
+    REAL(int, name, const char*, int, ...);
+    const int writes = (flags & (O_WRONLY | O_RDWR | O_CREAT)) != 0;
+    const int what = writes && counts(path) ? next("open", path) : 0;
+    if (what > 0) return errno = what, -1;
+    const int fd = real(path, flags, mode);
+    if (fd >= 0 && fd < most_descriptors) watched[fd] = (char)counts(path);
+    after(what);
+    return fd;
+}
+int open(const char* path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    return open_counted("open", path, flags, mode);
+}
+int open64(const char* path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    return open_counted("open", path, flags, mode);
+}
+int close(int fd) {
+    REAL(int, "close", int);
+    if (fd >= 0 && fd < most_descriptors) watched[fd] = 0;
+    return real(fd);
+}
+
+static ssize_t shortened(int what, size_t size) { return what == -2 && size > 1 ? (ssize_t)(size / 2) : (ssize_t)size; }
+
+ssize_t write(int fd, const void* data, size_t size) {
+    const int what = counts_fd(fd) ? next("write", "") : 0;
+    if (what > 0) return errno = what, -1;
+    const ssize_t written = real_write(fd, data, (size_t)shortened(what, size));
+    after(what);
+    return written;
+}
+static ssize_t pwrite_counted(int fd, const void* data, size_t size, off_t offset) {
+    REAL(ssize_t, "pwrite64", int, const void*, size_t, off_t);
+    const int what = counts_fd(fd) ? next("pwrite", "") : 0;
+    if (what > 0) return errno = what, -1;
+    const ssize_t written = real(fd, data, (size_t)shortened(what, size), offset);
+    after(what);
+    return written;
+}
+ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) { return pwrite_counted(fd, data, size, offset); }
+ssize_t pwrite64(int fd, const void* data, size_t size, off_t offset) { return pwrite_counted(fd, data, size, offset); }
+
+int fallocate(int fd, int mode, off_t offset, off_t size) {
+    REAL(int, "fallocate64", int, int, off_t, off_t);
+    const int what = counts_fd(fd) ? next("fallocate", "") : 0;
+    FAIL_OR(what, real(fd, mode, offset, size));
+}
+int fallocate64(int fd, int mode, off_t offset, off_t size) { return fallocate(fd, mode, offset, size); }
+
+int fsync(int fd) {
+    REAL(int, "fsync", int);
+    const int what = counts_fd(fd) ? next("fsync", "") : 0;
+    FAIL_OR(what, real(fd));
+}
+int rename(const char* from, const char* to) {
+    REAL(int, "rename", const char*, const char*);
+    const int what = counts(from) || counts(to) ? next("rename", to) : 0;
+    FAIL_OR(what, real(from, to));
+}
+int mkdir(const char* path, mode_t mode) {
+    REAL(int, "mkdir", const char*, mode_t);
+    const int what = counts(path) ? next("mkdir", path) : 0;
+    FAIL_OR(what, real(path, mode));
+}
+int unlink(const char* path) {
+    REAL(int, "unlink", const char*);
+    const int what = counts(path) ? next("unlink", path) : 0;
+    FAIL_OR(what, real(path));
+}
+int unlinkat(int folder, const char* path, int flags) {
+    REAL(int, "unlinkat", int, const char*, int);
+    char target[512] = {0}, link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    if (folder >= 0 && readlink(link, target, sizeof target - 1) < 0) target[0] = 0;
+    const int what = counts(target) || counts(path) ? next("unlink", path) : 0;
+    FAIL_OR(what, real(folder, path, flags));
+}
+int rmdir(const char* path) {
+    REAL(int, "rmdir", const char*);
+    const int what = counts(path) ? next("rmdir", path) : 0;
+    FAIL_OR(what, real(path));
+}

@@ -1,0 +1,146 @@
+#include "unsloth/formats/checkpoint_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/formats/run_state.h"
+
+namespace unsloth {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CheckpointFolderTest : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        folder = fs::temp_directory_path() / cat("checkpoint_folder_", ::getpid(), "_", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+        fs::create_directories(folder);
+    }
+    void TearDown() override { fs::remove_all(folder); }
+    fs::path write(int64_t step, const std::string& content = "tensors") const {
+        CheckpointWriter writer(folder, step);
+        write_file_atomically(writer.folder() / "a.bin", content);
+        write_file_atomically(writer.folder() / "b.json", "{}");
+        writer.commit();
+        return writer.path();
+    }
+    std::vector<int64_t> steps() const {
+        std::vector<int64_t> found;
+        for (const CheckpointFolder& c : list_checkpoints(folder)) found.push_back(c.step);
+        return found;
+    }
+    fs::path folder;
+};
+
+TEST_F(CheckpointFolderTest, IsThereWhollyOrNotAtAll) {
+    const fs::path path = write(12);
+    EXPECT_EQ(path, folder / "checkpoint-12");
+    EXPECT_EQ(find_damage(path), std::nullopt);
+    {
+        CheckpointWriter writer(folder, 13);
+        write_file_atomically(writer.folder() / "a.bin", "x");
+    }
+    EXPECT_EQ(steps(), std::vector<int64_t>{12});
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1) << "an abandoned one leaves nothing";
+}
+
+TEST_F(CheckpointFolderTest, ReplacesOneOfTheSameStep) {
+    write(3, "old");
+    write(3, "new");
+    EXPECT_EQ(read_file(folder / "checkpoint-3" / "a.bin"), "new");
+    EXPECT_EQ(find_damage(folder / "checkpoint-3"), std::nullopt);
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1);
+}
+
+TEST_F(CheckpointFolderTest, FindsEveryDamage) {
+    const auto damage_after = [&](const std::function<void(const fs::path&)>& spoil) {
+        const fs::path path = write(1);
+        spoil(path);
+        return find_damage(path).value_or("none");
+    };
+    const auto put = [](const fs::path& file, const std::string& text) { std::ofstream(file) << text; };
+    EXPECT_NE(damage_after([](const fs::path& p) { fs::remove(p / "manifest.json"); }).find("no manifest"), std::string::npos);
+    EXPECT_NE(damage_after([](const fs::path& p) { fs::remove(p / "b.json"); }).find("b.json is missing"), std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensor"); }).find("6 bytes instead of 7"), std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensorz"); }).find("was changed"), std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "manifest.json", "{"); }), "none");
+    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "manifest.json", R"({"version": 99, "files": []})"); }).find("later version"), std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) {
+                  put(p / "manifest.json", R"({"version": 1, "files": [{"name": "../x", "bytes": 1, "xxh3_128": ""}]})");
+              }).find("a file's name"),
+              std::string::npos);
+}
+
+TEST_F(CheckpointFolderTest, KeepsTheNewestAndTheBest) {
+    for (const int64_t step : {2, 4, 6, 8, 10}) write(step);
+    remove_old_checkpoints(folder, 0, std::nullopt);
+    EXPECT_EQ(steps().size(), 5U);
+    remove_old_checkpoints(folder, 3, 4);
+    EXPECT_EQ(steps(), (std::vector<int64_t>{10, 8, 4}));
+    remove_old_checkpoints(folder, 1, 4);
+    EXPECT_EQ(steps(), (std::vector<int64_t>{10, 4})) << "the newest stays beside the best";
+    remove_old_checkpoints(folder, 1, 7);
+    EXPECT_EQ(steps(), std::vector<int64_t>{10}) << "a best one that is not there takes no place";
+}
+
+TEST_F(CheckpointFolderTest, ListsNumbersAlone) {
+    for (const char* name : {"checkpoint-7", "checkpoint-10", "checkpoint-", "checkpoint-7x", "checkpoint--1", "checkpoint-5.tmp-1", "checkpoint-99999999999999999999", "other"})
+        fs::create_directories(folder / name);
+    std::ofstream(folder / "checkpoint-11") << "a file";
+    EXPECT_EQ(steps(), (std::vector<int64_t>{10, 7}));
+}
+
+TEST_F(CheckpointFolderTest, ClearsWhatAKilledRunLeft) {
+    write(4);
+    write(5);
+    fs::rename(folder / "checkpoint-4", folder / "checkpoint-4.old-77");  // killed between the renames of a replacement
+    fs::copy(folder / "checkpoint-5", folder / "checkpoint-5.old-77");    // killed before the old one was removed
+    fs::create_directories(folder / "checkpoint-6.tmp-77");
+    fs::create_directories(folder / "mine.tmp-77");
+    remove_unfinished_checkpoints(folder);
+    EXPECT_EQ(steps(), (std::vector<int64_t>{5, 4}));
+    EXPECT_EQ(find_damage(folder / "checkpoint-4"), std::nullopt);
+    EXPECT_TRUE(fs::exists(folder / "mine.tmp-77"));
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 3);
+}
+
+TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
+    RunState state;
+    state.step = 41;
+    state.updates = 40;
+    state.loss_scale = 1.0 / 3.0;
+    state.good_steps = 7;
+    state.epoch = 0.1 + 0.2;
+    state.seen_tokens = int64_t{1} << 53;
+    state.best_eval = 2.000000000000001;
+    state.best_step = 30;
+    state.plateau = RunState::Plateau{1e-5 / 3, 0.7, true, 2, 1};
+    state.per_device_train_batch_size = 8;
+    state.world_size = 4;
+    state.data = "d";
+    state.parameters = "p";
+    write_run_state(folder, state);
+    const RunState read = read_run_state(folder);
+    EXPECT_EQ(read.step, state.step);
+    EXPECT_EQ(read.loss_scale, state.loss_scale);
+    EXPECT_EQ(read.epoch, state.epoch);
+    EXPECT_EQ(read.seen_tokens, state.seen_tokens);
+    EXPECT_EQ(read.best_eval, state.best_eval);
+    ASSERT_TRUE(read.plateau);
+    EXPECT_EQ(read.plateau->learning_rate, state.plateau->learning_rate);
+    EXPECT_EQ(read.plateau->bad_evaluations, 2);
+    EXPECT_EQ(read.world_size, 4);
+    for (const char* bad : {"", "[]", "{}", R"({"version": 2, "step": 1})", R"({"version": 1, "step": -1})"}) {
+        std::ofstream(folder / "run_state.json") << bad;
+        EXPECT_THROW(read_run_state(folder), Error) << bad;
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
