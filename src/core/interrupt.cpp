@@ -1,8 +1,10 @@
 #include "unsloth/core/interrupt.h"
 
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <string_view>
 
 #include "unsloth/core/error.h"
@@ -10,13 +12,28 @@
 namespace unsloth {
 namespace {
 
-std::atomic<int> remembered_signal{0};
-static_assert(std::atomic<int>::is_always_lock_free, "only lock-free atomics may be used in a signal handler");
+// `timeout` signals a process and then its group, service managers and launchers signal the same process in turn: what comes twice
+// within this time is one request.
+constexpr int64_t one_request_ms = 200;
 
-// Only calls that are safe in a signal handler: write and _exit.
+std::atomic<int> remembered_signal{0};
+std::atomic<int64_t> remembered_at_ms{0};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free, "only lock-free atomics may be used in a signal handler");
+
+int64_t now_ms() {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
+}
+
+// Only calls that are safe in a signal handler: clock_gettime, write and _exit. Both signals wait while it runs.
 void on_signal(int signal) {
-    int none = 0;
-    if (!remembered_signal.compare_exchange_strong(none, signal)) ::_exit(128 + signal);
+    int remembered = 0;
+    if (!remembered_signal.compare_exchange_strong(remembered, signal)) {
+        if (remembered == signal && now_ms() - remembered_at_ms < one_request_ms) return;
+        ::_exit(128 + signal);
+    }
+    remembered_at_ms = now_ms();
     constexpr std::string_view text = "\nStopping after this step and saving; once more stops at once.\n";
     [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
@@ -32,6 +49,7 @@ void install_interrupt_handlers() {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
+    for (const int signal : {SIGINT, SIGTERM}) sigaddset(&action.sa_mask, signal);
     for (const int signal : {SIGINT, SIGTERM})
         UNSLOTH_CHECK(::sigaction(signal, &action, nullptr) == 0, "sigaction(", signal, ")");
 }

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 namespace unsloth {
 namespace {
@@ -18,8 +20,16 @@ void stop_once(int signal) {
 void stop_twice(int first, int second) {
     install_interrupt_handlers();
     std::raise(first);
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
     std::raise(second);
     std::_Exit(3);  // not reached
+}
+
+void sent_to_process_and_group(int signal) {
+    install_interrupt_handlers();
+    std::raise(signal);
+    std::raise(signal);
+    std::_Exit(interrupt_requested() == signal ? 42 : 2);
 }
 
 TEST(InterruptDeathTest, TheFirstSignalIsRemembered) {
@@ -30,6 +40,14 @@ TEST(InterruptDeathTest, TheFirstSignalIsRemembered) {
 TEST(InterruptDeathTest, TheSecondSignalEndsTheProcess) {
     EXPECT_EXIT(stop_twice(SIGINT, SIGINT), ::testing::ExitedWithCode(130), "");
     EXPECT_EXIT(stop_twice(SIGINT, SIGTERM), ::testing::ExitedWithCode(143), "");
+}
+
+TEST(InterruptDeathTest, TheSameSignalTwiceAtOnceIsOneRequest) {
+    EXPECT_EXIT(sent_to_process_and_group(SIGTERM), ::testing::ExitedWithCode(42), "Stopping after this step");
+}
+
+TEST(InterruptDeathTest, AnotherSignalAtOnceIsASecondRequest) {
+    EXPECT_EXIT((install_interrupt_handlers(), std::raise(SIGTERM), std::raise(SIGINT)), ::testing::ExitedWithCode(130), "");
 }
 
 TEST(Interrupted, CarriesTheShellsExitCode) {

@@ -9,7 +9,7 @@
 namespace unsloth {
 
 /// From here on the first SIGINT or SIGTERM is only remembered (and acknowledged by a line on stderr); the second one
-/// ends the process with 128 + its number. Process-wide; calling it again forgets a signal that was remembered.
+/// ends the process with 128 + its number (the same one again within 0.2 s is still the first: senders repeat themselves). Process-wide; calling it again forgets a signal that was remembered.
 void install_interrupt_handlers();
 
 /// The signal that was remembered, or 0. Cheap enough to ask every step, and safe from any thread.
