@@ -4,6 +4,7 @@ function(unsloth_module name)
   cmake_parse_arguments(arg "TORCH;JSON" "" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp" "${PROJECT_SOURCE_DIR}/src/${name}/*/*.cpp")
   list(FILTER sources EXCLUDE REGEX "/src/data/parquet/")  # a library of its own (Parquet.cmake)
+  list(FILTER sources EXCLUDE REGEX "/src/app/main.cpp$")  # so that tests can link the rest of the executable
   add_library(${name} OBJECT ${sources})
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${name} ${arg_LINK} PRIVATE unsloth_warnings)
@@ -78,8 +79,7 @@ endfunction()
 
 # The executable is free of LibTorch: it links the base library and opens the engine when a command needs it.
 function(unsloth_executable name)
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/app/*.cpp")
-  add_executable(${name} ${sources})
+  add_executable(${name} "${PROJECT_SOURCE_DIR}/src/app/main.cpp" $<TARGET_OBJECTS:app>)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${name} PRIVATE unsloth_base unsloth_warnings nlohmann_json::nlohmann_json ${CMAKE_DL_LIBS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}" BUILD_RPATH "$ORIGIN"

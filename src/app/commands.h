@@ -6,6 +6,8 @@
 namespace unsloth::app {
 
 void run_train(const CommandLine& line);
+/// The exit code for all ranks together.
+int run_launch(const CommandLine& line);
 void run_config(const CommandLine& line);
 /// False when a run with this configuration would stop at its data.
 bool run_data(const CommandLine& line);

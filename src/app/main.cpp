@@ -26,6 +26,7 @@ int run(const CommandLine& line) {
     for (const auto& note : line.loaded.notes) log::info(note);
     switch (line.command) {
         case Command::train: run_train(line); break;
+        case Command::launch: return run_launch(line);
         case Command::config: run_config(line); break;
         case Command::data: return run_data(line) ? 0 : code_of(ErrorKind::input);
         case Command::augment: run_augment(line); break;

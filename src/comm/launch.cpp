@@ -37,7 +37,7 @@ class Reader {
     int needed(const char* name, int least, const char* because) const {
         if (const std::optional<int> value = number(name, least)) return *value;
         throw usage_error(cat("the environment variable ", because, " is set, ", name, " is not"),
-                          "Start several processes with scripts/launch.sh, torchrun, srun or mpirun, or unset it for a single one.");
+                          "Start several processes with unsloth-train launch, torchrun, srun or mpirun, or unset it for a single one.");
     }
     std::string text(const char* name) const { return get_(name).value_or(""); }
     bool set(const char* name) const { return !text(name).empty(); }

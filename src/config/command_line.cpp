@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/commands.h"
+#include "config/launch_line.h"
 #include "config/option_table.h"
 #include "config/parse.h"
 #include "config/render.h"
@@ -121,7 +122,7 @@ constexpr const char* how_to_write =
 
 constexpr const char* exit_codes =
     "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime,\n"
-    "            130 and 143 stopped by SIGINT and SIGTERM after saving.\n";
+    "            130 and 143 stopped by SIGINT and SIGTERM after saving; of launch also 128 + the signal that ended a rank.\n";
 
 /// The command that the arguments from `at` on name: of two words where there is one, else of one.
 std::string command_at(const std::vector<std::string>& arguments, std::size_t at) {
@@ -158,7 +159,12 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     CommandLine line;
     line.command = command.command;
     const auto words = names_command ? 1 + std::count(command.name.begin(), command.name.end(), ' ') : 0;
-    read_arguments(command, {arguments.begin() + words, arguments.end()}, line);
+    const std::vector<std::string> rest(arguments.begin() + words, arguments.end());
+    if (line.command == Command::launch) {
+        config::read_launch(command, rest, line);
+    } else {
+        read_arguments(command, rest, line);
+    }
     return line;
 }
 

@@ -9,6 +9,33 @@ namespace {
 
 void declare_nothing(OptionSet&, CommandLine&) {}
 
+void declare_launch(OptionSet& options, CommandLine& line) {
+    LaunchRequest& launch = line.launch;
+    options.add("nproc_per_node", launch.nproc_per_node, "Processes to start on this machine; auto: one for each GPU that CUDA_VISIBLE_DEVICES shows.")
+        .value("N|auto")
+        .suggested_for({"nproc", "num_processes", "num_gpus", "gpus", "np"});
+    options.add("nnodes", launch.nnodes, "Machines that train together; launch runs on each of them.").at_least(1).suggested_for({"num_machines", "nodes"});
+    options.add("node_rank", launch.node_rank, "Which of the machines this is, from 0.").at_least(0).suggested_for({"machine_rank"});
+    options.add("master_addr", launch.master_addr, "Host of machine 0, where all ranks meet; with one machine this one.")
+        .value("HOST")
+        .suggested_for({"main_process_ip", "master_address"});
+    options.add("master_port", launch.master_port, "Port there; 0: a free one with one machine, 29500 with several.")
+        .at_least(0)
+        .at_most(65535)
+        .suggested_for({"main_process_port"});
+    options.add("max_restarts", launch.max_restarts,
+                "Start all ranks anew so many times after a failure (not after exit codes 2 and 3, which would come again). They "
+                "continue where training.resume_from_checkpoint says. With one machine; torchrun restarts several.")
+        .at_least(0);
+    options.add("grace_period", launch.grace_period,
+                "Seconds that the other ranks have to stop by themselves after the first failure; then SIGTERM, and SIGKILL 10 s later.")
+        .at_least(0);
+    options.add("silent", launch.silent, "Show the output of the machine's first rank alone, as it is; of a rank that failed its last lines on stderr too.");
+    options.add("prefix", launch.prefix, "What stands before each line of a rank's output; {rank} and {local_rank} are replaced.");
+    options.add("no_pin", launch.no_pin, "Leave the ranks' CPUs and memory to the kernel instead of keeping each on the NUMA node of its GPU.");
+    options.add("program", launch.program, "Program to start instead of this one; what follows goes to it unchecked.").value("PATH");
+}
+
 void declare_config(OptionSet& options, CommandLine& line) {
     options.add("schema", line.config.schema, "Print a JSON Schema of configuration files, for editors.");
     options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
@@ -128,6 +155,8 @@ const std::vector<CommandInfo>& commands() {
     static const std::vector<CommandInfo> all = {
         {Command::train, "train", "--config FILE [--section.key VALUE …]",
          "Train an adapter (or the whole model); the default command.", true, declare_nothing},
+        {Command::launch, "launch", "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
+         "Start a process a GPU, all of which train one model.", false, declare_launch},
         {Command::config, "config", "[--config FILE] [--schema | --markdown] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", true, declare_config},
         {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",
@@ -167,7 +196,7 @@ void declare_own_options(const CommandInfo& command, OptionSet& options, Command
         options.add("config", line.config_file, "JSON file of options; flags win over it.")
             .value("FILE")
             .suggested_for({"config_file", "cfg", "conf"});
-    } else {
+    } else if (command.command != Command::launch) {  // its level is the ranks'
         options.add("log_level", line.log_level, "Least level that is printed.").one_of(log_levels()).value("LEVEL");
     }
 }

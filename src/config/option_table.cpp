@@ -295,7 +295,7 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
 }
 
 void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
-    options.section("distributed", "Distributed", "Several processes, a GPU each, that train one model (torchrun, srun, mpirun, scripts/launch.sh).");
+    options.section("distributed", "Distributed", "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).");
     options.add("ddp_timeout", distributed.ddp_timeout, "Seconds that ranks wait for each other before they stop with an error.").at_least(1);
     options.add("nccl", distributed.nccl,
                 "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": \"eth0\", \"DEBUG\": \"WARN\"}. They win "

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,6 +29,13 @@ struct Assignment {
 
 /// Flags and positional arguments in their order. Usage Error for an unknown one or a missing value.
 std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options);
+
+/// The flags in front, up to the first argument that is no flag of `options`; `used`: how many arguments they are. Usage Error for a
+/// missing value.
+std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options, std::size_t& used);
+
+/// The name that "--some-name=value" calls, "some_name"; nothing for an argument that is no flag.
+std::optional<std::string> flag_name(const std::string& argument);
 
 /// Assigns in order, so that a later flag wins over an earlier one.
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record);

@@ -47,6 +47,17 @@ class FlagReader {
         return std::move(assignments_);
     }
 
+    std::vector<Assignment> read_leading(std::size_t& used) {
+        while (next_ < arguments_.size() && is_flag(arguments_[next_])) {
+            const Flag flag = split_flag(arguments_[next_]);
+            if (!options_.find_flag(flag.name)) break;
+            ++next_;
+            read_flag(flag);
+        }
+        used = next_;
+        return std::move(assignments_);
+    }
+
   private:
     void read_flag(const Flag& flag) {
         const auto found = options_.find_flag(flag.name);
@@ -120,6 +131,14 @@ class FlagReader {
 
 std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options) {
     return FlagReader(arguments, options).read();
+}
+
+std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options, std::size_t& used) {
+    return FlagReader(arguments, options).read_leading(used);
+}
+
+std::optional<std::string> flag_name(const std::string& argument) {
+    return is_flag(argument) ? std::optional(split_flag(argument).name) : std::nullopt;
 }
 
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {

@@ -50,6 +50,20 @@ TEST(LaunchEnvironment, Torchrun) {
     EXPECT_EQ(e.launcher, "torchrun");
 }
 
+// accelerate starts its processes through torchrun, and adds variables of its own; a single process gets those alone.
+TEST(LaunchEnvironment, Accelerate) {
+    std::map<std::string, std::string> v{{"ACCELERATE_MIXED_PRECISION", "bf16"}, {"ACCELERATE_DYNAMO_BACKEND", "no"}, {"ACCELERATE_USE_CPU", "false"}, {"OMP_NUM_THREADS", "1"}};
+    EXPECT_TRUE(read(v).alone());
+    v.merge(std::map<std::string, std::string>{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"GROUP_RANK", "0"}, {"ROLE_RANK", "1"},
+                                               {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"},
+                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "0"}, {"TORCHELASTIC_MAX_RESTARTS", "0"}});
+    const LaunchEnvironment e = read(v);
+    EXPECT_EQ(e.rank, 1);
+    EXPECT_EQ(e.local_world_size, 2);
+    EXPECT_EQ(e.launcher, "torchrun");
+    EXPECT_TRUE(e.agent_hosts_store);
+}
+
 TEST(LaunchEnvironment, OpenMpiOnOneMachineNeedsAPortAlone) {
     std::map<std::string, std::string> v{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_PORT", "29500"}};

@@ -1,5 +1,7 @@
 """Several processes that train one model on the CPU: the same losses as one process, agreed stops, and what is said when they disagree."""
 
+import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -151,6 +153,35 @@ class Distributed(EndToEnd):
                               capture_output=True, text=True, timeout=TIMEOUT_S)
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertIn("MASTER_ADDR", done.stderr)
+
+    def start_launcher(self, arguments):
+        launcher = subprocess.Popen([PROGRAM, "launch", "--nproc_per_node", "2", *map(str, arguments)], env=environment(), stdout=subprocess.DEVNULL,
+                                    stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: (launcher.kill(), launcher.wait(), launcher.stderr.close()))
+        return launcher
+
+    def test_the_launcher_passes_on_a_request_to_stop(self):
+        launcher = self.start_launcher(self.arguments("asked", 2, 1, "--max_steps", 1000000))
+        metrics = self.folder / "asked" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
+        launcher.terminate()
+        err = launcher.communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(launcher.returncode, SIGTERM_SAVED, err)
+        self.assertEqual(err.count("Stopping after this step"), 2, err)
+        self.assertRegex(err, r"\[rank 0\] .*stopped after step")
+        self.assertTrue((self.folder / "asked" / "adapter_model.safetensors").exists())
+
+    def test_the_launcher_names_the_rank_that_died(self):
+        launcher = self.start_launcher(self.arguments("died", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))
+        metrics = self.folder / "died" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
+        children = [int(pid) for pid in pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+        victim = next(pid for pid in children if b"LOCAL_RANK=1\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(victim, signal.SIGKILL)
+        err = launcher.communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(launcher.returncode, 128 + signal.SIGKILL, err)
+        self.assertIn(f"rank 1 (pid {victim}) was ended by signal 9", err)
+        self.assertIn("rank 0: exit code 4", err)
 
     def wait_for(self, condition, ranks):
         deadline = time.monotonic() + TIMEOUT_S

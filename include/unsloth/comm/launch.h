@@ -24,7 +24,7 @@ struct LaunchEnvironment {
 using GetEnvironment = std::function<std::optional<std::string>(const char* name)>;
 
 /// Reads, in this order: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, accelerate,
-/// scripts/launch.sh); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks meet at the first host of
+/// unsloth-train launch); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks meet at the first host of
 /// the step's node list, at a port made from the job's number, unless MASTER_ADDR and MASTER_PORT say otherwise. Nothing of these:
 /// alone. usage Error where some variables are set and others that they need are not, or a number is none.
 LaunchEnvironment read_launch_environment(const GetEnvironment& get);

@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-enum class Command { train, config, data, augment, score, generate, tokenize, inspect, init, bench, help, version };
+enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, bench, help, version };
 
 struct ConfigRequest {
     bool schema = false;    ///< print the JSON Schema instead of the effective configuration
@@ -50,6 +50,21 @@ struct InspectRequest {
     bool json = false;
 };
 
+struct LaunchRequest {
+    std::string nproc_per_node = "auto";  ///< "auto" (a process a GPU) or a number from 1
+    int64_t nnodes = 1, node_rank = 0;    ///< node_rank < nnodes
+    std::string master_addr;              ///< empty: this machine, which is then the only one
+    int64_t master_port = 0;              ///< 0: a free one; never with several machines
+    int64_t max_restarts = 0;             ///< 0 with several machines
+    double grace_period = 30;             ///< seconds that the other ranks have after the first failure
+    bool silent = false;
+    std::string prefix = "[rank {rank}] ";
+    bool no_pin = false;
+    std::string program;                 ///< of the ranks; empty: this executable
+    std::vector<std::string> arguments;  ///< of the ranks; understood already where `program` is empty
+    std::string device = "auto";         ///< hardware.device of the ranks' configuration; with another program "auto"
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -57,6 +72,7 @@ struct CommandLine {
     std::string config_file;
     std::string log_level = "info";
     LoadedConfig loaded;
+    LaunchRequest launch;
     ConfigRequest config;
     DataRequest data;
     AugmentRequest augment;
@@ -69,7 +85,8 @@ struct CommandLine {
 };
 
 /// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error
-/// for anything unknown (with the nearest known name), for bad values and for missing ones.
+/// for anything unknown (with the nearest known name), for bad values and for missing ones. `launch` reads its own options up to
+/// the first argument that is none of them (or up to --); the rest is a command line of its own, and checked as such.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
 /// What `unsloth-train help TOPIC` prints: for "" the commands and all options of train. Usage Error for an unknown

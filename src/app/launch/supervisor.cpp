@@ -1,0 +1,244 @@
+#include "app/launch/supervisor.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::app {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
+// `timeout` and service managers signal a process and its group: the same request, twice within milliseconds.
+constexpr auto one_request = milliseconds(200);
+// What a rank's own children still write after its end.
+constexpr auto last_words = milliseconds(500);
+
+RankEnd end_of(int rank, const siginfo_t& info) {
+    RankEnd end;
+    end.rank = rank;
+    end.pid = info.si_pid;
+    end.signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
+    end.code = end.signal != 0 ? 128 + end.signal : info.si_status;
+    end.when = Supervisor::Clock::now();
+    return end;
+}
+
+}  // namespace
+
+SignalInbox::SignalInbox() {
+    sigset_t ours;
+    sigemptyset(&ours);
+    for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&ours, signal);
+    struct sigaction hangup {};
+    ::sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&ours, SIGHUP);  // under nohup it stays ignored, here and in the ranks
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignore, &pipe_before_);
+    struct sigaction usual {};
+    usual.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &usual, &child_before_);  // where the parent ignores it, ranks would vanish without a word about their end
+    ::sigprocmask(SIG_BLOCK, &ours, &before_);
+    fd_ = Descriptor(::signalfd(-1, &ours, SFD_NONBLOCK | SFD_CLOEXEC));
+    if (!fd_.open()) throw runtime_failure(cat("cannot receive signals: ", std::strerror(errno)));
+}
+
+SignalInbox::~SignalInbox() {
+    ::sigprocmask(SIG_SETMASK, &before_, nullptr);
+    ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
+}
+
+int SignalInbox::take() {
+    signalfd_siginfo info;
+    return ::read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
+}
+
+void Supervisor::add(int number, RunningProcess process, const std::string& prefix, bool shown) {
+    Rank rank{number, process.pid};
+    rank.shown = shown;
+    if (process.out.open()) rank.streams.push_back({std::move(process.out), LineCutter(prefix), &out_});
+    if (process.err.open()) rank.streams.push_back({std::move(process.err), LineCutter(prefix), &err_});
+    ranks_.push_back(std::move(rank));
+}
+
+std::vector<RankEnd> Supervisor::run() {
+    ends_.clear();
+    escalation_ = Escalation::none;
+    deadline_ = Clock::time_point::max();
+    while (any_left()) {
+        wait_for_events();
+        handle_signals();
+        bury();
+        enforce_deadlines();
+    }
+    const auto give_up = Clock::now() + last_words;
+    deadline_ = give_up;
+    while (any_stream() && Clock::now() < give_up && !leaving_) wait_for_events();
+    for (Rank& rank : ranks_)
+        for (Stream& stream : rank.streams) {
+            std::string rest;
+            stream.cutter.finish(rest);
+            if (rank.shown) stream.to->put(rest);
+            else rank.unseen.add(rest);
+        }
+    const auto patience = leaving_ ? last_words : milliseconds(5000);
+    out_.drain(Clock::now() + patience);
+    err_.drain(Clock::now() + patience);
+    return ends_;
+}
+
+void Supervisor::kill_all() {
+    signal_ranks(SIGKILL);
+    for (Rank& rank : ranks_) ::waitpid(rank.pid, nullptr, 0);
+    ranks_.clear();
+}
+
+std::string Supervisor::unseen(int number) const {
+    std::string text;
+    for (const Rank& rank : ranks_)
+        if (rank.number == number) text = rank.unseen.text();
+    return text;
+}
+
+void Supervisor::say(const std::string& text) {
+    err_.put(cat("unsloth-train launch: ", text, "\n"));
+    err_.write_some();
+}
+
+void Supervisor::wait_for_events() {
+    std::vector<pollfd> waits{{inbox_.fd(), POLLIN, 0}};
+    for (Outlet* outlet : {&out_, &err_})
+        if (outlet->waiting()) waits.push_back({outlet->fd(), POLLOUT, 0});
+    for (const Rank& rank : ranks_)
+        for (const Stream& stream : rank.streams)
+            if (stream.from.open() && !stream.to->full()) waits.push_back({stream.from.get(), POLLIN, 0});
+    if (::poll(waits.data(), waits.size(), milliseconds_to_next()) <= 0) return;
+    out_.write_some();
+    err_.write_some();
+    for (Rank& rank : ranks_)
+        for (Stream& stream : rank.streams)
+            if (stream.from.open() && !stream.to->full()) read_stream(rank, stream);
+    out_.write_some();
+    err_.write_some();
+}
+
+void Supervisor::read_stream(Rank& rank, Stream& stream) {
+    char bytes[64 << 10];
+    const ssize_t got = ::read(stream.from.get(), bytes, sizeof bytes);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    std::string lines;
+    if (got > 0) {
+        stream.cutter.feed({bytes, static_cast<std::size_t>(got)}, lines);
+    } else {
+        stream.cutter.finish(lines);
+        stream.from.close();
+    }
+    if (rank.shown) stream.to->put(lines);
+    else rank.unseen.add(lines);
+}
+
+void Supervisor::handle_signals() {
+    while (const int signal = inbox_.take()) {
+        if (signal == SIGCHLD) continue;  // bury() looks at every turn
+        if (std::find(std::begin(stop_signals), std::end(stop_signals), signal) != std::end(stop_signals)) {
+            handle_request(signal);
+        } else {
+            signal_ranks(signal);
+        }
+    }
+}
+
+void Supervisor::handle_request(int signal) {
+    const auto now = Clock::now();
+    if (asked_ == signal && now - asked_at_ < one_request) return;
+    const bool again = asked_ != 0;
+    asked_ = signal;
+    asked_at_ = now;
+    if (!again) {
+        say(cat("signal ", signal, " (", ::strsignal(signal), ") goes to all ranks, which stop in order; once more ends them at once"));
+        signal_ranks(signal);
+        return;
+    }
+    leaving_ = true;
+    escalation_ = Escalation::killed;
+    deadline_ = Clock::time_point::max();
+    signal_ranks(SIGKILL);
+}
+
+void Supervisor::bury() {
+    for (Rank& rank : ranks_) {
+        if (rank.state == Rank::State::orphans) {
+            while (::waitpid(-rank.pid, nullptr, WNOHANG) > 0) {}  // they are this process' children where it is a container's first
+            if (::kill(-rank.pid, 0) != 0) rank.state = Rank::State::ended;
+        }
+        siginfo_t info{};
+        if (rank.state != Rank::State::running || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+        note_end(rank, end_of(rank.number, info));
+    }
+}
+
+void Supervisor::note_end(Rank& rank, RankEnd end) {
+    const bool escalated = escalation_ == Escalation::terminated || escalation_ == Escalation::killed;
+    const bool as_asked = end.signal != 0 && end.signal == asked_;
+    end.stopped_by_us = escalated || as_asked;
+    // Not buried yet, so the group's number is nobody else's: what a failed rank started must not keep its GPU.
+    if (!in_order(end) && (!as_asked || escalated)) ::kill(-rank.pid, SIGKILL);
+    ::waitpid(rank.pid, nullptr, 0);
+    rank.state = as_asked && !escalated ? Rank::State::orphans : Rank::State::ended;
+    ends_.push_back(end);
+    if (in_order(end) || end.stopped_by_us || escalation_ != Escalation::none) return;
+    escalation_ = Escalation::grace;
+    deadline_ = Clock::now() + options_.grace;
+    if (any_left())
+        say(cat("rank ", end.rank, " (pid ", end.pid, ") ended with ", words(end), "; the others have ",
+                std::chrono::duration<double>(options_.grace).count(), " s to stop"));
+}
+
+void Supervisor::enforce_deadlines() {
+    if (Clock::now() < deadline_) return;
+    if (escalation_ == Escalation::grace) {
+        signal_ranks(SIGTERM);
+        escalation_ = Escalation::terminated;
+        deadline_ = Clock::now() + options_.until_kill;
+    } else {
+        signal_ranks(SIGKILL);
+        escalation_ = Escalation::killed;
+        deadline_ = Clock::time_point::max();
+    }
+}
+
+// To the groups: a rank behind a shell script is reached too.
+void Supervisor::signal_ranks(int signal) {
+    for (const Rank& rank : ranks_)
+        if (rank.state != Rank::State::ended) ::kill(-rank.pid, signal);
+}
+
+bool Supervisor::any(Rank::State state) const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.state == state; });
+}
+
+bool Supervisor::any_stream() const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+        return std::any_of(rank.streams.begin(), rank.streams.end(), [](const Stream& stream) { return stream.from.open(); });
+    });
+}
+
+int Supervisor::milliseconds_to_next() const {
+    constexpr int look_again = 50;  // no signal tells the end of orphans
+    const int longest = any(Rank::State::orphans) ? look_again : 60000;
+    if (deadline_ == Clock::time_point::max()) return longest;
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()).count();
+    return static_cast<int>(std::clamp<long>(left + 1, 0, longest));
+}
+
+}  // namespace unsloth::app

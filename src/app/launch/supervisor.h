@@ -1,0 +1,103 @@
+// Watching the ranks of one machine from their start to the end of the last: output, signals, deadlines.
+#pragma once
+
+#include <signal.h>
+
+#include <chrono>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "app/launch/lines.h"
+#include "app/launch/outcome.h"
+#include "app/launch/outlet.h"
+#include "app/launch/process.h"
+
+namespace unsloth::app {
+
+/// The signals that concern the launcher come as data while this lives; SIGPIPE is ignored. Afterwards all is as before.
+class SignalInbox {
+  public:
+    SignalInbox();
+    ~SignalInbox();
+    SignalInbox(const SignalInbox&) = delete;
+    SignalInbox& operator=(const SignalInbox&) = delete;
+
+    int fd() const { return fd_.get(); }
+    /// The next one, or 0.
+    int take();
+    /// The mask from before, for the ranks.
+    const sigset_t& before() const { return before_; }
+
+  private:
+    sigset_t before_{};
+    struct sigaction pipe_before_ {}, child_before_ {};
+    Descriptor fd_;
+};
+
+struct SupervisorOptions {
+    std::chrono::milliseconds grace{30000};       ///< from the first failure to SIGTERM for the others
+    std::chrono::milliseconds until_kill{10000};  ///< from there to SIGKILL
+};
+
+class Supervisor {
+  public:
+    using Clock = std::chrono::steady_clock;
+    /// `out` and `err` may be the same object, and must be where both descriptors are one file.
+    Supervisor(SupervisorOptions options, SignalInbox& inbox, Outlet& out, Outlet& err) : options_(options), inbox_(inbox), out_(out), err_(err) {}
+
+    /// A rank that start_process() has started. `shown`: its lines go out with `prefix`; otherwise the last of stderr are kept.
+    void add(int rank, RunningProcess process, const std::string& prefix, bool shown);
+    /// Until all ranks have ended. May be called again after further add()s.
+    std::vector<RankEnd> run();
+    /// Ends the ranks that were added, at once: another could not be started.
+    void kill_all();
+
+    /// The signal that asked the launcher to stop (the second one, where there were two); 0: none.
+    int asked_to_stop() const { return asked_; }
+    /// The last lines that a rank of the latest run() wrote to stderr unseen.
+    std::string unseen(int rank) const;
+    /// A line of the launcher's own on stderr.
+    void say(const std::string& text);
+
+  private:
+    struct Stream {
+        Descriptor from;
+        LineCutter cutter;
+        Outlet* to;
+    };
+    struct Rank {
+        int number;
+        pid_t pid;
+        /// `orphans`: a shell in front of the program died of the request to stop; the program is still at it.
+        enum class State { running, orphans, ended } state = State::running;
+        bool shown = true;
+        std::vector<Stream> streams;
+        LastLines unseen{40};
+    };
+
+    void wait_for_events();
+    void read_stream(Rank& rank, Stream& stream);
+    void handle_signals();
+    void handle_request(int signal);
+    void bury();
+    void note_end(Rank& rank, RankEnd end);
+    void enforce_deadlines();
+    void signal_ranks(int signal);
+    bool any(Rank::State state) const;
+    bool any_left() const { return any(Rank::State::running) || any(Rank::State::orphans); }
+    bool any_stream() const;
+    int milliseconds_to_next() const;
+
+    SupervisorOptions options_;
+    SignalInbox& inbox_;
+    Outlet &out_, &err_;
+    std::deque<Rank> ranks_;
+    std::vector<RankEnd> ends_;
+    Clock::time_point asked_at_, deadline_ = Clock::time_point::max();
+    int asked_ = 0;
+    bool leaving_ = false;  ///< asked twice
+    enum class Escalation { none, grace, terminated, killed } escalation_ = Escalation::none;
+};
+
+}  // namespace unsloth::app

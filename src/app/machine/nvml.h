@@ -1,0 +1,34 @@
+// The driver's management library, opened where there is one. It knows GPUs without the cost of starting CUDA.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace unsloth::app {
+
+struct NvmlGpu {
+    std::string name, uuid;
+    std::string pci;  ///< "0000:17:00.0", as in /sys/bus/pci/devices
+    int64_t memory_total = 0, memory_used = 0;  ///< bytes
+    bool mig = false;                            ///< split into instances
+};
+
+struct NvmlReport {
+    std::string library;  ///< the file that was opened; empty: there is none
+    std::string problem;  ///< why the library or its GPUs cannot be used; empty: nothing
+    std::string driver;   ///< "580.65.06"
+    int cuda = 0;         ///< newest CUDA that the driver serves: 13000 for 13.0; 0: unknown
+    std::vector<NvmlGpu> gpus;  ///< by PCI address
+    /// How GPU i reaches GPU j, [i][j]: "NVLink", or as nvidia-smi writes it PIX, PXB, PHB, NODE, SYS; "?" where it is not known.
+    std::vector<std::vector<std::string>> links;
+};
+
+/// Opens the library, asks, and closes it. Never throws: what went wrong is `problem`. Links cost a call a pair.
+NvmlReport ask_nvml(bool with_links = false);
+
+/// "0000:17:00.0".
+std::string pci_name(unsigned domain, unsigned bus, unsigned device);
+
+}  // namespace unsloth::app
