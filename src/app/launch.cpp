@@ -42,7 +42,7 @@ int count_processes(const LaunchRequest& request, const std::vector<Gpu>& gpus) 
         if (count > 0) return count;
         throw usage_error(request.device == "cpu" ? "with hardware.device cpu there is no GPU to count processes by"
                                                   : "this machine shows no GPU (or CUDA_VISIBLE_DEVICES hides them) to count processes by",
-                          "Write --nproc_per_node N.");
+                          "Write --nproc_per_node N; unsloth-train doctor says more about GPUs.");
     }
     const int processes = std::stoi(request.nproc_per_node);
     const bool need_gpus = request.device.starts_with("cuda") || (request.device == "auto" && request.program.empty() && count > 0);

@@ -174,6 +174,8 @@ const std::vector<CommandInfo>& commands() {
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
          declare_init},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
+        {Command::doctor, "doctor", "[--config FILE]", "Look at this machine: what is missing, what is scarce, and what to say in a report.", true,
+         declare_nothing},
     };
     return all;
 }

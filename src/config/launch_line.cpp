@@ -51,7 +51,7 @@ void check_border(const OptionSet& own, const std::vector<std::string>& argument
 
 void read_ranks_line(CommandLine& line) {
     const CommandLine ranks = parse_command_line(line.launch.arguments);
-    constexpr Command sensible[] = {Command::train, Command::bench, Command::config};
+    constexpr Command sensible[] = {Command::train, Command::bench, Command::config, Command::doctor};
     if (std::find(std::begin(sensible), std::end(sensible), ranks.command) == std::end(sensible))
         throw usage_error(cat("launch starts ranks of train; ", line.launch.arguments.front(), " runs in one process"), cat("Write: unsloth-train ", line.launch.arguments.front(), " …"));
     line.launch.device = ranks.loaded.config.hardware.device;

@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, bench, help, version };
+enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, bench, doctor, help, version };
 
 struct ConfigRequest {
     bool schema = false;    ///< print the JSON Schema instead of the effective configuration

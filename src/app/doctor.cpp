@@ -1,0 +1,71 @@
+// `unsloth-train doctor`: this machine as a report should show it, and what to mend.
+#include <exception>
+
+#include "app/commands.h"
+#include "app/doctor/findings.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::app {
+namespace {
+
+struct Check {
+    const char* title;
+    std::vector<Finding> (*run)(const Config& config);
+};
+
+// In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known by name. Those
+// that need the engine stand behind check_libraries, which is what says whether there is one.
+constexpr Check checks[] = {
+    {"system", check_system}, {"limits", check_limits}, {"environment", check_environment}, {"GPUs", check_gpus}, {"libraries", check_libraries},
+};
+
+const char* word(Verdict verdict) {
+    switch (verdict) {
+        case Verdict::ok: return "ok";
+        case Verdict::warn: return "warn";
+        case Verdict::broken: return "BROKEN";
+    }
+    return "";
+}
+
+std::string padded(std::string text, std::size_t width) {
+    if (text.size() < width) text.append(width - text.size(), ' ');
+    return text;
+}
+
+/// "  ok      memory              62.8 GiB": further lines of the value, and the advice, stand under it.
+std::string render(const Finding& finding) {
+    constexpr std::size_t verdict_width = 8, name_width = 20;
+    const std::string indent(2 + verdict_width + name_width, ' ');
+    std::string text = "  " + padded(word(finding.verdict), verdict_width) + padded(finding.name, name_width - 1) + " ";
+    for (const char letter : finding.value) text += letter == '\n' ? "\n" + indent : std::string(1, letter);
+    text += "\n";
+    if (!finding.advice.empty()) text += indent + "-> " + finding.advice + "\n";
+    return text;
+}
+
+std::vector<Finding> run_check(const Check& check, const Config& config) {
+    try {
+        return check.run(config);
+    } catch (const std::exception& failure) {
+        return {{Verdict::broken, check.title, failure.what(), "The check itself failed; please report this."}};
+    }
+}
+
+}  // namespace
+
+bool run_doctor(const CommandLine& line) {
+    int warnings = 0, broken = 0;
+    for (const Check& check : checks) {
+        print(cat(check.title, "\n"));
+        for (const Finding& finding : run_check(check, line.loaded.config)) {
+            warnings += finding.verdict == Verdict::warn;
+            broken += finding.verdict == Verdict::broken;
+            print(render(finding));
+        }
+    }
+    print(cat(broken, " broken, ", warnings, " to look at\n"));
+    return broken == 0;
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,42 @@
+// What `unsloth-train doctor` looks at: a check a subject, each of which returns what it found.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unsloth/config/config.h"
+
+namespace unsloth::app {
+
+enum class Verdict { ok, warn, broken };
+
+struct Finding {
+    Verdict verdict = Verdict::ok;
+    std::string name;    ///< "memory"
+    std::string value;   ///< "62.8 GiB, 58.1 GiB free"; may have several lines
+    std::string advice;  ///< what to do; empty for ok
+};
+
+/// The machine without the GPU: program, system, CPUs, memory, disks, limits.
+std::vector<Finding> check_system(const Config& config);
+std::vector<Finding> check_limits(const Config& config);
+/// Driver, GPUs, how they are connected with each other and with CPUs.
+std::vector<Finding> check_gpus(const Config& config);
+/// Opens the engine: LibTorch, CUDA and NCCL as a run would load them.
+std::vector<Finding> check_libraries(const Config& config);
+/// Variables that change what the libraries do.
+std::vector<Finding> check_environment(const Config& config);
+
+/// Parts of the above that tests feed with values of their own.
+/// Variables ("NAME=value") that are worth a line in a report, with passwords in URLs masked.
+std::vector<Finding> judge_environment(const std::vector<std::string>& variables);
+/// /dev/shm as far as several ranks are concerned; sizes in bytes.
+Finding judge_shared_memory(int64_t size, int64_t free);
+
+/// "62.8 GiB".
+std::string human_size(int64_t bytes);
+
+}  // namespace unsloth::app

@@ -1,0 +1,53 @@
+// What the doctor makes of values that this machine may not have.
+#include "app/doctor/findings.h"
+
+#include <gtest/gtest.h>
+
+namespace unsloth::app {
+namespace {
+
+TEST(Doctor, ShowsVariablesThatMatterAlone) {
+    const auto findings = judge_environment({"HOME=/root", "NCCL_DEBUG=INFO", "HF_TOKEN=secret", "CUDA_VISIBLE_DEVICES=", "PATH=/bin"});
+    ASSERT_EQ(findings.size(), 2u);
+    EXPECT_EQ(findings[0].name, "CUDA_VISIBLE_DEVICES");
+    EXPECT_EQ(findings[0].value, "(empty)");
+    EXPECT_EQ(findings[1].name, "NCCL_DEBUG");
+    EXPECT_EQ(findings[1].verdict, Verdict::ok) << "INFO is harmless";
+}
+
+TEST(Doctor, WarnsOfForgottenSwitches) {
+    const auto findings = judge_environment({"NCCL_P2P_DISABLE=1", "CUDA_LAUNCH_BLOCKING=0", "NCCL_ALGO=Tree"});
+    ASSERT_EQ(findings.size(), 3u);
+    EXPECT_EQ(findings[0].verdict, Verdict::ok) << findings[0].name;
+    EXPECT_EQ(findings[1].verdict, Verdict::warn) << findings[1].name;
+    EXPECT_EQ(findings[2].verdict, Verdict::warn) << findings[2].name;
+    EXPECT_FALSE(findings[2].advice.empty());
+}
+
+TEST(Doctor, HidesPasswordsOfProxies) {
+    const auto value = [](const std::string& variable) { return judge_environment({variable}).front().value; };
+    EXPECT_EQ(value("https_proxy=http://user:pass@proxy:3128/"), "http://***@proxy:3128/");
+    EXPECT_EQ(value("HTTP_PROXY=user:p@ss@proxy"), "***@proxy");
+    EXPECT_EQ(value("no_proxy=localhost"), "localhost");
+}
+
+TEST(Doctor, NamesHalfALaunch) {
+    EXPECT_EQ(judge_environment({"RANK=0"}).back().verdict, Verdict::warn);
+    EXPECT_EQ(judge_environment({"RANK=0", "WORLD_SIZE=2"}).back().verdict, Verdict::ok);
+    EXPECT_EQ(judge_environment({}).front().value, "none that matter are set");
+}
+
+TEST(Doctor, SharedMemory) {
+    EXPECT_EQ(judge_shared_memory(int64_t{64} << 20, int64_t{64} << 20).verdict, Verdict::warn) << "Docker's default";
+    EXPECT_EQ(judge_shared_memory(int64_t{8} << 30, int64_t{8} << 30).verdict, Verdict::ok);
+    EXPECT_EQ(judge_shared_memory(int64_t{8} << 30, int64_t{1} << 20).verdict, Verdict::warn) << "full";
+}
+
+TEST(Doctor, Sizes) {
+    EXPECT_EQ(human_size(0), "0 B");
+    EXPECT_EQ(human_size(1536), "1.5 KiB");
+    EXPECT_EQ(human_size(int64_t{3} << 40), "3.0 TiB");
+}
+
+}  // namespace
+}  // namespace unsloth::app

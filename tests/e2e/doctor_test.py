@@ -1,0 +1,79 @@
+"""`unsloth-train doctor`: what it prints of this machine, and when it says that something is broken."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+from launch_support import Launching, WithDriver
+from support import FORBIDDEN, PROGRAM, RUNTIME, TIMEOUT_S, environment, main
+
+
+class Machine(Launching):
+    def doctor(self, *arguments, program=PROGRAM, env=None, **more):
+        done = subprocess.run([program, "doctor", *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S, env=env or environment(), **more)
+        for word in FORBIDDEN:
+            self.assertNotIn(word, done.stdout + done.stderr)
+        self.assertEqual(done.stderr, "")
+        return done
+
+    def test_it_describes_this_machine(self):
+        out = self.doctor("--output_dir", self.folder / "not" / "yet").stdout
+        for line in (r"ok +unsloth-train +\d+\.\d+\.\d+, compiler ", rf"CPUs +\d+ online, {len(os.sched_getaffinity(0))} allowed", r"memory +[\d.]+ GiB, ",
+                     rf"output_dir +{self.folder}: ", r"/dev/shm +", r"open files +", r"(?m)^libraries$", r"(?m)^\d+ broken, \d+ to look at$"):
+            self.assertRegex(out, line)
+
+    def test_a_missing_engine_is_broken(self):
+        alone = self.folder / "alone"
+        alone.mkdir()
+        for name in ("unsloth-train", "libunsloth_base.so"):
+            shutil.copy(pathlib.Path(PROGRAM).parent / name, alone)
+        done = self.doctor(program=alone / "unsloth-train")
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertRegex(done.stdout, r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It lies beside the executable")
+
+    def test_a_folder_that_cannot_be_written_is_broken(self):
+        folder = self.folder / "locked"
+        folder.mkdir(mode=0o555)
+        if os.access(folder, os.W_OK):
+            folder = pathlib.Path("/proc/self")  # root may write anywhere else
+        done = self.doctor("--output_dir", folder)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertRegex(done.stdout, r"BROKEN +output_dir ")
+
+    def test_forgotten_variables_are_named(self):
+        out = self.doctor(env=environment(NCCL_P2P_DISABLE=1, https_proxy="http://me:secret@proxy:1")).stdout
+        self.assertRegex(out, r"warn +NCCL_P2P_DISABLE +1\n +-> ")
+        self.assertIn("http://***@proxy:1", out)
+        self.assertNotIn("secret", out)
+
+    def test_small_limits_are_named(self):
+        import resource
+        out = self.doctor(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))).stdout
+        self.assertRegex(out, r"warn +open files +256 \(hard 256\)\n +-> .*ulimit -n")
+
+    def test_a_gpu_that_is_asked_for_and_not_there(self):
+        if any(name.startswith("nvidia") for name in os.listdir("/dev")):
+            self.skipTest("there is one")
+        done = self.doctor("--device", "cuda")
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertRegex(done.stdout, r"BROKEN +driver +none")
+
+
+class Driver(WithDriver):
+    def test_the_doctor_shows_them(self):
+        done = subprocess.run([PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver())
+        for line in (r"ok +driver +580\.1\.2, serves CUDA 13\.0 \(.*libnvidia-ml\.so\.1\)", r"ok +GPU 0 +Test GPU, 80\.0 GiB, 0 B in use, 0000:18:00\.0",
+                     r"warn +GPU 1 +Test GPU, 80\.0 GiB, 32\.0 GiB in use, 0000:19:00\.0", r"warn +between GPUs +GPU 0: X SYS\n +GPU 1: SYS X", r"ok +visible to a run +2 of 2"):
+            self.assertRegex(done.stdout, line)
+
+    def test_the_doctor_refuses_an_old_driver(self):
+        self.build(12040)
+        done = subprocess.run([PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver())
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertRegex(done.stdout, r"BROKEN +driver +580\.1\.2, serves CUDA 12\.4")
+        self.assertIn("driver 580 or newer", done.stdout)
+
+
+if __name__ == "__main__":
+    main()
