@@ -9,11 +9,13 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "unsloth/core/atomic_file.h"
 #include "unsloth/core/files.h"
 #include "unsloth/spec/dtype.h"
 
@@ -87,9 +89,6 @@ class SafetensorsWriter {
 
     SafetensorsWriter(std::filesystem::path path, std::vector<TensorDecl> tensors,
                       Metadata metadata = {{"format", "pt"}});
-    ~SafetensorsWriter();
-    SafetensorsWriter(const SafetensorsWriter&) = delete;
-    SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
     /// The tensors in the order of their data: writing in this order keeps the disk sequential. Any order is allowed.
     const std::vector<TensorDecl>& tensors() const { return tensors_; }
@@ -103,14 +102,11 @@ class SafetensorsWriter {
     struct Slot {
         std::size_t offset = 0, size = 0, written = 0;
     };
-    void reserve_space() const;
-    void write_at(std::span<const std::byte> bytes, std::size_t offset) const;
 
-    std::filesystem::path path_, temporary_;
     std::vector<TensorDecl> tensors_;
     std::map<std::string, Slot, std::less<>> slots_;
     std::size_t file_size_ = 0;
-    int fd_ = -1;
+    std::optional<AtomicFile> file_;
 };
 
 /// Writes tensors held in memory.
