@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <thread>
 
 #include "formats/json.h"
+#include "formats/parallel.h"
 #include "unsloth/core/error.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/spec/dynamic_map.h"
@@ -14,18 +14,6 @@ namespace {
 
 /// Below this many blocks a thread costs more than it saves.
 constexpr int64_t blocks_per_thread = 1 << 14;
-
-/// Runs body(begin, end) over disjoint ranges of blocks.
-template <class Body>
-void for_block_ranges(int64_t blocks, int threads, const Body& body) {
-    const int64_t wanted =
-        threads > 0 ? threads : static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
-    const int64_t count = std::clamp<int64_t>(blocks / blocks_per_thread, 1, wanted);
-    std::vector<std::jthread> workers;
-    for (int64_t i = 1; i < count; ++i)
-        workers.emplace_back([&, i] { body(blocks * i / count, blocks * (i + 1) / count); });
-    body(0, blocks / count);
-}
 
 int64_t nested_blocks(int64_t blocks) {
     return (blocks + quant4_nested_block - 1) / quant4_nested_block;
@@ -78,7 +66,7 @@ Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads
     const int64_t blocks = result.view().blocks();
     result.packed.resize(static_cast<std::size_t>((n + 1) / 2));
     std::vector<float> absmax(static_cast<std::size_t>(blocks));
-    for_block_ranges(blocks, threads, [&](int64_t begin, int64_t end) {
+    formats::for_ranges(blocks, blocks_per_thread, threads, [&](int64_t begin, int64_t end, int64_t) {
         quantize_nf4_blocks(w + begin * quant4_block, n, begin, end, result.packed.data(), absmax.data());
     });
     result.absmax.resize(static_cast<std::size_t>(blocks));
