@@ -1,0 +1,200 @@
+#include "unsloth/tokenizer/vocabulary.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
+#include "tokenizer/splitting_names.h"
+#include "tokenizer/tokenizer_json.h"
+#include "unsloth/core/log.h"
+#include "unsloth/tokenizer/tokenizer.h"
+
+namespace unsloth {
+namespace {
+
+constexpr std::string_view space_mark = "\u2581";
+/// llama.cpp's converter gives it to tokens that no merge makes.
+constexpr float added_score = -1000.0F;
+
+/// Markers of prompts are control tokens even where the file forgets to say so: they are no text to show.
+bool looks_like_control(std::string_view token) {
+    return token == "<pad>" || token == "<mask>" || (token.starts_with("<|") && token.ends_with("|>")) ||
+           (token.starts_with("<unused") && token.ends_with(">"));
+}
+
+std::string with_spaces(std::string text) {
+    for (std::size_t at = text.find(space_mark); at != std::string::npos; at = text.find(space_mark, at + 1))
+        text.replace(at, space_mark.size(), " ");
+    return text;
+}
+
+void add_added_tokens(const TokenizerSpec& spec, Vocabulary& out) {
+    for (const AddedToken& added : spec.added) {
+        VocabularyToken& token = out.tokens[static_cast<std::size_t>(added.id)];
+        const bool control = added.special || looks_like_control(added.content);
+        token.text = control ? added.content : with_spaces(added.content);
+        token.kind = control ? TokenKind::control : TokenKind::user_defined;
+        if (out.kind == Vocabulary::Kind::sentencepiece) token.score = added_score;
+    }
+}
+
+void check_unique(const std::filesystem::path& folder, const Vocabulary& vocabulary) {
+    std::unordered_set<std::string_view> seen;
+    for (const VocabularyToken& token : vocabulary.tokens)
+        if (!token.text.empty() && !seen.insert(token.text).second)
+            throw input_error(cat(folder.string(), ": the token '", token.text,
+                                  "' is there twice, which llama.cpp cannot load"));
+}
+
+// --- byte-level -----------------------------------------------------------------------------------------------------
+
+void fill_byte_bpe(const TokenizerSpec& spec, Vocabulary& out) {
+    for (const auto& [text, id] : spec.model.vocab)
+        out.tokens[static_cast<std::size_t>(id)] = {text, 0, TokenKind::normal};
+    const auto text_of = [&](int32_t id) -> const std::string& { return out.tokens[static_cast<std::size_t>(id)].text; };
+    for (const auto& merge : spec.model.merges) {
+        const std::string &left = text_of(merge.left), &right = text_of(merge.right);
+        if ((left + right).find(' ') != std::string::npos)
+            throw input_error(cat("the merge of '", left, "' and '", right, "' holds a space, which GGUF cannot say"));
+        out.merges.push_back(cat(left, " ", right));
+    }
+}
+
+// --- SentencePiece --------------------------------------------------------------------------------------------------
+
+[[noreturn]] void refuse_pipeline(const JsonReader& part) {
+    throw input_error(cat(part.where(), ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
+                          "the text); this tokenizer does something else"));
+}
+
+/// Whether a space goes in front of texts; refuses every other treatment of them.
+bool has_space_prefix(const JsonReader& root) {
+    bool prefix = false, replaces = false;
+    if (root.has("normalizer")) {
+        const JsonReader normalizer = root.at("normalizer");
+        const bool sequence = normalizer.at("type").string() == "Sequence";
+        const std::size_t count = sequence ? normalizer.at("normalizers").size() : 1;
+        for (std::size_t i = 0; i < count; ++i) {
+            const JsonReader step = sequence ? normalizer.at("normalizers").at(i) : normalizer;
+            const std::string& type = step.at("type").string();
+            if (type == "Prepend" && step.at("prepend").string() == space_mark) {
+                prefix = true;
+            } else if (type == "Replace" && step.at("pattern").has("String") &&
+                       step.at("pattern").at("String").string() == " " && step.at("content").string() == space_mark) {
+                replaces = true;
+            } else {
+                refuse_pipeline(step);
+            }
+        }
+    }
+    if (!root.has("pre_tokenizer")) {
+        if (!replaces) throw input_error(cat(root.where(), ": a tokenizer that leaves spaces as they are has no form in GGUF"));
+        return prefix;
+    }
+    const JsonReader step = root.at("pre_tokenizer");
+    const bool plain = !replaces && !prefix && step.at("type").string() == "Metaspace" &&
+                       step.at("replacement").string() == space_mark && !step.boolean_or("split", true);
+    if (!plain) refuse_pipeline(step);
+    if (step.has("prepend_scheme")) return step.at("prepend_scheme").string() != "never";
+    return step.boolean_or("add_prefix_space", true);
+}
+
+/// The scores of tokenizer.model, if its pieces are those of the vocabulary.
+bool take_piece_scores(const std::filesystem::path& folder, Vocabulary& out) {
+    const auto path = folder / "tokenizer.model";
+    if (!std::filesystem::is_regular_file(path)) return false;
+    const SentencePieceModel model = read_sentencepiece_model(path);
+    for (std::size_t id = 0; id < model.pieces.size(); ++id) {
+        if (id < out.tokens.size() && out.tokens[id].text == model.pieces[id].text) continue;
+        log::warning(path.string(), ": its piece ", id, " is another one than tokenizer.json's: not used");
+        return false;
+    }
+    for (std::size_t id = 0; id < model.pieces.size(); ++id) {
+        out.tokens[id].score = model.pieces[id].score;
+        out.tokens[id].kind = static_cast<TokenKind>(model.pieces[id].type);
+    }
+    return true;
+}
+
+/// A piece's score falls with the first merge that makes it. Where the merges of one piece are not neighbours, a
+/// score cannot say what the ranks do.
+void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec, Vocabulary& out) {
+    std::vector<bool> ranked(out.tokens.size());
+    float next = 0;
+    int32_t last = -1;
+    int64_t apart = 0;
+    for (const auto& merge : spec.model.merges) {
+        const auto id = static_cast<std::size_t>(merge.merged);
+        if (!ranked[id]) out.tokens[id].score = next--;
+        apart += ranked[id] && merge.merged != last;
+        ranked[id] = true;
+        last = merge.merged;
+    }
+    for (std::size_t id = 0; id < ranked.size(); ++id)
+        if (!ranked[id]) out.tokens[id].score = next;
+    if (apart > 0)
+        log::warning(folder.string(), ": ", apart, " merges have a rank that scores of pieces cannot express; llama.cpp may "
+                     "split some words otherwise");
+}
+
+void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, Vocabulary& out) {
+    const ModelSpec& model = spec.model;
+    if (!model.byte_fallback || model.ignore_merges || !model.subword_prefix.empty() || !model.end_of_word_suffix.empty())
+        throw input_error(cat(folder.string(), ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this "
+                              "tokenizer is neither (model.byte_fallback, ignore_merges, prefixes or suffixes of words)"));
+    for (const auto& [text, id] : model.vocab) out.tokens[static_cast<std::size_t>(id)] = {text, 0, TokenKind::normal};
+    if (!take_piece_scores(folder, out)) {
+        rank_scores(folder, spec, out);
+        for (const int32_t id : fallback_ids(index_vocab(model.vocab)))
+            if (id >= 0) out.tokens[static_cast<std::size_t>(id)].kind = TokenKind::byte;
+        if (model.unknown) out.tokens[static_cast<std::size_t>(*model.unknown)].kind = TokenKind::unknown;
+    }
+}
+
+}  // namespace
+
+Vocabulary read_vocabulary(const std::filesystem::path& folder, const std::string& pre_tokenizer) {
+    const Tokenizer tokenizer = Tokenizer::load(folder);
+    const auto json_path = folder / "tokenizer.json";
+    const bool is_json = std::filesystem::is_regular_file(json_path);
+    const TokenizerSpec spec = is_json ? read_tokenizer_json(json_path) : read_sentencepiece_tokenizer(folder);
+    const nlohmann::json document = is_json ? parse_json_file(json_path) : nlohmann::json();
+    const JsonReader root(document, json_path.string());
+
+    Vocabulary out;
+    out.tokens.resize(static_cast<std::size_t>(tokenizer.vocab_size()));
+    out.kind = spec.model.reads_bytes ? Vocabulary::Kind::byte_bpe : Vocabulary::Kind::sentencepiece;
+    if (spec.model.reads_bytes) {
+        out.pre_tokenizer = pre_tokenizer.empty() ? splitting_name(root) : pre_tokenizer;
+        fill_byte_bpe(spec, out);
+    } else {
+        fill_sentencepiece(folder, spec, out);
+        using Prepend = SpaceReplacement::Prepend;
+        out.add_space_prefix = is_json ? has_space_prefix(root)
+                                       : std::get<SpaceReplacement>(spec.pre_tokenizer.at(0)).prepend != Prepend::never;
+    }
+    add_added_tokens(spec, out);
+    check_unique(folder, out);
+
+    const auto role = [&](std::string_view name) -> std::optional<int32_t> {
+        for (const auto& [key, text] : tokenizer.special_token_texts())
+            if (key == name) return tokenizer.token_id(text);
+        return std::nullopt;
+    };
+    out.bos = tokenizer.bos_id();
+    out.eos = tokenizer.eos_id();
+    out.unknown = role("unk_token");
+    if (!out.unknown) out.unknown = spec.model.unknown;
+    out.separator = role("sep_token");
+    out.padding = role("pad_token");
+    out.classification = role("cls_token");
+    out.mask = role("mask_token");
+    out.add_bos = tokenizer.adds_bos();
+    out.add_eos = tokenizer.adds_eos();
+    out.chat_templates = tokenizer.chat_templates();
+    return out;
+}
+
+}  // namespace unsloth
