@@ -18,6 +18,7 @@ void run_tokenize(const CommandLine& line);
 /// False when the folder was read but is not sound.
 bool run_inspect(const CommandLine& line);
 void run_init(const CommandLine& line);
+void run_export(const CommandLine& line);
 void run_bench(const CommandLine& line);
 /// False when something is broken.
 bool run_doctor(const CommandLine& line);

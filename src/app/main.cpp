@@ -35,6 +35,7 @@ int run(const CommandLine& line) {
         case Command::tokenize: run_tokenize(line); break;
         case Command::inspect: return run_inspect(line) ? 0 : code_of(ErrorKind::input);
         case Command::init: run_init(line); break;
+        case Command::exporting: run_export(line); break;
         case Command::bench: run_bench(line); break;
         case Command::doctor: return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
         case Command::help: print(help_text(line.help_topic)); break;

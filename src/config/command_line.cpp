@@ -52,6 +52,11 @@ void check_presence(const CommandLine& line, const config::ParseRecord& record) 
             need_exactly_one(record, "generate", "prompt", "file");
             break;
         case Command::init: need_exactly_one(record, "init", "shape", "model_config"); break;
+        case Command::exporting:
+            need_exactly_one(record, "export gguf", "model", "adapter");
+            if (!line.exporting.base.empty() && line.exporting.adapter.empty())
+                throw usage_error("export gguf takes --base only beside --adapter");
+            break;
         case Command::bench:
             if (line.bench.what == BenchSubject::step) need_model(line, "bench step");
             break;

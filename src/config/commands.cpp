@@ -109,7 +109,7 @@ void declare_tokenize(OptionSet& options, CommandLine& line) {
 }
 
 void declare_inspect(OptionSet& options, CommandLine& line) {
-    options.add("path", line.inspect.path, "Folder of a model or an adapter.").value("DIR").argument().must_be_given();
+    options.add("path", line.inspect.path, "Folder of a model or an adapter, or a .gguf file.").value("DIR|FILE").argument().must_be_given();
     options.add("json", line.inspect.json, "Print the findings as JSON.");
 }
 
@@ -128,6 +128,37 @@ void declare_init(OptionSet& options, CommandLine& line) {
         .value("DIR");
     options.add("seed", init.seed, "Seed of the random weights.").at_least(0);
     options.add_choice("dtype", init.dtype, compute_types(), "Type of the weights that are not quantised.");
+}
+
+void declare_export(OptionSet& options, CommandLine& line) {
+    ExportRequest& request = line.exporting;
+    options.add_choice("format", request.format, {{"gguf", ExportFormat::gguf}}, "gguf: a file for llama.cpp and what builds on it.")
+        .value("gguf")
+        .argument()
+        .must_be_given();
+    options.add("model", request.model, "Model to export, as model.path: 16/32-bit, or 4-bit, which is dequantised.")
+        .value("DIR")
+        .suggested_for({"path", "model_path", "merged"});
+    options.add("adapter", request.adapter, "PEFT adapter to export alone, instead of --model.").value("DIR").suggested_for({"lora"});
+    options.add("base", request.base, "The adapter's base (of which config.json alone is read); empty: as the adapter names it.")
+        .value("DIR")
+        .suggested_for({"base_model"});
+    options.add("out", request.out, "File to write, which must not exist.").value("FILE").must_be_given().suggested_for({"output", "outfile"});
+    options
+        .add_choice("type", request.type,
+                    {{"auto", ExportType::automatic}, {"f32", ExportType::f32}, {"f16", ExportType::f16},
+                     {"bf16", ExportType::bf16}, {"q8_0", ExportType::q8_0}, {"q4_0", ExportType::q4_0},
+                     {"q4_k_m", ExportType::q4_k_m}, {"q5_k_m", ExportType::q5_k_m}, {"q6_k", ExportType::q6_k}},
+                    "Type of the weights, mixed as llama-quantize mixes it; auto: the checkpoint's own. q4_k means q4_k_m. "
+                    "Adapters: f32, f16, bf16 or q8_0.")
+        .synonym("q4_k", "q4_k_m")
+        .synonym("q5_k", "q5_k_m")
+        .suggested_for({"outtype", "quantize", "quantization_method"});
+    options.add("tokenizer", request.tokenizer, "Folder of the tokenizer; empty: the model's.").value("DIR");
+    options.add("pre", request.pre, "llama.cpp's name of the tokenizer's way of splitting (tokenizer.ggml.pre), where it is not found.")
+        .value("NAME");
+    options.add("threads", request.threads, "Threads that quantise; 0: as many as the machine has. The file does not depend on it.")
+        .at_least(0);
 }
 
 void declare_bench(OptionSet& options, CommandLine& line) {
@@ -169,10 +200,12 @@ const std::vector<CommandInfo>& commands() {
          "Answer prompts, always with the likeliest token.", true, declare_generate},
         {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
          "Turn text or messages into ids, or ids into text.", false, declare_tokenize},
-        {Command::inspect, "inspect", "DIR [--json]", "What a model or adapter folder holds, and whether it is sound.",
+        {Command::inspect, "inspect", "DIR|FILE [--json]", "What a model or adapter folder or a GGUF file holds, and whether it is sound.",
          false, declare_inspect},
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
          declare_init},
+        {Command::exporting, "export", "gguf --model DIR | --adapter DIR [--base DIR] --out FILE.gguf [--type TYPE]",
+         "Write a model or an adapter for llama.cpp.", false, declare_export},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
         {Command::doctor, "doctor", "[--config FILE]", "Look at this machine: what is missing, what is scarce, and what to say in a report.", true,
          declare_nothing},

@@ -9,6 +9,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/gguf.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
@@ -146,6 +147,16 @@ void inspect_adapter(Inspection& inspection, const fs::path& folder) {
     });
 }
 
+void inspect_gguf(Inspection& inspection, const fs::path& path) {
+    inspection.kind = "gguf";
+    note_problem(inspection, [&] {
+        const GgufFile file(path);
+        for (const GgufField& field : file.fields()) inspection.fields.emplace_back(field.key, field.summary());
+        for (const GgufTensor& tensor : file.tensors())
+            add_tensor(inspection, {tensor.name, std::string(tensor.type->name), tensor.shape, tensor.data.size()});
+    });
+}
+
 }  // namespace
 
 Inspection inspect_path(const std::string& path) {
@@ -154,6 +165,8 @@ Inspection inspect_path(const std::string& path) {
     inspection.path = path;
     if (fs::is_directory(place) && fs::exists(place / "adapter_config.json")) {
         inspect_adapter(inspection, place);
+    } else if (fs::is_regular_file(place) && (place.extension() == ".gguf" || GgufFile::is_gguf(place))) {
+        inspect_gguf(inspection, place);
     } else {
         inspect_model(inspection);
     }

@@ -34,10 +34,10 @@ std::string grouped_digits(int64_t value) {
 
 /// The name with its layer's number replaced by '*', so that the layers of a model print as one line.
 std::string name_pattern(const std::string& name) {
-    constexpr std::string_view marker = "layers.";
-    const auto start = name.find(marker);
-    if (start == std::string::npos) return name;
-    const auto first = start + marker.size();
+    std::size_t first = std::string::npos;
+    for (const std::string_view marker : {"layers.", "blk."})  // checkpoints', GGUF's
+        if (const auto start = name.find(marker); start != std::string::npos) first = start + marker.size();
+    if (first == std::string::npos) return name;
     const auto last = name.find_first_not_of("0123456789", first);
     if (last == first || last == std::string::npos) return name;
     return cat(name.substr(0, first), "*", name.substr(last));
@@ -96,6 +96,7 @@ std::string inspect_text(const Inspection& inspection) {
     std::string text = cat("path          ", inspection.path, "\nkind          ", inspection.kind, "\n");
     if (inspection.model) text += model_text(*inspection.model);
     for (const auto& [key, value] : inspection.adapter) text += cat(key, ": ", value, "\n");
+    for (const auto& [key, value] : inspection.fields) text += cat(key, ": ", value, "\n");
     text += cat("parameters    ", grouped_digits(inspection.parameters), "\nstored        ",
                 size_text(inspection.stored_bytes), "\ntensors       ", inspection.tensors.size(), ":");
     for (const auto& [kind, count] : inspection.kinds) text += cat(" ", count, " ", kind);
@@ -114,11 +115,14 @@ std::string inspect_json(const Inspection& inspection) {
     for (const InspectedTensor& tensor : inspection.tensors)
         tensors.push_back(
             {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
+    Json fields = Json::object();
+    for (const auto& [key, value] : inspection.fields) fields[key] = value;
     const Json json = {{"path", inspection.path},
                        {"kind", inspection.kind},
                        {"ok", inspection.ok()},
                        {"model", inspection.model ? model_json(*inspection.model) : Json(nullptr)},
                        {"adapter", inspection.adapter.empty() ? Json(nullptr) : Json(inspection.adapter)},
+                       {"fields", inspection.fields.empty() ? Json(nullptr) : std::move(fields)},
                        {"parameters", inspection.parameters},
                        {"stored_bytes", inspection.stored_bytes},
                        {"kinds", inspection.kinds},

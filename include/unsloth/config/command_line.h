@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, bench, doctor, help, version };
+enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, exporting, bench, doctor, help, version };
 
 struct ConfigRequest {
     bool schema = false;    ///< print the JSON Schema instead of the effective configuration
@@ -46,7 +46,7 @@ struct TokenizeRequest {
 };
 
 struct InspectRequest {
-    std::string path;  ///< never empty
+    std::string path;  ///< folder, .safetensors or .gguf file; never empty
     bool json = false;
 };
 
@@ -65,6 +65,23 @@ struct LaunchRequest {
     std::string device = "auto";         ///< hardware.device of the ranks' configuration; with another program "auto"
 };
 
+enum class ExportFormat { gguf };
+/// `automatic`: that of the checkpoint's (or the adapter's) own 16 or 32-bit weights.
+enum class ExportType { automatic, f32, f16, bf16, q8_0, q4_0, q4_k_m, q5_k_m, q6_k };
+
+/// Either `model` or `adapter` is given.
+struct ExportRequest {
+    ExportFormat format = ExportFormat::gguf;
+    std::string model;      ///< as model.path
+    std::string adapter;    ///< PEFT folder
+    std::string base;       ///< of the adapter; empty: as its adapter_config.json says
+    std::string out;        ///< file to write; never empty
+    std::string tokenizer;  ///< folder; empty: the model's own
+    std::string pre;        ///< llama.cpp's name of the tokenizer's splitting; empty: found
+    ExportType type = ExportType::automatic;
+    int64_t threads = 0;  ///< 0: as many as the machine has
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -81,6 +98,7 @@ struct CommandLine {
     TokenizeRequest tokenize;
     InspectRequest inspect;
     InitRequest init;
+    ExportRequest exporting;
     BenchRequest bench;
 };
 

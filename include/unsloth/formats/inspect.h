@@ -1,4 +1,4 @@
-// What a model or adapter folder holds, and whether it is sound: `unsloth-train inspect`.
+// What a model or adapter folder or a GGUF file holds, and whether it is sound: `unsloth-train inspect`.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "unsloth/formats/safetensors.h"
@@ -15,14 +16,14 @@ namespace unsloth {
 
 struct InspectedTensor {
     std::string name;
-    std::string dtype;           ///< safetensors' spelling; "nf4" or "fp4" for a 4-bit weight
+    std::string dtype;           ///< safetensors' spelling; "nf4" or "fp4" for a 4-bit weight; ggml's of a GGUF file
     std::vector<int64_t> shape;  ///< of the weight; a 4-bit weight's own, not its packed form's
     std::size_t bytes = 0;       ///< stored, companions included
 };
 
 struct Inspection {
     std::string path;                ///< what was asked for
-    std::string kind;                ///< "model" or "adapter"
+    std::string kind;                ///< "model", "adapter" or "gguf"
     std::optional<ModelSpec> model;  ///< absent when config.json is missing or refused
     std::vector<InspectedTensor> tensors;
     std::map<std::string, int64_t> kinds;  ///< how many tensors of each dtype
@@ -30,13 +31,14 @@ struct Inspection {
     std::size_t stored_bytes = 0;
     int64_t quant_states_checked = 0;
     std::map<std::string, std::string> adapter;  ///< r, lora_alpha, target_modules, … of an adapter folder
+    std::vector<std::pair<std::string, std::string>> fields;  ///< of a GGUF file: keys and values, long ones shortened
     std::vector<std::string> problems;
 
     bool ok() const { return problems.empty(); }
 };
 
 /// Reads everything but the weights' values (block maxima are read: each must be finite). What is wrong becomes a
-/// problem of the result; input Error only when there is no model or adapter at `path` at all.
+/// problem of the result; input Error only when there is no model, adapter or GGUF file at `path` at all.
 Inspection inspect_path(const std::string& path);
 
 std::string inspect_text(const Inspection& inspection);

@@ -1,0 +1,90 @@
+// Which tensor gets which name and type.
+#include <array>
+
+#include "unsloth/core/error.h"
+#include "unsloth/formats/gguf_export.h"
+
+namespace unsloth {
+namespace {
+
+constexpr std::array<const char*, projection_count> projection_stems = {"attn_q",   "attn_k", "attn_v",  "attn_output",
+                                                                       "ffn_gate", "ffn_up", "ffn_down"};
+
+/// llama.cpp spends more bits on the first and last eighth of the layers, and on every third between.
+bool deserves_more_bits(int64_t layer, int64_t layers) {
+    return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
+}
+
+/// What llama.cpp takes for a model of 70 billion parameters: several heads share a v that is small for its weight.
+bool is_70b(const ModelSpec& spec) {
+    if (spec.num_layers != 80) return false;
+    return spec.architecture == Architecture::qwen2 ||
+           (spec.architecture != Architecture::qwen3 && spec.num_heads != spec.num_kv_heads);
+}
+
+GgmlType base_type(GgufFileType file_type) {
+    switch (file_type) {
+        case GgufFileType::f32: return GgmlType::f32;
+        case GgufFileType::f16: return GgmlType::f16;
+        case GgufFileType::bf16: return GgmlType::bf16;
+        case GgufFileType::q8_0: return GgmlType::q8_0;
+        case GgufFileType::q4_0: return GgmlType::q4_0;
+        case GgufFileType::q4_k_m: return GgmlType::q4_k;
+        case GgufFileType::q5_k_m: return GgmlType::q5_k;
+        case GgufFileType::q6_k: return GgmlType::q6_k;
+    }
+    UNSLOTH_CHECK(false, "file type ", static_cast<uint32_t>(file_type));
+    return GgmlType::f32;
+}
+
+bool is_quantised(GgmlType type) {
+    return info_of(type).block > 1;
+}
+
+/// The matrix that makes logits weighs most.
+GgmlType head_type(GgmlType base, int64_t cols) {
+    if (!is_quantised(base) || base == GgmlType::q8_0) return base;
+    return cols % info_of(base).block != 0 ? GgmlType::q8_0 : GgmlType::q6_k;
+}
+
+}  // namespace
+
+std::string gguf_tensor_name(const TensorRule& rule) {
+    const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.layer, ".", stem, end); };
+    switch (rule.role) {
+        case TensorRole::embed_tokens: return "token_embd.weight";
+        case TensorRole::lm_head: return "output.weight";
+        case TensorRole::final_norm: return "output_norm.weight";
+        case TensorRole::input_norm: return in_layer("attn_norm", ".weight");
+        case TensorRole::post_norm: return in_layer("ffn_norm", ".weight");
+        case TensorRole::q_norm: return in_layer("attn_q_norm", ".weight");
+        case TensorRole::k_norm: return in_layer("attn_k_norm", ".weight");
+        case TensorRole::linear: return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".weight");
+        case TensorRole::bias: return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".bias");
+    }
+    UNSLOTH_CHECK(false, "role ", static_cast<int>(rule.role));
+    return {};
+}
+
+GgmlType wanted_type(const ModelSpec& spec, const TensorRule& rule, GgufFileType file_type) {
+    const GgmlType base = base_type(file_type);
+    if (rule.shape.size() < 2) return GgmlType::f32;
+    if (rule.role == TensorRole::lm_head || (rule.role == TensorRole::embed_tokens && spec.tie_word_embeddings))
+        return head_type(base, rule.shape.back());
+    const bool mixed = file_type == GgufFileType::q4_k_m || file_type == GgufFileType::q5_k_m;
+    if (!mixed || rule.role != TensorRole::linear) return base;
+    if (rule.projection != Projection::v && rule.projection != Projection::down) return base;
+    if (deserves_more_bits(rule.layer, spec.num_layers)) return GgmlType::q6_k;
+    return rule.projection == Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
+}
+
+GgmlType type_for_rows(GgmlType type, int64_t cols) {
+    if (cols % info_of(type).block == 0) return type;
+    GgmlType other = type;
+    if (type == GgmlType::q4_k) other = GgmlType::q5_0;
+    if (type == GgmlType::q5_k) other = GgmlType::q5_1;
+    if (type == GgmlType::q6_k) other = GgmlType::q8_0;
+    return cols % info_of(other).block == 0 ? other : GgmlType::f16;
+}
+
+}  // namespace unsloth
