@@ -23,6 +23,8 @@ cuda_toolchain=(nvidia-cudnn-frontend==1.32.0 nvidia-cuda-nvcc==13.0.88 nvidia-c
                 nvidia-cuda-cccl==13.0.85)
 # Arrow's libraries, which read Parquet files.
 arrow=pyarrow==26.0.1
+# Reads and quantises GGUF files: the tests compare exports with it.
+gguf=gguf==0.19.0
 # What libtorch_cpu.so of this wheel asks for even where there is no CUDA; the versions are those torch's metadata pins.
 cpu_libraries=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 
@@ -79,6 +81,7 @@ install_wheels() {
     else
         warn "There is no $arrow for this Python: built without it, the program reads no Parquet files."
     fi
+    pip_install "$gguf"
     local libtorch
     libtorch=$(echo .deps/venv/lib/python3*/site-packages/torch/lib/libtorch_cpu.so)
     [ -f "$libtorch" ] || fail "pip installed torch, but $libtorch is not there."
@@ -86,7 +89,7 @@ install_wheels() {
 }
 
 # The stamp holds a hash of all that is wanted here: another version in this file makes the next call install again.
-wanted=$(printf '%s\n' "${packages[@]}" "$torch" "$arrow" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
+wanted=$(printf '%s\n' "${packages[@]}" "$torch" "$arrow" "$gguf" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
 is_done() {
     local have
     for have in "$kind" cuda; do  # the CUDA set contains the CPU one

@@ -116,7 +116,7 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     const CommandLine inspect = parse_command_line({"inspect", "--json", "folder"});
     EXPECT_EQ(inspect.inspect.path, "folder");
     EXPECT_TRUE(inspect.inspect.json);
-    EXPECT_CONTAINS(error_of({"inspect"}), "inspect needs DIR");
+    EXPECT_CONTAINS(error_of({"inspect"}), "inspect needs DIR|FILE");
     EXPECT_CONTAINS(error_of({"inspect", "a", "b"}), "unexpected argument 'b'");
     EXPECT_CONTAINS(error_of({"inspect", "--path", "a"}), "unknown option --path");
 
@@ -149,6 +149,26 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_CONTAINS(error_of({"bench"}), "bench needs step|ops|gemm|nf4");
 }
 
+TEST(CommandLine, Export) {
+    const CommandLine model = parse_command_line({"export", "gguf", "--model", "m", "--out", "m.gguf", "--type", "q4_k", "--threads", "3"});
+    EXPECT_EQ(model.command, Command::exporting);
+    EXPECT_EQ(model.exporting.model, "m");
+    EXPECT_EQ(model.exporting.out, "m.gguf");
+    EXPECT_EQ(model.exporting.type, ExportType::q4_k_m);
+    EXPECT_EQ(model.exporting.threads, 3);
+    const CommandLine adapter = parse_command_line({"export", "gguf", "--adapter", "a", "--base", "b", "--out", "a.gguf"});
+    EXPECT_EQ(adapter.exporting.adapter, "a");
+    EXPECT_EQ(adapter.exporting.base, "b");
+    EXPECT_EQ(adapter.exporting.type, ExportType::automatic);
+    EXPECT_CONTAINS(error_of({"export"}), "export needs gguf");
+    EXPECT_CONTAINS(error_of({"export", "onnx", "--out", "o"}), "gguf");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--model", "m"}), "export needs --out");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o"}), "needs --model or --adapter");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--adapter", "a"}), "not both");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--base", "b"}), "--base only beside --adapter");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--outtype", "f16"}), "--type");
+}
+
 TEST(CommandLine, MistakesAreNamed) {
     EXPECT_CONTAINS(error_of({}), "nothing to do");
     EXPECT_CONTAINS(error_of({"trian"}), "Did you mean train?");
@@ -171,7 +191,7 @@ TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
         }
     }
     EXPECT_GE(listed, 48);
-    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "bench"}) {
+    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "export", "bench"}) {
         EXPECT_CONTAINS(help, std::string("\n  ") + command);
         EXPECT_CONTAINS(help_text(command), std::string("Usage: unsloth-train ") + command);
     }

@@ -109,6 +109,7 @@ GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabula
     gguf::add_vocabulary_fields(spec, vocabulary, metadata);
 
     std::vector<Item> items;
+    gguf::TypeSetter types;
     if (std::vector<float> divisors = gguf::rope_divisors(spec); !divisors.empty())
         items.push_back(vector_item("rope_freqs.weight", "rope_scaling", std::move(divisors)));
     for (const TensorSource& source : model.tensors.all()) {
@@ -117,8 +118,9 @@ GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabula
             continue;
         }
         items.push_back(model_item(spec, source));
-        gguf::set_type(items.back(), wanted_type(spec, source.rule, options.type));
+        types.set(items.back(), wanted_type(spec, source.rule, options.type));
     }
+    types.log_replacements();
     return gguf::write_items(out, metadata, items, options.threads);
 }
 
@@ -139,6 +141,7 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const ModelSpec& spec, co
     metadata.add("general.quantization_version", gguf::quantization_version);
 
     std::vector<Item> items;
+    gguf::TypeSetter types;
     for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer)
         for (int p = 0; p < projection_count; ++p) {
             const auto projection = static_cast<Projection>(p);
@@ -146,14 +149,15 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const ModelSpec& spec, co
             if (module.r == 0) continue;
             const std::string name = weight_name(static_cast<int>(layer), projection);
             items.push_back(adapter_item(name + ".lora_a", adapter.a(static_cast<int>(layer), projection)));
-            gguf::set_type(items.back(), type);
+            types.set(items.back(), type);
             Item b = adapter_item(name + ".lora_b", adapter.b(static_cast<int>(layer), projection));
             const bool turned = projection == Projection::q || projection == Projection::k;
             if (gguf::permutes_heads(spec) && turned) b.head_dim = spec.head_dim;
             b.factor = static_cast<float>(module.scale * static_cast<double>(module.r) / alpha);
-            gguf::set_type(b, type);
+            types.set(b, type);
             items.push_back(std::move(b));
         }
+    types.log_replacements();
     return gguf::write_items(out, metadata, items, options.threads);
 }
 

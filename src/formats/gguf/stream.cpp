@@ -149,11 +149,15 @@ class Stream {
 
 }  // namespace
 
-void set_type(Item& item, GgmlType wanted) {
+void TypeSetter::set(Item& item, GgmlType wanted) {
     item.decl.type = type_for_rows(wanted, item.cols());
-    if (item.decl.type != wanted)
-        log::warning(item.decl.name, ": rows of ", item.cols(), " are no multiple of ", info_of(wanted).name, "'s block of ",
-                     info_of(wanted).block, ": written as ", info_of(item.decl.type).name);
+    if (item.decl.type == wanted) return;
+    ++replacements_[cat("rows of ", item.cols(), ", no multiple of ", info_of(wanted).name, "'s block of ", info_of(wanted).block,
+                        ": written as ", info_of(item.decl.type).name)];
+}
+
+void TypeSetter::log_replacements() const {
+    for (const auto& [what, count] : replacements_) log::warning(count, count == 1 ? " weight has " : " weights have ", what);
 }
 
 GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& metadata, const std::vector<Item>& items,

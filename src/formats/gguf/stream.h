@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,15 @@ struct Item {
     int64_t rows() const { return decl.elements() / cols(); }
 };
 
-/// The item's declaration with `wanted`, or with the type that takes its place (logged).
-void set_type(Item& item, GgmlType wanted);
+/// Gives items their types, and says in one line a kind which of them could not have the wanted one.
+class TypeSetter {
+  public:
+    void set(Item& item, GgmlType wanted);
+    void log_replacements() const;
+
+  private:
+    std::map<std::string, int> replacements_;  ///< how many weights, by what happened to them
+};
 
 /// Writes the file. Errors as export_model_gguf.
 GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& metadata, const std::vector<Item>& items,

@@ -1,0 +1,274 @@
+// Models and adapters as GGUF files: names, types, the order of q's and k's rows, errors. tests/e2e/gguf_test.py compares
+// with the package `gguf`.
+#include <cmath>
+#include <cstring>
+
+#include "formats/support.h"
+#include "unsloth/formats/gguf_export.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+ModelSpec small_spec(Architecture architecture = Architecture::llama) {
+    ModelSpec spec;
+    spec.architecture = architecture;
+    spec.model_type = architecture == Architecture::qwen3 ? "qwen3" : "llama";
+    spec.hidden_size = 32, spec.intermediate_size = 64, spec.num_layers = 2, spec.num_heads = 4, spec.num_kv_heads = 2;
+    spec.head_dim = 8, spec.vocab_size = 12, spec.max_position_embeddings = 64, spec.rms_norm_eps = 1e-5;
+    spec.sliding_window.assign(2, 0);
+    spec.dtype = DType::f32;
+    if (architecture == Architecture::qwen3) spec.qk_norm = spec.tie_word_embeddings = true;
+    return spec;
+}
+
+/// A model whose every value says where it stands: tensor number + row / 256 + column / 65536.
+WeightFile write_model(const fs::path& folder, const ModelSpec& spec, float spoilt = 0) {
+    std::vector<TensorBlob> blobs;
+    float number = 0;
+    for (const TensorRule& rule : tensor_table(spec)) {
+        TensorBlob blob{{rule.hf_name, DType::f32, rule.shape}, {}};
+        const int64_t cols = rule.shape.back(), rows = rule.shape.size() > 1 ? rule.shape[0] : 1;
+        std::vector<float> values;
+        for (int64_t i = 0; i < rows * cols; ++i)
+            values.push_back(number + static_cast<float>(i / cols) / 256 + static_cast<float>(i % cols) / 65536);
+        if (spoilt != 0 && rule.role == TensorRole::final_norm) values[3] = spoilt;
+        if (spoilt != 0 && rule.role == TensorRole::embed_tokens) values[7] = spoilt;
+        blob.data.resize(values.size() * sizeof(float));
+        std::memcpy(blob.data.data(), values.data(), blob.data.size());
+        blobs.push_back(std::move(blob));
+        ++number;
+    }
+    write_text(folder / "config.json", write_model_config(spec));
+    write_safetensors(folder / "model.safetensors", blobs);
+    return WeightFile::open(folder.string());
+}
+
+Vocabulary small_vocabulary(std::size_t tokens = 10) {
+    Vocabulary vocabulary;
+    vocabulary.pre_tokenizer = "gpt-2";
+    for (std::size_t i = 0; i < tokens; ++i) vocabulary.tokens.push_back({cat("t", i), 0, TokenKind::normal});
+    vocabulary.tokens[2] = {};
+    vocabulary.tokens[1].kind = TokenKind::control;
+    vocabulary.merges = {"t 3"};
+    vocabulary.bos = 1;
+    vocabulary.add_bos = true;
+    vocabulary.chat_templates = {{"default", "{{ messages }}"}, {"tool_use", "{{ tools }}"}};
+    return vocabulary;
+}
+
+std::vector<float> floats(const GgufFile& file, const std::string& name) {
+    const GgufTensor& tensor = *file.find_tensor(name);
+    std::vector<float> values(tensor.data.size() / sizeof(float));
+    std::memcpy(values.data(), tensor.data.data(), tensor.data.size());
+    return values;
+}
+
+class GgufExport : public testing::Test {
+  protected:
+    const ScratchFolder folder_;
+    const fs::path out_ = folder_ / "m.gguf";
+    const GgufExportOptions f32_{GgufFileType::f32, "name"};
+};
+
+/// Row `row` of a tensor of the model, by what write_model put there.
+int row_of(float value) {
+    return static_cast<int>((value - std::floor(value)) * 256);
+}
+
+TEST_F(GgufExport, InterleavesTheHalvesOfHeadsForLlamaAlone) {
+    for (const Architecture architecture : {Architecture::llama, Architecture::qwen3}) {
+        ModelSpec spec = small_spec(architecture);
+        spec.qkv_bias = spec.o_bias = architecture == Architecture::llama;
+        const ScratchFolder folder;
+        const WeightFile model = write_model(folder.path(), spec);
+        const fs::path out = folder / "m.gguf";
+        export_model_gguf(model, small_vocabulary(), out, f32_);
+        const GgufFile file(out);
+        const bool llama = architecture == Architecture::llama;
+        const std::vector<int> interleaved = {0, 4, 1, 5, 2, 6, 3, 7};
+        for (const char* const name : {"blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_v.weight"}) {
+            const bool turned = llama && name[11] != 'v';
+            const std::vector<float> values = floats(file, name);
+            for (int row = 0; row < 16; ++row)
+                EXPECT_EQ(row_of(values[static_cast<std::size_t>(row) * 32]),
+                          turned ? row / 8 * 8 + interleaved[static_cast<std::size_t>(row % 8)] : row)
+                    << name << " row " << row;
+        }
+        if (!llama) continue;
+        const std::vector<float> bias = floats(file, "blk.0.attn_k.bias"), plain = floats(file, "blk.0.attn_v.bias");
+        for (std::size_t i = 0; i < 16; ++i) {
+            const auto from = [](float value) { return std::lround((value - std::floor(value)) * 65536); };
+            EXPECT_EQ(from(bias[i]), static_cast<long>(i / 8 * 8) + interleaved[i % 8]);
+            EXPECT_EQ(from(plain[i]), static_cast<long>(i));
+        }
+    }
+}
+
+TEST_F(GgufExport, DescribesTheModelAndItsTokens) {
+    ModelSpec spec = small_spec();
+    spec.rope = {RopeSpec::Type::llama3, 500000.0, 8.0, 32};
+    const WeightFile model = write_model(folder_.path(), spec);
+    const GgufReport report = export_model_gguf(model, small_vocabulary(), out_, f32_);
+    const GgufFile file(out_);
+    EXPECT_EQ(report.file_bytes, fs::file_size(out_));
+    EXPECT_EQ(report.types.at("F32").tensors, static_cast<int64_t>(file.tensors().size()));
+    EXPECT_EQ(report.types.at("F32").relative_error(), 0);
+    EXPECT_EQ(file.find_field("general.architecture")->text(), "llama");
+    EXPECT_EQ(file.find_field("llama.context_length")->integer(), 64);
+    EXPECT_EQ(file.find_field("llama.attention.key_length")->integer(), 8);
+    EXPECT_EQ(file.find_field("llama.rope.freq_base")->number(), 500000);
+    EXPECT_EQ(file.find_field("llama.rope.scaling.type"), nullptr);
+    const std::vector<float> divisors = floats(file, "rope_freqs.weight");
+    ASSERT_EQ(divisors.size(), 4U);
+    EXPECT_EQ(divisors.front(), 1.0F);  // the fastest angle stays, the slowest is divided by the whole factor
+    EXPECT_FLOAT_EQ(divisors.back(), 8.0F);
+    const std::vector<std::string> tokens = file.find_field("tokenizer.ggml.tokens")->texts();
+    ASSERT_EQ(tokens.size(), 12U);
+    EXPECT_EQ(tokens[3], "t3");
+    EXPECT_EQ(tokens[2], "[PAD2]");
+    EXPECT_EQ(tokens[11], "[PAD11]");
+    std::vector<int32_t> kinds(12);
+    std::memcpy(kinds.data(), file.find_field("tokenizer.ggml.token_type")->data.data(), 48);
+    EXPECT_EQ(kinds, (std::vector<int32_t>{1, 3, 5, 1, 1, 1, 1, 1, 1, 1, 5, 5}));
+    EXPECT_EQ(file.find_field("tokenizer.ggml.bos_token_id")->integer(), 1);
+    EXPECT_EQ(file.find_field("tokenizer.ggml.add_bos_token")->summary(), "true");
+    EXPECT_EQ(file.find_field("tokenizer.chat_template")->text(), "{{ messages }}");
+    EXPECT_EQ(file.find_field("tokenizer.chat_template.tool_use")->text(), "{{ tools }}");
+}
+
+TEST_F(GgufExport, DoesNotDependOnTheNumberOfThreads) {
+    ModelSpec spec = small_spec();
+    spec.hidden_size = 512, spec.num_heads = 64;  // large enough for several threads
+    const WeightFile model = write_model(folder_.path(), spec);
+    std::string one;
+    for (const int threads : {1, 2, 5}) {
+        const fs::path out = folder_ / cat(threads, ".gguf");
+        export_model_gguf(model, small_vocabulary(), out, {GgufFileType::q4_k_m, "name", threads});
+        if (one.empty()) one = read_file(out);
+        EXPECT_TRUE(read_file(out) == one) << threads << " threads";
+    }
+}
+
+TEST_F(GgufExport, WritesSixteenBitsAndFourAlike) {
+    const WeightFile nf4 = WeightFile::open(golden("small_llama/nf4_dq").string());
+    const Vocabulary vocabulary = small_vocabulary();
+    export_model_gguf(nf4, vocabulary, out_, f32_);
+    const GgufFile file(out_);
+    const TensorSource& down = nf4.tensors.linear(1, Projection::down);
+    std::vector<float> expected(static_cast<std::size_t>(down.rows() * down.cols()));
+    down.read_f32(expected.data());
+    EXPECT_EQ(floats(file, "blk.1.ffn_down.weight"), expected);
+    export_model_gguf(nf4, vocabulary, folder_ / "bf16.gguf", {GgufFileType::bf16, "name"});
+    EXPECT_EQ(GgufFile(folder_ / "bf16.gguf").find_tensor("blk.1.ffn_down.weight")->type->name, "BF16");
+}
+
+TEST_F(GgufExport, MixesTypesAsLlamaQuantizeDoes) {
+    ModelSpec spec = small_spec();
+    spec.num_layers = 16;
+    const auto type_of = [&](TensorRole role, Projection p, int layer, GgufFileType file_type) {
+        TensorRule rule;
+        rule.role = role, rule.projection = p, rule.layer = layer, rule.shape = {256, 256};
+        return info_of(wanted_type(spec, rule, file_type)).name;
+    };
+    const auto linear = [&](Projection p, int layer) { return type_of(TensorRole::linear, p, layer, GgufFileType::q4_k_m); };
+    std::string down;
+    for (int layer = 0; layer < 16; ++layer) down += linear(Projection::down, layer) == "Q6_K" ? '6' : '4';
+    EXPECT_EQ(down, "6644644644644666");
+    EXPECT_EQ(linear(Projection::v, 0), "Q6_K");
+    EXPECT_EQ(linear(Projection::q, 0), "Q4_K");
+    EXPECT_EQ(type_of(TensorRole::lm_head, Projection::q, -1, GgufFileType::q4_0), "Q6_K");
+    EXPECT_EQ(type_of(TensorRole::lm_head, Projection::q, -1, GgufFileType::q8_0), "Q8_0");
+    EXPECT_EQ(type_of(TensorRole::embed_tokens, Projection::q, -1, GgufFileType::q4_k_m), "Q4_K");
+    spec.tie_word_embeddings = true;
+    EXPECT_EQ(type_of(TensorRole::embed_tokens, Projection::q, -1, GgufFileType::q4_k_m), "Q6_K");
+    spec.num_layers = 80;
+    EXPECT_EQ(linear(Projection::v, 11), "Q5_K");
+    EXPECT_EQ(info_of(type_for_rows(GgmlType::q4_k, 344)).name, "F16");
+    EXPECT_EQ(info_of(type_for_rows(GgmlType::q4_k, 96)).name, "Q5_0");
+    EXPECT_EQ(info_of(type_for_rows(GgmlType::q5_k, 96)).name, "Q5_1");
+    EXPECT_EQ(info_of(type_for_rows(GgmlType::q6_k, 96)).name, "Q8_0");
+    EXPECT_EQ(info_of(type_for_rows(GgmlType::q8_0, 20)).name, "F16");
+}
+
+TEST_F(GgufExport, RefusesWhatCannotBe) {
+    const WeightFile model = write_model(folder_.path(), small_spec());
+    const auto refused = [&](const WeightFile& file, const Vocabulary& vocabulary, GgufFileType type,
+                             const std::vector<std::string>& words) {
+        expect_input_error(words, [&] { export_model_gguf(file, vocabulary, out_, {type, "name"}); });
+        EXPECT_FALSE(fs::exists(out_));
+    };
+    refused(model, small_vocabulary(13), GgufFileType::f32, {"13 tokens", "12"});
+    {
+        const ScratchFolder folder;
+        refused(write_model(folder.path(), small_spec(), NAN), small_vocabulary(), GgufFileType::f32,
+                {"model.embed_tokens.weight", "not finite"});
+    }
+    {
+        const ScratchFolder folder;
+        const WeightFile large = write_model(folder.path(), small_spec(), 1e6F);
+        refused(large, small_vocabulary(), GgufFileType::f16, {"model.embed_tokens.weight", "too large for F16", "bf16"});
+        export_model_gguf(large, small_vocabulary(), folder / "bf16.gguf", {GgufFileType::bf16, "name"});
+    }
+    {
+        const ScratchFolder folder;
+        ModelSpec spec = small_spec(Architecture::qwen3);
+        spec.rope = {RopeSpec::Type::llama3, 10000.0, 8.0, 32};
+        refused(write_model(folder.path(), spec), small_vocabulary(), GgufFileType::f32, {"qwen3", "llama3"});
+    }
+    write_text(out_, "something");
+    expect_error(ErrorKind::usage, {"m.gguf exists"}, [&] { export_model_gguf(model, small_vocabulary(), out_, f32_); });
+    expect_error(ErrorKind::usage, {"is no folder"},
+                 [&] { export_model_gguf(model, small_vocabulary(), folder_ / "none/m.gguf", f32_); });
+    EXPECT_EQ(read_file(out_), "something");
+}
+
+/// The product that llama.cpp makes of an adapter's file, alpha / r · B · A, against PEFT's scale · B · A.
+void compare_scales(const fs::path& adapter_folder, const ModelSpec& spec, const fs::path& out, bool folded) {
+    const Adapter adapter = read_adapter(adapter_folder, spec);
+    export_adapter_gguf(adapter, spec, out, {GgufFileType::f32, "name"});
+    const GgufFile file(out);
+    EXPECT_EQ(file.find_field("general.type")->text(), "adapter");
+    EXPECT_EQ(file.find_field("adapter.type")->text(), "lora");
+    const auto alpha = static_cast<float>(*file.find_field("adapter.lora.alpha")->number());
+    bool any_folded = false;
+    for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
+        const LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(Projection::v)];
+        if (module.r == 0) continue;
+        const std::string name = cat("blk.", layer, ".attn_v.weight");
+        const TensorView& b = adapter.b(static_cast<int>(layer), Projection::v);
+        std::vector<float> expected(static_cast<std::size_t>(b.elements()));
+        convert_to_f32(b.dtype, b.data.data(), b.elements(), expected.data());
+        const std::vector<float> values = floats(file, name + ".lora_b");
+        ASSERT_EQ(values.size(), expected.size());
+        EXPECT_EQ(file.find_tensor(name + ".lora_b")->shape, b.shape);
+        for (std::size_t i = 0; i < values.size(); ++i)
+            EXPECT_NEAR(values[i] * alpha / static_cast<float>(module.r), expected[i] * module.scale,
+                        1e-6 * std::abs(expected[i] * module.scale));
+        any_folded = any_folded || values != expected;
+    }
+    EXPECT_EQ(any_folded, folded);
+}
+
+TEST_F(GgufExport, KeepsAnAdaptersScales) {
+    const ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
+    compare_scales(golden("adapters/patterns"), spec, folder_ / "patterns.gguf", true);
+    fs::copy(golden("adapters/patterns"), folder_ / "rslora");
+    auto config = golden_json("adapters/patterns/adapter_config.json");
+    config["use_rslora"] = true;
+    config["alpha_pattern"] = nlohmann::json::object();
+    write_text(folder_ / "rslora/adapter_config.json", config.dump());
+    compare_scales(folder_ / "rslora", spec, folder_ / "rslora.gguf", true);
+}
+
+TEST_F(GgufExport, RefusesAdaptersInFourBits) {
+    const ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
+    const Adapter adapter = read_adapter(golden("adapters/patterns"), spec);
+    expect_error(ErrorKind::usage, {"f32, f16, bf16 or q8_0", "Merge"},
+                 [&] { export_adapter_gguf(adapter, spec, out_, {GgufFileType::q4_0, "name"}); });
+}
+
+}  // namespace
+}  // namespace unsloth
