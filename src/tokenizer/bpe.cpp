@@ -6,7 +6,7 @@
 
 namespace unsloth {
 
-ByteBpe::ByteBpe(const ModelSpec& spec)
+ByteBpe::ByteBpe(const BpeSpec& spec)
     : unknown_(spec.unknown),
       fuse_unknown_(spec.fuse_unknown),
       ignore_merges_(spec.ignore_merges),
@@ -30,7 +30,7 @@ ByteBpe::ByteBpe(const ModelSpec& spec)
     }
     for (const int32_t id : byte_ids_) complete_ = complete_ && id >= 0;
     uint32_t rank = 0;
-    for (const ModelSpec::Merge& merge : spec.merges)
+    for (const BpeSpec::Merge& merge : spec.merges)
         merges_.insert(merge.left, merge.right, {rank++, merge.merged});
 }
 

@@ -17,7 +17,7 @@ namespace unsloth {
 
 class ByteBpe : public Model {
   public:
-    explicit ByteBpe(const ModelSpec& spec);
+    explicit ByteBpe(const BpeSpec& spec);
     void encode(std::string_view word, const TokenSink& out) const override;
 
   private:

@@ -16,7 +16,7 @@ void CharacterBpe::CharacterTable::insert(char32_t c, int32_t id) {
     ids_[page + (c & 0xFF)] = id;
 }
 
-CharacterBpe::CharacterBpe(const ModelSpec& spec)
+CharacterBpe::CharacterBpe(const BpeSpec& spec)
     : vocab_(spec.vocab),
       ids_(index_vocab(vocab_)),
       unknown_(spec.unknown),
@@ -37,7 +37,7 @@ CharacterBpe::CharacterBpe(const ModelSpec& spec)
         all_bytes_ = std::find(byte_ids_.begin(), byte_ids_.end(), -1) == byte_ids_.end();
     }
     uint32_t rank = 0;
-    for (const ModelSpec::Merge& merge : spec.merges)
+    for (const BpeSpec::Merge& merge : spec.merges)
         merges_.insert(merge.left, merge.right, {rank++, merge.merged});
     index_segments(spec);
 }
@@ -46,7 +46,7 @@ CharacterBpe::CharacterBpe(const ModelSpec& spec)
 /// characters that stand side by side in no merged token: the parts of a word on both sides are independent.
 /// That holds as long as merges work on characters (not on unknown tokens or bytes of the fallback) and no
 /// character is dropped.
-void CharacterBpe::index_segments(const ModelSpec& spec) {
+void CharacterBpe::index_segments(const BpeSpec& spec) {
     if (!prefix_.empty() || !suffix_.empty()) return;
     if (byte_ids_.empty() ? !unknown_ : !all_bytes_) return;
     std::unordered_set<int32_t> no_characters(byte_ids_.begin(), byte_ids_.end());
@@ -54,7 +54,7 @@ void CharacterBpe::index_segments(const ModelSpec& spec) {
     std::vector<const std::string*> text_of(token_length_.size());
     for (const auto& [token, id] : vocab_) text_of[id] = &token;
     std::vector<std::pair<int32_t, int32_t>> pairs;
-    for (const ModelSpec::Merge& merge : spec.merges) {
+    for (const BpeSpec::Merge& merge : spec.merges) {
         if (no_characters.count(merge.left) || no_characters.count(merge.right)) return;
         const std::string& text = *text_of[merge.merged];
         int32_t before = -1;

@@ -17,7 +17,7 @@ namespace unsloth {
 
 class CharacterBpe : public Model {
   public:
-    explicit CharacterBpe(const ModelSpec& spec);
+    explicit CharacterBpe(const BpeSpec& spec);
     void encode(std::string_view word, const TokenSink& out) const override;
 
   private:
@@ -35,7 +35,7 @@ class CharacterBpe : public Model {
 
     int32_t id_of(std::string_view character, bool first, bool last) const;
     void first_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
-    void index_segments(const ModelSpec& spec);
+    void index_segments(const BpeSpec& spec);
     void encode_segments(std::string_view word, const TokenSink& out) const;
     void encode_segment(std::string_view segment, const TokenSink& out) const;
     void encode_unknown(std::string_view characters, const TokenSink& out) const;

@@ -5,7 +5,7 @@
 
 namespace unsloth {
 
-std::unique_ptr<const Model> make_model(const ModelSpec& spec) {
+std::unique_ptr<const Model> make_model(const BpeSpec& spec) {
     if (spec.reads_bytes) return std::make_unique<ByteBpe>(spec);
     return std::make_unique<CharacterBpe>(spec);
 }

@@ -14,7 +14,7 @@
 namespace unsloth {
 
 /// What the file says, read and checked.
-struct ModelSpec {
+struct BpeSpec {
     std::vector<std::pair<std::string, int32_t>> vocab;  ///< token in its raw form, id >= 0
     struct Merge {
         int32_t left, right, merged;
@@ -52,7 +52,7 @@ class Model {
     virtual void encode(std::string_view word, const TokenSink& out) const = 0;
 };
 
-std::unique_ptr<const Model> make_model(const ModelSpec& spec);
+std::unique_ptr<const Model> make_model(const BpeSpec& spec);
 
 /// The tokens of `vocab` by their raw forms. Views its strings, which must not change any more.
 StringTable index_vocab(const std::vector<std::pair<std::string, int32_t>>& vocab);

@@ -139,7 +139,7 @@ void with_file(const std::filesystem::path& path, Read read) {
 
 /// Every way to make a piece out of two others is a merge; earlier pieces come first, and of one piece the
 /// shortest left part.
-void make_merges(const std::string& where, ModelSpec& spec, const StringTable& ids) {
+void make_merges(const std::string& where, BpeSpec& spec, const StringTable& ids) {
     constexpr std::size_t longest_piece =
         4096;  // every split of a piece is looked up: time goes with its square
     for (const auto& [piece, id] : spec.vocab) {

@@ -13,7 +13,7 @@
 namespace unsloth {
 namespace {
 
-void read_vocab(const JsonReader& vocab, ModelSpec& spec) {
+void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
     if (!vocab.value().is_object()) vocab.refuse("an object of tokens and ids");
     spec.vocab.reserve(vocab.value().size());
     std::vector<bool> used;
@@ -50,7 +50,7 @@ bool is_version_line(const nlohmann::json& merge) {
     return merge.is_string() && merge.get_ref<const std::string&>().rfind("#version", 0) == 0;
 }
 
-void read_merges(const JsonReader& merges, const StringTable& ids, ModelSpec& spec) {
+void read_merges(const JsonReader& merges, const StringTable& ids, BpeSpec& spec) {
     const std::size_t n = merges.size();
     spec.merges.reserve(n);
     const auto id_of = [&](std::string_view token, std::size_t i) {
@@ -84,7 +84,7 @@ bool has_byte_alphabet(const StringTable& vocab) {
 }
 
 /// `spec.reads_bytes` says on entry whether the pipeline in front of the model ends in bytes.
-void read_model(const JsonReader& model, ModelSpec& spec) {
+void read_model(const JsonReader& model, BpeSpec& spec) {
     if (model.has("type") && model.at("type").string() != "BPE") {
         throw input_error(cat(model.where(), ": the type '", model.at("type").string(),
                               "' is not known to this program, which reads BPE models"));

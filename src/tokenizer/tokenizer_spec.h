@@ -14,7 +14,7 @@
 namespace unsloth {
 
 struct TokenizerSpec {
-    ModelSpec model;
+    BpeSpec model;
     Normalizer normalizer;
     std::vector<PreTokenizerStep> pre_tokenizer;
     Decoder decoder;

@@ -140,7 +140,7 @@ void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec,
 }
 
 void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, Vocabulary& out) {
-    const ModelSpec& model = spec.model;
+    const BpeSpec& model = spec.model;
     if (!model.byte_fallback || model.ignore_merges || !model.subword_prefix.empty() || !model.end_of_word_suffix.empty())
         throw input_error(cat(folder.string(), ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this "
                               "tokenizer is neither (model.byte_fallback, ignore_merges, prefixes or suffixes of words)"));
