@@ -24,18 +24,6 @@ struct Descriptor {
 
 std::string reason() { return std::strerror(errno); }
 
-void write_all(int fd, std::string_view content, const std::filesystem::path& path) {
-    while (!content.empty()) {
-        const ssize_t written = ::write(fd, content.data(), content.size());
-        if (written < 0) {
-            if (errno == EINTR) continue;
-            throw runtime_failure(cat("cannot write ", path.string(), ": ", reason()),
-                                  errno == ENOSPC ? "Free some space, or choose another training.output_dir." : "");
-        }
-        content.remove_prefix(static_cast<std::size_t>(written));
-    }
-}
-
 }  // namespace
 
 std::string read_file(const std::filesystem::path& path) {
@@ -50,46 +38,26 @@ void sync_path(const std::filesystem::path& path) {
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-    AtomicFile file(path);
-    file.write(content);
+    AtomicFile file(path, content.size());
+    file.write_at(std::as_bytes(std::span(content)), 0);
     file.finish();
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_.string() + ".tmp-" + std::to_string(::getpid())) {
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd_ < 0) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", reason()));
-}
-
-AtomicFile::~AtomicFile() {
-    if (fd_ < 0) return;
-    ::close(fd_);
-    ::unlink(temporary_.c_str());
-}
-
-void AtomicFile::write(std::string_view content) {
+void AtomicText::write(std::string_view content) {
     constexpr std::size_t worth_a_call = std::size_t{1} << 16;
-    if (content.size() >= worth_a_call) {
-        flush();
-        write_all(fd_, content, path_);
-        return;
-    }
     waiting_ += content;
     if (waiting_.size() >= worth_a_call) flush();
 }
 
-void AtomicFile::flush() {
-    write_all(fd_, waiting_, path_);
+void AtomicText::flush() {
+    file_.write_at(std::as_bytes(std::span(waiting_)), written_);
+    written_ += waiting_.size();
     waiting_.clear();
 }
 
-void AtomicFile::finish() {
+void AtomicText::finish() {
     flush();
-    if (::fsync(fd_) != 0) throw runtime_failure(cat("cannot flush ", path_.string(), ": ", reason()));
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0)
-        throw runtime_failure(cat("cannot rename ", temporary_.string(), " to ", path_.string(), ": ", reason()));
-    ::close(std::exchange(fd_, -1));
-    const auto parent = path_.parent_path();
-    sync_path(parent.empty() ? std::filesystem::path(".") : parent);
+    file_.finish();
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {

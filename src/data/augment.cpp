@@ -93,8 +93,8 @@ class Augmenter {
     AugmentResult run() {
         find_ids();
         if (!request_.back_translations.empty()) read_back_translations();
-        std::optional<AtomicFile> eval_out;
-        AtomicFile out(request_.out);
+        std::optional<AtomicText> eval_out;
+        AtomicText out(request_.out);
         if (!request_.eval_out.empty()) eval_out.emplace(request_.eval_out);
         for (const Way way : ways_) result_.copies.push_back({name_of(way)});
         if (!request_.back_translations.empty()) result_.copies.push_back({"back_translation"});
@@ -219,7 +219,7 @@ class Augmenter {
         return text;
     }
 
-    void write_copies(const SourceRow& row, AtomicFile& out) {
+    void write_copies(const SourceRow& row, AtomicText& out) {
         const NamedTexts original = texts_of(row.columns, fields_);
         const std::string id = id_of(row);
         const Json of = has_ids_.value_or(false) ? row.columns.at(request_.id_column) : Json(row.number);

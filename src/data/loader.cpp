@@ -147,10 +147,12 @@ int64_t StepLoader::rounds_per_epoch() const {
 /// The places in the epoch's order of what all ranks take in a round.
 std::pair<int64_t, int64_t> StepLoader::round_places(int64_t round) const {
     if (!fills_by_tokens()) return {round * round_rows(), std::min((round + 1) * round_rows(), rows_per_epoch())};
-    const auto end_of = [&](int64_t batch) {
-        return batch == 0 ? 0 : batch_ends_[static_cast<std::size_t>(std::min(batch, batches_per_epoch()) - 1)];
-    };
-    return {end_of(round * options_.world_size), end_of((round + 1) * options_.world_size)};
+    return {begin_of_batch(round * options_.world_size), begin_of_batch((round + 1) * options_.world_size)};
+}
+
+/// With max_tokens_per_batch: where a micro-batch begins in the epoch's order; its end for those that the epoch does not have.
+int64_t StepLoader::begin_of_batch(int64_t batch) const {
+    return batch == 0 ? 0 : batch_ends_[static_cast<std::size_t>(std::min(batch, batches_per_epoch()) - 1)];
 }
 
 int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) const {
@@ -213,8 +215,7 @@ StepBatch StepLoader::step(int64_t number) {
     for (int64_t round = first_round; round < last_round; ++round) {
         const auto [begin, end] = round_places(round);
         count(begin, end, step);
-        const auto [own_begin, own_end] = slice(round);
-        step.micro.push_back(micro_batch(own_begin, own_end));
+        step.micro.push_back(micro_batch(own_places(round)));
     }
     step.epoch = step.epoch_index + static_cast<double>(last_round) / static_cast<double>(rounds_per_epoch());
     return step;
@@ -286,25 +287,48 @@ void StepLoader::count(int64_t begin, int64_t end, StepBatch& step) const {
     }
 }
 
-/// Our part of a round: of rows equal shares, the first ranks taking one more where they do not come out even; of
-/// micro-batches filled by tokens the one of our number, if the epoch has it.
-std::pair<int64_t, int64_t> StepLoader::slice(int64_t round) const {
+/// Our part of a round, as places in the epoch's order, ascending: of rows equal numbers, the first ranks taking one more where they do
+/// not come out even, so that the ranks' tokens differ little; of micro-batches filled by tokens the one of our number, if the epoch
+/// has it.
+std::vector<int64_t> StepLoader::own_places(int64_t round) const {
     const auto [begin, end] = round_places(round);
-    const int64_t rank = options_.rank;
+    std::vector<int64_t> own;
     if (fills_by_tokens()) {
-        const int64_t batch = round * options_.world_size + rank;
-        if (batch >= batches_per_epoch()) return {end, end};
-        return {batch == 0 ? 0 : batch_ends_[static_cast<std::size_t>(batch - 1)], batch_ends_[static_cast<std::size_t>(batch)]};
+        const int64_t batch = round * options_.world_size + options_.rank;
+        if (batch >= batches_per_epoch()) return own;
+        own.resize(static_cast<std::size_t>(batch_ends_[static_cast<std::size_t>(batch)] - begin_of_batch(batch)));
+        std::iota(own.begin(), own.end(), begin_of_batch(batch));
+        return own;
     }
-    const int64_t share = (end - begin) / options_.world_size;
-    const int64_t extra = (end - begin) % options_.world_size;
-    const int64_t own_begin = begin + rank * share + std::min(rank, extra);
-    return {own_begin, own_begin + share + (rank < extra ? 1 : 0)};
+    std::vector<int64_t> places(static_cast<std::size_t>(end - begin));
+    std::iota(places.begin(), places.end(), begin);
+    if (options_.world_size == 1) return places;
+    return share_of(places);
 }
 
-Batch StepLoader::micro_batch(int64_t begin, int64_t end) const {
+/// Longest rows first, each to the rank that has least tokens so far and may still take a row (Graham's rule for equal loads).
+std::vector<int64_t> StepLoader::share_of(std::vector<int64_t> places) const {
+    const auto tokens = [&](int64_t place) { return unit_tokens_[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])]; };
+    const auto ranks = static_cast<std::size_t>(options_.world_size);
+    std::vector<std::size_t> room(ranks, places.size() / ranks);
+    for (std::size_t r = 0; r < places.size() % ranks; ++r) ++room[r];
+    std::stable_sort(places.begin(), places.end(), [&](int64_t a, int64_t b) { return tokens(a) > tokens(b); });
+    std::vector<int64_t> load(ranks), own;
+    for (const int64_t place : places) {
+        std::size_t least = ranks;
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (room[r] > 0 && (least == ranks || load[r] < load[least])) least = r;
+        --room[least];
+        load[least] += tokens(place);
+        if (static_cast<int>(least) == options_.rank) own.push_back(place);
+    }
+    std::sort(own.begin(), own.end());
+    return own;
+}
+
+Batch StepLoader::micro_batch(const std::vector<int64_t>& places) const {
     std::vector<Sample> samples;
-    for (int64_t place = begin; place < end; ++place) {
+    for (const int64_t place : places) {
         const auto [first, last] = unit_at(place);
         for (int64_t m = first; m < last; ++m) {
             Sample& sample = samples.emplace_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));

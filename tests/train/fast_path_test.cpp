@@ -14,7 +14,7 @@ class FastPath : public ::testing::Test {
     Flags plain() const {
         const std::string legal = cat(UNSLOTH_SOURCE_DIR, "/examples/legal/");
         return {"--model.path", legal + "base", "--data.train_file", legal + "train.jsonl", "--data.template", "alpaca",
-                "--training.output_dir", (folder / "out").string(), "--hardware.device", "cuda", "--model.dtype", "bfloat16",
+                "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--hardware.device", "cuda", "--model.dtype", "bfloat16",
                 "--training.per_device_train_batch_size", "8", "--training.gradient_accumulation_steps", "1",
                 "--training.learning_rate", "0.0005", "--training.warmup_steps", "5", "--training.num_train_epochs", "100",
                 "--hardware.kernels", "library", "--hardware.weight_cache", "off", "--hardware.cuda_graphs", "false",

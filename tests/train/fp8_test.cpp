@@ -19,7 +19,7 @@ class Fp8Training : public ::testing::TestWithParam<std::string> {
         }
         write_rows(folder / "rows.jsonl", rows);
         flags = {"--model.path", model_folder("tiny_llama/nf4_dq").string(), "--data.train_file", (folder / "rows.jsonl").string(),
-                 "--training.output_dir", (folder / "out").string(), "--hardware.device", GetParam(), "--training.deterministic", "true",
+                 "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--hardware.device", GetParam(), "--training.deterministic", "true",
                  "--model.dtype", GetParam() == "cpu" ? "float32" : "bfloat16", "--training.max_steps", "8", "--lora.r", "8",
                  "--training.learning_rate", "0.002", "--training.warmup_steps", "0"};
     }
@@ -91,7 +91,7 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
     write_rows(folder / "rows.jsonl", rows);
     const auto gradients = [&](const char* dtype, const char* compute_dtype) {
         return first_gradients(make_config({"--model.path", (folder / "model").string(), "--data.train_file", (folder / "rows.jsonl").string(),
-                                            "--training.output_dir", (folder / "out").string(), "--hardware.device", "cuda",
+                                            "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--hardware.device", "cuda",
                                             "--model.dtype", dtype, "--model.compute_dtype", compute_dtype, "--training.max_steps", "1",
                                             "--training.per_device_train_batch_size", "4", "--training.gradient_accumulation_steps", "1",
                                             "--lora.r", "16"}));

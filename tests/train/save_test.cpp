@@ -57,7 +57,8 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
             }
 
         // A run that starts from the folder holds the same model: same losses, same values, same gradients.
-        train::Trainer again(make_config(flags(variant, "6") + Flags{"--model.adapter_name_or_path", (folder / "saved").string()}));
+        train::Trainer again(make_config(flags(variant, "6") + Flags{"--model.adapter_name_or_path", (folder / "saved").string(), "--training.output_dir",
+                                                                         (folder / "again").string()}));
         again.load();
         expect_same_bits(copy_values(*again.model().parameters()), values);
         EXPECT_TRUE(same_bits(score_first_step(again), score_first_step(trainer)));
@@ -127,7 +128,7 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
     }
     write_rows(folder / "rows.jsonl", rows);
     const LoadedConfig config = make_config({"--model.path", model_folder("llama_tied").string(), "--data.train_file", (folder / "rows.jsonl").string(),
-                                             "--training.output_dir", (folder / "out").string(), "--lora.finetuning_type", "full",
+                                             "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--lora.finetuning_type", "full",
                                              "--training.warmup_steps", "0", "--training.learning_rate", "0.001", "--hardware.device", GetParam(),
                                              "--training.num_train_epochs", "6", "--training.deterministic", "true"});
     const Course course = train_all(config);

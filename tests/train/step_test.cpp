@@ -31,7 +31,7 @@ std::vector<Row> random_rows(int count, uint32_t seed, int vocab = 250) {
 Flags fresh_flags(const ScratchFolder& folder, const std::vector<Row>& rows, const std::string& device) {
     write_rows(folder / "rows.jsonl", rows);
     return {"--model.path", model_folder("small_llama/nf4_dq").string(), "--data.train_file", (folder / "rows.jsonl").string(),
-            "--training.output_dir", (folder / "out").string(), "--hardware.device", device, "--training.lr_scheduler_type", "constant",
+            "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--hardware.device", device, "--training.lr_scheduler_type", "constant",
             "--training.learning_rate", "0.002", "--training.warmup_steps", "0", "--lora.r", "8",
             "--training.per_device_train_batch_size", "2", "--training.gradient_accumulation_steps", "2",
             "--training.deterministic", "true"};

@@ -141,7 +141,7 @@ inline Flags reference_flags(const std::string& variant, const ScratchFolder& fo
     write_rows(folder / "rows.jsonl", reference_rows(variant));
     const auto number = [&](const char* key) { return settings[key].dump(); };
     Flags flags = {"--model.path", model_folder(settings["base"].get<std::string>()).string(),
-                   "--data.train_file", (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string(),
+                   "--data.train_file", (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true",
                    "--training.per_device_train_batch_size", variant == "packed" ? "1" : "2",
                    "--training.gradient_accumulation_steps", number("micro_batches"), "--training.max_steps", number("steps"),
                    "--training.learning_rate", number("lr"), "--training.lr_scheduler_type", "cosine",

@@ -6,6 +6,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "unsloth/core/atomic_file.h"
 
 namespace unsloth {
 
@@ -16,15 +19,11 @@ std::string read_file(const std::filesystem::path& path);
 /// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
-/// A file written piece by piece, in the same way: under another name until it is finished.
-class AtomicFile {
+/// A text written from its beginning to its end, in the same way: under another name until it is finished.
+class AtomicText {
   public:
-    /// Runtime Error, as for the others, when it cannot be created.
-    explicit AtomicFile(std::filesystem::path path);
-    AtomicFile(const AtomicFile&) = delete;
-    AtomicFile& operator=(const AtomicFile&) = delete;
-    /// Without finish(), nothing of the file stays.
-    ~AtomicFile();
+    /// Runtime Error, as for the others, when it cannot be created. Without finish(), nothing of the file stays.
+    explicit AtomicText(std::filesystem::path path) : file_(std::move(path), 0) {}
 
     void write(std::string_view content);
     /// Fsyncs and renames.
@@ -33,9 +32,9 @@ class AtomicFile {
   private:
     void flush();
 
-    std::filesystem::path path_, temporary_;
+    AtomicFile file_;
     std::string waiting_;
-    int fd_ = -1;
+    std::size_t written_ = 0;
 };
 
 /// Flushes a written file (or a folder's entries) to the medium; runtime Error on failure.

@@ -43,7 +43,7 @@ struct EpochCounts {
 
 /// Training steps, by number. A step takes the next per_device_train_batch_size x world_size x
 /// gradient_accumulation_steps rows of the epoch's order, whatever the world size; its k-th round of
-/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, rank r taking its slice. As
+/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, shared out so that their tokens differ little. As
 /// in transformers' Trainer, the last step of an epoch takes what is left (fewer micro-batches, the last one
 /// smaller and shared evenly by the ranks) and never reaches into the next epoch.
 ///
@@ -97,8 +97,10 @@ class StepLoader {
     void count_repetitions();
     std::optional<int32_t> dropout_row(int64_t row, int64_t place) const;
     void count(int64_t begin, int64_t end, StepBatch& step) const;
-    std::pair<int64_t, int64_t> slice(int64_t round) const;
-    Batch micro_batch(int64_t begin, int64_t end) const;
+    int64_t begin_of_batch(int64_t batch) const;
+    std::vector<int64_t> own_places(int64_t round) const;
+    std::vector<int64_t> share_of(std::vector<int64_t> places) const;
+    Batch micro_batch(const std::vector<int64_t>& places) const;
 
     Dataset dataset_;
     LoaderOptions options_;
