@@ -249,7 +249,7 @@ class Rows(EndToEnd):
         self.assertIn("skip", result.err)
         self.assertEqual(len(self.steps(self.folder / "out")), 6)
         all_bad = write_rows(self.folder / "worse.jsonl", ['{"input_ids": [1', '{"input_ids": [2'])
-        self.fail_with(INPUT, ["worse.jsonl"], *self.train_arguments(model(LLAMA), all_bad, "--skip_bad_rows", "true", "--format", "tokenized"))
+        self.fail_with(INPUT, ["worse.jsonl"], *self.train_arguments(model(LLAMA), all_bad, "--skip_bad_rows", "true", "--format", "tokenized", out="other"))
 
     def test_text_forms(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
@@ -329,7 +329,7 @@ class Output(EndToEnd):
         rows = self.rows(4)
         out = self.train(model(LLAMA), rows)
         before = (out / "adapter_model.safetensors").read_bytes()
-        self.fail_with(RUNTIME, ["adapter_model.safetensors"], *self.train_arguments(model(LLAMA), rows, "--seed", "5"), preexec=self.limited(8192))
+        self.fail_with(RUNTIME, ["adapter_model.safetensors"], *self.train_arguments(model(LLAMA), rows, "--seed", "5", "--overwrite_output_dir", "true"), preexec=self.limited(8192))
         self.assertEqual((out / "adapter_model.safetensors").read_bytes(), before)
 
     def test_no_room_for_other_files(self):

@@ -65,6 +65,41 @@ class Distributed(EndToEnd):
                     for a, b in zip(floats(data), floats(adapter[name][2])):
                         self.assertAlmostEqual(a, b, delta=1e-5)
 
+    def test_a_run_goes_on_with_another_number_of_ranks(self):
+        code, err = self.launch(2, self.arguments("two", 2, 2, "--save_steps", 3))
+        self.assertEqual(code, OK, err)
+        expected = self.steps(self.folder / "two")[3:]
+        for size in (1, 4):
+            out = f"from_two_to_{size}"
+            code, err = self.launch(size, self.arguments(out, 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3"))
+            self.assertEqual(code, OK, err)
+            self.assertIn(f"gradient_accumulation_steps is {4 // size} instead of 2", err)
+            steps = self.steps(self.folder / out)
+            self.assertEqual([s["step"] for s in steps], [4, 5, 6])
+            for got, other in zip(steps, expected):
+                self.assertEqual((got["tokens"], got["trained_tokens"]), (other["tokens"], other["trained_tokens"]))
+                self.assertAlmostEqual(got["loss"], other["loss"], delta=2e-6 * other["loss"])
+        code, err = self.launch(3, self.arguments("three", 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3"))
+        self.assertEqual(code, USAGE, err)
+        self.assertIn("divide it", err)
+
+    def test_a_restart_goes_on_from_the_newest_checkpoint(self):
+        """As torchrun and launch --max_restarts do it: all ranks start again after one was killed."""
+        arguments = self.arguments("restarted", 2, 1, "--max_steps", 60, "--save_steps", 5, "--ddp_timeout", 3, "--resume_from_checkpoint", "auto")
+        launcher = subprocess.Popen([PROGRAM, "launch", "--nproc_per_node", "2", "--max_restarts", "1", "--grace_period", "20", *map(str, arguments)],
+                                    env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: (launcher.kill(), launcher.wait(), launcher.stderr.close()))
+        metrics = self.folder / "restarted" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 12, [launcher])
+        children = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True).stdout.split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        err = launcher.communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(launcher.returncode, OK, err)
+        self.assertIn("goes on from", err)
+        code, other = self.launch(2, self.arguments("whole", 2, 1, "--max_steps", 60))
+        self.assertEqual(code, OK, other)
+        self.assertEqual([s["loss"] for s in self.steps(self.folder / "restarted")], [s["loss"] for s in self.steps(self.folder / "whole")])
+
     def test_evaluation_counts_every_row_once(self):
         losses = []
         for size in (1, 3):

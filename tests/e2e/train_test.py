@@ -235,7 +235,7 @@ class Configuration(EndToEnd):
         config = self.config()
         self.succeed("--config", config)
         first = (self.folder / "out" / "adapter_model.safetensors").read_bytes()
-        self.succeed("train", "--config", config)
+        self.succeed("train", "--config", config, "--overwrite_output_dir", "true")
         self.assertEqual((self.folder / "out" / "adapter_model.safetensors").read_bytes(), first)
 
     def test_flags_win_over_the_file(self):
