@@ -51,6 +51,9 @@ std::optional<ResumePoint> find_resume_point(const TrainingOptions& training) {
     if (wish == "false") return std::nullopt;
     if (wish != "auto" && wish != "true") {
         if (!std::filesystem::is_directory(wish)) throw usage_error(cat("training.resume_from_checkpoint: there is no folder ", wish), "Name a checkpoint-N folder, or auto.");
+        if (const auto inside = list_checkpoints(wish); !inside.empty())
+            throw usage_error(cat("training.resume_from_checkpoint: ", wish, " is a run's output folder, not a checkpoint"),
+                              cat("Name one in it, such as ", inside.front().path.string(), "; or set output_dir to it and resume_from_checkpoint to auto."));
         if (const auto damage = find_damage(wish)) throw input_error(cat(wish, " is no whole checkpoint: ", *damage), "Try resume_from_checkpoint auto, which takes the newest whole one.");
         return read_resume_point(wish);
     }

@@ -182,6 +182,7 @@ class Resuming(EndToEnd):
         self.fail_with(USAGE, ["rows are not those"], *self.arguments("new", "--resume_from_checkpoint", newest, rows=other))
         self.fail_with(USAGE, ["gradient_accumulation_steps to 4"],
                        *self.arguments("new", "--per_device_train_batch_size", 1, "--gradient_accumulation_steps", 3, "--resume_from_checkpoint", newest))
+        self.fail_with(USAGE, ["is a run's output folder", "checkpoint-"], *self.arguments("new", "--resume_from_checkpoint", self.folder / "parts"))
         self.fail_with(USAGE, ["no folder"], *self.arguments("new", "--resume_from_checkpoint", self.folder / "absent"))
         self.fail_with(USAGE, ["no whole checkpoint"], *self.arguments("empty", "--resume_from_checkpoint", "true"))
         result = self.succeed(*self.arguments("new", "--learning_rate", 0.001, "--max_steps", 12, "--resume_from_checkpoint", newest))
