@@ -17,7 +17,7 @@ Bound::Bound(const char* function, const Arguments& arguments, std::initializer_
     }
     std::copy(arguments.positional.begin(), arguments.positional.end(), values_.begin());
     for (const auto& [name, value] : arguments.named) {
-        const auto found = std::find_if(names.begin(), names.end(), [&](const char* n) { return name == n; });
+        const auto found = std::find_if(names.begin(), names.end(), [&, &name = name](const char* n) { return name == n; });
         if (found == names.end() || positional_only)
             fail(cat(function, "() got an unexpected keyword argument '", name, "'"));
         auto& place = values_[static_cast<std::size_t>(found - names.begin())];

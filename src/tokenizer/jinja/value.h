@@ -35,7 +35,9 @@ class LimitReached : public Failure {
 [[noreturn]] void fail(const std::string& message);
 
 class Value;
+class Dict;
 class Evaluator;
+struct Arguments;
 
 struct Undefined {
     std::string message;  ///< of the error that using it raises
@@ -59,30 +61,6 @@ struct Sequence {
     std::size_t position = 0;  ///< of a generator: how much has been taken
     std::string failure;  ///< of a generator: raised where its items end, as if they were made one by one
     int64_t start = 0, stop = 0, step = 1;  ///< of a range, to print it
-};
-
-/// In insertion order; keys are unique by Python's equality (1, 1.0 and true are one key).
-class Dict {
-  public:
-    Dict() = default;
-    Dict(const Dict& other) : entries_(other.entries_), index_(other.index_) {}
-    Dict& operator=(const Dict&) = delete;
-    ~Dict();
-    const Value* find(const Value& key) const;
-    const Value* find(std::string_view key) const;
-    void set(const Value& key, Value value);
-    const std::vector<std::pair<Value, Value>>& entries() const { return entries_; }
-    std::size_t size() const { return entries_.size(); }
-
-  private:
-    std::size_t position(const Value& key, std::size_t hash) const;
-    std::vector<std::pair<Value, Value>> entries_;
-    std::unordered_multimap<std::size_t, std::size_t> index_;  ///< hash to position, for more than a few
-};
-
-struct Arguments {
-    Items positional;
-    std::vector<std::pair<std::string, Value>> named;
 };
 
 /// Macros, functions, bound methods, namespaces, loop variables.
@@ -152,6 +130,30 @@ class Value {
                  std::shared_ptr<const Text>, std::shared_ptr<Sequence>, std::shared_ptr<Dict>,
                  std::shared_ptr<Object>>
         data_;
+};
+
+/// In insertion order; keys are unique by Python's equality (1, 1.0 and true are one key).
+class Dict {
+  public:
+    Dict() = default;
+    Dict(const Dict& other) : entries_(other.entries_), index_(other.index_) {}
+    Dict& operator=(const Dict&) = delete;
+    ~Dict();
+    const Value* find(const Value& key) const;
+    const Value* find(std::string_view key) const;
+    void set(const Value& key, Value value);
+    const std::vector<std::pair<Value, Value>>& entries() const { return entries_; }
+    std::size_t size() const { return entries_.size(); }
+
+  private:
+    std::size_t position(const Value& key, std::size_t hash) const;
+    std::vector<std::pair<Value, Value>> entries_;
+    std::unordered_multimap<std::size_t, std::size_t> index_;  ///< hash to position, for more than a few
+};
+
+struct Arguments {
+    Items positional;
+    std::vector<std::pair<std::string, Value>> named;
 };
 
 /// Takes the next item of a generator; false at its end.
