@@ -43,8 +43,9 @@ Evaluator::Depth::Depth(Evaluator& evaluator, int line) : evaluator_(evaluator) 
     }
 }
 
-Evaluator::Evaluator(const Program& program)
+Evaluator::Evaluator(const Program& program, int64_t most_steps)
     : program_(program),
+      steps_left_(most_steps),
       loop_id_(program.id_of("loop")),
       caller_id_(program.id_of("caller")),
       kwargs_id_(program.id_of("kwargs")),
@@ -78,8 +79,8 @@ void Evaluator::keep(const std::shared_ptr<Object>& object) {
 }
 
 void Evaluator::charge(int64_t steps) {
-    steps_ += steps;
-    if (steps_ > most_steps)
+    steps_left_ -= steps;
+    if (steps_left_ < 0)
         throw LimitReached("the template takes too long: it loops without end, or over too much");
 }
 

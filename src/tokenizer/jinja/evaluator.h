@@ -27,11 +27,11 @@ using ScopePtr = std::shared_ptr<Scope>;
 
 class Evaluator {
   public:
-    /// No rendering takes longer (about two seconds), nests deeper or gets larger.
-    static constexpr int64_t most_steps = 50'000'000;
+    /// No rendering nests deeper.
     static constexpr int deepest_evaluation = 1200;
 
-    explicit Evaluator(const Program& program);
+    /// A rendering may take `most_steps`.
+    Evaluator(const Program& program, int64_t most_steps);
     ~Evaluator();
     Evaluator(const Evaluator&) = delete;
     Evaluator& operator=(const Evaluator&) = delete;
@@ -100,7 +100,7 @@ class Evaluator {
     int captures_ = 0;
     int line_ = 0;  ///< of what is being done, for error messages
     int depth_ = 0;
-    int64_t steps_ = 0;
+    int64_t steps_left_;
     int loop_id_, caller_id_, kwargs_id_, varargs_id_;
     std::vector<std::pair<std::size_t, std::size_t>> generations_;
     bool generation_within_value_ = false;

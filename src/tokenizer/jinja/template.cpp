@@ -23,8 +23,8 @@ Template Template::compile(std::string_view source, std::string name) {
     return made;
 }
 
-RenderedTemplate Template::render(const Variables& variables) const {
-    Evaluator evaluator(*program_);
+RenderedTemplate Template::render(const Variables& variables, int64_t steps) const {
+    Evaluator evaluator(*program_, steps);
     RenderedTemplate out;
     try {
         out.text = evaluator.run(variables);

@@ -8,6 +8,7 @@
 // {% include %} and {% extends %}. Failures of map, select and their like are kept until their items are read, but their work is done at once.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -33,11 +34,14 @@ struct RenderedTemplate {
 /// Immutable; render() may run on several threads at once.
 class Template {
   public:
+    /// No rendering takes longer (about two seconds).
+    static constexpr int64_t most_steps = 50'000'000;
+
     /// `name` is for messages. Input Error with name and line for a template that Jinja would refuse.
     static Template compile(std::string_view source, std::string name);
     /// Input Error with name and line for what the template raises, and when it takes too long, nests too
-    /// deep or writes too much.
-    RenderedTemplate render(const Variables& variables) const;
+    /// deep or writes too much. `steps` is how long "too long" is.
+    RenderedTemplate render(const Variables& variables, int64_t steps = most_steps) const;
     bool has_generation() const;
     const std::string& name() const { return name_; }
 
