@@ -22,6 +22,7 @@ endif()
 
 add_library(unsloth_warnings INTERFACE)
 target_compile_options(unsloth_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-missing-field-initializers>
   # GCC 13 takes any function of a temporary that returns a reference for a dangling one.
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-dangling-reference>
   # clang wants braces around each of the rows of a table of arrays.
@@ -39,4 +40,15 @@ if(UNSLOTH_SANITIZE)
                       $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>  # false alarms of instrumented code
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all> $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
   add_link_options(-fsanitize=address,undefined)
+endif()
+
+if(UNSLOTH_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "libFuzzer comes with clang; this is ${CMAKE_CXX_COMPILER_ID}. Use the preset fuzz.")
+  endif()
+  # A conversion of a number that its type cannot hold is undefined too, but not among what `undefined` watches.
+  set(unsloth_fuzz_sanitizers address,undefined,float-cast-overflow)
+  add_compile_options(-fsanitize=fuzzer-no-link,${unsloth_fuzz_sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_compile_definitions(_GLIBCXX_ASSERTIONS)  # indices and iterators of the standard library are checked as well
+  add_link_options(-fsanitize=${unsloth_fuzz_sanitizers})
 endif()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds build/PRESET/unsloth-train and nothing else, or the targets that are named:
 #     scripts/build.sh [PRESET] [TARGET...]
-# PRESET: release (default), debug, sanitize, cpu-only (CMakePresets.json). TARGET: unsloth-train (default), all, ops_test, ...
+# PRESET: release (default), debug, sanitize, cpu-only, fuzz (CMakePresets.json). TARGET: unsloth-train (default), all, ops_test, ...
 # TORCH_CUDA_ARCH_LIST chooses CUDA architectures ("8.0;8.6;8.9;9.0a"); unset: those of this machine's GPUs, or 9.0a without one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +13,8 @@ preset=${1:-release}
 case "$preset" in
     release | debug) cuda=yes; scripts/setup.sh ;;
     cpu-only | sanitize) cuda=no; scripts/setup.sh --cpu-only ;;
-    *) echo "usage: scripts/build.sh [release|debug|sanitize|cpu-only] [TARGET...]" >&2; exit 2 ;;
+    fuzz) cuda=no; scripts/setup.sh --fuzz ;;
+    *) echo "usage: scripts/build.sh [release|debug|sanitize|cpu-only|fuzz] [TARGET...]" >&2; exit 2 ;;
 esac
 [ $# -gt 0 ] || set -- unsloth-train
 

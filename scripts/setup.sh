@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Gets everything that the build needs, on Debian 12 or Ubuntu 24.04, into the system (packages) and .deps/ (LibTorch, CUDA):
-#     scripts/setup.sh [--cpu-only]
+#     scripts/setup.sh [--cpu-only | --fuzz]
 # --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only and sanitize.
+# --fuzz gets what the preset fuzz needs and no more: packages, clang among them, and no LibTorch.
 # Safe to repeat; does nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,12 +13,14 @@ kind=cuda
 case "${1-}" in
     "") ;;
     --cpu-only) kind=cpu ;;
-    *) echo "usage: scripts/setup.sh [--cpu-only]" >&2; exit 2 ;;
+    --fuzz) kind=fuzz ;;
+    *) echo "usage: scripts/setup.sh [--cpu-only | --fuzz]" >&2; exit 2 ;;
 esac
 
 # Wanted versions. LibTorch is the one inside the PyPI wheel, CUDA's compiler and libraries come from the wheels beside it.
 packages=(g++ cmake ninja-build ccache pkg-config git xz-utils ca-certificates
           nlohmann-json3-dev libspdlog-dev libfmt-dev libpcre2-dev zlib1g-dev libzstd-dev libxxhash-dev libgtest-dev libgmock-dev)
+[ "$kind" != fuzz ] || packages+=(clang libclang-rt-dev)
 torch=torch==2.11.0
 cuda_toolchain=(nvidia-cudnn-frontend==1.32.0 nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
                 nvidia-cuda-cccl==13.0.85)
@@ -35,9 +38,10 @@ install_packages() {
     }
     local missing=() package
     for package in "${packages[@]}"; do
+        [[ "$package" != *clang* ]] || ! has_libfuzzer || continue  # another clang does as well
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
     done
-    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    [ "$kind" = fuzz ] || python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     [ ${#missing[@]} -gt 0 ] || return 0
     local as_root=()
     if [ "$(id -u)" != 0 ]; then
@@ -92,6 +96,10 @@ install_wheels() {
 wanted=$(printf '%s\n' "${packages[@]}" "$torch" "$arrow" "$gguf" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
 is_done() {
     local have
+    if [ "$kind" = fuzz ]; then
+        has_libfuzzer && [ "$(cat .deps/stamp-fuzz 2>/dev/null)" = "$wanted" ]
+        return
+    fi
     for have in "$kind" cuda; do  # the CUDA set contains the CPU one
         [ "$(cat ".deps/stamp-$have" 2>/dev/null)" = "$wanted" ] && [ -x .deps/venv/bin/python ] && return
     done
@@ -104,6 +112,10 @@ exec 9>.deps/lock
 flock 9  # two calls at once would write into the same folder
 is_done && exit
 install_packages
-install_wheels
+if [ "$kind" = fuzz ]; then
+    has_libfuzzer || fail "clang is installed, but cannot link a libFuzzer program." "It wants the compiler-rt of its version: on Debian libclang-rt-VERSION-dev."
+else
+    install_wheels
+fi
 echo "$wanted" >".deps/stamp-$kind"
 say "All that the build needs is there."
