@@ -2,48 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
-#include <regex>
+#include <optional>
 
+#include "spec/module_pattern.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth {
 namespace {
 
-std::regex compile(const std::string& expression, const std::string& option, const std::string& key) {
-    try {
-        return std::regex(expression, std::regex::ECMAScript);
-    } catch (const std::regex_error& error) {
-        throw usage_error(cat(option, ": '", key, "' is no valid regular expression: ", error.what()));
-    }
-}
-
-bool full_match(const std::string& text, const std::regex& expression, const std::string& option) {
-    try {
-        return std::regex_match(text, expression);
-    } catch (const std::regex_error& error) {
-        throw usage_error(cat(option, ": a regular expression cannot be matched against '", text, "': ", error.what()));
-    }
-}
-
 /// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
 template <class Value>
 class Patterns {
   public:
-    Patterns(std::string option, const std::vector<std::pair<std::string, Value>>& entries)
-        : option_(std::move(option)) {
+    Patterns(const std::string& option, const std::vector<std::pair<std::string, Value>>& entries) {
         for (const auto& [key, value] : entries)
-            rules_.emplace_back(compile(R"((.*\.)?()" + key + ")$", option_, key), value);
+            rules_.emplace_back(ModulePattern(R"((.*\.)?()" + key + ")$", option, key), value);
     }
 
     Value value_for(const std::string& module, Value otherwise) const {
         for (const auto& [expression, value] : rules_)
-            if (full_match(module, expression, option_)) return value;
+            if (expression.matches(module)) return value;
         return otherwise;
     }
 
   private:
-    std::string option_;
-    std::vector<std::pair<std::regex, Value>> rules_;
+    std::vector<std::pair<ModulePattern, Value>> rules_;
 };
 
 /// Which modules PEFT would give an adapter: a listed name matches a whole path, or the end of one at a dot.
@@ -54,13 +37,13 @@ class Targets {
             if (lora.target_modules.size() != 1 || !lora.layers_to_transform.empty())
                 throw usage_error(
                     "lora.target_modules: a regular expression stands alone, without lora.layers_to_transform");
-            expression_ = compile(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
+            expression_.emplace(lora.target_modules[0], "lora.target_modules", lora.target_modules[0]);
         }
     }
 
     bool contains(const std::string& module, int64_t layer) {
         if (lora_.target_is_regex) {
-            const bool found = full_match(module, expression_, "lora.target_modules");
+            const bool found = expression_->matches(module);
             if (found) used_[0] = true;
             return found;
         }
@@ -95,7 +78,7 @@ class Targets {
 
     const LoraSpec& lora_;
     std::vector<bool> used_;
-    std::regex expression_;
+    std::optional<ModulePattern> expression_;  ///< in the place of a list
 };
 
 void check_options(const LoraSpec& lora, const ModelSpec& model) {

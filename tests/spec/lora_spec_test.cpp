@@ -122,5 +122,31 @@ TEST(ResolveLora, RefusesWhatCannotBe) {
     expect_usage_error(changed([](LoraSpec& lora) { lora.alpha_pattern = {{"[", 2}}; }), "alpha_pattern");
 }
 
+TEST(ResolveLora, ReadsExpressionsAsPythonDoes) {
+    LoraSpec lora = all_linears();
+    lora.target_modules = {R"(.*\.layers\.(?P<layer>0)\.self_attn\.(?!k_)._proj)"};
+    lora.target_is_regex = true;
+    const auto layers = resolve_lora(lora, model());
+    EXPECT_EQ(at(layers, 0, Projection::q).r, 4);
+    EXPECT_EQ(at(layers, 0, Projection::k).r, 0);
+    EXPECT_EQ(at(layers, 1, Projection::q).r, 0);
+}
+
+// An adapter_config.json may come from anyone. Each of these ran for hours, or off the stack.
+TEST(ResolveLora, PatternsTakeABoundedTimeAndNoStack) {
+    const auto with_pattern = [](const std::string& key) {
+        LoraSpec lora = all_linears();
+        lora.rank_pattern = {{key, 2}};
+        return lora;
+    };
+    expect_usage_error(with_pattern("(.*)*[!?]"), "cannot be matched");
+    expect_usage_error(with_pattern("([a-z._0-9]+)+[!?]"), "cannot be matched");
+    expect_usage_error(with_pattern(std::string(100000, '(') + "a" + std::string(100000, ')')), "no valid regular expression");
+    LoraSpec lora = all_linears();
+    lora.target_modules = {std::string(1000000, 'a')};
+    lora.target_is_regex = true;
+    expect_usage_error(lora, "target_modules");
+}
+
 }  // namespace
 }  // namespace unsloth
