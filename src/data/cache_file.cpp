@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -59,9 +60,18 @@ std::string to_json(const LoadReport& report) {
     return json.dump();
 }
 
-LoadReport from_json(std::string_view text) {
-    const nlohmann::json json = nlohmann::json::parse(text);
-    return {json.at("rows"), json.at("bad_rows"), json.at("masked_rows"), json.at("augmented_rows"), json.at("format"), json.at("warnings")};
+/// Nothing when the text is no report.
+std::optional<LoadReport> from_json(std::string_view text) {
+    try {
+        const nlohmann::json json = nlohmann::json::parse(text);
+        for (const char* count : {"rows", "bad_rows", "masked_rows", "augmented_rows", "format"})
+            if (!json.at(count).is_number_integer()) return std::nullopt;
+        LoadReport report{json.at("rows"), json.at("bad_rows"), json.at("masked_rows"), json.at("augmented_rows"), json.at("format"), json.at("warnings")};
+        if (report.format < DataFormat::automatic || report.format > DataFormat::text) return std::nullopt;
+        return report;
+    } catch (const nlohmann::json::exception&) {
+        return std::nullopt;
+    }
 }
 
 constexpr std::size_t round_up(std::size_t size) {
@@ -72,11 +82,29 @@ constexpr std::size_t round_up(std::size_t size) {
 const char* defect(const MappedFile& file, const Header& header) {
     const std::size_t size = file.bytes().size();
     if (std::memcmp(header.mark, magic, sizeof magic) != 0 || header.own_hash != header_hash(header)) return "its header is not sound";
+    // Before anything is computed from them, which could overflow.
+    if (header.words > size || header.records > size || header.report_bytes > size) return "its size is not what its header says";
     const std::size_t words = sizeof header + header.words * sizeof(int32_t), tail = round_up(words);
     if (size != tail + header.records * sizeof(RowRecord) + header.report_bytes) return "its size is not what its header says";
     if (hash_mapped(file, sizeof header, header.words * sizeof(int32_t)) != header.words_hash) return "its tokens do not match their checksum";
     if (hash_mapped(file, tail, size - tail) != header.tail_hash) return "its rows do not match their checksum";
     return nullptr;
+}
+
+/// Words that a row takes at least: what its runs say is looked at when it is read.
+int64_t least_words(const RowRecord& row) {
+    const bool all_trained = row.has(RowRecord::all_trained), given_labels = row.has(RowRecord::given_labels);
+    const int64_t length = row.length;
+    const int64_t labels = all_trained ? 0 : given_labels ? length : 1;
+    return length + labels + (row.has(RowRecord::given_positions) ? length : 0);
+}
+
+/// Whether a record's numbers agree, and its row lies within the file's words.
+bool is_sound(const RowRecord& row, std::size_t words) {
+    const auto upto_length = [&](int32_t count, int32_t least) { return count >= least && count <= row.length; };
+    const auto end = static_cast<int64_t>(words);
+    return row.length > 0 && upto_length(row.targets, 0) && upto_length(row.segments, 1) && upto_length(row.longest, 1) && row.source >= 0 &&
+           row.start >= 0 && row.start <= end && least_words(row) <= end - row.start;
 }
 
 }  // namespace
@@ -90,15 +118,19 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
     const auto bytes = store->file.bytes();
     Header header{};
     if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
-    if (const char* what = bytes.size() < sizeof header ? "it is cut off" : defect(store->file, header); what != nullptr) {
+    const auto damaged = [&](const char* what) {
         log::warning(path.string(), ": this file of the cache is damaged: ", what, "; the rows are encoded again");
         return std::nullopt;
-    }
+    };
+    if (const char* what = bytes.size() < sizeof header ? "it is cut off" : defect(store->file, header); what != nullptr) return damaged(what);
     const std::byte* const tail = bytes.data() + round_up(sizeof header + header.words * sizeof(int32_t));
     store->words = {reinterpret_cast<const int32_t*>(bytes.data() + sizeof header), header.words};
     store->records = {reinterpret_cast<const RowRecord*>(tail), header.records};
-    LoadReport report = from_json(bytes_of(tail + header.records * sizeof(RowRecord), header.report_bytes));
-    return CachedRows{std::move(store), std::move(report)};
+    const auto sound = [&](const RowRecord& row) { return is_sound(row, header.words); };
+    if (!std::all_of(store->records.begin(), store->records.end(), sound)) return damaged("a row lies outside of it");
+    auto report = from_json(bytes_of(tail + header.records * sizeof(RowRecord), header.report_bytes));
+    if (!report) return damaged("its report is not sound");
+    return CachedRows{std::move(store), std::move(*report)};
 }
 
 CacheWriter::CacheWriter(const std::filesystem::path& path) : path_(path), temporary_(path.string() + ".tmp-" + std::to_string(::getpid())) {

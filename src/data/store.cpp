@@ -74,6 +74,24 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
     records.push_back(record);
 }
 
+/// The labels that the runs at `next` give; returns what stands behind them. A file's checksums keep accidents out, but the
+/// file may be anyone's: nothing outside of it is read.
+const int32_t* Dataset::Store::copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const {
+    const auto refuse = [&] {
+        throw input_error(cat(file.path().string(), ": this file of the cache is damaged: the trained tokens of row ", row.source_row, " are not among its tokens"),
+                          "Delete the file: it is made again.");
+    };
+    const int64_t behind = words.data() + words.size() - next - 1 - (row.has(RowRecord::given_positions) ? row.length : 0);
+    const int32_t runs = *next++;
+    if (runs < 0 || runs > behind / 2) refuse();
+    sample.labels.assign(sample.ids.size(), ignore_label);
+    for (int32_t run = 0; run < runs; ++run, next += 2) {
+        if (next[0] < 0 || next[0] > next[1] || next[1] > row.length) refuse();
+        std::copy(sample.ids.begin() + next[0], sample.ids.begin() + next[1], sample.labels.begin() + next[0]);
+    }
+    return next;
+}
+
 Sample Dataset::Store::sample(int64_t i) const {
     const RowRecord& row = record(i);
     const int32_t* next = words.data() + row.start;
@@ -88,9 +106,7 @@ Sample Dataset::Store::sample(int64_t i) const {
         sample.labels.assign(next, next + length);
         next += length;
     } else {
-        sample.labels.assign(length, ignore_label);
-        for (int32_t runs = *next++; runs > 0; --runs, next += 2)
-            std::copy(sample.ids.begin() + next[0], sample.ids.begin() + next[1], sample.labels.begin() + next[0]);
+        next = copy_runs(row, next, sample);
     }
     if (row.has(RowRecord::given_positions)) {
         sample.positions.assign(next, next + length);

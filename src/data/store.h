@@ -46,6 +46,7 @@ struct Dataset::Store {
 
     int64_t rows() const { return static_cast<int64_t>(records.size()); }
     const RowRecord& record(int64_t i) const { return records[static_cast<std::size_t>(i)]; }
+    /// Input Error for a row of a cache file whose runs of trained tokens are not within it.
     Sample sample(int64_t i) const;
     DatasetStats count(const std::vector<int64_t>& rows) const;
 
@@ -55,6 +56,9 @@ struct Dataset::Store {
     CacheFileUse use;  ///< of that file
     std::span<const int32_t> words;
     std::span<const RowRecord> records;
+
+  private:
+    const int32_t* copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const;
 };
 
 }  // namespace unsloth
