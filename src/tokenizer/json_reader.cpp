@@ -15,6 +15,18 @@ nlohmann::json parse_json_file(const std::filesystem::path& path) {
         const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
         throw input_error(
             cat(path.string(), ":", line, ": not valid JSON at byte ", at, " of ", text.size()));
+    } catch (const nlohmann::json::exception& error) {  // a number that no double holds
+        throw input_error(cat(path.string(), ": not valid JSON: ", error.what()));
+    }
+}
+
+nlohmann::json parse_json_line(std::string_view line, const std::string& where) {
+    try {
+        return nlohmann::json::parse(line);
+    } catch (const nlohmann::json::parse_error& error) {
+        throw input_error(cat(where, ": not valid JSON at byte ", error.byte));
+    } catch (const nlohmann::json::exception& error) {  // a number that no double holds
+        throw input_error(cat(where, ": not valid JSON: ", error.what()));
     }
 }
 

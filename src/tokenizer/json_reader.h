@@ -91,4 +91,7 @@ class JsonReader {
 /// Parses a whole file; input Error with path, line and column.
 nlohmann::json parse_json_file(const std::filesystem::path& path);
 
+/// Parses one line of JSON Lines; input Error that begins with `where`.
+nlohmann::json parse_json_line(std::string_view line, const std::string& where);
+
 }  // namespace unsloth

@@ -15,12 +15,9 @@ std::vector<std::string> read_texts(std::istream& in) {
     std::string line;
     for (std::size_t number = 1; std::getline(in, line); ++number) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        try {
-            const nlohmann::json row = nlohmann::json::parse(line);
-            texts.push_back(JsonReader(row, cat("line ", number)).at("text").string());
-        } catch (const nlohmann::json::parse_error& error) {
-            throw input_error(cat("line ", number, ": not valid JSON at byte ", error.byte));
-        }
+        const std::string where = cat("line ", number);
+        const auto row = parse_json_line(line, where);
+        texts.push_back(JsonReader(row, where).at("text").string());
     }
     return texts;
 }

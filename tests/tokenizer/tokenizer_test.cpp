@@ -346,6 +346,63 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
               std::string::npos);
 }
 
+TEST(Tokenizer, NumbersThatNoDoubleHoldsAreRefused) {
+    const TemporaryFolder folder;
+    folder.write("tokenizer.json", R"({"version": "1.0", "truncation": 1e999})");
+    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("tokenizer.json: not valid JSON"), std::string::npos);
+    folder.write("tokenizer.json", small_json("llama3_small").dump());
+    folder.write("generation_config.json", R"({"temperature": 1e999})");
+    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("generation_config.json"), std::string::npos);
+}
+
+TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
+    const TemporaryFolder folder;
+    json document = small_json("llama3_small");
+    document["model"]["vocab"]["far away"] = 268435455;  // tables for so many ids would take 30 GB
+    folder.write("tokenizer.json", document.dump());
+    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("['far away']: expected an id from 0 to "), std::string::npos);
+    document["model"]["vocab"]["far away"] = 1'000'000;
+    folder.write("tokenizer.json", document.dump());
+    EXPECT_EQ(Tokenizer::load(folder.path()).vocab_size(), 1'000'001);
+}
+
+TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
+    const TemporaryFolder folder;
+    const auto with = [&](const char* part, const char* members, const json& step) {
+        json document = small_json("llama2_small");
+        json steps = json::array();
+        for (int i = 0; i < 50; ++i) steps.push_back(step);
+        document[part] = {{"type", "Sequence"}, {members, steps}};
+        folder.write("tokenizer.json", document.dump());
+        return Tokenizer::load(folder.path());
+    };
+    const auto encode = [](const Tokenizer& tokenizer) { return error_of(ErrorKind::input, [&] { tokenizer.encode("é a", false); }); };
+    const json doubling = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+    const std::string reason = "out of a short one";
+    EXPECT_NE(encode(with("normalizer", "normalizers", doubling)).find(reason), std::string::npos);
+    EXPECT_NE(encode(with("normalizer", "normalizers", {{"type", "ByteLevel"}})).find(reason), std::string::npos);
+    const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+    EXPECT_NE(encode(with("pre_tokenizer", "pretokenizers", bytes)).find(reason), std::string::npos);
+    const Tokenizer decodes = with("decoder", "decoders", doubling);
+    const std::vector<int32_t> ids = decodes.encode("a a", false);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { decodes.decode(ids, false); }).find(reason), std::string::npos);
+}
+
+TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
+    const TemporaryFolder folder;
+    json document = small_json("llama3_small");
+    json& added = document["added_tokens"];
+    for (const bool special : {false, true})
+        added.push_back({{"id", 700}, {"content", "<twice>"}, {"single_word", false}, {"lstrip", special}, {"rstrip", false}, {"normalized", false}, {"special", special}});
+    folder.write("tokenizer.json", document.dump());
+    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    const auto id = tokenizer.added_token_id("<twice>");
+    ASSERT_TRUE(id);
+    EXPECT_TRUE(tokenizer.is_special(*id));
+    EXPECT_EQ(tokenizer.encode("  <twice>", false), std::vector<int32_t>{*id}) << "lstrip takes the spaces";
+    EXPECT_EQ(tokenizer.vocab_size(), *id + 1);
+}
+
 TEST(Tokenizer, BrokenJsonNamesFileAndLine) {
     const TemporaryFolder folder;
     folder.write("tokenizer.json", "{\n\"version\": \"1.0\",\n oops}");
