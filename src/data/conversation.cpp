@@ -7,6 +7,7 @@
 #include "data/columns.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/reader.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth {
 namespace {
@@ -17,7 +18,7 @@ using Json = nlohmann::ordered_json;
 const Json& array_column(const Json& row, const char* column, DataFormat format, const char* elements, Json& storage) {
     const Json* value = &required(row, column, format);
     if (value->is_string() && value->get_ref<const std::string&>().starts_with('[')) {
-        storage = Json::parse(value->get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
+        storage = try_parse_ordered(value->get_ref<const std::string&>());
         if (!storage.is_discarded()) value = &storage;
     }
     if (!value->is_array() || value->empty())
@@ -32,7 +33,8 @@ std::string content_text(const Json& content, const std::string& where) {
     if (!content.is_array()) return as_string(content, where);
     std::string text;
     for (const Json& part : content) {
-        if (!part.is_object() || part.value("type", Json()) != "text" || !part.contains("text"))
+        const auto type = part.is_object() ? part.find("type") : part.end();
+        if (type == part.end() || *type != "text" || !part.contains("text"))
             throw BadRow{cat(where, ": expected a string or parts {\"type\": \"text\", \"text\"}, found ", shown(part)),
                          "Images and other media are not trained on."};
         text += as_string(part["text"], where + ".text");

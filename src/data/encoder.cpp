@@ -8,6 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth {
 namespace {
@@ -77,7 +78,7 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow tool_conversation(const Conversation& conversation) const override {
         nlohmann::ordered_json row{{"messages", nlohmann::ordered_json::parse(conversation.messages_json)}};
         if (!conversation.tools_json.empty()) {
-            row["tools"] = nlohmann::ordered_json::parse(conversation.tools_json, nullptr, /*allow_exceptions=*/false);
+            row["tools"] = try_parse_ordered(conversation.tools_json);
             if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
         }
         return examined_turns(row_of(encode_rendered(tokenizer_, chat_template_.render(row))));

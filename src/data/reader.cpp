@@ -6,6 +6,7 @@
 #include "data/row_readers.h"
 #include "data/utf8.h"
 #include "unsloth/core/error.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth {
 namespace {
@@ -64,21 +65,6 @@ const char* type_phrase(const nlohmann::ordered_json& value) {
     if (value.is_string()) return "a string";
     if (value.is_number()) return "a number";
     return "another value";
-}
-
-/// Keys keep the file's order, as templates show them, and finding one compares all: an object of very many would take forever.
-nlohmann::ordered_json parse_in_order(std::string_view text) {
-    using Json = nlohmann::ordered_json;
-    constexpr int64_t most_keys = 10000;
-    if (std::count(text.begin(), text.end(), '"') < 2 * most_keys) return Json::parse(text.begin(), text.end());
-    std::vector<int64_t> keys;  // of the objects that are open
-    return Json::parse(text.begin(), text.end(), [&](int, Json::parse_event_t event, Json&) {
-        if (event == Json::parse_event_t::object_start) keys.push_back(0);
-        if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
-        if (event == Json::parse_event_t::key && ++keys.back() > most_keys)
-            throw BadRow{cat("an object has more than ", most_keys, " keys"), ""};
-        return true;
-    });
 }
 
 /// Gives columns the names that this program knows. Values are moved: a copy of deeply nested JSON would recurse.
@@ -163,7 +149,9 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
 nlohmann::ordered_json parse_row(std::string_view text) {
     nlohmann::ordered_json row;
     try {
-        row = parse_in_order(text);
+        row = parse_ordered(text);
+    } catch (const Error& error) {
+        throw BadRow{error.what(), ""};
     } catch (const nlohmann::ordered_json::exception& error) {
         throw BadRow{cat("not valid JSON: ", plain_parse_error(error.what())),
                      "Each line must be one whole JSON object."};

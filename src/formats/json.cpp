@@ -1,38 +1,17 @@
 #include "formats/json.h"
 
+#include <type_traits>
 #include <unordered_set>
 
+#include "unsloth/core/json_depth.h"
+
 namespace unsloth::formats {
-namespace {
-
-/// The depth a JSON text nests to, brackets in strings aside, found without recursion.
-int nesting_depth(std::string_view text) {
-    int depth = 0, deepest = 0;
-    bool in_string = false;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const char c = text[i];
-        if (in_string) {
-            if (c == '\\')
-                ++i;
-            else if (c == '"')
-                in_string = false;
-        } else if (c == '"') {
-            in_string = true;
-        } else if (c == '{' || c == '[') {
-            deepest = std::max(deepest, ++depth);
-        } else if (c == '}' || c == ']') {
-            --depth;
-        }
-    }
-    return deepest;
-}
-
-}  // namespace
 
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& source) {
-    if (nesting_depth(text) > max_json_depth)
+    if (json_nesting_depth(text) > max_json_depth)
         throw input_error(cat(source, ": the JSON nests deeper than ", max_json_depth, " levels"));
+    constexpr bool is_ordered = std::is_same_v<AnyJson, OrderedJson>;
     std::vector<std::unordered_set<std::string>> keys;
     using Event = typename AnyJson::parse_event_t;
     const auto callback = [&](int, Event event, AnyJson& parsed) {
@@ -40,6 +19,8 @@ AnyJson parse_json(std::string_view text, const std::string& source) {
             keys.emplace_back();
         } else if (event == Event::object_end) {
             keys.pop_back();
+        } else if (event == Event::key && is_ordered && keys.back().size() == most_ordered_keys) {
+            throw input_error(cat(source, ": an object has more than ", most_ordered_keys, " keys"));
         } else if (event == Event::key && !keys.back().insert(parsed.template get<std::string>()).second) {
             throw input_error(
                 cat(source, ": the key '", parsed.template get<std::string>(), "' stands twice in one object"));

@@ -21,7 +21,11 @@ using OrderedJson = nlohmann::ordered_json;
 /// Deeper nesting than any file we read has; a parser that recurses on its input needs a bound.
 inline constexpr int max_json_depth = 64;
 
-/// Refuses a text that nests too deep, is no JSON or UTF-8, or names a key twice in an object. `source` stands in
+/// Finding a key of an ordered object compares all: one of very many would take forever.
+inline constexpr std::size_t most_ordered_keys = 10000;
+
+/// Refuses a text that nests too deep, is no JSON or UTF-8, names a key twice in an object, or (in file order) has an
+/// object of more than most_ordered_keys keys. `source` stands in
 /// messages.
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& source);

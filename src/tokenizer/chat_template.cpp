@@ -58,7 +58,10 @@ std::string known_names(const Tokenizer& tokenizer) {
     return names;
 }
 
+/// Lists and objects are not written out: the writer recurses, and a row may nest them without end.
 std::string as_text(const Json& value) {
+    if (value.is_array()) return cat("a list of ", value.size());
+    if (value.is_object()) return cat("an object of ", value.size());
     std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
     return text.size() > 80 ? text.substr(0, 77) + "..." : text;
 }

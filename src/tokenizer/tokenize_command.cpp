@@ -7,6 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth {
 namespace {
@@ -17,17 +18,18 @@ struct Row {
 };
 
 Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, const ChatTemplate& chat,
-                 const nlohmann::ordered_json& document, const std::string& where) {
+                 const std::string& line, const std::string& where) {
     Row out;
+    const auto document = parse_json_line(line, where);
     if (document.is_object() && document.contains("messages")) {
-        const Rendered rendered = chat.render(document);
+        // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without end.
+        const Rendered rendered = chat.render(parse_ordered(line));
         out.turns = encode_rendered(tokenizer, rendered);
         out.text = rendered.text;
         if (options.decode) out.text = tokenizer.decode(out.turns.ids, options.no_special);
         return out;
     }
-    const nlohmann::json plain = document;
-    const JsonReader row(plain, where);
+    const JsonReader row(document, where);
     if (row.has("text")) {
         out.text = row.at("text").string();
         out.turns.ids = tokenizer.encode(out.text, !options.no_special);
@@ -65,14 +67,8 @@ void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options,
     for (std::size_t number = 1; std::getline(in, line); ++number) {
         if (blank(line)) continue;
         const std::string where = cat("line ", number);
-        nlohmann::ordered_json document;  // a template sees the order of keys
         try {
-            document = nlohmann::ordered_json::parse(line);
-        } catch (const nlohmann::ordered_json::parse_error& error) {
-            throw input_error(cat(where, ": not valid JSON at byte ", error.byte));
-        }
-        try {
-            write_row(tokenize_row(tokenizer, options, chat, document, where), out);
+            write_row(tokenize_row(tokenizer, options, chat, line, where), out);
         } catch (const Error& error) {
             const std::string message = error.what();
             throw Error(error.kind(), message.rfind(where, 0) == 0 ? message : cat(where, ": ", message));

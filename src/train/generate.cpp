@@ -7,6 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/ordered_row.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
 
@@ -38,7 +39,7 @@ std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer
     for (int64_t number = 1; std::getline(lines, line); ++number) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         const std::string where = cat(request.file, ":", number);
-        const auto row = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+        const auto row = try_parse_ordered(line);
         if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
         prompts.push_back(encode_row(row, tokenizer, chat, where));
     }

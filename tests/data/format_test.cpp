@@ -253,8 +253,26 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     const Tools tools;
     EXPECT_EQ(RowFormatter(DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(DataFormat::messages, row); }), {"uses tools"});
-    const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(10000, '['), std::string(10000, ']'), "}]}");
+    const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['), std::string(500, ']'), "}]}");
     toy::expect_contains(refused(DataFormat::messages, deep), {"nested more than 100 deep"});
+}
+
+TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {
+    constexpr int deep = 900;  // just below what a row may have
+    const std::string nested = std::string(deep, '[') + std::string(deep, ']');
+    const auto message = [&](const std::string& content) { return cat(R"({"messages": [{"role": "user", "content": )", content, "}]}"); };
+    toy::expect_contains(refused(DataFormat::messages, message(nested)), {"messages[0].content"});
+    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": )", nested, R"(, "text": "a"}])"))), {"messages[0].content"});
+    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": "text", "text": )", nested, "}]"))), {"messages[0].content"});
+    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": [{"role": )", nested, R"(, "content": "a"}]})")), {"messages[0].role"});
+    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": [{"role": "user", "content": "a", "weight": )", nested, "}]}")), {"weight"});
+    toy::expect_contains(refused(DataFormat::tokenized, cat(R"({"input_ids": [)", nested, "]}")), {"input_ids[0]"});
+    toy::expect_contains(refused(DataFormat::text, cat(R"({"text": )", nested, "}")), {"expected a string"});
+    // JSON within a string is parsed too.
+    constexpr int endless = 1'000'000;
+    const std::string within = cat(R"([{\"a\": )", std::string(endless, '['), std::string(endless, ']'), R"(, \"b\": 1}])");
+    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": ")", within, R"("})")), {"expected an array", "a string of"});
+    toy::expect_contains(refused(DataFormat::prompt_completion, cat(R"({"prompt": ")", within, R"(", "completion": []})")), {"expected an array"});
 }
 
 TEST(FormatRow, PreferencePairsWaitForTheirLoss) {

@@ -134,15 +134,19 @@ TEST(JsonLines, MalformedRowsSayWhere) {
     EXPECT_EQ(bad_row(folder.write("a.jsonl", "{")).find("json.exception"), std::string::npos);
 }
 
-TEST(Readers, DeepNestingIsNoCrash) {
+TEST(Readers, DeepNestingIsABadRow) {
     const toy::Folder folder;
-    const std::string deep = "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}";
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", deep))[0].second["a"].size(), 1u);
-    EXPECT_EQ(rows_of(folder.write("a.json", "[" + deep + "]"))[0].second["a"].size(), 1u);
+    const auto nested = [](int levels) { return cat("{\"a\":", std::string(levels - 1, '['), std::string(levels - 1, ']'), ",\"b\":1}"); };
     ReaderOptions options;
-    options.columns = {{"b", "a"}};
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", deep), options)[0].second["b"].size(), 1u);
-    toy::expect_contains(bad_row(folder.write("b.jsonl", "{\"a\":" + std::string(100000, '['))), {"not valid JSON"});
+    options.columns = {{"c", "a"}};
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", nested(1000)), options)[0].second["c"].size(), 1u);
+    EXPECT_EQ(rows_of(folder.write("a.json", "[" + nested(1000) + "]"))[0].second["a"].size(), 1u);
+    for (const int levels : {1001, 1'000'000}) {
+        toy::expect_contains(bad_row(folder.write("a.jsonl", nested(levels))), {"nests deeper than 1000 levels"});
+        toy::expect_contains(bad_row(folder.write("a.json", "[" + nested(levels) + "]")), {"nests deeper than 1000 levels"});
+    }
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", "{\"a\":\"" + std::string(100000, '[') + "\"}"))[0].second["a"].get<std::string>().size(), 100000u);
+    toy::expect_contains(bad_row(folder.write("b.jsonl", "{\"a\":" + std::string(100000, '['))), {"nests deeper"});
     toy::expect_contains(refused(folder.write("b.json", "[{\"a\":" + std::string(100000, '['))), {"ends within an element"});
 }
 

@@ -202,6 +202,9 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     expect_input_error({"'vocab_size'", "twice"},
                        [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
     expect_input_error({"config.json"}, [] { read_model_spec("/nowhere"); });
+    json many;
+    for (int i = 0; i < 200'000; ++i) many[cat("key ", i)] = i;  // time with the square of their number would be minutes
+    expect_input_error({"more than 10000 keys"}, [&] { parse_model_spec(many.dump(), "config.json"); });
 }
 
 TEST(HfConfig, ReadsAListOfEndTokens) {

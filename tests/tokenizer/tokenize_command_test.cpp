@@ -65,6 +65,24 @@ TEST_F(TokenizeCommand, Decode) {
     EXPECT_EQ(row["trained"], json::array());
 }
 
+TEST_F(TokenizeCommand, RowsBeyondAllBoundsAreRefused) {
+    const auto message = [&](const std::string& row) { return error_of(ErrorKind::input, [&] { run({}, row); }); };
+    EXPECT_NE(message(R"({"text": "a", "n": 1e999})").find("line 1: not valid JSON"), std::string::npos);
+    constexpr int deep = 1'000'000;  // whatever recurses on it runs off the stack
+    const std::string nested = std::string(deep, '[') + std::string(deep, ']');
+    EXPECT_NE(message(nested).find("found a list of 1"), std::string::npos);
+    EXPECT_NE(message(R"({"text": )" + nested + "}").find("expected a string, found a list of 1"), std::string::npos);
+    EXPECT_EQ(run({}, R"({"text": "a", "other": )" + nested + "}").size(), 1u);
+    EXPECT_NE(message(R"({"messages": [], "other": )" + nested + R"(, "more": 1})").find("nests deeper than 1000 levels"), std::string::npos);
+    const std::string within = std::string(900, '[') + std::string(900, ']');
+    EXPECT_NE(message(R"({"messages": [)" + within + "]}").find("messages[0]: expected an object, found a list of 1"), std::string::npos);
+    EXPECT_NE(message(R"({"messages": {"a": )" + within + "}}").find("messages: expected an array, found an object of 1"), std::string::npos);
+    EXPECT_NE(message(R"({"messages": [{"role": "user", "content": "a", "x": )" + within + "}]}").find("deeper"), std::string::npos);
+    json many = {{"messages", json::array()}};
+    for (int i = 0; i < 300'000; ++i) many[cat("key ", i)] = i;
+    EXPECT_NE(message(many.dump()).find("more than 10000 keys"), std::string::npos);
+}
+
 TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
     const auto message = [&](const std::string& bad) {
         return error_of(ErrorKind::input, [&] { run({}, "{\"text\": \"fine\"}\n" + bad + "\n"); });
