@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 
 #include "tokenizer/flat_map.h"
 #include "tokenizer/json_reader.h"
@@ -29,7 +30,7 @@ struct Settings {
 class TokenList {
   public:
     void add(const AddedToken& token) {
-        if (!token.content.empty() && !find(token.content)) tokens_.push_back(token);
+        if (!token.content.empty() && places_.emplace(token.content, tokens_.size()).second) tokens_.push_back(token);
     }
     void mark_special(const std::string& content) {
         if (AddedToken* token = find(content)) token->special = true;
@@ -38,11 +39,11 @@ class TokenList {
 
   private:
     AddedToken* find(const std::string& content) {
-        const auto it = std::find_if(tokens_.begin(), tokens_.end(),
-                                     [&](const AddedToken& token) { return token.content == content; });
-        return it == tokens_.end() ? nullptr : &*it;
+        const auto it = places_.find(content);
+        return it == places_.end() ? nullptr : &tokens_[it->second];
     }
     std::vector<AddedToken> tokens_;
+    std::unordered_map<std::string, std::size_t> places_;  ///< in tokens_, by content
 };
 
 AddedToken plain_token(const std::string& content, bool special) {

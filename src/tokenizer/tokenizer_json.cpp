@@ -16,11 +16,14 @@ namespace {
 void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
     if (!vocab.value().is_object()) vocab.refuse("an object of tokens and ids");
     spec.vocab.reserve(vocab.value().size());
+    // Tables go by id: a few tokens must not make them large. Holes are rare, but vocabularies that were cut down have some.
+    constexpr std::size_t holes = std::size_t{1} << 20;
+    const std::size_t limit = std::min<std::size_t>(2 * vocab.value().size() + holes, std::size_t{1} << 28);
     std::vector<bool> used;
     for (const auto& [token, value] : vocab.value().items()) {
-        const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() < (1u << 28);
+        const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() < limit;
         if (!is_id)
-            JsonReader(value, cat(vocab.where(), "['", token, "']")).refuse("an id from 0 to 268435455");
+            JsonReader(value, cat(vocab.where(), "['", token, "']")).refuse(cat("an id from 0 to ", limit - 1, " (there are ", vocab.value().size(), " tokens)"));
         const auto id = value.get<int32_t>();
         if (static_cast<std::size_t>(id) >= used.size())
             used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
@@ -142,7 +145,8 @@ bool ends_in_bytes(const std::vector<NormalizerStep>& normalizer,
 /// HF takes the id from the model's vocabulary, else counts on from its end; the id in the file is only
 /// compared.
 void read_added_tokens(const JsonReader& list, const StringTable& vocab, TokenizerSpec& out) {
-    std::unordered_map<std::string, int32_t> known;
+    std::unordered_map<std::string, std::size_t> known;  // place in `tokens`
+    std::vector<AddedToken> tokens;
     auto next = static_cast<int32_t>(out.model.vocab.size());
     for (std::size_t i = 0; i < list.size(); ++i) {
         AddedToken token = read_added_token(list.at(i), out.normalizer);
@@ -150,8 +154,8 @@ void read_added_tokens(const JsonReader& list, const StringTable& vocab, Tokeniz
         const int32_t stated = token.id;
         const int32_t in_vocab = vocab.find(token.content);
         if (const auto before = known.find(token.content); before != known.end()) {
-            token.id = before->second;
-            std::erase_if(out.added, [&](const AddedToken& other) { return other.content == token.content; });
+            token.id = tokens[before->second].id;
+            tokens[before->second].content.clear();  // the later one counts
         } else {
             token.id = in_vocab >= 0 ? in_vocab : next++;
         }
@@ -160,9 +164,11 @@ void read_added_tokens(const JsonReader& list, const StringTable& vocab, Tokeniz
                          ", not ", stated,
                          " (as in the tokenizers library: ids count on from the end of model.vocab)");
         }
-        known.emplace(token.content, token.id);
-        out.added.push_back(std::move(token));
+        known[token.content] = tokens.size();
+        tokens.push_back(std::move(token));
     }
+    for (AddedToken& token : tokens)
+        if (!token.content.empty()) out.added.push_back(std::move(token));
 }
 
 }  // namespace
