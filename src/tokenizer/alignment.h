@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/core/error.h"
+
 namespace unsloth {
 
 /// A monotone map from an output text back to its input, as runs that cover the output without gaps. An exact
@@ -76,10 +78,21 @@ class AlignmentChain {
     std::vector<Alignment> steps_;
 };
 
-/// Builds a rewritten text and, where the caller wants it, its alignment.
+/// The largest text that the steps of a tokenizer.json may make out of one of `size` bytes. Real ones make a few times as
+/// much; a list of steps of which each doubles the text would fill the memory.
+constexpr std::size_t growth_limit(std::size_t size) {
+    return 256 * size + (std::size_t{64} << 10);
+}
+/// Input Error beyond the limit.
+inline void check_growth(std::size_t size, std::size_t limit) {
+    if (size > limit) [[unlikely]]
+        throw input_error(cat("the steps of tokenizer.json make a text of more than ", limit, " bytes out of a short one"));
+}
+
+/// Builds a rewritten text and, where the caller wants it, its alignment. Input Error for a text beyond `limit`.
 class Rewriter {
   public:
-    explicit Rewriter(bool aligned) : aligned_(aligned) {}
+    Rewriter(bool aligned, std::size_t limit) : aligned_(aligned), limit_(limit) {}
     void copy(std::string_view text) {
         text_ += text;
         if (aligned_) alignment_.append_exact(text.size());
@@ -87,6 +100,7 @@ class Rewriter {
     /// `text` stands for `in_length` bytes of the input.
     void replace(std::string_view text, std::size_t in_length) {
         text_ += text;
+        check_growth(text_.size(), limit_);
         if (aligned_) alignment_.append_block(text.size(), in_length);
     }
     void skip(std::size_t in_length) { replace({}, in_length); }
@@ -99,6 +113,7 @@ class Rewriter {
     std::string text_;
     Alignment alignment_;
     bool aligned_;
+    std::size_t limit_;
 };
 
 }  // namespace unsloth

@@ -36,12 +36,14 @@ std::optional<char> fallback_byte(std::string_view token) {
     return static_cast<char>(*high << 4 | *low);
 }
 
-std::string replaced(const Pattern& pattern, std::string_view content, std::string_view token) {
+/// `limit`: how long the result may be.
+std::string replaced(const Pattern& pattern, std::string_view content, std::string_view token, std::size_t limit) {
     std::string out;
     std::size_t done = 0;
     const auto found = [&](std::size_t begin, std::size_t end) {
         out += token.substr(done, begin - done);
         out += content;
+        check_growth(out.size(), limit);
         done = end;
     };
     if (!pattern.regex) {
@@ -54,7 +56,7 @@ std::string replaced(const Pattern& pattern, std::string_view content, std::stri
     return out;
 }
 
-void run(const ByteLevelDecoder&, Tokens& tokens) {
+void run(const ByteLevelDecoder&, Tokens& tokens, std::size_t) {
     std::string bytes, text;
     for (const std::string& token : tokens) bytes += bytes_of_token(token).value_or(token);
     unicode::append_lossy(text, bytes);
@@ -62,7 +64,7 @@ void run(const ByteLevelDecoder&, Tokens& tokens) {
 }
 
 /// A run of bytes that is no UTF-8 becomes one U+FFFD a byte.
-void run(const ByteFallbackDecoder&, Tokens& tokens) {
+void run(const ByteFallbackDecoder&, Tokens& tokens, std::size_t) {
     Tokens out;
     std::string bytes;
     const auto flush = [&] {
@@ -85,15 +87,20 @@ void run(const ByteFallbackDecoder&, Tokens& tokens) {
     tokens = std::move(out);
 }
 
-void run(const FuseDecoder&, Tokens& tokens) {
+void run(const FuseDecoder&, Tokens& tokens, std::size_t) {
     tokens.assign(1, join(tokens, ""));
 }
 
-void run(const ReplaceDecoder& step, Tokens& tokens) {
-    for (std::string& token : tokens) token = replaced(step.pattern, step.content, token);
+void run(const ReplaceDecoder& step, Tokens& tokens, std::size_t limit) {
+    std::size_t size = 0;
+    for (std::string& token : tokens) {
+        token = replaced(step.pattern, step.content, token, limit);
+        size += token.size();
+        check_growth(size, limit);
+    }
 }
 
-void run(const StripDecoder& step, Tokens& tokens) {
+void run(const StripDecoder& step, Tokens& tokens, std::size_t) {
     for (std::string& token : tokens) {
         std::string_view rest = token;
         const std::size_t size = step.content.size();
@@ -107,25 +114,28 @@ void run(const StripDecoder& step, Tokens& tokens) {
     }
 }
 
-void run(const MetaspaceDecoder& step, Tokens& tokens) {
+void run(const MetaspaceDecoder& step, Tokens& tokens, std::size_t limit) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         const Pattern pattern{std::nullopt, step.replacement};
-        tokens[i] = replaced(pattern, i == 0 && step.drop_first ? "" : " ", tokens[i]);
+        tokens[i] = replaced(pattern, i == 0 && step.drop_first ? "" : " ", tokens[i], limit);
     }
 }
 
-void run(const SuffixDecoder& step, Tokens& tokens) {
+void run(const SuffixDecoder& step, Tokens& tokens, std::size_t limit) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         const Pattern pattern{std::nullopt, step.suffix};
-        tokens[i] = replaced(pattern, i + 1 == tokens.size() ? "" : " ", tokens[i]);
+        tokens[i] = replaced(pattern, i + 1 == tokens.size() ? "" : " ", tokens[i], limit);
     }
 }
 
 }  // namespace
 
 std::string Decoder::decode(std::vector<std::string> tokens) const {
+    std::size_t size = 0;
+    for (const std::string& token : tokens) size += token.size();
+    const std::size_t limit = growth_limit(size);
     for (const DecoderStep& step : steps_) {
-        std::visit([&](const auto& one) { run(one, tokens); }, step);
+        std::visit([&](const auto& one) { run(one, tokens, limit); }, step);
     }
     return join(tokens, steps_.empty() && !sequence_ ? " " : "");
 }

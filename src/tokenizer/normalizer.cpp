@@ -124,6 +124,7 @@ void append_prefixed(std::string_view prefix, std::string_view text, Rewriter& o
 
 std::string_view Normalizer::apply(std::string_view text, std::string& storage, bool aligned,
                                    AlignmentChain& chain) const {
+    const std::size_t limit = growth_limit(text.size());
     for (const NormalizerStep& step : steps_) {
         if (const auto* form = std::get_if<NormalFormStep>(&step)) {
             std::string out;
@@ -132,7 +133,7 @@ std::string_view Normalizer::apply(std::string_view text, std::string& storage, 
             storage = std::move(out);
             if (aligned) chain.push(std::move(alignment));
         } else {
-            Rewriter out(aligned);
+            Rewriter out(aligned, limit);
             std::visit(
                 [&](const auto& one) {
                     if constexpr (!std::is_same_v<std::decay_t<decltype(one)>, NormalFormStep>)

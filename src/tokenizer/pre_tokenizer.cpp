@@ -162,7 +162,7 @@ void apply_split(const Step& step, SplitText& text) {
 /// A step that rewrites every word by `rewrite(word's text, its place, out)`.
 template <class Rewrite>
 void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
-    Rewriter out(aligned);
+    Rewriter out(aligned, text.limit);
     std::size_t done = 0;
     for (Word& word : text.words) {
         out.skip(word.begin - done);
@@ -241,6 +241,7 @@ PreTokenizer::PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::mo
 
 void PreTokenizer::split(std::string_view text, bool aligned, const Origin& origin, SplitText& out) const {
     out.text = text;
+    out.limit = growth_limit(text.size());
     out.alignment = {};
     out.words.clear();
     if (!text.empty()) out.words.push_back({0, text.size()});

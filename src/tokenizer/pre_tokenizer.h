@@ -23,6 +23,7 @@ struct SplitText {
     std::vector<Word> words;
     std::string rewritten;
     AlignmentChain alignment;  ///< from `text` to the caller's text, where steps rewrote it
+    std::size_t limit = 0;     ///< how long steps may make `text`
 };
 
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };

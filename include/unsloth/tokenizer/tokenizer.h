@@ -40,11 +40,12 @@ class Tokenizer {
 
     /// `add_special`: with what the post-processor adds (BOS, EOS). Any bytes are accepted: those that are
     /// not UTF-8 count as U+FFFD, one per maximal cut-off sequence (as Rust's from_utf8_lossy and Python's
-    /// "replace").
+    /// "replace"). Input Error for texts that the file's own steps do not get through: regular expressions that
+    /// take too long, replacements that make a text of many times its size.
     std::vector<int32_t> encode(std::string_view text, bool add_special) const;
     Encoding encode_with_offsets(std::string_view text, bool add_special) const;
 
-    /// Always valid UTF-8: cut characters become U+FFFD. Ids outside the vocabulary are left out.
+    /// Always valid UTF-8: cut characters become U+FFFD. Ids outside the vocabulary are left out. Errors as for encode.
     std::string decode(std::span<const int32_t> ids, bool skip_special) const;
 
     /// Largest id + 1, added tokens included (a model's embedding needs at least so many rows).
