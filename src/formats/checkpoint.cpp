@@ -16,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* single_file = "model.safetensors";
+constexpr const char* no_pickle = "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.";
 constexpr const char* index_file = "model.safetensors.index.json";
 
 std::optional<std::string> environment(const char* name) {
@@ -68,18 +69,22 @@ std::optional<fs::path> cached_snapshot(const fs::path& cache, const std::string
 
 /// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
 std::map<std::string, std::string> read_weight_map(const fs::path& index) {
-    const auto json = formats::parse_json<formats::OrderedJson>(read_file(index), index.string());
-    const formats::ObjectReader reader(json, index.string());
-    const auto weight_map = reader.object("weight_map");
-    if (!weight_map) reader.fail("weight_map", "an object of tensor names and shard names");
+    const auto json = formats::parse_json<formats::Json>(read_file(index), index.string());
+    if (!json.is_object()) throw input_error(cat(index.string(), ": the file must be a JSON object"));
+    const auto weight_map = json.find("weight_map");
+    if (weight_map == json.end() || !weight_map->is_object())
+        throw input_error(cat(index.string(), ": weight_map: expected an object of tensor names and shard names"));
     std::map<std::string, std::string> shards;
-    for (const auto& item : weight_map->json().items()) {
-        if (!item.value().is_string()) weight_map->fail(item.key(), "the name of a shard");
+    for (const auto& item : weight_map->items()) {
+        if (!item.value().is_string())
+            throw input_error(cat(index.string(), ": weight_map.", item.key(), ": expected the name of a shard"));
         const auto& shard = item.value().get_ref<const std::string&>();
         if (shard.empty() || shard.find_first_of("/\\") != std::string::npos || shard.find("..") != std::string::npos ||
             shard.find('\0') != std::string::npos)
             throw input_error(cat(index.string(), ": weight_map.", item.key(), ": the shard name '", shard,
                                   "' is refused: a shard lies in the folder of its index"));
+        if (!shard.ends_with(".safetensors"))
+            throw input_error(cat(index.string(), ": weight_map.", item.key(), ": the shard '", shard, "' is no .safetensors file"), no_pickle);
         shards.emplace(item.key(), shard);
     }
     return shards;
@@ -106,7 +111,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
     if (!fs::is_directory(place)) {
         if (place.extension() != ".safetensors")
             throw input_error(cat(place.string(), ": not a .safetensors file"),
-                              "model.path is a model folder or a .safetensors file.");
+                              cat("model.path is a model folder or a .safetensors file. ", no_pickle));
         checkpoint.folder_ = place.parent_path().empty() ? fs::path(".") : place.parent_path();
         checkpoint.files_.emplace_back(place);
         checkpoint.add_tensors_of(checkpoint.files_.back());
@@ -120,7 +125,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
         } else {
             throw input_error(
                 cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
-                "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.");
+                no_pickle);
         }
     }
     for (const auto& [name, tensor] : checkpoint.tensors_) checkpoint.names_.push_back(name);
@@ -134,7 +139,8 @@ void Checkpoint::open_shards(const fs::path& index) {
     files_.reserve(shards.size());
     for (const std::string& shard : shards) {
         const fs::path path = folder_ / shard;
-        if (!fs::exists(path))
+        std::error_code unreadable;  // said in better words below, or by whoever opens the file
+        if (!fs::exists(path, unreadable))
             throw input_error(cat(path.string(), ": this shard is missing (", index.string(), " names it)"),
                               "Download the model again.");
         files_.emplace_back(path);

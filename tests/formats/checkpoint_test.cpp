@@ -74,6 +74,11 @@ TEST(Checkpoint, RefusesBadShards) {
     refuse({{"c", "sub\\model.safetensors"}}, {"refused"});
     refuse({{"c", ".."}}, {"refused"});
     refuse({{"c", ""}}, {"refused"});
+    refuse({{"c", "../" + folder.path().filename().string() + "/model-2.safetensors"}}, {"refused"});
+    refuse({{"c", std::string("model-2.safetensors\0.safetensors", 31)}}, {"weight_map.c"});
+    refuse({{"c", (folder / "model-2.safetensors").string()}}, {"refused"});
+    refuse({{"c", "pytorch_model-1.bin"}}, {"weight_map.c", "no .safetensors file", "pickle"});
+    refuse({{"c", std::string(300, 'x') + ".safetensors"}}, {"missing"});
     refuse({{"c", 3}}, {"weight_map.c"});
     refuse({{"b", "model-2.safetensors"}}, {"'b'", "should lie in model-2.safetensors", "lies in model-1.safetensors"});
     refuse({{"d", "model-1.safetensors"}}, {"'d'", "is in no shard"});
@@ -92,7 +97,27 @@ TEST(Checkpoint, SaysWhatIsNotThere) {
     expect_input_error({"no such file"}, [&] { Checkpoint::open((folder / "nothing").string()); });
     expect_input_error({"empty"}, [&] { Checkpoint::open(""); });
     write_text(folder / "weights.bin", "x");
-    expect_input_error({"weights.bin", ".safetensors"}, [&] { Checkpoint::open((folder / "weights.bin").string()); });
+    expect_input_error({"weights.bin", ".safetensors", "pickle"}, [&] { Checkpoint::open((folder / "weights.bin").string()); });
+    write_text(folder / "pytorch_model.bin", "x");
+    expect_input_error({"model.safetensors", "pickle"}, [&] { Checkpoint::open(folder.path().string()); });
+}
+
+TEST(Checkpoint, FollowsTheUsersOwnLinks) {
+    const ScratchFolder folder;
+    fs::create_directories(folder / "elsewhere");
+    fs::create_directories(folder / "model");
+    write_shards(folder / "elsewhere", right_map);
+    for (const char* const name : {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"})
+        fs::create_symlink(folder / "elsewhere" / name, folder / "model" / name);
+    EXPECT_EQ(Checkpoint::open((folder / "model").string()).names().size(), 3U);
+}
+
+TEST(Checkpoint, ReadsAnIndexOfVeryManyTensors) {
+    const ScratchFolder folder;
+    nlohmann::json map = right_map;
+    for (int i = 0; i < 200'000; ++i) map[cat("model.layers.", i, ".self_attn.q_proj.weight")] = "model-1.safetensors";
+    write_shards(folder.path(), map);  // time with the square of their number would be minutes
+    expect_input_error({"is in no shard"}, [&] { Checkpoint::open(folder.path().string()); });
 }
 
 TEST(ResolveModelPath, LooksIntoTheHubCache) {
