@@ -28,9 +28,13 @@ std::string reason_of(const nlohmann::json::exception& failure) {
     return bracket == std::string::npos ? text : text.substr(bracket + 2);
 }
 
+// No option takes so much; what is shown in messages is written by a function that recurses.
+constexpr int deepest = 64;
+
 // The library keeps the last of two equal keys without a word.
-Json::parser_callback_t refuse_duplicates(const std::string& file) {
-    return [file, seen = std::vector<std::set<std::string>>()](int, Json::parse_event_t event, Json& parsed) mutable {
+Json::parser_callback_t refuse_oddities(const std::string& file) {
+    return [file, seen = std::vector<std::set<std::string>>()](int depth, Json::parse_event_t event, Json& parsed) mutable {
+        if (depth > deepest) throw usage_error(cat(file, ": lists and objects nest deeper than ", deepest, " levels"));
         if (event == Json::parse_event_t::object_start) seen.emplace_back();
         if (event == Json::parse_event_t::object_end) seen.pop_back();
         if (event == Json::parse_event_t::key && !seen.back().insert(parsed.get<std::string>()).second)
@@ -47,7 +51,7 @@ Json parse_json_file(const std::filesystem::path& path) {
         throw usage_error(cat("configuration: ", failure.what()));
     }
     try {
-        return Json::parse(content, refuse_duplicates(path.string()), /*allow_exceptions=*/true,
+        return Json::parse(content, refuse_oddities(path.string()), /*allow_exceptions=*/true,
                            /*ignore_comments=*/true);
     } catch (const nlohmann::json::parse_error& failure) {
         throw usage_error(

@@ -37,6 +37,12 @@ TEST(File, StructuralMistakesAreRefused) {
     EXPECT_CONTAINS(missing, "/nonexistent/run.json");
 }
 
+TEST(File, WhatNestsWithoutEndIsRefused) {
+    const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+    EXPECT_CONTAINS(file_error(R"({"lora": {"target_modules": )" + deep + "}}"), "nest deeper than 64 levels");
+    EXPECT_CONTAINS(file_error(std::string(1'000'000, '[')), "nest deeper than 64 levels");
+}
+
 TEST(File, AnUnknownKeySuggestsTheNearestOne) {
     EXPECT_CONTAINS(file_error(R"({"training": {"lerning_rate": 1}})"), "Did you mean training.learning_rate?");
     EXPECT_CONTAINS(file_error(R"({"lora": {"lora_dropuot": 0}})"), "Did you mean lora.lora_dropout?");
