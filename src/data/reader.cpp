@@ -25,6 +25,9 @@ OtherKind other_kind(std::string_view head) {
     if (head.starts_with("BZh")) return {"bzip2-compressed", "bzip2 -dk FILE"};
     if (head.starts_with("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
     if (head.starts_with("ARROW1")) return {"an Arrow file", "datasets.load_from_disk(FOLDER).to_json(OUT)"};
+    // The protocols that Python writes begin so; valid UTF-8 never does.
+    if (head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)
+        return {"a Python pickle, which is never read", "load it in Python and write the rows as JSON Lines"};
     if (head.starts_with("\xFF\xFE") || head.starts_with("\xFE\xFF"))
         return {"UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE > OUT"};
     return {};

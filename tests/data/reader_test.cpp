@@ -116,6 +116,8 @@ TEST(Readers, OtherKindsOfFilesAreNamed) {
     check("a.jsonl", std::string("\xFF\xFE{\0", 4), {"a.jsonl", "UTF-16", "iconv"});
     check("a.jsonl.xz", "\xFD\x37\x7AXZ", {"xz"});
     check("a.zip", "PK\x03\x04", {"zip"});
+    check("rows.pkl", std::string("\x80\x04\x95\x10\0\0", 6), {"rows.pkl", "pickle", "never read"});
+    check("rows.pt", "\x80\x02}q", {"rows.pt", "pickle"});
     toy::expect_contains(refused("/nowhere/a.jsonl"), {"/nowhere/a.jsonl", "No such file"});
     toy::expect_contains(refused("/tmp"), {"/tmp", "not a regular file"});
 }
@@ -205,6 +207,22 @@ TEST(Table, RecordsAndHeadersThatAreWrong) {
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n\"x\"y,2\n")), {"field 1 goes on behind its closing quote"});
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,\"2\n3\n")), {"field 2 has no closing quote"});
     toy::expect_contains(refused(folder.write("a.csv", "a,b,a\n1,2,3\n")), {"a.csv:1", "two columns are named \"a\""});
+}
+
+TEST(Table, ManyColumns) {
+    const toy::Folder folder;
+    const auto table = [&](int columns) {
+        std::string header, record;
+        for (int i = 0; i < columns; ++i) header += cat(i == 0 ? "" : ",", "column", i), record += i == 0 ? "x" : ",x";
+        std::string text = header + "\n";
+        for (int row = 0; row < 100; ++row) text += record + "\n";
+        return folder.write("a.csv", text);
+    };
+    const Rows rows = rows_of(table(10000));  // time with the square of their number would be minutes
+    ASSERT_EQ(rows.size(), 100u);
+    EXPECT_EQ(rows[99].second["column9999"], "x");
+    EXPECT_EQ(rows[99].second.size(), 10000u);
+    toy::expect_contains(refused(table(10001)), {"a.csv:1", "10001 columns"});
 }
 
 TEST(PlainText, ParagraphsOrTheWholeFile) {
