@@ -146,7 +146,7 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
     hash.add_field(template_name);
     bool dated = false;
     for (const std::filesystem::path& file : files) {
-        if (!std::filesystem::is_regular_file(file)) continue;
+        if (!std::filesystem::is_regular_file(file, none)) continue;
         const MappedFile map(file);
         const std::string_view content(reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size());
         hash.add_field(file.filename().string());

@@ -150,7 +150,7 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
         impl->builtin = builtin;
         impl->tokenizer = tokenizer;
         add_builtin_variables(tokenizer, impl->variables);
-    } else if (std::filesystem::is_regular_file(name)) {
+    } else if (std::error_code no_path; std::filesystem::is_regular_file(name, no_path)) {
         impl->main = jinja::Template::compile(read_file(name), std::string(name));
     } else {
         throw usage_error(cat("there is no chat template '", name, "'"),

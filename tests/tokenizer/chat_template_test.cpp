@@ -228,6 +228,11 @@ TEST_F(ChatTemplates, GenerationBlocksTellTheTurns) {
     EXPECT_EQ(marked(in_macro, two_turns), "<user>Q1</s><assistant>⟦A1</s>⟧<user>A1</s><assistant>⟦A2 </s>⟧");
 }
 
+TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
+    const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
+    EXPECT_NE(error_of(ErrorKind::usage, [&] { ChatTemplate::choose(source, tokenizer("x")); }).find("there is no chat template"), std::string::npos);
+}
+
 TEST_F(ChatTemplates, RowsNestedTooDeepAreRefused) {
     std::string nested(2000, '[');
     nested += std::string(2000, ']');
