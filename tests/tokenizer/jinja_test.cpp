@@ -154,8 +154,8 @@ TEST(Jinja, WorkIsBounded) {
               std::string::npos);
     EXPECT_NE(refusal("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}").find("calls itself"),
               std::string::npos);
-    EXPECT_NE(refusal("{{ 'x' * 1000000000 }}").find("more than"), std::string::npos);
-    EXPECT_NE(refusal("{{ [0] * 1000000000 }}").find("more than"), std::string::npos);
+    EXPECT_NE(refusal("{{ 'x' * 70000000 }}").find("more than"), std::string::npos);
+    EXPECT_NE(refusal("{{ [0] * 1000001 }}").find("more than"), std::string::npos);
     EXPECT_NE(refusal("{{ '%1000000000d' % 1 }}").find("width"), std::string::npos);
     EXPECT_NE(refusal("{{ '{:1000000000}'.format(1) }}").find("width"), std::string::npos);
     EXPECT_NE(refusal("{{ 'x'.center(1000000000) }}").find("width"), std::string::npos);
@@ -163,9 +163,9 @@ TEST(Jinja, WorkIsBounded) {
         refusal(
             "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}")
             .empty());
-    EXPECT_FALSE(refusal("{% set s = 'x' * 100000000 %}{% for i in range(60) %}{{ s }}{% endfor %}").empty());
+    EXPECT_FALSE(refusal("{% set s = 'x' * 60000000 %}{% for i in range(60) %}{{ s }}{% endfor %}").empty());
     EXPECT_FALSE(
-        refusal("{% set s = 'x' * 100000000 %}{% for i in range(9999) %}{{ s.upper() | length }}{% endfor %}")
+        refusal("{% set s = 'x' * 60000000 %}{% for i in range(9999) %}{{ s.upper() | length }}{% endfor %}")
             .empty());
     EXPECT_FALSE(refusal("{{ 2 ** 1000 }}").empty());
     EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(120));

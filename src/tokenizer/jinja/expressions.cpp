@@ -251,7 +251,7 @@ Value Evaluator::evaluate_concatenation(const Expression& e, const ScopePtr& sco
     std::string joined;
     for (const ExpressionPtr& child : e.children) {
         joined += to_string(evaluate(*child, scope));
-        if (joined.size() > longest_string) fail("a string of more than 256 MiB");
+        if (joined.size() > longest_string) fail(too_long_a_string);
     }
     Value result(std::move(joined));
     charge(result);

@@ -6,8 +6,9 @@
 
 namespace unsloth::jinja {
 
-/// Limits on one value, so that a template cannot take all memory.
-constexpr std::size_t longest_string = std::size_t{1} << 28, longest_sequence = 10'000'000;
+/// Limits on one value, so that a template cannot take all memory. A row has 64 MiB at most.
+constexpr std::size_t longest_string = std::size_t{64} << 20, longest_sequence = 1'000'000;
+constexpr const char* too_long_a_string = "a string of more than 64 MiB";
 
 Value arithmetic(Operation operation, const Value& a, const Value& b);
 Value negate(const Value& value);

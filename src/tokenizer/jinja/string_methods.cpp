@@ -118,7 +118,7 @@ Value replace(Evaluator&, const Value& self, Arguments& a) {
     const Bound bound("replace", a, {"old", "new", "count"}, 2, true);
     const std::string &from = bound.string(0), &to = bound.string(1);
     const std::size_t found = text::count(self.string(), from);
-    if (to.size() > 1 && found > longest_string / to.size()) fail("a string of more than 256 MiB");
+    if (to.size() > 1 && found > longest_string / to.size()) fail(too_long_a_string);
     return text::replace(self.string(), from, to, bound.integer_or(2, -1));
 }
 
@@ -131,7 +131,7 @@ Value join(Evaluator&, const Value& self, Arguments& a) {
             fail(cat("sequence item ", i, ": expected str instance, ", type_name(item), " found"));
         if (i++ > 0) out += self.string();
         out += item.string();
-        if (out.size() > longest_string) fail("a string of more than 256 MiB");
+        if (out.size() > longest_string) fail(too_long_a_string);
     }
     return out;
 }
@@ -213,7 +213,7 @@ Value expand_tabs(Evaluator&, const Value& self, Arguments& a) {
             out += c;
             column = c == "\n" || c == "\r" ? 0 : column + 1;
         }
-        if (out.size() > longest_string) fail("a string of more than 256 MiB");
+        if (out.size() > longest_string) fail(too_long_a_string);
     }
     return out;
 }

@@ -93,7 +93,7 @@ Value join(Evaluator& evaluator, Arguments& a) {
     for (std::size_t i = 0; i < items.size(); ++i) {
         if (i > 0) out += separator;
         out += to_string(items[i]);
-        if (out.size() > longest_string) fail("a string of more than 256 MiB");
+        if (out.size() > longest_string) fail(too_long_a_string);
     }
     return out;
 }
@@ -120,7 +120,7 @@ Value indent(Evaluator&, Arguments& a) {
             if (blank_too || !lines[i].empty()) out += indention;
         }
         out += lines[i];
-        if (out.size() > longest_string) fail("a string of more than 256 MiB");
+        if (out.size() > longest_string) fail(too_long_a_string);
     }
     return out;
 }
