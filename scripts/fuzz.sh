@@ -48,10 +48,11 @@ run_target() {
     for folder in "tests/fuzz/corpus/$target" $(words_of seeds "$target"); do [ ! -d "$folder" ] || seeds+=("$folder"); done
     read -r -a options <<<"$(words_of options "$target")"
     local program=build/fuzz/tests/fuzz/fuzz_$target ok=passed
-    "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-        -artifact_prefix="$findings/$target-" "${options[@]}" "$own" "${seeds[@]}" >"$log" 2>&1 </dev/null || ok=FAILED
-    printf '%-20s %s  %9s runs %7s a second  coverage %6s  peak %5s MB\n' "$target" "$ok" \
-        "$(last 's/^stat::number_of_executed_units: *//p')" "$(last 's/^stat::average_exec_per_sec: *//p')" \
+    local cpu TIMEFORMAT=%U
+    cpu=$({ time "$program" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 \
+        -artifact_prefix="$findings/$target-" "${options[@]}" "$own" "${seeds[@]}" >"$log" 2>&1 </dev/null; } 2>&1) || ok=FAILED
+    printf '%-17s %s  %9s runs in %5.0f s of CPU, %6s a second, coverage %5s, peak %4s MB\n' "$target" "$ok" \
+        "$(last 's/^stat::number_of_executed_units: *//p')" "$cpu" "$(last 's/^stat::average_exec_per_sec: *//p')" \
         "$(last 's/.* cov: \([0-9]*\) .*/\1/p')" "$(last 's/^stat::peak_rss_mb: *//p')"
     [ "$ok" = FAILED ] || return 0
     local input

@@ -1,5 +1,5 @@
 // Files of training data: JSON Lines, JSON arrays, tables and plain text, plain and compressed, from the bytes to token ids.
-// options: -max_len=8192 -dict=tests/fuzz/rows.dict -timeout=60
+// options: -max_len=8192 -dict=tests/fuzz/rows.dict
 #include <nlohmann/json.hpp>
 
 #include "fuzz/support.h"

@@ -1,6 +1,6 @@
 // The rows that `unsloth-train tokenize` reads: texts, ids, and conversations for a template of the model.
 // seeds: tests/golden/chat
-// options: -max_len=8192 -dict=tests/fuzz/json.dict -timeout=60
+// options: -max_len=8192 -dict=tests/fuzz/json.dict
 #include <sstream>
 
 #include "fuzz/support.h"

@@ -1,5 +1,5 @@
 // tokenizer_config.json with its special tokens and chat templates, beside a small tokenizer.
-// options: -max_len=4096 -dict=tests/fuzz/tokenizer.dict -timeout=60
+// options: -max_len=4096 -dict=tests/fuzz/tokenizer.dict
 #include "fuzz/tokenizer_use.h"
 
 namespace {
