@@ -43,6 +43,16 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
     file.finish();
 }
 
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to) {
+    for (const auto& file : files) {
+        const auto target = to / file.lexically_relative(from);
+        std::filesystem::create_directories(target.parent_path());
+        std::error_code ignored;
+        if (std::filesystem::equivalent(file, target, ignored)) continue;
+        write_file_atomically(target, read_file(file));
+    }
+}
+
 void AtomicText::write(std::string_view content) {
     constexpr std::size_t worth_a_call = std::size_t{1} << 16;
     waiting_ += content;

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "formats/json.h"
-#include "formats/parallel.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/parallel.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/quant4_host.h"
@@ -36,6 +37,29 @@ std::string quant_state_text(const Quant4Owned& weight, DType dtype) {
     return text;
 }
 
+/// fill(packed, absmax, blocks) quantises all blocks once; the rest is the double quantisation of their maxima.
+template <class Fill>
+Quant4Owned quantize_blocks(int64_t rows, int64_t cols, const Fill& fill) {
+    UNSLOTH_CHECK(rows > 0 && cols > 0, "a weight [", rows, ", ", cols, "]");
+    Quant4Owned result;
+    result.rows = rows;
+    result.cols = cols;
+    const int64_t blocks = result.view().blocks();
+    result.packed.resize(static_cast<std::size_t>((rows * cols + 1) / 2));
+    std::vector<float> absmax(static_cast<std::size_t>(blocks));
+    fill(result.packed.data(), absmax.data(), blocks);
+    result.absmax.resize(static_cast<std::size_t>(blocks));
+    result.nested_absmax.resize(static_cast<std::size_t>(nested_blocks(blocks)));
+    result.nested_offset = quantize_absmax(absmax.data(), blocks, result.absmax.data(), result.nested_absmax.data());
+    if (!std::isfinite(result.nested_offset))
+        throw input_error(
+            cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
+    result.tables.assign(std::begin(nf4_code), std::end(nf4_code));
+    const auto& map = dynamic_map_256(true);
+    result.tables.insert(result.tables.end(), map.begin(), map.end());
+    return result;
+}
+
 template <class T>
 std::vector<std::byte> bytes_of(const T* data, std::size_t count) {
     const auto* const begin = reinterpret_cast<const std::byte*>(data);
@@ -58,27 +82,29 @@ Quant4View Quant4Owned::view() const {
 }
 
 Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads) {
-    UNSLOTH_CHECK(rows > 0 && cols > 0, "a weight [", rows, ", ", cols, "]");
-    Quant4Owned result;
-    result.rows = rows;
-    result.cols = cols;
-    const int64_t n = rows * cols;
-    const int64_t blocks = result.view().blocks();
-    result.packed.resize(static_cast<std::size_t>((n + 1) / 2));
-    std::vector<float> absmax(static_cast<std::size_t>(blocks));
-    formats::for_ranges(blocks, blocks_per_thread, threads, [&](int64_t begin, int64_t end, int64_t) {
-        quantize_nf4_blocks(w + begin * quant4_block, n, begin, end, result.packed.data(), absmax.data());
+    return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
+        parallel_ranges(blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
+            quantize_nf4_blocks(w + begin * quant4_block, rows * cols, begin, end, packed, absmax);
+        }, threads);
     });
-    result.absmax.resize(static_cast<std::size_t>(blocks));
-    result.nested_absmax.resize(static_cast<std::size_t>(nested_blocks(blocks)));
-    result.nested_offset = quantize_absmax(absmax.data(), blocks, result.absmax.data(), result.nested_absmax.data());
-    if (!std::isfinite(result.nested_offset))
-        throw input_error(
-            cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
-    result.tables.assign(std::begin(nf4_code), std::end(nf4_code));
-    const auto& map = dynamic_map_256(true);
-    result.tables.insert(result.tables.end(), map.begin(), map.end());
-    return result;
+}
+
+Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int threads) {
+    // Groups of rows that begin where a block does, small enough to stay in a core's cache.
+    const int64_t aligned_rows = quant4_block / std::gcd(cols, int64_t{quant4_block});
+    const int64_t group_rows = aligned_rows * std::max<int64_t>(1, (1 << 16) / (aligned_rows * cols));
+    const int64_t groups = (rows + group_rows - 1) / group_rows;
+    return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
+        parallel_ranges(groups, std::max<int64_t>(1, blocks_per_thread * quant4_block / (group_rows * cols)), [&](int64_t begin, int64_t end) {
+            std::vector<float> values(static_cast<std::size_t>(group_rows * cols));
+            for (int64_t group = begin; group < end; ++group) {
+                const int64_t first = group * group_rows, last = std::min(rows, first + group_rows);
+                read(first, last, values.data());
+                quantize_nf4_blocks(values.data(), rows * cols, first * cols / quant4_block,
+                                    last == rows ? blocks : last * cols / quant4_block, packed, absmax);
+            }
+        }, threads);
+    });
 }
 
 std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols, DType dtype) {

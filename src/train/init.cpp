@@ -1,22 +1,23 @@
 // `init`: a model folder with random weights, a tensor at a time.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numbers>
-#include <thread>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/parallel.h"
 #include "unsloth/core/philox.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/shards.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/model/loader.h"
 #include "unsloth/ops/quant.h"
 #include "unsloth/spec/convert.h"
 #include "unsloth/tokenizer/tokenizer.h"
 #include "unsloth/train/commands.h"
-#include "unsloth/train/save.h"
 #include "unsloth/train/session.h"
 #include "unsloth/train/shapes.h"
 
@@ -45,12 +46,7 @@ void fill_normal(float* out, int64_t begin, int64_t end, uint64_t seed, uint32_t
 
 /// body(begin, end) for ranges of [0, count) that begin at multiples of 4, on all cores.
 void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-    const int64_t workers = std::clamp<int64_t>(count >> 18, 1, std::max(1U, std::thread::hardware_concurrency()));
-    const int64_t share = ((count + workers - 1) / workers + 3) / 4 * 4;
-    std::vector<std::thread> threads;
-    for (int64_t begin = 0; begin < count; begin += share)
-        threads.emplace_back([&, begin] { body(begin, std::min(count, begin + share)); });
-    for (std::thread& thread : threads) thread.join();
+    parallel_ranges((count + 3) / 4, 1 << 16, [&](int64_t begin, int64_t end) { body(begin * 4, std::min(count, end * 4)); });
 }
 
 /// Values as a saved 16-bit checkpoint would hold them, both ways: `stored` in the storage type, `values` what they say in fp32.
@@ -114,22 +110,16 @@ class Writer {
 
     /// One file a shard of at most 5 GB of tensors.
     void write() {
-        constexpr std::size_t shard_bytes = 5'000'000'000;
-        std::vector<std::vector<std::size_t>> shards(1);
-        std::size_t filled = 0;
-        for (std::size_t i = 0; i < rules_.size(); ++i) {
+        std::vector<std::size_t> sizes;
+        for (const TensorRule& rule : rules_) {
             std::size_t bytes = 0;
-            for (const TensorDecl& decl : declarations(rules_[i], request_.quantize, request_.dtype)) bytes += decl.bytes();
-            if (filled > 0 && filled + bytes > shard_bytes) {
-                shards.emplace_back();
-                filled = 0;
-            }
-            shards.back().push_back(i);
-            filled += bytes;
+            for (const TensorDecl& decl : declarations(rule, request_.quantize, request_.dtype)) bytes += decl.bytes();
+            sizes.push_back(bytes);
             total_ += bytes;
         }
+        const auto shards = split_into_shards(sizes, default_shard_bytes);
         for (std::size_t s = 0; s < shards.size(); ++s) write_shard(shards[s], shard_file_name(s, shards.size()));
-        if (shards.size() > 1) write_file_atomically(std::filesystem::path(request_.out) / "model.safetensors.index.json", shard_index_json(where_, total_));
+        if (shards.size() > 1) write_file_atomically(std::filesystem::path(request_.out) / shard_index_file, shard_index_json(where_, total_));
     }
     std::size_t total_bytes() const { return total_; }
 

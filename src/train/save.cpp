@@ -1,14 +1,13 @@
 #include "unsloth/train/save.h"
 
 #include <algorithm>
-#include <cstdio>
-
-#include <nlohmann/json.hpp>
+#include <map>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/safetensors.h"
+#include "unsloth/formats/shards.h"
 #include "unsloth/spec/convert.h"
 
 namespace unsloth::train {
@@ -25,16 +24,12 @@ std::vector<std::byte> bytes_of(const at::Tensor& params_P, const model::Paramet
 using Shard = std::vector<const model::Parameter*>;
 
 std::vector<Shard> make_shards(const model::ParameterTable& table, DType type, int64_t shard_bytes) {
-    std::vector<Shard> shards(1);
-    int64_t filled = 0;
-    for (const model::Parameter& p : table.parameters()) {
-        const int64_t bytes = p.elements() * static_cast<int64_t>(size_of(type));
-        if (filled > 0 && filled + bytes > shard_bytes) {
-            shards.emplace_back();
-            filled = 0;
-        }
-        shards.back().push_back(&p);
-        filled += bytes;
+    std::vector<std::size_t> bytes;
+    for (const model::Parameter& p : table.parameters()) bytes.push_back(static_cast<std::size_t>(p.elements()) * size_of(type));
+    std::vector<Shard> shards;
+    for (const auto& members : split_into_shards(bytes, static_cast<std::size_t>(shard_bytes))) {
+        Shard& shard = shards.emplace_back();
+        for (const std::size_t i : members) shard.push_back(&table.parameters()[i]);
     }
     return shards;
 }
@@ -51,18 +46,6 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const at
 }
 
 }  // namespace
-
-std::string shard_file_name(std::size_t index, std::size_t count) {
-    if (count == 1) return "model.safetensors";
-    char name[64];
-    std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-    return name;
-}
-
-std::string shard_index_json(const std::map<std::string, std::string>& file_of_tensor, std::size_t total_bytes) {
-    const nlohmann::ordered_json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", file_of_tensor}};
-    return index.dump(2) + "\n";
-}
 
 void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const LoraSpec& lora, const std::string& base) {
     std::filesystem::create_directories(folder);
@@ -86,18 +69,8 @@ void save_model(const std::filesystem::path& folder, const model::ParameterTable
             total += static_cast<std::size_t>(p->elements()) * size_of(spec.dtype);
         }
     }
-    if (shards.size() > 1) write_file_atomically(folder / "model.safetensors.index.json", shard_index_json(where, total));
+    if (shards.size() > 1) write_file_atomically(folder / shard_index_file, shard_index_json(where, total));
     write_file_atomically(folder / "config.json", write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
-}
-
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to) {
-    for (const auto& file : files) {
-        const auto target = to / file.lexically_relative(from);
-        std::filesystem::create_directories(target.parent_path());
-        std::error_code ignored;
-        if (std::filesystem::equivalent(file, target, ignored)) continue;
-        write_file_atomically(target, read_file(file));
-    }
 }
 
 }  // namespace unsloth::train

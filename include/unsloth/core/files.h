@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "unsloth/core/atomic_file.h"
 
@@ -36,6 +37,10 @@ class AtomicText {
     std::string waiting_;
     std::size_t written_ = 0;
 };
+
+/// Copies `files`, which lie below the folder `from`, to the same places below `to`: atomically each, leaving out those
+/// that are there already under the same path.
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Flushes a written file (or a folder's entries) to the medium; runtime Error on failure.
 void sync_path(const std::filesystem::path& path);

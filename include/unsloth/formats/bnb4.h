@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,11 @@ struct Quant4Owned {
 /// entry. The result does not depend on `threads` (0: as many as the machine has, for large weights).
 /// Input Error for a weight that is not finite.
 Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads = 0);
+
+/// Yields the rows [row_begin, row_end) of a weight in fp32; called for disjoint rows from several threads.
+using ReadRows = std::function<void(int64_t row_begin, int64_t row_end, float* out)>;
+/// The same for a weight that need not be in memory as a whole.
+Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int threads = 0);
 
 /// What a checkpoint stores for such a weight, the packed codes under `weight_name` first. `dtype`: the weight's type
 /// before it was quantised.

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "unsloth/formats/peft.h"
+#include "unsloth/formats/shards.h"
 #include "unsloth/model/model.h"
 
 namespace unsloth::train {
@@ -17,14 +15,6 @@ void save_adapter(const std::filesystem::path& folder, const model::ParameterTab
 
 /// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in the checkpoint's own dtype.
 void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const ModelSpec& spec,
-                const std::filesystem::path& source_folder, int64_t shard_bytes = 5'000'000'000);
-
-/// "model-00001-of-00002.safetensors", or "model.safetensors" for a single one; `index` from 0.
-std::string shard_file_name(std::size_t index, std::size_t count);
-/// model.safetensors.index.json: which file holds each tensor.
-std::string shard_index_json(const std::map<std::string, std::string>& file_of_tensor, std::size_t total_bytes);
-
-/// Copies files of the folder `from` to the same places below `to` (atomically, skipping those already there under the same path).
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to);
+                const std::filesystem::path& source_folder, int64_t shard_bytes = static_cast<int64_t>(default_shard_bytes));
 
 }  // namespace unsloth::train
