@@ -66,11 +66,27 @@ std::set<std::string> quantised_names(const Checkpoint& checkpoint) {
     return names;
 }
 
+/// Lists the 8-bit weights; returns the names of all tensors that they are made of.
+std::set<std::string> list_int8(Inspection& inspection, const Checkpoint& checkpoint) {
+    std::set<std::string> parts;
+    for (const std::string& name : checkpoint.names()) {
+        if (checkpoint.at(name).dtype != DType::i8) continue;
+        note_problem(inspection, [&] {
+            const auto weight = find_int8(checkpoint, name);
+            if (!weight) return;
+            for (const TensorView* part : weight->parts()) parts.insert(part->name);
+            add_tensor(inspection, {name, "int8", {weight->rows, weight->cols}, weight->stored_bytes()});
+        });
+    }
+    return parts;
+}
+
 void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
     const std::set<std::string> quantised = quantised_names(checkpoint);
+    const std::set<std::string> companions = list_int8(inspection, checkpoint);
     for (const std::string& name : checkpoint.names()) {
         std::string weight_name;
-        if (is_quant4_companion(name, &weight_name) && quantised.count(weight_name) != 0) continue;
+        if (companions.count(name) != 0 || (is_quant4_companion(name, &weight_name) && quantised.count(weight_name) != 0)) continue;
         if (quantised.count(name) == 0) {
             add_plain(inspection, checkpoint.at(name));
             continue;

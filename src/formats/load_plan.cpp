@@ -36,8 +36,11 @@ class Resolver {
         }
         used_.insert(name);
         source.quant4 = find_quant4(checkpoint_, name);
+        if (!source.quant4) source.int8 = find_int8(checkpoint_, name);
         if (source.quant4) {
             check_quantised(source);
+        } else if (source.int8) {
+            check_int8(source);
         } else {
             check_plain(source);
         }
@@ -56,15 +59,22 @@ class Resolver {
         }
     }
 
+    void check_int8(const TensorSource& source) {
+        const std::string& name = source.rule.hf_name;
+        for (const TensorView* part : source.int8->parts()) used_.insert(part->name);
+        if (!source.rule.may_be_quantised) {
+            problems_.unusable.add(cat(name, ": is quantised to 8 bit, but only the linears of the layers may be"));
+        } else if (source.tensor->shape != source.rule.shape) {
+            problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found I8 ", shape_text(source.tensor->shape)));
+        }
+    }
+
     void check_plain(const TensorSource& source) {
         const std::string& name = source.rule.hf_name;
         const TensorView& tensor = *source.tensor;
         const std::string found = cat(safetensors_name(tensor.dtype), " ", shape_text(tensor.shape));
-        const std::string module = name.substr(0, name.rfind('.'));
-        if (tensor.dtype == DType::i8 && checkpoint_.find(cat(module, ".SCB")) != nullptr) {
-            used_.insert({cat(module, ".SCB"), cat(module, ".weight_format")});
-            problems_.unusable.add(
-                cat(name, ": INT8 weights (load_in_8bit) are not readable yet by this version; found ", found));
+        if (tensor.dtype == DType::i8 && source.rule.may_be_quantised) {
+            problems_.unusable.add(cat(name, ": found ", found, ", 8-bit codes without their ", int8_maxima_name(name)));
         } else if (tensor.dtype == DType::u8 && source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": found ", found, ", packed codes without their quant_state"));
         } else if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
@@ -94,6 +104,7 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule.hf_name, ": rows ", row_begin,
                   " to ", row_end);
     if (quant4) return dequantize_rows(quant4->view, row_begin, row_end, out);
+    if (int8) return dequantize_rows(*int8, row_begin, row_end, out);
     const std::size_t row_bytes = static_cast<std::size_t>(cols()) * size_of(tensor->dtype);
     convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
                    (row_end - row_begin) * cols(), out);
@@ -146,6 +157,12 @@ std::size_t ModelTensors::stored_bytes() const {
 int64_t ModelTensors::quantised_linears() const {
     int64_t count = 0;
     for (const TensorSource& source : sources_) count += source.quantised();
+    return count;
+}
+
+int64_t ModelTensors::int8_linears() const {
+    int64_t count = 0;
+    for (const TensorSource& source : sources_) count += source.int8.has_value();
     return count;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/parallel.h"
 #include "unsloth/core/philox.h"
 #include "unsloth/model/fp8_source.h"
 #include "unsloth/ops/fp8.h"
@@ -23,6 +24,14 @@ at::Tensor mapped_tensor(const TensorView& view) {
     const at::Tensor copy = at::empty(view.shape, type);
     std::memcpy(copy.data_ptr(), data, view.data.size());
     return copy;
+}
+
+/// A weight's values as a matrix on the CPU: mapped as it lies, or an INT8 weight's dequantised in `dtype`.
+at::Tensor matrix_of(const TensorSource& source, at::ScalarType dtype) {
+    if (!source.int8) return mapped_tensor(*source.tensor);
+    const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
+    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) { source.read_f32(begin, end, values.data_ptr<float>() + begin * source.cols()); });
+    return values.to(dtype);
 }
 
 template <class T>
@@ -63,8 +72,8 @@ at::ScalarType scalar_type(DType type) {
 
 ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request) : file_(std::move(file)), request_(std::move(request)) {
     const bool full = request_.finetuning_type == FinetuningType::full;
-    if (full && file_->tensors.quantised_linears() > 0)
-        throw usage_error(cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are 4-bit"),
+    if (full && file_->tensors.quantised_linears() + file_->tensors.int8_linears() > 0)
+        throw usage_error(cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ", file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
                           "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
     if (request_.adapter) {
         adapter_ = std::make_shared<const Adapter>(read_adapter(*request_.adapter, spec()));
@@ -95,6 +104,11 @@ void ModelPlan::require_fp8() const {
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k), "Leave compute_dtype out.");
 }
 
+/// Weights of 8 bit stay what they are: to quantise them a second time would lose twice.
+bool ModelPlan::quantises(const TensorSource& source) const { return request_.load_in_4bit && !source.quantised() && !source.int8; }
+
+at::ScalarType ModelPlan::matrix_type(const TensorSource& source) const { return source.int8 ? request_.dtype : scalar_type(source.tensor->dtype); }
+
 bool ModelPlan::expands_4bit() const { return request_.device.is_cuda() && request_.weight_cache; }
 
 bool ModelPlan::embedding_on_host() const {
@@ -104,7 +118,8 @@ bool ModelPlan::embedding_on_host() const {
 
 bool ModelPlan::resident_source() const {
     if (request_.fp8 || (request_.finetuning_type == FinetuningType::full && request_.trains)) return true;
-    const bool any_4bit = file_->tensors.quantised_linears() > 0 || request_.load_in_4bit;
+    const auto& all = file_->tensors.all();
+    const bool any_4bit = std::any_of(all.begin(), all.end(), [&](const TensorSource& source) { return source.rule.role == TensorRole::linear && (source.quantised() || quantises(source)); });
     return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
 
@@ -124,13 +139,14 @@ bool ModelPlan::tiles_serve() const {
 bool ModelPlan::lies_in_tiles(const TensorSource& source) const {
     if (!tiles_serve()) return false;
     if (source.quantised()) return nf4_tiles_supported(source.quant4->view);
-    return request_.load_in_4bit && source.rows() % nf4_tile == 0 && source.cols() % nf4_tile == 0;
+    return quantises(source) && source.rows() % nf4_tile == 0 && source.cols() % nf4_tile == 0;
 }
 
 ModelPlan::Held ModelPlan::held(const TensorSource& source) const {
     if (lies_in_tiles(source)) return Held::tiles;
     if (source.quantised()) return request_.device.is_cpu() ? Held::file_map : Held::packed;
-    if (request_.load_in_4bit && request_.finetuning_type == FinetuningType::lora) return Held::quantised_here;
+    if (quantises(source) && request_.finetuning_type == FinetuningType::lora) return Held::quantised_here;
+    if (source.int8) return Held::matrix;
     return request_.device.is_cpu() ? Held::file_map : Held::matrix;
 }
 
@@ -141,7 +157,7 @@ void ModelPlan::plan_linear(const TensorSource& source) {
     const int64_t elements = source.rows() * source.cols(), blocks = (elements + quant4_block - 1) / quant4_block;
     const auto add = [&](const char* what, int64_t bytes) { resident_.add("base weights", part(name, what), bytes); };
     if (how == Held::matrix) {
-        add("matrix", elements * static_cast<int64_t>(size_of(source.tensor->dtype)));
+        add("matrix", elements * static_cast<int64_t>(c10::elementSize(matrix_type(source))));
         return;
     }
     const bool nested = how != Held::packed || source.quant4->view.nested();
@@ -224,6 +240,8 @@ std::string ModelPlan::base_description() const {
     const int64_t quantised = file_->tensors.quantised_linears();
     const std::string expanded = request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)" : expands_4bit() ? cat(", expanded to ", c10::toString(request_.dtype), " while loading") : "";
     if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
+    if (const int64_t int8 = file_->tensors.int8_linears(); int8 > 0)
+        return cat(int8, " linears in 8 bit, dequantised to ", request_.fp8 ? "fp8 (e4m3, a scale for each row)" : c10::toString(request_.dtype), " while loading");
     if (request_.finetuning_type == FinetuningType::full) return cat("fp32 masters, compute ", c10::toString(request_.dtype));
     return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded) : cat("kept in 16/32 bit", expanded);
 }
@@ -239,8 +257,8 @@ StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& aren
         return arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
     };
     if (how == Held::matrix) {
-        const at::Tensor matrix = buffer("matrix", scalar_type(source.tensor->dtype)).view(source.rule.shape);
-        matrix.copy_(mapped_tensor(*source.tensor));
+        const at::Tensor matrix = buffer("matrix", matrix_type(source)).view(source.rule.shape);
+        matrix.copy_(matrix_of(source, matrix_type(source)));
         source.drop();
         return matrix;
     }
@@ -386,8 +404,8 @@ void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<Stor
 /// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else as it lies.
 StoredWeight ModelPlan::frozen_weight(ops::Context& ctx, const TensorSource& linear) const {
     if (linear.quantised()) return ops::upload(ctx, linear.quant4->view);
-    const at::Tensor matrix = mapped_tensor(*linear.tensor);
-    if (request_.load_in_4bit) return ops::quantize_nf4(ctx, matrix.to(ctx.device()));
+    const at::Tensor matrix = matrix_of(linear, matrix_type(linear));
+    if (quantises(linear)) return ops::quantize_nf4(ctx, matrix.to(ctx.device()));
     return matrix;
 }
 

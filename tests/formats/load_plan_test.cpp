@@ -139,10 +139,21 @@ TEST_F(PlainModel, NamesAWrongShapeOrType) {
     expect_refused({q_, "without their quant_state"});
 }
 
-TEST_F(PlainModel, SaysThatInt8IsNotReadable) {
+TEST_F(PlainModel, TakesInt8LinearsWithTheirScales) {
     replace(q_, DType::i8, {128, 128});
+    expect_refused({q_, "without their model.layers.1.self_attn.q_proj.SCB"});
     add("model.layers.1.self_attn.q_proj.SCB", DType::f32, {128});
-    expect_refused({q_, "INT8", "not readable yet"});
+    EXPECT_EQ(resolve().int8_linears(), 1);
+    add("model.layers.1.self_attn.q_proj.weight_format", DType::u8, {});
+    EXPECT_EQ(resolve().int8_linears(), 1);
+    replace(q_, DType::i8, {128, 64});
+    expect_refused({q_, "[128, 128]", "I8 [128, 64]"});
+}
+
+TEST_F(PlainModel, RefusesAnInt8Embedding) {
+    replace("lm_head.weight", DType::i8, {256, 128});
+    add("lm_head.SCB", DType::f32, {256});
+    expect_refused({"lm_head.weight", "8 bit", "only the linears"});
 }
 
 TEST_F(PlainModel, RefusesQuantisedEmbeddingsAndOtherShapes) {

@@ -9,21 +9,23 @@
 #include <vector>
 
 #include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/bnb8.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/spec/tensor_table.h"
 
 namespace unsloth {
 
-/// One tensor of the model: a 16/32-bit tensor, or a 4-bit weight.
+/// One tensor of the model: a 16/32-bit tensor, or a 4-bit or 8-bit weight.
 struct TensorSource {
     TensorRule rule;
-    const TensorView* tensor = nullptr;  ///< the tensor itself; for a 4-bit weight its packed codes
+    const TensorView* tensor = nullptr;  ///< the tensor itself; for a quantised weight its codes
     std::optional<Quant4Weight> quant4;
+    std::optional<Int8Weight> int8;
 
-    bool quantised() const { return quant4.has_value(); }
-    std::size_t stored_bytes() const { return quant4 ? quant4->stored_bytes() : tensor->data.size(); }
-    void drop() const noexcept { quant4 ? quant4->drop() : tensor->drop(); }
+    bool quantised() const { return quant4.has_value(); }  ///< to 4 bit
+    std::size_t stored_bytes() const { return quant4 ? quant4->stored_bytes() : int8 ? int8->stored_bytes() : tensor->data.size(); }
+    void drop() const noexcept { quant4 ? quant4->drop() : int8 ? int8->drop() : tensor->drop(); }
     /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns
     /// values.
     void read_f32(int64_t row_begin, int64_t row_end, float* out) const;
@@ -50,16 +52,17 @@ class ModelTensors {
 
     int64_t parameters() const;        ///< elements of the weights as the model computes with them
     std::size_t stored_bytes() const;  ///< with the 4-bit weights' companions
-    int64_t quantised_linears() const;
+    int64_t quantised_linears() const;  ///< in 4 bit
+    int64_t int8_linears() const;
 
   private:
     std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
 };
 
-/// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit weight or a 16/32-bit tensor of
+/// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit or 8-bit weight or a 16/32-bit tensor of
 /// the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind) when some
-/// are missing, unknown, of another shape or of a type that cannot be used (INT8 weights among them).
+/// are missing, unknown, of another shape or of a type that cannot be used.
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 /// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.

@@ -69,6 +69,8 @@ class ModelPlan {
     bool expands_4bit() const;
     bool tiles_serve() const;
     bool lies_in_tiles(const TensorSource& source) const;
+    bool quantises(const TensorSource& source) const;          ///< to NF4, while loading
+    at::ScalarType matrix_type(const TensorSource& source) const;  ///< of a linear that is held as a matrix
     void require_fp8() const;
     StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
     at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;
