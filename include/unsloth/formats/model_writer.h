@@ -1,0 +1,35 @@
+// Writes a model folder from a model that is made a few rows at a time: shards, index, config.json.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+
+#include "unsloth/formats/merge.h"
+#include "unsloth/formats/shards.h"
+#include "unsloth/spec/weight_type.h"
+
+namespace unsloth {
+
+struct ModelWriteOptions {
+    WeightType type = WeightType::automatic;
+    std::size_t shard_bytes = default_shard_bytes;  ///< of tensors in a file; above 0
+    int threads = 0;                                ///< 0: as many as the machine has. The files do not depend on it
+};
+
+struct WrittenModel {
+    std::size_t tensor_bytes = 0, files = 0;
+};
+
+/// The type that `automatic` means for this model, and itself for any other.
+WeightType resolve_weight_type(WeightType type, const ModelSpec& spec);
+/// What config.json calls it: the type of all tensors that are not quantised.
+DType storage_dtype(WeightType type, const ModelSpec& spec);
+
+/// Every value is rounded once, from fp32 to what is stored. Beside the mapped files, at most a slab of 8 MiB of one tensor
+/// and a few rows for each thread are held (with nf4 the tensor's codes instead of the slab).
+/// Of an NF4 base, linears without adapter are taken over unchanged when nf4 is written.
+/// Input Error, naming the tensor, for a value that is not finite or too large for the type; runtime Error when the disk
+/// is full (before anything is written, where that can be told) or fails; Interrupted when a signal asked to stop.
+WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder, const ModelWriteOptions& options);
+
+}  // namespace unsloth

@@ -1,0 +1,170 @@
+#include "unsloth/formats/merge.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/json.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth {
+namespace {
+
+/// add_low_rank for `tile_rows` rows, which share what is read of A.
+template <int tile_rows>
+void add_tile(const float* b, const float* a, int64_t r, float scale, int64_t cols, float* w) {
+    constexpr int64_t width = 256;  // sums that stay in the first cache
+    float sum[tile_rows][width];
+    for (int64_t begin = 0; begin < cols; begin += width) {
+        const int64_t count = std::min(width, cols - begin);
+        for (auto& row : sum) std::fill(row, row + count, 0.0F);
+        for (int64_t j = 0; j < r; ++j) {
+            const float* const a_row = a + j * cols + begin;
+            for (int i = 0; i < tile_rows; ++i) {
+                const float factor = b[i * r + j];
+                for (int64_t k = 0; k < count; ++k) sum[i][k] += factor * a_row[k];
+            }
+        }
+        for (int i = 0; i < tile_rows; ++i) {
+            float* const out = w + i * cols + begin;
+            for (int64_t k = 0; k < count; ++k) out[k] += scale * sum[i][k];
+        }
+    }
+}
+
+std::vector<float> floats_of(const TensorView& tensor) {
+    std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
+    convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), values.data());
+    tensor.drop();
+    return values;
+}
+
+std::span<const std::byte> bytes_of_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_t row_end) {
+    const auto row_bytes = static_cast<std::size_t>(cols) * size_of(tensor.dtype);
+    return tensor.data.subspan(static_cast<std::size_t>(row_begin) * row_bytes, static_cast<std::size_t>(row_end - row_begin) * row_bytes);
+}
+
+void drop_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_t row_end) noexcept {
+    const auto rows = bytes_of_rows(tensor, cols, row_begin, row_end);
+    tensor.file->drop(tensor.file_offset + static_cast<std::size_t>(rows.data() - tensor.data.data()), rows.size());
+}
+
+}  // namespace
+
+void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_t rows, int64_t cols, float* w) {
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) add_tile<4>(b + row * r, a, r, scale, cols, w + row * cols);
+    for (; row < rows; ++row) add_tile<1>(b + row * r, a, r, scale, cols, w + row * cols);
+}
+
+void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
+    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule_.hf_name, ": rows ", row_begin, " to ", row_end);
+    if (saved_ != nullptr) {
+        const auto rows = bytes_of_rows(*saved_, cols(), row_begin, row_end);
+        return convert_to_f32(saved_->dtype, rows.data(), (row_end - row_begin) * cols(), out);
+    }
+    if (quantised_) {
+        dequantize_rows(quantised_->view(), row_begin, row_end, out);
+    } else {
+        base_->read_f32(row_begin, row_end, out);
+    }
+    if (r_ > 0) add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
+}
+
+void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
+    if (saved_ != nullptr) return drop_rows(*saved_, cols(), row_begin, row_end);
+    if (quantised_) return;  // open() read the base
+    if (!base_->quantised()) drop_rows(*base_->tensor, cols(), row_begin, row_end);
+    if (base_->quantised() && row_end == rows()) base_->drop();  // codes of 4 bits and block maxima have no rows of their own
+}
+
+MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, bool base_in_4bit)
+    : base_(base), adapter_(adapter), base_in_4bit_(base_in_4bit), spec_(base.spec) {
+    if (adapter_ != nullptr && !adapter_->config.lora.modules_to_save.empty()) spec_.tie_word_embeddings = false;
+    tensors_ = tensor_table(spec_);
+}
+
+const TensorView* MergedModel::saved_module(const TensorRule& rule) const {
+    if (adapter_ == nullptr || (rule.role != TensorRole::embed_tokens && rule.role != TensorRole::lm_head)) return nullptr;
+    const auto& saved = adapter_->config.lora.modules_to_save;
+    const std::string module = rule.role == TensorRole::lm_head ? "lm_head" : "embed_tokens";
+    return std::find(saved.begin(), saved.end(), module) == saved.end() ? nullptr : &adapter_->saved_module(module);
+}
+
+LoraModule MergedModel::lora_of(const TensorRule& rule) const {
+    if (adapter_ == nullptr || rule.role != TensorRole::linear) return {};
+    return adapter_->layers[static_cast<std::size_t>(rule.layer)][static_cast<std::size_t>(rule.projection)];
+}
+
+const Quant4Weight* MergedModel::unchanged_quant4(const TensorRule& rule) const {
+    if (rule.role != TensorRole::linear || lora_of(rule).r > 0) return nullptr;
+    const TensorSource* const source = base_.tensors.find(rule.hf_name);
+    return source->quantised() ? &*source->quant4 : nullptr;
+}
+
+MergedTensor MergedModel::open(const TensorRule& rule) const {
+    MergedTensor tensor;
+    tensor.rule_ = rule;
+    tensor.saved_ = saved_module(rule);
+    if (tensor.saved_ != nullptr) return tensor;
+    // Where the base is tied and the result is not, the head begins as the embeddings were.
+    tensor.base_ = rule.role == TensorRole::lm_head ? &base_.tensors.head() : base_.tensors.find(rule.hf_name);
+    UNSLOTH_CHECK(tensor.base_ != nullptr, "the base has no ", rule.hf_name);
+    if (rule.role != TensorRole::linear) return tensor;
+    if (base_in_4bit_ && !tensor.base_->quantised() && !tensor.base_->int8) {
+        const auto read = [&](int64_t begin, int64_t end, float* out) {
+            tensor.base_->read_f32(begin, end, out);
+            drop_rows(*tensor.base_->tensor, tensor.cols(), begin, end);
+        };
+        tensor.quantised_ = std::make_shared<const Quant4Owned>(quantize_nf4(tensor.rows(), tensor.cols(), read));
+    }
+    const LoraModule lora = lora_of(rule);
+    if (lora.r == 0) return tensor;
+    tensor.r_ = lora.r;
+    tensor.scale_ = static_cast<float>(lora.scale);
+    tensor.a_ = floats_of(adapter_->a(rule.layer, rule.projection));
+    tensor.b_ = floats_of(adapter_->b(rule.layer, rule.projection));
+    return tensor;
+}
+
+int64_t MergedModel::changed_tensors() const {
+    if (adapter_ == nullptr) return 0;
+    auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
+    for (const LayerLora& layer : adapter_->layers) count += std::count_if(layer.begin(), layer.end(), [](const LoraModule& module) { return module.r > 0; });
+    return count;
+}
+
+namespace {
+
+/// Whether the run that wrote this folder would have quantised a 16-bit base while loading; false where it does not say.
+bool run_quantised(const std::filesystem::path& adapter_folder) {
+    const auto path = adapter_folder / "run_config.json";
+    if (!std::filesystem::exists(path)) return false;
+    try {
+        const auto json = formats::parse_json<formats::OrderedJson>(read_file(path), path.string());
+        const auto model = formats::ObjectReader(json, path.string()).object("model");
+        return model && model->boolean("load_in_4bit", false);
+    } catch (const Error&) {  // it only serves a remark in the log
+        return false;
+    }
+}
+
+}  // namespace
+
+TrainedOn trained_on(const std::filesystem::path& adapter_folder, const PeftConfig& adapter) {
+    const bool quantised_while_loading = run_quantised(adapter_folder);
+    const std::string& name = adapter.base_model_name_or_path;
+    try {
+        const WeightFile base = WeightFile::open(name);
+        if (base.tensors.quantised_linears() > 0) return TrainedOn::file_4bit;
+        if (base.tensors.int8_linears() > 0) return TrainedOn::file_8bit;
+        return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::plain;
+    } catch (const Error&) {  // moved, or never on this machine
+        if (name.find("4bit") != std::string::npos) return TrainedOn::file_4bit;
+        if (name.find("8bit") != std::string::npos) return TrainedOn::file_8bit;
+        return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::unknown;
+    }
+}
+
+}  // namespace unsloth
