@@ -19,6 +19,8 @@ void run_tokenize(const CommandLine& line);
 bool run_inspect(const CommandLine& line);
 void run_init(const CommandLine& line);
 void run_export(const CommandLine& line);
+void run_merge(const CommandLine& line);
+void run_quantize(const CommandLine& line);
 void run_bench(const CommandLine& line);
 /// False when something is broken.
 bool run_doctor(const CommandLine& line);

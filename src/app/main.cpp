@@ -36,6 +36,8 @@ int run(const CommandLine& line) {
         case Command::inspect: return run_inspect(line) ? 0 : code_of(ErrorKind::input);
         case Command::init: run_init(line); break;
         case Command::exporting: run_export(line); break;
+        case Command::merge: run_merge(line); break;
+        case Command::quantize: run_quantize(line); break;
         case Command::bench: run_bench(line); break;
         case Command::doctor: return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
         case Command::help: print(help_text(line.help_topic)); break;

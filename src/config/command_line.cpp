@@ -61,6 +61,10 @@ void check_presence(const CommandLine& line, const config::ParseRecord& record) 
             if (line.bench.what == BenchSubject::step) need_model(line, "bench step");
             break;
         case Command::data: need_train_file(line, "data", true); break;
+        case Command::merge:
+            if (line.merge.no_verify && !line.merge.verify.empty()) throw usage_error("merge takes --verify or --no_verify, not both");
+            config::check_device(line.merge.device, "--device");
+            break;
         case Command::config:
             if (line.config.schema && line.config.markdown)
                 throw usage_error("config prints either --schema or --markdown, not both");
@@ -98,6 +102,8 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
         config::settle(line.loaded);
         line.log_level = line.loaded.config.logging.level;
     }
+    line.merge.max_shard_bytes = config::parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
+    line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
     check_presence(line, record);
 }
 

@@ -161,6 +161,41 @@ void declare_export(OptionSet& options, CommandLine& line) {
         .at_least(0);
 }
 
+Option& weight_type_names(Option& option) {
+    return option.synonym("bfloat16", "bf16").synonym("float16", "fp16").synonym("float32", "fp32");
+}
+
+void declare_shard_size(OptionSet& options, std::string& field) {
+    options.add("max_shard_size", field, "Largest file of weights: bytes, or with a unit (MB, GB, MiB, GiB).").value("SIZE");
+}
+
+void declare_merge(OptionSet& options, CommandLine& line) {
+    MergeRequest& merge = line.merge;
+    options.add("adapter", merge.adapter, "Folder of the adapter.").value("DIR").must_be_given().suggested_for({"adapter_name_or_path"});
+    options.add("base", merge.base, "Model to merge into, in 4, 8 or 16/32 bit; empty: the one that the adapter's config names.").value("DIR").suggested_for({"model", "path"});
+    options.add("out", merge.out, "Folder to make; it must not exist, or be empty.").value("DIR").must_be_given();
+    weight_type_names(options.add_choice("dtype", merge.dtype,
+                                         {{"auto", WeightType::automatic}, {"bf16", WeightType::bf16}, {"fp16", WeightType::f16}, {"fp32", WeightType::f32}, {"nf4", WeightType::nf4}},
+                                         "Type of the merged weights. auto: the 16- or 32-bit type that the base's config.json names; nf4: 4 bit as bitsandbytes stores it."));
+    options.add("load_in_4bit", merge.load_in_4bit,
+                "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of the base's own.");
+    declare_shard_size(options, merge.max_shard_size);
+    options.add("verify", merge.verify, "Text, or file of rows, on which the merged model's logits are compared with those of base and adapter; empty: a text and token rows of the program's own.")
+        .value("TEXT|FILE");
+    options.add("no_verify", merge.no_verify, "Do not compare the logits.");
+    options.add("tolerance", merge.tolerance, "Largest relative difference of the logits; none: 1e-4 for fp32, 1e-2 for fp16, 5e-2 for bf16, 0.7 for nf4.").at_least(0);
+    options.add("device", merge.device, "Where the logits are computed, in float32: auto, cpu, cuda or cuda:N. On the CPU a layer at a time.").value("DEVICE");
+}
+
+void declare_quantize(OptionSet& options, CommandLine& line) {
+    QuantizeRequest& quantize = line.quantize;
+    options.add("model", quantize.model, "Model in 16 or 32 bit.").value("DIR").must_be_given().suggested_for({"path", "base"});
+    options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").value("DIR").must_be_given();
+    options.add_choice("type", quantize.type, {{"nf4", WeightType::nf4}, {"int8", WeightType::int8}},
+                       "nf4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). Both as bitsandbytes stores them.").suggested_for({"dtype"});
+    declare_shard_size(options, quantize.max_shard_size);
+}
+
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
@@ -206,6 +241,9 @@ const std::vector<CommandInfo>& commands() {
          declare_init},
         {Command::exporting, "export", "gguf --model DIR | --adapter DIR [--base DIR] --out FILE.gguf [--type TYPE]",
          "Write a model or an adapter for llama.cpp.", false, declare_export},
+        {Command::merge, "merge", "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
+         "Merge an adapter into its base: a model folder without adapter.", false, declare_merge},
+        {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|int8]", "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
         {Command::doctor, "doctor", "[--config FILE]", "Look at this machine: what is missing, what is scarce, and what to say in a report.", true,
          declare_nothing},

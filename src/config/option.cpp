@@ -244,4 +244,18 @@ Json parse_flag_text(const Option& option, const std::string& text, const std::s
     }
 }
 
+int64_t parse_byte_size(const std::string& text, const std::string& origin) {
+    static const std::vector<std::pair<std::string, double>> units = {{"", 1},     {"B", 1},      {"KB", 1e3},     {"MB", 1e6},        {"GB", 1e9},
+                                                                      {"TB", 1e12}, {"KIB", 1024}, {"MIB", 1048576}, {"GIB", 1073741824}, {"TIB", 1099511627776}};
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, failure] = std::from_chars(text.data(), end, number);
+    std::string unit = trimmed(std::string(rest, end));
+    std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    const auto known = std::find_if(units.begin(), units.end(), [&](const auto& one) { return one.first == unit; });
+    const double bytes = failure == std::errc() && known != units.end() ? number * known->second : 0;
+    if (!(bytes >= 1 && bytes <= largest_exact_integer)) throw usage_error(cat(origin, ": expected a size such as 5GB, 500MB or 2GiB, found '", text, "'"));
+    return static_cast<int64_t>(bytes);
+}
+
 }  // namespace unsloth::config

@@ -116,6 +116,10 @@ void assign(const Option& option, const Json& value, const std::string& origin, 
 /// Throws a usage Error for broken JSON.
 Json parse_flag_text(const Option& option, const std::string& text, const std::string& origin);
 
+/// "5GB", "500 MB", "2GiB", "1000000": bytes, above 0; KB, MB, GB, TB count in thousands, KiB, MiB, GiB, TiB in 1024s. Usage Error,
+/// naming `origin`, for anything else.
+int64_t parse_byte_size(const std::string& text, const std::string& origin);
+
 /// true/yes/on/1, false/no/off/0, in any case.
 std::optional<bool> parse_boolean(const std::string& text);
 

@@ -133,7 +133,9 @@ void check_training(const TrainingOptions& training) {
     check_schedule(training);
 }
 
-void check_device(const std::string& device) {
+}  // namespace
+
+void check_device(const std::string& device, const std::string& option) {
     if (device == "auto" || device == "cpu" || device == "cuda") return;
     constexpr std::string_view prefix = "cuda:";
     const std::string index = device.starts_with(prefix) ? device.substr(prefix.size()) : "";
@@ -141,10 +143,8 @@ void check_device(const std::string& device) {
     const bool is_index =
         !index.empty() && index.size() <= most_digits && index.find_first_not_of("0123456789") == std::string::npos;
     if (is_index) return;
-    throw usage_error(cat("hardware.device: expected auto, cpu, cuda or cuda:N, found '", device, "'"));
+    throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
 }
-
-}  // namespace
 
 void settle(LoadedConfig& loaded) {
     const Config& config = loaded.config;
@@ -156,7 +156,7 @@ void settle(LoadedConfig& loaded) {
     settle_warmup(loaded);
     check_data(config);
     check_training(config.training);
-    check_device(config.hardware.device);
+    check_device(config.hardware.device, "hardware.device");
 }
 
 }  // namespace unsloth::config

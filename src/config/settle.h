@@ -1,11 +1,16 @@
 // What no single option can know: options that follow from others, and combinations that make no sense.
 #pragma once
 
+#include <string>
+
 #include "unsloth/config/config.h"
 
 namespace unsloth::config {
 
 /// Fills in what follows from the given options, adds notes, and throws a usage Error for contradictions.
 void settle(LoadedConfig& loaded);
+
+/// Usage Error that names `option` for anything but auto, cpu, cuda and cuda:N.
+void check_device(const std::string& device, const std::string& option);
 
 }  // namespace unsloth::config

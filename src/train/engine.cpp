@@ -34,6 +34,11 @@ class EngineImpl final : public Engine {
     void init(const InitRequest& request) override {
         guarded([&] { run_init(request); });
     }
+    LogitComparison compare_logits(const CompareRequest& request) override {
+        LogitComparison found;
+        guarded([&] { found = train::compare_logits(request); });
+        return found;
+    }
     void bench(const LoadedConfig& loaded, const BenchRequest& request) override {
         guarded([&] { run_bench(loaded, request); });
     }

@@ -55,18 +55,6 @@ class LogitsFile {
     std::optional<SafetensorsWriter> writer_;
 };
 
-/// Adds the positions without a target (a segment's last token) to the head's rows, so that every position has logits.
-void cover_every_position(Batch& batch) {
-    batch.target_index.clear();
-    batch.target_ids.clear();
-    for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
-        const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
-        batch.target_index.push_back(t);
-        batch.target_ids.push_back(target == ignore_label ? 0 : target);
-    }
-    batch.labels = batch.tokens();
-}
-
 nlohmann::ordered_json score_row(model::Model& model, const Dataset& rows, int64_t i, LogitsFile& logits) {
     const Sample sample = rows.sample(i), all = all_targets(sample);
     Batch batch = make_batch({&all});

@@ -256,6 +256,17 @@ std::unique_ptr<ops::Context> make_context(const Config& config, at::Device devi
     return ctx;
 }
 
+void cover_every_position(Batch& batch) {
+    batch.target_index.clear();
+    batch.target_ids.clear();
+    for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
+        const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
+        batch.target_index.push_back(t);
+        batch.target_ids.push_back(target == ignore_label ? 0 : target);
+    }
+    batch.labels = batch.tokens();
+}
+
 LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
                                int64_t head_rows) {
     const at::Device device = choose_device(loaded.config.hardware.device);

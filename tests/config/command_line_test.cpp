@@ -169,6 +169,50 @@ TEST(CommandLine, Export) {
     EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--outtype", "f16"}), "--type");
 }
 
+TEST(CommandLine, MergeAndQuantize) {
+    const CommandLine merge = parse_command_line({"merge", "--adapter", "a", "--base", "b", "--out", "o", "--dtype", "fp16", "--load-in-4bit",
+                                                  "--max_shard_size", "1.5GiB", "--tolerance", "0.25", "--device", "cuda:1", "--verify", "some words"});
+    EXPECT_EQ(merge.merge.adapter, "a");
+    EXPECT_EQ(merge.merge.base, "b");
+    EXPECT_EQ(merge.merge.out, "o");
+    EXPECT_EQ(merge.merge.dtype, WeightType::f16);
+    EXPECT_TRUE(merge.merge.load_in_4bit);
+    EXPECT_EQ(merge.merge.max_shard_bytes, 1610612736);
+    EXPECT_EQ(merge.merge.tolerance, 0.25);
+    EXPECT_EQ(merge.merge.device, "cuda:1");
+    EXPECT_EQ(merge.merge.verify, "some words");
+    const CommandLine plain = parse_command_line({"merge", "--adapter", "a", "--out", "o", "--dtype", "bfloat16"});
+    EXPECT_EQ(plain.merge.dtype, WeightType::bf16);
+    EXPECT_EQ(plain.merge.max_shard_bytes, 5'000'000'000);
+    EXPECT_EQ(plain.merge.device, "cpu");
+    EXPECT_FALSE(plain.merge.load_in_4bit || plain.merge.no_verify || plain.merge.tolerance);
+    EXPECT_CONTAINS(error_of({"merge", "--out", "o"}), "merge needs --adapter");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a"}), "merge needs --out");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--dtype", "int4"}), "--dtype");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--no_verify", "--verify", "x"}), "not both");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--device", "cuda:x"}), "--device: expected auto, cpu");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--tolerance", "-1"}), "--tolerance");
+
+    const CommandLine quantize = parse_command_line({"quantize", "--model", "m", "--out", "o", "--type", "int8", "--max_shard_size", "300000"});
+    EXPECT_EQ(quantize.quantize.model, "m");
+    EXPECT_EQ(quantize.quantize.out, "o");
+    EXPECT_EQ(quantize.quantize.type, WeightType::int8);
+    EXPECT_EQ(quantize.quantize.max_shard_bytes, 300000);
+    EXPECT_EQ(parse_command_line({"quantize", "--model", "m", "--out", "o"}).quantize.type, WeightType::nf4);
+    EXPECT_CONTAINS(error_of({"quantize", "--out", "o"}), "quantize needs --model");
+}
+
+TEST(CommandLine, SizesHaveUnits) {
+    const auto bytes = [](const std::string& size) { return parse_command_line({"quantize", "--model", "m", "--out", "o", "--max_shard_size", size}).quantize.max_shard_bytes; };
+    EXPECT_EQ(bytes("5GB"), 5'000'000'000);
+    EXPECT_EQ(bytes("2 mb"), 2'000'000);
+    EXPECT_EQ(bytes("3KiB"), 3072);
+    EXPECT_EQ(bytes("7"), 7);
+    EXPECT_EQ(bytes("0.5 TB"), 500'000'000'000);
+    for (const char* wrong : {"0", "5XB", "GB", "-1", "1e300GB", "0.1", "5GBB", "nan", ""})
+        EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", std::string("--max_shard_size=") + wrong}), "--max_shard_size");
+}
+
 TEST(CommandLine, MistakesAreNamed) {
     EXPECT_CONTAINS(error_of({}), "nothing to do");
     EXPECT_CONTAINS(error_of({"trian"}), "Did you mean train?");
@@ -191,7 +235,7 @@ TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
         }
     }
     EXPECT_GE(listed, 48);
-    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "export", "bench"}) {
+    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "export", "merge", "quantize", "bench"}) {
         EXPECT_CONTAINS(help, std::string("\n  ") + command);
         EXPECT_CONTAINS(help_text(command), std::string("Usage: unsloth-train ") + command);
     }

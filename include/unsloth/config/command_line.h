@@ -1,15 +1,17 @@
 // The command line of unsloth-train, read: which command, and the request and configuration it carries.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/config/engine.h"
+#include "unsloth/spec/weight_type.h"
 
 namespace unsloth {
 
-enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, exporting, bench, doctor, help, version };
+enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, exporting, merge, quantize, bench, doctor, help, version };
 
 struct ConfigRequest {
     bool schema = false;    ///< print the JSON Schema instead of the effective configuration
@@ -82,6 +84,30 @@ struct ExportRequest {
     int64_t threads = 0;  ///< 0: as many as the machine has
 };
 
+/// A model folder from a base and an adapter.
+struct MergeRequest {
+    std::string adapter;       ///< folder; never empty
+    std::string base;          ///< as model.path; empty: what the adapter's config names
+    std::string out;           ///< folder to make; never empty
+    WeightType dtype = WeightType::automatic;
+    bool load_in_4bit = false;  ///< the base's values are rounded to NF4 first
+    std::string max_shard_size = "5GB";
+    int64_t max_shard_bytes = 0;  ///< what max_shard_size says; above 0
+    std::string verify;           ///< text, or a file of rows; empty: a text and rows of the program's own
+    bool no_verify = false;
+    std::optional<double> tolerance;  ///< nullopt: as `dtype` allows
+    std::string device = "cpu";
+};
+
+/// A model folder with another one's weights, quantised.
+struct QuantizeRequest {
+    std::string model;  ///< as model.path; never empty
+    std::string out;    ///< folder to make; never empty
+    WeightType type = WeightType::nf4;
+    std::string max_shard_size = "5GB";
+    int64_t max_shard_bytes = 0;
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -99,6 +125,8 @@ struct CommandLine {
     InspectRequest inspect;
     InitRequest init;
     ExportRequest exporting;
+    MergeRequest merge;
+    QuantizeRequest quantize;
     BenchRequest bench;
 };
 

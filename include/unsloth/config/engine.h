@@ -52,6 +52,23 @@ struct BenchRequest {
     bool json = false;
 };
 
+/// Two models on the same rows: base with adapter, and what they were merged into. Both compute in fp32.
+struct CompareRequest {
+    std::string base, adapter;  ///< folders
+    bool base_in_4bit = false;  ///< 16/32-bit linears of the base are quantised to NF4 while loading
+    std::string merged;         ///< folder, with the tokenizer if there is one
+    std::string texts;          ///< a file as data.train_file, or a text; empty: a text and token rows of the program's own
+    std::string device = "cpu";
+};
+
+struct LogitComparison {
+    int64_t rows = 0, tokens = 0;
+    double relative = 0;  ///< root of (mean squared difference / mean variance of a token's logits with base and adapter)
+    double max_abs = 0, mean_abs = 0;
+    double mean_kl = 0;  ///< KL(base with adapter || merged), nats a token
+    double top1 = 0;     ///< share of the tokens whose likeliest next token is the same
+};
+
 class __attribute__((visibility("default"))) Engine {
   public:
     virtual ~Engine();
@@ -59,6 +76,7 @@ class __attribute__((visibility("default"))) Engine {
     virtual void score(const LoadedConfig& loaded, const ScoreRequest& request) = 0;
     virtual void generate(const LoadedConfig& loaded, const GenerateRequest& request) = 0;
     virtual void init(const InitRequest& request) = 0;
+    virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
 };
 

@@ -11,6 +11,8 @@ void run_score(const LoadedConfig& loaded, const ScoreRequest& request);
 void run_generate(const LoadedConfig& loaded, const GenerateRequest& request);
 /// A model folder with random weights.
 void run_init(const InitRequest& request);
+/// How far the logits of two models are apart. Input Error for texts that cannot be read or encoded.
+LogitComparison compare_logits(const CompareRequest& request);
 /// Measures the training step, or every operator, against this device's ceilings.
 void run_bench(const LoadedConfig& loaded, const BenchRequest& request);
 

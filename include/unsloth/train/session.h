@@ -62,6 +62,10 @@ void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::f
 /// A context on `device` with what the configuration says of reductions and kernels.
 std::unique_ptr<ops::Context> make_context(const Config& config, at::Device device);
 
+/// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so that
+/// Model::score yields the logits of all of them, in order.
+void cover_every_position(Batch& batch);
+
 /// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
 struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;

@@ -36,6 +36,7 @@ class FakeEngine : public Engine {
         std::printf("generate %s\n", request.prompt.c_str());
     }
     void init(const InitRequest& request) override { std::printf("init %s\n", request.shape.c_str()); }
+    LogitComparison compare_logits(const CompareRequest&) override { return {}; }
     void bench(const LoadedConfig&, const BenchRequest& request) override {
         std::printf("bench %ld\n", static_cast<long>(request.batch));
     }

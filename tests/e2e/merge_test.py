@@ -1,0 +1,414 @@
+"""merge and quantize: merged models give the logits of base and adapter, in this program and in transformers.
+
+The part with transformers needs a Python with torch, transformers and peft (and bitsandbytes for 4-bit models): the environment
+variable UNSLOTH_PYTHON names it (python3 otherwise). Without one that part alone is skipped, and says so.
+"""
+
+import json
+import lzma
+import os
+import pathlib
+import resource
+import shutil
+import struct
+import subprocess
+import unittest
+
+from support import (EndToEnd, FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, QWEN3, RUNTIME, TEXT_LLAMA, USAGE, environment, float_bytes,
+                     floats, main, model, read_rows, read_safetensors, run, token_rows, write_rows, write_safetensors)
+
+PYTHON = os.environ.get("UNSLOTH_PYTHON", "python3")
+# Of logits that spread over more than 0.1: fp32 in another order of summation.
+TOLERANCE = 1e-4
+
+PATTERNS = ["--r", "4", "--rank_pattern", '{"v_proj": 2, "layers.1.mlp.down_proj": 6}', "--alpha_pattern", '{"layers.1.self_attn.q_proj": 5}',
+            "--target_modules", "q_proj,v_proj,down_proj"]
+SAVED = ["--r", "4", "--modules_to_save", "embed_tokens,lm_head", "--layers_to_transform", "1"]
+KINDS = {
+    "lora": ["--r", "4", "--lora_alpha", "16"],
+    "rank-stabilised": ["--r", "4", "--use_rslora", "true"],
+    "patterns": PATTERNS,
+    "saved modules": SAVED,
+    "all of it": [*PATTERNS, "--use_rslora", "true", "--modules_to_save", "lm_head"],
+}
+
+
+def bf16(data):
+    """Floats of bfloat16 bytes."""
+    return struct.unpack(f"<{len(data) // 2}f", b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2)))
+
+
+class Merging(EndToEnd):
+    def adapter(self, base, *options, vocab=128, name="adapter"):
+        """An adapter that matters: some steps with a large rate."""
+        rows = self.rows(8, name=f"{name}.jsonl", vocab=vocab)
+        return self.train(base, rows, "--max_steps", "4", "--learning_rate", "0.03", *options, out=name)
+
+    def merge(self, adapter, base, *options, out="merged"):
+        result = self.succeed("merge", "--adapter", adapter, "--base", base, "--out", self.folder / out, *options)
+        self.assertEqual([], [p.name for p in self.folder.iterdir() if ".tmp-" in p.name])
+        return self.folder / out, result
+
+    def logits(self, base, rows, adapter=None, *options):
+        name = self.folder / "logits.safetensors"
+        self.score(base, rows, "--logits", name, *(["--adapter_name_or_path", adapter] if adapter else []), *options)
+        tensors = read_safetensors(name)
+        return [x for i in range(len(tensors)) for x in floats(tensors[f"logits.{i}"][2])]
+
+    def distance(self, one, other):
+        self.assertEqual(len(one), len(other))
+        return max(abs(a - b) for a, b in zip(one, other))
+
+    def same_logits(self, base, adapter, merged, *, vocab=128, base_options=()):
+        rows = self.rows(4, name="probe.jsonl", vocab=vocab, seed=5)
+        adapted, plain, found = self.logits(base, rows, adapter, *base_options), self.logits(base, rows), self.logits(merged, rows)
+        self.assertGreater(self.distance(adapted, plain), 100 * TOLERANCE, "the adapter must matter")
+        self.assertLess(self.distance(adapted, found), TOLERANCE)
+
+
+class Merge(Merging):
+    def test_every_kind_of_adapter_on_every_kind_of_base(self):
+        bases = {"bfloat16": (model(LLAMA, dtype="bfloat16"), 128, list(KINDS)),
+                 "tied": (model(QWEN3), 128, ["lora", "saved modules", "all of it"]),
+                 "4 bit as bitsandbytes wrote it": (NF4_MODEL, 256, ["patterns", "all of it"])}
+        number = 0
+        for base_name, (base, vocab, kinds) in bases.items():
+            for kind in kinds:
+                options = KINDS[kind]
+                with self.subTest(f"{kind} on {base_name}"):
+                    number += 1
+                    adapter = self.adapter(base, *options, vocab=vocab, name=f"adapter{number}")
+                    merged, result = self.merge(adapter, base, "--dtype", "fp32", out=f"merged{number}")
+                    self.assertIn("logits of the merged model against base and adapter", result.err)
+                    self.same_logits(base, adapter, merged, vocab=vocab)
+                    config = json.loads((merged / "config.json").read_text())
+                    self.assertNotIn("quantization_config", config)
+                    self.assertEqual(config["tie_word_embeddings"], base_name == "tied" and "--modules_to_save" not in options)
+                    self.succeed("inspect", merged)
+
+    def test_into_what_loading_in_4_bit_made_of_the_base(self):
+        base = model(LLAMA, dtype="bfloat16")
+        adapter = self.adapter(base, "--r", "4", "--load_in_4bit", "true")
+        merged, result = self.merge(adapter, base, "--load_in_4bit", "--dtype", "fp32")
+        self.assertNotIn(" W ", result.err)
+        self.same_logits(base, adapter, merged, base_options=["--load_in_4bit", "true"])
+        _, result = self.merge(adapter, base, "--dtype", "fp32", out="plain")
+        self.assertIn("quantised to 4 bit while loading, and is merged into 16/32-bit weights", result.err)
+        self.assertIn("--load_in_4bit", result.err)
+
+    def test_another_base_than_the_trained_one_is_said(self):
+        adapter = self.adapter(NF4_MODEL, "--r", "4", vocab=256)
+        plain = self.golden_sixteen_bit()
+        merged, result = self.merge(adapter, plain, "--dtype", "fp32")
+        self.assertIn(" in 4 bit, and is merged into 16/32-bit weights", result.err)
+        self.same_logits(plain, adapter, merged, vocab=256)
+        onto_plain = self.adapter(plain, "--r", "4", vocab=256, name="other")
+        _, result = self.merge(onto_plain, NF4_MODEL, out="reverse")
+        self.assertIn("in 16/32 bit, and is merged into 4-bit weights", result.err)
+        merged, result = self.merge(adapter, NF4_MODEL, out="same")
+        self.assertNotIn(" W ", result.err)
+
+    def test_the_base_is_by_default_the_one_that_the_adapter_names(self):
+        base = model(LLAMA)
+        adapter = self.adapter(base, "--r", "4")
+        self.succeed("merge", "--adapter", adapter, "--out", self.folder / "merged", "--dtype", "fp32")
+        self.same_logits(base, adapter, self.folder / "merged")
+
+    def golden_sixteen_bit(self, name="sixteen"):
+        source = GOLDEN / "models" / "small_llama" / "bf16"
+        folder = self.folder / name
+        folder.mkdir()
+        shutil.copy(source / "config.json", folder)
+        (folder / "model.safetensors").write_bytes(lzma.decompress((source / "model.safetensors.xz").read_bytes()))
+        return folder
+
+    def test_types_and_shards(self):
+        base = model(LLAMA, dtype="bfloat16")
+        adapter = self.adapter(base, "--r", "4")
+        for dtype, name, in_config in (("bf16", "BF16", "bfloat16"), ("fp16", "F16", "float16"), ("fp32", "F32", "float32"), ("auto", "BF16", "bfloat16")):
+            with self.subTest(dtype):
+                merged, _ = self.merge(adapter, base, "--dtype", dtype, out=dtype)
+                self.assertEqual({kind for kind, _, _ in read_safetensors(merged / "model.safetensors").values()}, {name})
+                self.assertEqual(json.loads((merged / "config.json").read_text())["torch_dtype"], in_config)
+        shards, result = self.merge(adapter, base, "--max_shard_size", "20KB", out="shards")
+        index = json.loads((shards / "model.safetensors.index.json").read_text())
+        together = {}
+        for file in sorted(set(index["weight_map"].values())):
+            tensors = read_safetensors(shards / file)
+            self.assertEqual(set(tensors), {tensor for tensor, place in index["weight_map"].items() if place == file})
+            self.assertTrue(len(tensors) == 1 or sum(len(data) for _, _, data in tensors.values()) <= 20_000)
+            together |= tensors
+        self.assertEqual(together, read_safetensors(self.folder / "bf16" / "model.safetensors"))
+        self.assertEqual(sorted(p.name for p in shards.glob("*.safetensors")), sorted(set(index["weight_map"].values())))
+
+    def test_as_4_bit(self):
+        base = model(LLAMA, dtype="bfloat16")
+        adapter = self.adapter(base, "--r", "4")
+        merged, result = self.merge(adapter, base, "--dtype", "nf4")
+        self.assertIn("(at most 0.7)", result.err)
+        self.assertTrue(json.loads((merged / "config.json").read_text())["quantization_config"]["load_in_4bit"])
+        # What this program makes of the merged 32-bit weights while loading is the same.
+        plain, _ = self.merge(adapter, base, "--dtype", "fp32", out="plain")
+        rows = self.rows(4)
+        self.assertEqual(self.logits(merged, rows), self.logits(plain, rows, None, "--load_in_4bit", "true"))
+
+    def test_tokenizer_and_generation_config_come_along(self):
+        base = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE), "base")
+        (base / "generation_config.json").write_text('{"eos_token_id": 1}')
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is one year."}] * 4)
+        adapter = self.train(base, rows, "--r", "4")
+        (adapter / "chat_template.jinja").write_text("{{ messages[0].content }}")
+        for texts in ([], ["--verify", "Each party may end this agreement."], ["--verify", rows]):
+            merged, result = self.merge(adapter, base, *texts, out=f"merged{len(texts)}{len(str(texts))}")
+            self.assertIn("logits of the merged model", result.err)
+            for file in ("tokenizer.json", "generation_config.json"):
+                self.assertEqual((merged / file).read_bytes(), (base / file).read_bytes())
+            self.assertEqual((merged / "chat_template.jinja").read_text(), "{{ messages[0].content }}", "the adapter's tokenizer files win")
+        self.succeed("score", "--model.path", merged, "--data.train_file", rows, "--out", self.folder / "s", "--device", "cpu", *FP32)
+
+    def test_a_model_that_differs_is_not_given_its_name(self):
+        base = model(LLAMA)
+        adapter = self.adapter(base, "--r", "4")
+        out = self.folder / "merged"
+        result = self.fail_with(RUNTIME, ["relative difference", "it stays in"], "merge", "--adapter", adapter, "--base", base, "--out", out, "--dtype", "bf16",
+                                "--tolerance", "1e-9")
+        self.assertFalse(out.exists())
+        kept = [p for p in self.folder.iterdir() if p.name.startswith("merged.tmp-")]
+        self.assertEqual(len(kept), 1)
+        self.assertIn(str(kept[0]), result.err)
+        self.succeed("inspect", kept[0])
+        self.fail_with(INPUT, ["could not be verified", str(self.folder), "tokenizer"], "merge", "--adapter", adapter, "--base", base, "--out", self.folder / "second",
+                       "--verify", "a text without a tokenizer")
+
+    def test_refusals(self):
+        base = model(LLAMA)
+        adapter = self.adapter(base, "--r", "4")
+        before = sorted(self.folder.iterdir())
+
+        def refused(code, parts, *options, out=self.folder / "merged"):
+            self.fail_with(code, parts, "merge", "--out", out, *options)
+            self.assertEqual(sorted(self.folder.iterdir()), before, "nothing may stay")
+
+        refused(USAGE, ["not empty"], "--adapter", adapter, "--base", base, out=adapter)
+        refused(USAGE, ["not a folder"], "--adapter", adapter, "--base", base, out=self.folder / "adapter.jsonl")
+        refused(USAGE, ["--verify or --no_verify"], "--adapter", adapter, "--base", base, "--verify", "x", "--no_verify")
+        refused(USAGE, ["--max_shard_size", "5XB"], "--adapter", adapter, "--base", base, "--max_shard_size", "5XB")
+        refused(USAGE, ["--device", "tpu"], "--adapter", adapter, "--base", base, "--device", "tpu")
+        refused(INPUT, ["no such file or folder"], "--adapter", adapter, "--base", self.folder / "nowhere")
+        refused(INPUT, ["adapter_config.json"], "--adapter", self.folder / "nowhere", "--base", base)
+        refused(INPUT, ["wrong type or shape", "q_proj.lora_A", "[4, 128]", "[4, 32]"], "--adapter", adapter, "--base", NF4_MODEL)
+        shallow = model(LLAMA | {"num_hidden_layers": 1})
+        refused(INPUT, ["unknown tensors", "layers.1"], "--adapter", adapter, "--base", shallow)
+
+    def test_a_full_disk(self):
+        base = model(LLAMA)
+        adapter = self.adapter(base, "--r", "4")
+        before = sorted(self.folder.iterdir())
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        self.fail_with(RUNTIME, ["model.safetensors", "File too large"], "merge", "--adapter", adapter, "--base", base, "--out", self.folder / "merged", preexec=limit)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+    def test_holds_less_than_two_layers(self):
+        shape = LLAMA | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 16000}
+        layer = 2 * (1024 * 1024 * 2 + 1024 * 256 * 2 + 3 * 1024 * 4096)
+        base = model(shape, dtype="bfloat16")
+        rows = self.rows(4)
+        adapter = self.train(base, rows, "--max_steps", "1", "--r", "16")
+        for dtype in ("bf16", "nf4"):
+            with self.subTest(dtype):
+                code = ("import resource, subprocess, sys; c = subprocess.run(sys.argv[1:], capture_output=True).returncode; "
+                        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(c)")
+                peaks = []
+                for options in (["--help"], ["merge", "--adapter", adapter, "--base", base, "--out", self.folder / dtype, "--dtype", dtype, "--no_verify"]):
+                    done = subprocess.run(["python3", "-c", code, os.environ["UNSLOTH_TRAIN"], *map(str, options)], capture_output=True, text=True)
+                    self.assertEqual(done.returncode, OK, done.stderr)
+                    peaks.append(int(done.stdout) * 1024)
+                size = sum(p.stat().st_size for p in (self.folder / dtype).glob("*.safetensors"))
+                print(f"{dtype}: {size / 1e6:.0f} MB written, {(peaks[1] - peaks[0]) / 1e6:.1f} MB held, a layer has {layer / 1e6:.1f} MB")
+                self.assertLess(peaks[1] - peaks[0], 2 * layer)
+
+
+class Quantize(Merging):
+    def golden_original(self):
+        return Merge.golden_sixteen_bit(self, "original")
+
+    def quantize(self, source, *options, out="quantised"):
+        self.succeed("quantize", "--model", source, "--out", self.folder / out, *options)
+        return self.folder / out
+
+    def test_equals_what_bitsandbytes_wrote(self):
+        # The bounds of the golden files' README: packed codes exact, absmax codes within 1, offset and nested maxima to 1e-6.
+        ours = read_safetensors(self.quantize(self.golden_original()) / "model.safetensors")
+        theirs = read_safetensors(NF4_MODEL / "model.safetensors")
+        self.assertEqual(set(ours), set(theirs))
+        facts = json.loads((GOLDEN / "formats" / "small_llama" / "nf4_dq.linears.json").read_text())
+        linears = 0
+        for name, (dtype, shape, data) in theirs.items():
+            got_dtype, got_shape, got = ours[name]
+            self.assertEqual(got_dtype, dtype, name)
+            if name.endswith("quant_state.bitsandbytes__nf4"):
+                linears += 1
+                state, expected = json.loads(got), json.loads(data)
+                self.assertAlmostEqual(state.pop("nested_offset") / expected.pop("nested_offset"), 1, delta=1e-6)
+                self.assertEqual(state, expected, name)
+                continue
+            self.assertEqual(got_shape, shape, name)
+            if name.endswith(".absmax"):
+                self.assertLessEqual(max(abs(a - b) for a, b in zip(got, data)), 1, name)
+                # Theirs come from a coarse table; ours are the nearest.
+                self.assertEqual(sum(a != b for a, b in zip(got, data)), facts[name.removesuffix(".absmax")]["absmax_codes_not_nearest"], name)
+            elif name.endswith(".nested_absmax"):
+                self.assertLess(max(abs(a / b - 1) for a, b in zip(floats(got), floats(data))), 1e-6, name)
+            else:  # packed codes, both maps, and what is not quantised
+                self.assertEqual(got, data, name)
+        self.assertEqual(linears, 14)
+
+    def test_is_what_loading_in_4_bit_makes(self):
+        for number, (config, dtype) in enumerate(((LLAMA, "bfloat16"), (QWEN3, "float32"))):
+            base, rows = model(config, dtype=dtype), self.rows(4)
+            quantised = self.quantize(base, "--max_shard_size", "30KB", out=f"out{number}")
+            self.assertGreater(len(list(quantised.glob("*.safetensors"))), 1)
+            self.assertEqual(self.logits(quantised, rows), self.logits(base, rows, None, "--load_in_4bit", "true"))
+
+    def test_8_bit_models_are_read_trained_on_and_merged_into(self):
+        base, rows = model(LLAMA, dtype="bfloat16"), self.rows(4)
+        quantised = self.quantize(base, "--type", "int8", "--max_shard_size", "30KB")
+        self.succeed("inspect", quantised)
+        one, other = self.logits(quantised, rows), self.logits(base, rows)
+        self.assertNotEqual(one, other)
+        self.assertLess(self.distance(one, other), 0.05 * (max(other) - min(other)))
+        # Weights of 8 bit are not quantised again.
+        self.assertEqual(one, self.logits(quantised, rows, None, "--load_in_4bit", "true"))
+        for number, flag in enumerate(("true", "false")):
+            adapter = self.adapter(quantised, "--r", "4", "--load_in_4bit", flag, name=f"adapter{number}")
+            merged, result = self.merge(adapter, quantised, "--dtype", "fp32", out=f"merged{number}")
+            self.assertNotIn(" W ", result.err)
+            self.same_logits(quantised, adapter, merged)
+        self.fail_with(USAGE, ["8-bit"], *self.train_arguments(quantised, rows, "--finetuning_type", "full"))
+        plan = self.succeed(*self.train_arguments(quantised, rows, "--max_steps", "0")).err
+        self.assertIn("14 linears in 8 bit, dequantised to Float while loading", plan)
+
+    def test_trains_as_a_base(self):
+        quantised = self.quantize(model(LLAMA, dtype="bfloat16"))
+        merged, _ = self.merge(self.adapter(quantised, "--r", "4"), quantised)
+        self.succeed("inspect", merged)
+
+    def test_refusals(self):
+        self.fail_with(INPUT, ["quantised already"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out")
+        self.assertEqual(list(self.folder.iterdir()), [])
+        self.fail_with(USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "fp4")
+
+
+# Runs in the other Python: model, adapter ("" for none), rows, output; everything computes in fp32.
+REFERENCE = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM
+base, adapter, rows, out = sys.argv[1:]
+torch.set_num_threads(1)
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+if adapter:
+    from peft import PeftModel
+    model = PeftModel.from_pretrained(model, adapter)
+model.eval()
+quantised = [m for m in model.modules() if type(m).__name__ in ("Linear4bit", "Linear8bitLt")]
+for module in quantised:
+    import bitsandbytes.functional as F
+    # Their products on a CPU round what they multiply (to bf16, to 8 bit); the weights, as bitsandbytes dequantises them, are compared in fp32.
+    if type(module).__name__ == "Linear4bit":
+        module.weight.quant_state.dtype = torch.float32
+        weight = F.dequantize_4bit(module.weight.data, module.weight.quant_state)
+    else:
+        weight = F.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
+    module.forward = lambda x, weight=weight, bias=module.bias: torch.nn.functional.linear(x, weight, bias)
+print(len(quantised), "quantised linears")
+with open(out, "wb") as file, torch.no_grad():
+    for line in open(rows):
+        ids = torch.tensor([json.loads(line)["input_ids"]])
+        file.write(model(input_ids=ids).logits[0].float().contiguous().numpy().tobytes())
+"""
+
+# Quantises a weight with bitsandbytes and prints what differs from this program's file.
+COMPARE = """
+import sys
+import torch
+import bitsandbytes.functional as F
+from safetensors.torch import load_file
+original, quantised, eight = load_file(sys.argv[1]), load_file(sys.argv[2]), load_file(sys.argv[3])
+for name, weight in original.items():
+    scales = name.replace(".weight", ".SCB")
+    if scales in eight:
+        codes, maxima, _ = F.int8_vectorwise_quant(weight.half())
+        assert torch.equal(codes, eight[name]) and torch.equal(maxima, eight[scales]), name
+    if name + ".quant_map" not in quantised:
+        continue
+    packed, state = F.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    codes = (packed.flatten() != quantised[name].flatten()).sum().item()
+    absmax = (state.absmax.int() - quantised[name + ".absmax"].int()).abs().max().item()
+    nested = ((state.state2.absmax - quantised[name + ".nested_absmax"]).abs() / state.state2.absmax).max().item()
+    print(codes, absmax, nested)
+"""
+
+
+def importable(*modules):
+    return subprocess.run([PYTHON, "-c", "import " + ", ".join(modules)], capture_output=True).returncode == 0
+
+
+@unittest.skipUnless(importable("torch", "transformers", "peft"), f"{PYTHON} cannot import torch, transformers and peft; UNSLOTH_PYTHON may name a Python that can")
+class InTransformers(Merging):
+    def python(self, code, *arguments):
+        done = subprocess.run([PYTHON, "-W", "ignore", "-c", code, *map(str, arguments)], capture_output=True, timeout=600, env=environment(HF_HUB_OFFLINE=1))
+        self.assertEqual(done.returncode, 0, done.stderr.decode()[-4000:])
+        for word in ("MISSING", "UNEXPECTED", "MISMATCH", "newly initialized"):  # transformers loads such models with a warning alone
+            self.assertNotIn(word, done.stderr.decode())
+        return done.stdout.decode()
+
+    def reference(self, base, rows, adapter=""):
+        out = self.folder / "reference.bin"
+        text = self.python(REFERENCE, base, adapter, rows, out)
+        return floats(out.read_bytes()), int(text.split()[0])
+
+    def test_merged_models_give_the_logits_of_peft(self):
+        rows = self.rows(4)
+        for number, (kind, options) in enumerate(KINDS.items()):
+            for config in (LLAMA, QWEN3):
+                with self.subTest(f"{kind}, {config['model_type']}"):
+                    base = model(config)
+                    adapter = self.adapter(base, *options, name=f"adapter-{config['model_type']}{number}")
+                    merged, _ = self.merge(adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", out=f"merged-{config['model_type']}{number}")
+                    found, _ = self.reference(merged, rows)
+                    self.assertLess(self.distance(found, self.reference(base, rows, adapter)[0]), TOLERANCE)
+                    self.assertLess(self.distance(found, self.logits(merged, rows)), TOLERANCE)
+
+    def test_16_bit_results_load(self):
+        rows, base = self.rows(4), model(LLAMA, dtype="bfloat16")
+        adapter = self.adapter(base, "--r", "4")
+        for dtype in ("bf16", "fp16"):
+            merged, _ = self.merge(adapter, base, "--dtype", dtype, out=dtype)
+            self.assertLess(self.distance(self.reference(merged, rows)[0], self.logits(merged, rows)), TOLERANCE)
+
+    @unittest.skipUnless(importable("bitsandbytes", "accelerate"), f"{PYTHON} cannot import bitsandbytes and accelerate")
+    def test_quantised_results_load_with_bitsandbytes(self):
+        # bitsandbytes' CPU kernel is right for multiples of 64 alone.
+        shape = LLAMA | {"hidden_size": 64, "intermediate_size": 192}
+        rows, base = self.rows(4), model(shape, dtype="bfloat16")
+        self.succeed("quantize", "--model", base, "--out", self.folder / "quantised")
+        adapter = self.adapter(self.folder / "quantised", "--r", "4")
+        merged, _ = self.merge(adapter, self.folder / "quantised", "--dtype", "nf4")
+        self.succeed("quantize", "--model", base, "--out", self.folder / "eight", "--type", "int8")
+        for folder in (self.folder / "quantised", merged, self.folder / "eight"):
+            found, linears = self.reference(folder, rows)
+            self.assertEqual(linears, 14)
+            self.assertLess(self.distance(found, self.logits(folder, rows)), TOLERANCE)
+        files = [folder / "model.safetensors" for folder in (base, self.folder / "quantised", self.folder / "eight")]
+        lines = self.python(COMPARE, *files).splitlines()
+        self.assertEqual(len(lines), 14)
+        for line in lines:
+            codes, absmax, nested = map(float, line.split())
+            self.assertEqual(codes, 0)
+            self.assertLessEqual(absmax, 1)
+            self.assertLess(nested, 1e-6)
+
+
+if __name__ == "__main__":
+    main()
