@@ -7,8 +7,8 @@
 #include <cstring>
 #include <span>
 
-#include "data/hash.h"
 #include "data/store.h"
+#include "unsloth/core/hash.h"
 
 namespace unsloth {
 
