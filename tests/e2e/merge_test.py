@@ -10,12 +10,11 @@ import os
 import pathlib
 import resource
 import shutil
-import struct
 import subprocess
 import unittest
 
-from support import (EndToEnd, FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, QWEN3, RUNTIME, TEXT_LLAMA, USAGE, environment, float_bytes,
-                     floats, main, model, read_rows, read_safetensors, run, token_rows, write_rows, write_safetensors)
+from support import (EndToEnd, FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, PROGRAM, QWEN3, RUNTIME, TEXT_LLAMA, USAGE, environment, floats, main,
+                     model, read_safetensors, write_rows)
 
 PYTHON = os.environ.get("UNSLOTH_PYTHON", "python3")
 # Of logits that spread over more than 0.1: fp32 in another order of summation.
@@ -31,11 +30,6 @@ KINDS = {
     "saved modules": SAVED,
     "all of it": [*PATTERNS, "--use_rslora", "true", "--modules_to_save", "lm_head"],
 }
-
-
-def bf16(data):
-    """Floats of bfloat16 bytes."""
-    return struct.unpack(f"<{len(data) // 2}f", b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2)))
 
 
 class Merging(EndToEnd):
@@ -220,7 +214,7 @@ class Merge(Merging):
                         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(c)")
                 peaks = []
                 for options in (["--help"], ["merge", "--adapter", adapter, "--base", base, "--out", self.folder / dtype, "--dtype", dtype, "--no_verify"]):
-                    done = subprocess.run(["python3", "-c", code, os.environ["UNSLOTH_TRAIN"], *map(str, options)], capture_output=True, text=True)
+                    done = subprocess.run(["python3", "-c", code, PROGRAM, *map(str, options)], capture_output=True, text=True)
                     self.assertEqual(done.returncode, OK, done.stderr)
                     peaks.append(int(done.stdout) * 1024)
                 size = sum(p.stat().st_size for p in (self.folder / dtype).glob("*.safetensors"))
@@ -299,33 +293,35 @@ class Quantize(Merging):
         self.fail_with(USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "fp4")
 
 
-# Runs in the other Python: model, adapter ("" for none), rows, output; everything computes in fp32.
+# Runs in the other Python, once for many models: rows, output's stem, then pairs of a model and an adapter ("" for none). Writes
+# STEM.0, STEM.1, … with all logits as fp32 and prints how many quantised linears each model has; everything computes in fp32.
 REFERENCE = """
 import json, sys
 import torch
 from transformers import AutoModelForCausalLM
-base, adapter, rows, out = sys.argv[1:]
+rows, stem, *pairs = sys.argv[1:]
 torch.set_num_threads(1)
-model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-if adapter:
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(model, adapter)
-model.eval()
-quantised = [m for m in model.modules() if type(m).__name__ in ("Linear4bit", "Linear8bitLt")]
-for module in quantised:
-    import bitsandbytes.functional as F
-    # Their products on a CPU round what they multiply (to bf16, to 8 bit); the weights, as bitsandbytes dequantises them, are compared in fp32.
-    if type(module).__name__ == "Linear4bit":
-        module.weight.quant_state.dtype = torch.float32
-        weight = F.dequantize_4bit(module.weight.data, module.weight.quant_state)
-    else:
-        weight = F.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
-    module.forward = lambda x, weight=weight, bias=module.bias: torch.nn.functional.linear(x, weight, bias)
-print(len(quantised), "quantised linears")
-with open(out, "wb") as file, torch.no_grad():
-    for line in open(rows):
-        ids = torch.tensor([json.loads(line)["input_ids"]])
-        file.write(model(input_ids=ids).logits[0].float().contiguous().numpy().tobytes())
+for number, (base, adapter) in enumerate(zip(pairs[::2], pairs[1::2])):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    if adapter:
+        from peft import PeftModel
+        model = PeftModel.from_pretrained(model, adapter)
+    model.eval()
+    quantised = [m for m in model.modules() if type(m).__name__ in ("Linear4bit", "Linear8bitLt")]
+    for module in quantised:
+        import bitsandbytes.functional as F
+        # Their products on a CPU round what they multiply (to bf16, to 8 bit); the weights, as bitsandbytes dequantises them, are compared.
+        if type(module).__name__ == "Linear4bit":
+            module.weight.quant_state.dtype = torch.float32
+            weight = F.dequantize_4bit(module.weight.data, module.weight.quant_state)
+        else:
+            weight = F.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
+        module.forward = lambda x, weight=weight, bias=module.bias: torch.nn.functional.linear(x, weight, bias)
+    print(len(quantised))
+    with open(f"{stem}.{number}", "wb") as file, torch.no_grad():
+        for line in open(rows):
+            ids = torch.tensor([json.loads(line)["input_ids"]])
+            file.write(model(input_ids=ids).logits[0].float().contiguous().numpy().tobytes())
 """
 
 # Quantises a weight with bitsandbytes and prints what differs from this program's file.
@@ -363,29 +359,34 @@ class InTransformers(Merging):
             self.assertNotIn(word, done.stderr.decode())
         return done.stdout.decode()
 
-    def reference(self, base, rows, adapter=""):
-        out = self.folder / "reference.bin"
-        text = self.python(REFERENCE, base, adapter, rows, out)
-        return floats(out.read_bytes()), int(text.split()[0])
+    def references(self, rows, *pairs):
+        """[(logits, quantised linears)] of each (model, adapter or "")."""
+        stem = self.folder / "reference"
+        counts = self.python(REFERENCE, rows, stem, *[word for pair in pairs for word in pair]).split()
+        return [(floats(pathlib.Path(f"{stem}.{i}").read_bytes()), int(count)) for i, count in enumerate(counts)]
 
     def test_merged_models_give_the_logits_of_peft(self):
-        rows = self.rows(4)
-        for number, (kind, options) in enumerate(KINDS.items()):
-            for config in (LLAMA, QWEN3):
-                with self.subTest(f"{kind}, {config['model_type']}"):
-                    base = model(config)
-                    adapter = self.adapter(base, *options, name=f"adapter-{config['model_type']}{number}")
-                    merged, _ = self.merge(adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", out=f"merged-{config['model_type']}{number}")
-                    found, _ = self.reference(merged, rows)
-                    self.assertLess(self.distance(found, self.reference(base, rows, adapter)[0]), TOLERANCE)
-                    self.assertLess(self.distance(found, self.logits(merged, rows)), TOLERANCE)
+        rows, pairs, names = self.rows(4), [], []
+        for config, kinds in ((LLAMA, list(KINDS)), (QWEN3, ["saved modules", "all of it"])):
+            for kind in kinds:
+                base, name = model(config), f"{config['model_type']} {kind}"
+                adapter = self.adapter(base, *KINDS[kind], name=f"adapter of {name}")
+                merged, _ = self.merge(adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", "--no_verify", out=f"merged {name}")
+                names.append(name)
+                pairs += [(merged, ""), (base, adapter)]
+        found = [logits for logits, _ in self.references(rows, *pairs)]
+        for number, name in enumerate(names):
+            with self.subTest(name):
+                merged, adapted = found[2 * number:2 * number + 2]
+                self.assertLess(self.distance(merged, adapted), TOLERANCE)
+                self.assertLess(self.distance(merged, self.logits(pairs[2 * number][0], rows)), TOLERANCE)
 
     def test_16_bit_results_load(self):
         rows, base = self.rows(4), model(LLAMA, dtype="bfloat16")
         adapter = self.adapter(base, "--r", "4")
-        for dtype in ("bf16", "fp16"):
-            merged, _ = self.merge(adapter, base, "--dtype", dtype, out=dtype)
-            self.assertLess(self.distance(self.reference(merged, rows)[0], self.logits(merged, rows)), TOLERANCE)
+        merged = [self.merge(adapter, base, "--dtype", dtype, out=dtype)[0] for dtype in ("bf16", "fp16")]
+        for folder, (logits, _) in zip(merged, self.references(rows, *[(folder, "") for folder in merged])):
+            self.assertLess(self.distance(logits, self.logits(folder, rows)), TOLERANCE)
 
     @unittest.skipUnless(importable("bitsandbytes", "accelerate"), f"{PYTHON} cannot import bitsandbytes and accelerate")
     def test_quantised_results_load_with_bitsandbytes(self):
@@ -396,10 +397,10 @@ class InTransformers(Merging):
         adapter = self.adapter(self.folder / "quantised", "--r", "4")
         merged, _ = self.merge(adapter, self.folder / "quantised", "--dtype", "nf4")
         self.succeed("quantize", "--model", base, "--out", self.folder / "eight", "--type", "int8")
-        for folder in (self.folder / "quantised", merged, self.folder / "eight"):
-            found, linears = self.reference(folder, rows)
+        folders = [self.folder / "quantised", merged, self.folder / "eight"]
+        for folder, (logits, linears) in zip(folders, self.references(rows, *[(folder, "") for folder in folders])):
             self.assertEqual(linears, 14)
-            self.assertLess(self.distance(found, self.logits(folder, rows)), TOLERANCE)
+            self.assertLess(self.distance(logits, self.logits(folder, rows)), TOLERANCE)
         files = [folder / "model.safetensors" for folder in (base, self.folder / "quantised", self.folder / "eight")]
         lines = self.python(COMPARE, *files).splitlines()
         self.assertEqual(len(lines), 14)
