@@ -171,6 +171,41 @@ TEST(Jinja, WorkIsBounded) {
     EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(120));
 }
 
+// Each of these took hours or all memory once: the work is done within one step of the evaluation.
+TEST(Jinja, WorkWithinOneStepIsBounded) {
+    const auto started = std::chrono::steady_clock::now();
+    const auto refused = [](const std::string& source) {
+        SCOPED_TRACE(source.substr(0, 200));
+        return error_of(ErrorKind::input, [&] { jinja::Template::compile(source, "test").render({}, 2'000'000); });
+    };
+    const auto nested = [](const std::string& pair, const std::string& use) {  // 2^60 values, of which 60 are in memory
+        return "{% set n = namespace(a=" + pair + ", b=" + pair + ") %}{% for i in range(60) %}{% set n.a = (n.a, n.a) %}"
+               "{% set n.b = (n.b, n.b) %}{% endfor %}{{ " + use + " }}";
+    };
+    for (const char* use : {"n.a == n.b", "n.a < n.b", "n.a in [n.b]", "{n.a: 1}", "n.a", "n.a | tojson", "[n.a] | join", "[n.a, n.b] | unique | list"})
+        EXPECT_NE(refused(nested("(1,)", use)).find("too long"), std::string::npos) << use;
+    const std::string many = "'a' * 6000000";
+    for (const char* use : {"('a' * 3000000 ~ 'b') in s", "s.find('a' * 3000000 ~ 'b')", "s.rfind('b' ~ 'a' * 3000000)", "s.count('a' * 30 ~ 'b')",
+                            "s.replace('a' * 3000000 ~ 'b', 'c')", "s.split('a' * 3000000 ~ 'b')", "s.rsplit('b' ~ 'a' * 3000000)",
+                            "s.partition('a' * 3000000 ~ 'b')", "s.strip('b' * 3000000 ~ 'a')", "s == t", "s < t", "{s: 1}", "s[2999999]", "s[:9]",
+                            "s | length", "s.upper()", "s.isalpha()", "s | trim", "s | wordcount", "s | tojson", "s | e", "s.center(1000000)"}) {
+        const std::string source = "{% set s = " + many + " %}{% set t = " + many + " %}{% for i in range(99999) %}{% set x = " + use + " %}{% endfor %}";
+        EXPECT_NE(refused(source).find("too long"), std::string::npos) << use;
+    }
+    for (const char* source : {"{{ ('x' * 60000000) | list }}", "{% for c in 'x' * 60000000 %}{% endfor %}", "{{ ('x ' * 30000000).split() }}",
+                               "{{ ('x' * 60000000).split('x') }}", "{{ ('\n' * 60000000).splitlines() }}", "{{ [1] | batch(9999999, 2) | list }}",
+                               "{{ ('a' * 60000000) | replace('a', 'bb') }}", "{{ ('a' * 60000000) | replace('', 'b') }}",
+                               "{{ [[[1]]] | tojson(indent='x' * 30000000) }}", "{{ ('%999999s' * 999) % ((1,) * 999) }}",
+                               "{{ ('{:>999999}' * 999).format(*([1] * 999)) }}"})
+        EXPECT_FALSE(refused(source).empty());
+    std::string variables;
+    for (int i = 0; i < 5000; ++i) variables += "{% set v" + std::to_string(i) + " = 1 %}";
+    EXPECT_NE(refused(variables + "{% for i in range(99999) %}{{ other }}{% endfor %}").find("too long"), std::string::npos);
+    const std::string numbers = "{% set n = namespace(d={}) %}{% for i in range(2000) %}{% set n.d = dict(n.d, **{i | string: 1}) %}{% endfor %}";
+    EXPECT_NE(refused(numbers).find("too long"), std::string::npos);
+    EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(300));
+}
+
 /// One compiled template serves several threads, and one rendering leaves nothing behind for the next.
 TEST(Jinja, RenderingsAreIndependent) {
     const jinja::Template t = jinja::Template::compile(

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "tokenizer/jinja/character_tables.h"
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
 
@@ -65,6 +66,7 @@ bool is_ascii(std::string_view s) {
 
 /// Most text is ASCII, where case is a matter of one bit.
 std::string with_case(std::string_view s, char first, char last) {
+    charge_bytes(s.size());
     std::string out(s);
     for (char& c : out) c = c >= first && c <= last ? static_cast<char>(c ^ 0x20) : c;
     return out;

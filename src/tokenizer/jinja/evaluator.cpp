@@ -1,6 +1,7 @@
 #include "tokenizer/jinja/evaluator.h"
 
 #include "tokenizer/jinja/evaluation_depth.h"
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/objects.h"
 #include "tokenizer/jinja/operators.h"
 #include "tokenizer/jinja/print.h"
@@ -27,7 +28,10 @@ void Scope::set(int id, Value value) {
 }
 
 const Value* Scope::find(int id) const {
+    std::size_t looked_at = 0;
     for (const Scope* scope = this; scope; scope = scope->parent.get()) {
+        looked_at += 1 + scope->variables.size();
+        if (looked_at > 64) charge(static_cast<int64_t>(std::exchange(looked_at, 0) / 16));  // more than any real template has
         for (const auto& [other, value] : scope->variables) {
             if (other == id) return &value;
         }
@@ -58,6 +62,7 @@ Evaluator::~Evaluator() {
 }
 
 std::string Evaluator::run(const std::vector<std::pair<std::string, Value>>& variables) {
+    const Budget budget(steps_left_);
     root_ = std::make_shared<Scope>(nullptr);
     for (const auto& [name, value] : variables) {
         if (const int id = program_.id_of(name); id >= 0) root_->set(id, value);
@@ -79,23 +84,21 @@ void Evaluator::keep(const std::shared_ptr<Object>& object) {
 }
 
 void Evaluator::charge(int64_t steps) {
-    steps_left_ -= steps;
-    if (steps_left_ < 0)
-        throw LimitReached("the template takes too long: it loops without end, or over too much");
+    jinja::charge(steps);
 }
 
 void Evaluator::charge(const Value& value) {
     if (value.is_string()) {
-        charge(static_cast<int64_t>(value.string().size() / 64));
+        charge_bytes(value.string().size());
     } else if (value.is(Value::Kind::sequence)) {
         charge(static_cast<int64_t>(value.sequence().items.size() / 4));
     } else if (value.is(Value::Kind::dict)) {
-        charge(static_cast<int64_t>(value.dict().size() / 4));
+        charge(static_cast<int64_t>(value.dict().size()) * 2);
     }
 }
 
 void Evaluator::write(std::string_view text) {
-    charge(static_cast<int64_t>(text.size() / 64));
+    charge_bytes(text.size());
     if (output_.size() + text.size() > longest_string)
         fail(cat("the text gets longer than ", longest_string, " bytes"));
     output_ += text;

@@ -13,6 +13,8 @@
 namespace unsloth::jinja {
 namespace {
 
+constexpr int64_t by_name = 8;  ///< steps that looking up and calling a filter or test is worth
+
 using Kind = Expression::Kind;
 
 std::string described(const Value& value) {
@@ -150,6 +152,7 @@ void Evaluator::evaluate_arguments(const Expression& e, const ScopePtr& scope, A
             fail(cat("argument after ** must be a mapping, not ", type_name(more)));
         for (const auto& [key, value] : more.dict().entries()) {
             if (!key.is_string()) fail("keywords must be strings");
+            charge(static_cast<int64_t>(out.named.size() / 8));
             for (const auto& [name, ignored] : out.named) {
                 if (name == key.string()) fail(cat("got multiple values for keyword argument '", name, "'"));
             }
@@ -196,7 +199,7 @@ Value Evaluator::evaluate_filter(const Expression& e, const ScopePtr& scope, con
 }
 
 Value Evaluator::apply_filter(const std::string& name, Arguments& arguments) {
-    charge(int64_t{1});
+    charge(by_name);
     const FilterEntry* filter = find_filter(name);
     if (!filter) fail(unknown_filter(name));
     Value result = filter->function(*this, arguments);
@@ -214,7 +217,7 @@ Value Evaluator::evaluate_test(const Expression& e, const ScopePtr& scope) {
 }
 
 bool Evaluator::apply_test(const std::string& name, Arguments& arguments) {
-    charge(int64_t{1});
+    charge(by_name);
     const TestEntry* test = find_test(name);
     if (!test) fail(cat("no test named '", name, "'"));
     return test->function(*this, arguments);
@@ -251,7 +254,7 @@ Value Evaluator::evaluate_concatenation(const Expression& e, const ScopePtr& sco
     std::string joined;
     for (const ExpressionPtr& child : e.children) {
         joined += to_string(evaluate(*child, scope));
-        if (joined.size() > longest_string) fail(too_long_a_string);
+        check_string(joined.size());
     }
     Value result(std::move(joined));
     charge(result);

@@ -4,6 +4,7 @@
 #include "tokenizer/jinja/evaluator.h"
 #include "tokenizer/jinja/format.h"
 #include "tokenizer/jinja/format_field.h"
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/print.h"
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
@@ -82,7 +83,9 @@ class BraceFormatter {
     std::string run(std::string_view pattern, int depth) {
         if (depth < 0) fail("Max string recursion exceeded");
         std::string out;
+        charge_characters(pattern.size());
         for (std::size_t at = 0; at < pattern.size();) {
+            check_string(out.size());
             const char c = pattern[at];
             if ((c == '{' || c == '}') && at + 1 < pattern.size() && pattern[at + 1] == c) {
                 out += c;
@@ -167,6 +170,7 @@ class BraceFormatter {
                 fail(cat("Replacement index ", index, " out of range for positional args tuple"));
             return arguments_.positional[index];
         }
+        charge(static_cast<int64_t>(arguments_.named.size() / 8));
         for (const auto& [key, value] : arguments_.named) {
             if (key == name) return value;
         }

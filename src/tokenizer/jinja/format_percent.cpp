@@ -1,10 +1,10 @@
 // "%s" % values.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "tokenizer/jinja/format.h"
 #include "tokenizer/jinja/format_field.h"
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/print.h"
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
@@ -27,7 +27,9 @@ class PercentFormatter {
     }
 
     std::string run() {
+        charge_characters(pattern_.size());
         while (at_ < pattern_.size()) {
+            check_string(out_.size());
             if (pattern_[at_] != '%') {
                 out_ += pattern_[at_++];
             } else {
@@ -51,7 +53,7 @@ class PercentFormatter {
             const Value& value = next();
             if (!value.is_integral()) fail("* wants int");
             const int64_t n = to_index(value, "a width");
-            if (std::abs(n) > widest_field) fail("a format width of more than a million");
+            if (n > widest_field || n < -widest_field) fail("a format width of more than a million");
             return n;
         }
         return read_number(pattern_, at_);

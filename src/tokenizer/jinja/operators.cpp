@@ -142,13 +142,9 @@ bool both(const Value& a, const Value& b, Sequence::Kind kind) {
     return a.is_sequence(kind) && b.is_sequence(kind);
 }
 
-void check_length(std::size_t length, std::size_t limit, const char* what) {
-    if (length > limit) fail(cat("a ", what, " of more than ", limit, " elements"));
-}
-
 Value concatenated(const Value& a, const Value& b) {
     if (a.is_string()) {
-        check_length(a.string().size() + b.string().size(), longest_string, "string");
+        check_string(a.string().size() + b.string().size());
         if (a.is_markup() || b.is_markup()) {
             const auto safe = [](const Value& v) {
                 return v.is_markup() ? v.string() : text::escape_html(v.string());
@@ -163,7 +159,7 @@ Value concatenated(const Value& a, const Value& b) {
     }
     Items items = a.sequence().items;
     const Items& more = b.sequence().items;
-    check_length(items.size() + more.size(), longest_sequence, "list");
+    check_sequence(items.size() + more.size());
     items.insert(items.end(), more.begin(), more.end());
     return a.is_sequence(Sequence::Kind::list) ? Value::list(std::move(items))
                                                : Value::tuple(std::move(items));
@@ -178,14 +174,14 @@ Value repeated(const Value& value, const Value& times) {
     const auto count = static_cast<std::size_t>(std::max<int64_t>(0, to_index(times, "a repetition")));
     if (value.is_string()) {
         const std::string& part = value.string();
-        if (!part.empty()) check_length(count, longest_string / part.size(), "repeated string");
+        if (!part.empty() && count > longest_string / part.size()) check_string(longest_string + 1);
         std::string out;
         out.reserve(part.size() * count);
         for (std::size_t i = 0; i < count && !part.empty(); ++i) out += part;
         return value.is_markup() ? Value::markup(std::move(out)) : Value(std::move(out));
     }
     const Items& part = value.sequence().items;
-    if (!part.empty()) check_length(count, longest_sequence / part.size(), "repeated list");
+    if (!part.empty() && count > longest_sequence / part.size()) check_sequence(longest_sequence + 1);
     Items items;
     for (std::size_t i = 0; i < count && !part.empty(); ++i)
         items.insert(items.end(), part.begin(), part.end());
@@ -263,7 +259,7 @@ bool contains(const Value& container, const Value& value) {
         case Value::Kind::string:
             if (!value.is_string())
                 fail(cat("'in <string>' requires string as left operand, not ", type_name(value)));
-            return container.string().find(value.string()) != std::string::npos;
+            return text::find(container.string(), value.string()) != std::string_view::npos;
         case Value::Kind::dict:
             return container.dict().find(value) != nullptr;
         case Value::Kind::sequence: {

@@ -2,13 +2,10 @@
 #pragma once
 
 #include "tokenizer/jinja/ast.h"
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/value.h"
 
 namespace unsloth::jinja {
-
-/// Limits on one value, so that a template cannot take all memory. A row has 64 MiB at most.
-constexpr std::size_t longest_string = std::size_t{64} << 20, longest_sequence = 1'000'000;
-constexpr const char* too_long_a_string = "a string of more than 64 MiB";
 
 Value arithmetic(Operation operation, const Value& a, const Value& b);
 Value negate(const Value& value);

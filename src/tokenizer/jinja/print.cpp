@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
@@ -15,9 +16,11 @@ namespace {
 
 std::string repr_items(const Items& items, const char* open, const char* close) {
     std::string out = open;
+    charge(static_cast<int64_t>(items.size()));
     for (std::size_t i = 0; i < items.size(); ++i) {
         if (i > 0) out += ", ";
         out += repr(items[i]);
+        check_string(out.size());
     }
     return out += close;
 }
@@ -43,11 +46,13 @@ std::string repr_sequence(const Sequence& s) {
 std::string repr_dict(const Dict& dict) {
     const DepthGuard guard;
     std::string out = "{";
+    charge(2 * static_cast<int64_t>(dict.size()));
     for (const auto& [key, value] : dict.entries()) {
         if (out.size() > 1) out += ", ";
         out += repr(key);
         out += ": ";
         out += repr(value);
+        check_string(out.size());
     }
     return out += "}";
 }
@@ -94,6 +99,7 @@ class JsonWriter {
     }
 
     void string(std::string_view s) {
+        charge_characters(s.size());
         out_ += '"';
         for (std::size_t at = 0; at < s.size();) {
             const unicode::Decoded d = unicode::decode(s, at);
@@ -127,10 +133,16 @@ class JsonWriter {
         out_ += buffer;
     }
 
+    /// Before each element.
     void line() {
+        charge(1);
+        check_string(out_.size());
         if (!style_.indent) return;
         out_ += '\n';
-        for (int i = 0; i < level_; ++i) out_ += *style_.indent;
+        for (int i = 0; i < level_; ++i) {
+            out_ += *style_.indent;
+            check_string(out_.size());
+        }
     }
 
     void array(const Items& items) {

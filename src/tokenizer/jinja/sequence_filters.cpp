@@ -259,7 +259,7 @@ Value batch(Evaluator&, Arguments& a) {
             row.push_back(item);
         }
         if (!row.empty()) {
-            if (size > static_cast<int64_t>(longest_sequence)) fail(cat("a batch of more than ", longest_sequence, " elements"));
+            if (bound.given(2)) check_sequence(static_cast<std::size_t>(std::max<int64_t>(size, 0)));
             if (bound.given(2))
                 row.resize(std::max(row.size(), static_cast<std::size_t>(std::max<int64_t>(size, 0))),
                            bound[2]);

@@ -99,7 +99,7 @@ Value find(Evaluator&, const Value& self, Arguments& a) {
     const Bound bound("find", a, {"sub", "start", "end"}, 1, true);
     const std::string& wanted = bound.string(0);
     if (const auto part = searched(self.string(), bound)) {
-        const std::size_t at = reverse ? part->first.rfind(wanted) : part->first.find(wanted);
+        const std::size_t at = reverse ? text::find_last(part->first, wanted) : text::find(part->first, wanted);
         if (at != std::string_view::npos)
             return Integer{part->second} + Integer(text::length(part->first.substr(0, at)));
     }
@@ -118,7 +118,7 @@ Value replace(Evaluator&, const Value& self, Arguments& a) {
     const Bound bound("replace", a, {"old", "new", "count"}, 2, true);
     const std::string &from = bound.string(0), &to = bound.string(1);
     const std::size_t found = text::count(self.string(), from);
-    if (to.size() > 1 && found > longest_string / to.size()) fail(too_long_a_string);
+    if (to.size() > 1 && found > longest_string / to.size()) check_string(longest_string + 1);
     return text::replace(self.string(), from, to, bound.integer_or(2, -1));
 }
 
@@ -131,7 +131,7 @@ Value join(Evaluator&, const Value& self, Arguments& a) {
             fail(cat("sequence item ", i, ": expected str instance, ", type_name(item), " found"));
         if (i++ > 0) out += self.string();
         out += item.string();
-        if (out.size() > longest_string) fail(too_long_a_string);
+        check_string(out.size());
     }
     return out;
 }
@@ -155,7 +155,7 @@ Value partition(Evaluator&, const Value& self, Arguments& a) {
     const Bound bound("partition", a, {"sep"}, 1, true);
     const std::string &s = self.string(), &separator = bound.string(0);
     if (separator.empty()) fail("empty separator");
-    const std::size_t at = reverse ? s.rfind(separator) : s.find(separator);
+    const std::size_t at = reverse ? text::find_last(s, separator) : text::find(s, separator);
     if (at == std::string::npos) return reverse ? Value::tuple({"", "", s}) : Value::tuple({s, "", ""});
     return Value::tuple({s.substr(0, at), separator, s.substr(at + separator.size())});
 }
@@ -182,6 +182,7 @@ Value justify(Evaluator&, const Value& self, Arguments& a) {
     const auto size = static_cast<int64_t>(text::length(self.string()));
     const int64_t width = width_of(bound), missing = std::max<int64_t>(0, width - size);
     const int64_t left = align == '<' ? 0 : align == '>' ? missing : missing / 2 + (missing & width & 1);
+    charge_characters(static_cast<std::size_t>(missing));
     std::string out;
     for (int64_t i = 0; i < left; ++i) out += fill;
     out += self.string();
@@ -213,7 +214,7 @@ Value expand_tabs(Evaluator&, const Value& self, Arguments& a) {
             out += c;
             column = c == "\n" || c == "\r" ? 0 : column + 1;
         }
-        if (out.size() > longest_string) fail(too_long_a_string);
+        check_string(out.size());
     }
     return out;
 }

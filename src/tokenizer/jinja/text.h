@@ -41,6 +41,10 @@ std::string_view strip(std::string_view s, std::string_view set, Side side);
 
 /// At runs of white space; at most `limit` cuts (negative: any number). From the right with `reverse`.
 std::vector<std::string_view> split_white_space(std::string_view s, int64_t limit, bool reverse);
+/// Where `part` first or last stands in `s`, or npos; in linear time, whatever the texts are.
+std::size_t find(std::string_view s, std::string_view part);
+std::size_t find_last(std::string_view s, std::string_view part);
+
 /// At every `separator` (not empty).
 std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit,
                                     bool reverse);

@@ -25,6 +25,7 @@ std::string title(std::string_view s) {
         return c == "-" || c == "(" || c == "{" || c == "[" || c == "<" || text::is_space(text::decode(c)[0]);
     };
     const std::vector<std::string_view> characters = text::characters(s);
+    charge(static_cast<int64_t>(characters.size()));  // words of one character each are the dearest
     std::string out;
     for (std::size_t i = 0; i < characters.size();) {
         const bool separator = separates(characters[i]);
@@ -93,7 +94,7 @@ Value join(Evaluator& evaluator, Arguments& a) {
     for (std::size_t i = 0; i < items.size(); ++i) {
         if (i > 0) out += separator;
         out += to_string(items[i]);
-        if (out.size() > longest_string) fail(too_long_a_string);
+        check_string(out.size());
     }
     return out;
 }
@@ -120,7 +121,7 @@ Value indent(Evaluator&, Arguments& a) {
             if (blank_too || !lines[i].empty()) out += indention;
         }
         out += lines[i];
-        if (out.size() > longest_string) fail(too_long_a_string);
+        check_string(out.size());
     }
     return out;
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
@@ -24,11 +25,14 @@ struct Releasing {
 thread_local Releasing releasing;
 
 bool equal_items(const Items& a, const Items& b) {
+    if (a.size() != b.size()) return false;
+    charge(static_cast<int64_t>(a.size() / 4));
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), equal);
 }
 
 bool equal_dicts(const Dict& a, const Dict& b) {
     if (a.size() != b.size()) return false;
+    charge(static_cast<int64_t>(a.size()));
     return std::all_of(a.entries().begin(), a.entries().end(), [&](const auto& entry) {
         const Value* found = b.find(entry.first);
         return found && equal(entry.second, *found);
@@ -60,6 +64,7 @@ void fail(const std::string& message) {
 }
 
 DepthGuard::DepthGuard() {
+    charge(1);  // values may hold others many times over: few of them make walks without end
     if (++value_depth > deepest_value) {
         --value_depth;
         throw LimitReached(cat("values nest deeper than ", deepest_value, " levels"));
@@ -257,6 +262,8 @@ bool equal(const Value& a, const Value& b) {
     if (a.kind() != b.kind()) return false;
     switch (a.kind()) {
         case Value::Kind::string:
+            if (a.string().size() != b.string().size()) return false;
+            charge_bytes(a.string().size());
             return a.string() == b.string();
         case Value::Kind::sequence: {
             const Sequence &x = a.sequence(), &y = b.sequence();
@@ -286,6 +293,7 @@ bool less(const Value& a, const Value& b, bool or_equal, const char* symbol) {
         return order < 0;
     }
     if (a.is_string() && b.is_string()) {  // UTF-8 orders as code points do
+        charge_bytes(std::min(a.string().size(), b.string().size()));
         return or_equal ? a.string() <= b.string() : a.string() < b.string();
     }
     const bool lists = a.is_sequence(Sequence::Kind::list) && b.is_sequence(Sequence::Kind::list);
@@ -293,6 +301,7 @@ bool less(const Value& a, const Value& b, bool or_equal, const char* symbol) {
     if (lists || tuples) {
         const DepthGuard guard;
         const Items &x = a.sequence().items, &y = b.sequence().items;
+        charge(static_cast<int64_t>(std::min(x.size(), y.size()) / 4));
         const auto [i, j] = std::mismatch(x.begin(), x.end(), y.begin(), y.end(), equal);
         if (i == x.end() || j == y.end()) return or_equal ? x.size() <= y.size() : x.size() < y.size();
         return less(*i, *j, or_equal, symbol);
@@ -308,11 +317,13 @@ std::size_t hash(const Value& value) {
         case Value::Kind::floating:
             return std::hash<double>()(value.floating());
         case Value::Kind::string:
+            charge_bytes(value.string().size());
             return std::hash<std::string>()(value.string());
         case Value::Kind::sequence: {
             if (value.is_sequence(Sequence::Kind::list)) break;
             if (!value.is_sequence(Sequence::Kind::tuple)) return 7;
             const DepthGuard guard;
+            charge(static_cast<int64_t>(value.sequence().items.size() / 4));
             std::size_t seed = 5;
             for (const Value& item : value.sequence().items) seed = combine(seed, hash(item));
             return seed;
@@ -360,6 +371,7 @@ Items iterate(const Value& value) {
             return {};
         case Value::Kind::string: {
             Items characters;
+            check_sequence(text::length(value.string()));
             for (const std::string_view c : text::characters(value.string())) characters.emplace_back(c);
             return characters;
         }
