@@ -182,6 +182,21 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
     EXPECT_EQ(names(), files);
 }
 
+TEST(Tokenizer, PathsThatItsFilesNameAreNotFollowed) {
+    const TemporaryFolder folder;
+    folder.write("secret.jinja", "secret");
+    std::filesystem::create_directory(folder.path() / "tokenizer");
+    folder.write("tokenizer/tokenizer.json", small_json("llama3_small").dump());
+    folder.write("tokenizer/tokenizer_config.json", json{{"vocab_file", "../secret.jinja"},
+                                                         {"tokenizer_file", "/etc/passwd"},
+                                                         {"name_or_path", "../.."},
+                                                         {"chat_template", "../secret.jinja"}}.dump());
+    const Tokenizer tokenizer = Tokenizer::load(folder.path() / "tokenizer");
+    ASSERT_EQ(tokenizer.chat_templates().size(), 1u);
+    EXPECT_EQ(tokenizer.chat_templates()[0].second, "../secret.jinja") << "a template, not the path of one";
+    for (const auto& file : tokenizer.files()) EXPECT_EQ(file.parent_path(), folder.path() / "tokenizer");
+}
+
 TEST(Tokenizer, MergesMayBeStrings) {
     json document = small_json("qwen_small");
     for (json& merge : document["model"]["merges"]) {
