@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "tokenizer/byte_level.h"
 #include "tokenizer/flat_map.h"
@@ -171,6 +172,17 @@ void read_added_tokens(const JsonReader& list, const StringTable& vocab, Tokeniz
         if (!token.content.empty()) out.added.push_back(std::move(token));
 }
 
+/// What the post-processor puts around a text must be tokens: the library would hand out whatever number stands there.
+void check_surrounding_ids(const TokenizerSpec& spec, const JsonReader& post_processor) {
+    if (spec.prefix_ids.empty() && spec.suffix_ids.empty()) return;
+    std::unordered_set<int32_t> ids;
+    for (const auto& [token, id] : spec.model.vocab) ids.insert(id);
+    for (const AddedToken& token : spec.added) ids.insert(token.id);
+    for (const auto* around : {&spec.prefix_ids, &spec.suffix_ids})
+        for (const int32_t id : *around)
+            if (!ids.contains(id)) post_processor.refuse(cat("ids of tokens: there is none with the id ", id));
+}
+
 }  // namespace
 
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
@@ -192,6 +204,7 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
     if (out.model.reads_bytes) out.pre_tokenizer.pop_back();
     if (root.has("added_tokens"))
         read_added_tokens(root.at("added_tokens"), index_vocab(out.model.vocab), out);
+    check_surrounding_ids(out, part("post_processor"));
     return out;
 }
 

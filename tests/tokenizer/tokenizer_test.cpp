@@ -290,6 +290,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{R"({"post_processor": {"processors": [{"type": "TemplateProcessing", "single":
             [{"SpecialToken": {"id": "<x>", "type_id": 0}}], "pair": [], "special_tokens": {}}]}})",
                 "'<x>' is missing"},
+        BadFile{R"({"post_processor": {"processors": [{"type": "TemplateProcessing", "single":
+            [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<x>", "type_id": 0}}], "pair": [],
+            "special_tokens": {"<x>": {"id": "<x>", "ids": [0, 70000], "tokens": ["a", "<x>"]}}}]}})",
+                "there is none with the id 70000"},
         BadFile{R"({"decoder": {"type": "WordPiece"}})", "WordPiece"},
         BadFile{
             R"({"decoder": {"type": "Strip", "content": " ", "start": -1, "stop": 0, "add_prefix_space": null, "trim_offsets": null, "use_regex": null}})",
