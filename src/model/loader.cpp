@@ -127,7 +127,7 @@ bool ModelPlan::resident_source() const {
 /// expanding rows, so that a layer must not need both.
 bool ModelPlan::tiles_serve() const {
     if (!request_.nf4_chooser || resident_source()) return false;
-    const int64_t tokens = request_.trains ? request_.sizes.tokens : 1;
+    const int64_t tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens;
     const auto serves = [&](const GroupLayout& group, bool transposed) {
         return request_.nf4_chooser(tokens, group.n, group.k, transposed).kernel != ops::Nf4GemmChoice::Kernel::dequantize;
     };

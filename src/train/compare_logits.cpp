@@ -89,7 +89,7 @@ std::vector<Row> rows_to_compare(const CompareRequest& request, const OpenedMode
 std::vector<at::Tensor> logits_of(const Config& config, const OpenedModel& opened, const std::vector<Row>& rows) {
     int64_t longest = 1;
     for (const Row& row : rows) longest = std::max(longest, static_cast<int64_t>(row.size()));
-    const LoadedModel loaded = load_for_inference({config, {}, {}}, opened, longest, 1, longest);
+    const LoadedModel loaded = load_for_inference({config, {}, {}}, opened, longest, 1, longest, longest);
     std::vector<at::Tensor> all;
     for (const Row& row : rows) {
         if (const int signal = interrupt_requested()) throw Interrupted(signal, "stopped; nothing was written");

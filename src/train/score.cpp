@@ -89,7 +89,7 @@ void run_score(const LoadedConfig& loaded, const ScoreRequest& request) {
     if (probe_format(loaded.config.data.train_file, options) != DataFormat::tokenized) encoder = encoder_maker(opened, loaded.config)();
     const Dataset rows = Dataset::load(loaded.config.data.train_file, options, encoder.get());
     const Limits limits = limits_of(rows);
-    const LoadedModel loaded_model = load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens);
+    const LoadedModel loaded_model = load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
     LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);
     std::string out;
     double sum = 0;

@@ -30,6 +30,7 @@ struct LoadRequest {
     bool records = false;               ///< passes are recorded where shapes repeat (ModelParts::records)
     ops::Nf4GemmChooser nf4_chooser;    ///< products that read 4-bit tiles on this device; empty: none
     ActivationSizes sizes;
+    int64_t fewest_tokens = 0;          ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
 };
 
 /// A model that is planned but not in memory yet.

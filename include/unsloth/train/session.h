@@ -71,6 +71,8 @@ struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
     std::unique_ptr<model::Model> model;
 };
-LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments, int64_t head_rows);
+/// Passes have from `fewest_tokens` to `tokens` tokens.
+LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments, int64_t head_rows,
+                               int64_t fewest_tokens);
 
 }  // namespace unsloth::train
