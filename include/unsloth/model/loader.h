@@ -76,6 +76,7 @@ class ModelPlan {
     StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
     at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;
     bool embedding_on_host() const;
+    static std::string part_name(const std::string& tensor, const char* part) { return tensor + " " + part; }
     void plan_resident();
     void plan_linear(const TensorSource& source);
     StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source) const;
