@@ -1,5 +1,6 @@
 #include "unsloth/comm/group.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "comm/nccl_group.h"
@@ -29,9 +30,41 @@ class StoreGroup final : public StoreBackedGroup {
             }
         });
     }
+    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) override {
+        after();
+        all_reduce(sum, what);
+    }
+    void join() override {}
+
+    /// Through all ranks' exchange, since there is no other: ranks of other machines must come, too, which on the CPU they do.
+    void broadcast_here(const at::Tensor& values, int root, const std::string& what) override {
+        UNSLOTH_CHECK(values.is_cpu() && values.is_contiguous(), what, ": broadcast takes contiguous values of the CPU");
+        auto* const bytes = static_cast<uint8_t*>(values.data_ptr());
+        const int from = ranks_here().at(static_cast<std::size_t>(root));
+        std::vector<uint8_t> own;
+        if (from == rank()) own.assign(bytes, bytes + values.nbytes());
+        exchange().all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& sent) {
+            if (rank != from || from == this->rank()) return;
+            UNSLOTH_CHECK(sent.size() == values.nbytes(), what, " of rank ", rank, ": ", sent.size(), " bytes");
+            std::memcpy(bytes, sent.data(), sent.size());
+        });
+    }
 };
 
 }  // namespace
+
+void Group::set_ranks_here(std::vector<int> ranks) {
+    ranks_here_ = std::move(ranks);
+    place_here_ = static_cast<int>(std::find(ranks_here_.begin(), ranks_here_.end(), rank_) - ranks_here_.begin());
+}
+
+StoreBackedGroup::StoreBackedGroup(std::unique_ptr<Exchange> exchange) : Group(exchange->rank(), exchange->size()), exchange_(std::move(exchange)) {
+    const std::vector<std::string>& hosts = exchange_->hosts();
+    std::vector<int> here;
+    for (int r = 0; r < size(); ++r)
+        if (hosts[static_cast<std::size_t>(r)] == hosts[static_cast<std::size_t>(rank())]) here.push_back(r);
+    set_ranks_here(std::move(here));
+}
 
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
     std::vector<std::string> all;

@@ -18,11 +18,6 @@ using std::chrono::seconds;
 constexpr seconds silence_allowed(12), answer_allowed(3), patience_with_main_thread(20);
 constexpr const char *alive = "alive", *left = "left", *failed = "failed";
 
-std::string own_host() {
-    char name[256] = {};
-    return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
-}
-
 [[noreturn]] void end_process(const std::string& error) {
     std::fprintf(stderr, "unsloth-train: error: %s\n", error.c_str());
     std::fflush(stderr);
@@ -33,6 +28,11 @@ std::string key_of(int rank) { return cat("life/", rank); }
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
 }  // namespace
+
+std::string own_host() {
+    char name[256] = {};
+    return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
 
 Monitor::Monitor(const LaunchEnvironment& e, seconds timeout)
     : rank_(e.rank), size_(e.world_size), place_(cat(e.master_address, ":", e.master_port)), host_(own_host()), timeout_(timeout),

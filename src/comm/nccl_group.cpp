@@ -3,10 +3,15 @@
 #if UNSLOTH_CUDA
 #define USE_C10D_NCCL  // LibTorch is built with it; its header is empty otherwise
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
+#include <functional>
+#include <optional>
+#include <vector>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "unsloth/core/error.h"
@@ -20,9 +25,10 @@ class NcclGroup final : public StoreBackedGroup {
         : StoreBackedGroup(std::move(exchange)) {
         // Our monitor names what is late and ends it; c10d's watchdog would end the process with a dump instead.
         for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) ::setenv(name, "0", /*overwrite=*/0);
-        auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
-        nccl_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(this->exchange().store(), rank(), size(), std::move(options));
-        this->exchange().monitor().on_failure([this] { nccl_->abort(); });
+        nccl_ = make_nccl(this->exchange().store(), rank(), size());
+        const int here = static_cast<int>(ranks_here().size());
+        here_ = here == size() ? nccl_ : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()), this->exchange().store()), place_here(), here);
+        this->exchange().monitor().on_failure([this] { abort(); });
         // Makes the communicator, and shows here, not in the middle of the first step, when it cannot be made.
         const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device));
         all_reduce(one, "NCCL's first sum");
@@ -32,20 +38,63 @@ class NcclGroup final : public StoreBackedGroup {
     }
     ~NcclGroup() override {
         exchange().monitor().on_failure(nullptr);
-        nccl_->abort();
+        abort();
     }
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override {
-        UNSLOTH_CHECK(sum.is_cuda() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), what, ": all_reduce takes contiguous fp32 of a GPU");
-        std::vector<at::Tensor> tensors{sum};
+        issue(sum, what)->wait();  // the current stream waits, not the host
+    }
+
+    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) override {
+        if (!beside_) beside_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
+        const c10::cuda::CUDAStreamGuard guard(*beside_);
+        after();
+        under_way_.push_back(issue(sum, what));
+    }
+
+    void join() override {
+        for (const auto& work : under_way_) work->wait();
+        under_way_.clear();
+    }
+
+    void broadcast_here(const at::Tensor& values, int root, const std::string& what) override {
+        UNSLOTH_CHECK(values.is_cuda() && values.is_contiguous(), what, ": broadcast takes contiguous values of a GPU");
+        if (ranks_here().size() == 1 || values.numel() == 0) return;
+        // As bytes, whatever the type: NCCL does not know all of them.
+        std::vector<at::Tensor> tensors{values.view({-1}).view(at::kByte)};
         check();
-        const c10::intrusive_ptr<c10d::Work> work = nccl_->allreduce(tensors);
-        exchange().monitor().begin(what, [work] { return work->isCompleted(); });
-        work->wait();  // the current stream waits, not the host
+        c10d::BroadcastOptions options;
+        options.rootRank = root;
+        begin(here_->broadcast(tensors, options), what)->wait();
     }
 
   private:
-    c10::intrusive_ptr<c10d::ProcessGroupNCCL> nccl_;
+    using Work = c10::intrusive_ptr<c10d::Work>;
+    using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+    static Nccl make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+        return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
+    }
+    void abort() {
+        nccl_->abort();
+        if (here_ != nccl_) here_->abort();
+    }
+    Work begin(Work work, const std::string& what) {
+        exchange().monitor().begin(what, [work] { return work->isCompleted(); });
+        return work;
+    }
+
+    /// NCCL's own stream takes it up after the work of the current one.
+    Work issue(const at::Tensor& sum, const std::string& what) {
+        UNSLOTH_CHECK(sum.is_cuda() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), what, ": all_reduce takes contiguous fp32 of a GPU");
+        std::vector<at::Tensor> tensors{sum};
+        check();
+        return begin(nccl_->allreduce(tensors), what);
+    }
+
+    Nccl nccl_, here_;  ///< of all ranks, and of those of this machine: the same where there is one machine
+    std::optional<c10::cuda::CUDAStream> beside_;
+    std::vector<Work> under_way_;
 };
 
 }  // namespace

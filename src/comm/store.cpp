@@ -1,5 +1,12 @@
 #include "comm/store.h"
 
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+
 #include <c10/util/Flags.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -16,6 +23,38 @@ namespace {
 
 std::string place_of(const LaunchEnvironment& e) { return cat(e.master_address, ":", e.master_port); }
 
+/// Whether somebody listens there.
+bool listens(const addrinfo& address) {
+    const int fd = ::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol);
+    if (fd < 0) return false;
+    constexpr int answer_ms = 1000;
+    int error = ::connect(fd, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+        pollfd waits{fd, POLLOUT, 0};
+        socklen_t size = sizeof error;
+        if (::poll(&waits, 1, answer_ms) != 1 || ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = ETIMEDOUT;
+    }
+    ::close(fd);
+    return error == 0;
+}
+
+/// c10d's client pauses longer and longer between its attempts, seconds in the end: it is started when there is something to reach.
+bool await_listener(const std::string& host, int port, std::chrono::seconds timeout) {
+    constexpr auto pause = std::chrono::milliseconds(20);
+    const auto give_up = std::chrono::steady_clock::now() + timeout;
+    for (bool found = false; std::chrono::steady_clock::now() < give_up;) {
+        addrinfo hints{}, *all = nullptr;
+        hints.ai_socktype = SOCK_STREAM;
+        if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &all) == 0) {
+            for (const addrinfo* one = all; one != nullptr && !found; one = one->ai_next) found = listens(*one);
+            ::freeaddrinfo(all);
+        }
+        if (found) return true;
+        std::this_thread::sleep_for(pause);
+    }
+    return false;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& e, std::chrono::seconds timeout, bool serves) {
@@ -24,6 +63,7 @@ c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& e, std
     options.isServer = serves;
     options.waitWorkers = false;  // the first exchange waits, and knows who is missing
     options.timeout = timeout;
+    if (!serves && !await_listener(e.master_address, e.master_port, timeout)) throw runtime_failure(cat("nobody listens at ", place_of(e)));
     // An agent's store outlives restarts: each has keys of its own.
     return c10::make_intrusive<c10d::PrefixStore>(cat("unsloth/", e.restarts), c10::make_intrusive<c10d::TCPStore>(e.master_address, options));
 }
@@ -40,10 +80,12 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout) : r
         throw runtime_failure(cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " within ", timeout.count(), " s"),
                               "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
     }
-    all({}, "the start of all ranks", [](int, const std::vector<uint8_t>&) {});
+    const std::string host = own_host();
+    all({host.begin(), host.end()}, "the start of all ranks", [&](int, const std::vector<uint8_t>& name) { hosts_.emplace_back(name.begin(), name.end()); });
     try {
         monitor_ = std::make_unique<Monitor>(e, timeout);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+        log::debug("the ranks' store: ", error.what());
         throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (at the start); seen by rank ", rank_));
     }
 }

@@ -31,6 +31,8 @@ class Exchange {
     int size() const { return size_; }
     const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
     Monitor& monitor() { return *monitor_; }
+    /// Every rank's host name, by rank.
+    const std::vector<std::string>& hosts() const { return hosts_; }
 
     /// Every rank's bytes by rank; `visit(rank, bytes)` is called in the order of the ranks.
     template <class Visit>
@@ -52,6 +54,7 @@ class Exchange {
     c10::intrusive_ptr<c10d::Store> store_;
     std::vector<uint8_t> own_;
     int64_t number_ = 0;
+    std::vector<std::string> hosts_;
     std::unique_ptr<Monitor> monitor_;  ///< after the ranks have met
 };
 

@@ -68,6 +68,34 @@ TEST(Group, SumsAreTheSameBitsOnEveryRank) {
     for (int rank = 1; rank < size; ++rank) EXPECT_TRUE(at::equal(results[0], results[static_cast<std::size_t>(rank)]));
 }
 
+TEST(Group, SumsBesideOtherWorkAreThereAfterJoin) {
+    on_ranks(2, [&](Group& group) {
+        at::Tensor x = at::ones({100}), y = at::full({3}, 2.F);
+        int ready = 0;
+        group.all_reduce_beside(x.narrow(0, 50, 50), [&] { ++ready; }, "a test's second half");
+        group.all_reduce_beside(x.narrow(0, 0, 50), [&] { ++ready; }, "a test's first half");
+        group.all_reduce(y, "a test's sum");
+        group.join();
+        EXPECT_EQ(ready, 2);
+        EXPECT_TRUE(at::equal(x, at::full({100}, 2.F)));
+        EXPECT_TRUE(at::equal(y, at::full({3}, 4.F)));
+    });
+}
+
+TEST(Group, RanksOfAMachineSendEachOtherValues) {
+    on_ranks(3, [&](Group& group) {
+        EXPECT_EQ(group.ranks_here(), (std::vector<int>{0, 1, 2}));
+        EXPECT_EQ(group.place_here(), group.rank());
+        for (int root = 0; root < 3; ++root) {
+            at::Tensor values = at::full({5, 7}, group.rank() * 10 + root, at::kByte);
+            group.broadcast_here(values, root, "a test's values");
+            EXPECT_TRUE(at::equal(values, at::full({5, 7}, root * 10 + root, at::kByte)));
+        }
+        at::Tensor none = at::empty({0});
+        group.broadcast_here(none, 1, "no values");
+    });
+}
+
 TEST(Group, GathersTextsByRank) {
     on_ranks(3, [](Group& group) {
         const std::string own = group.rank() == 1 ? "" : std::string(group.rank() == 0 ? 1 : 5000, 'x');
@@ -95,7 +123,7 @@ TEST(Group, ARankThatDoesNotComeIsNamed) {
                 messages[static_cast<std::size_t>(group.rank())] = error.what();
             }
         },
-        std::chrono::seconds(2));
+        std::chrono::seconds(5));
     for (int rank : {0, 1}) EXPECT_NE(messages[static_cast<std::size_t>(rank)].find("rank 2 did not come to gradients of step 2"), std::string::npos) << messages[static_cast<std::size_t>(rank)];
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,18 @@ class Group {
     /// later work of that stream sees the sum, and the host does not wait. `what` is for messages ("gradients").
     virtual void all_reduce(const at::Tensor& sum, const std::string& what) = 0;
 
+    /// The same beside the current stream's work: `after` is called with another stream as LibTorch's current one, and makes it wait for
+    /// what must be done before. The current stream sees the sums after join(). On the CPU it is all_reduce().
+    virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) = 0;
+    virtual void join() = 0;
+
+    /// The ranks of this machine (of this host name), in order, and where this one stands among them.
+    const std::vector<int>& ranks_here() const { return ranks_here_; }
+    int place_here() const { return place_here_; }
+    /// Contiguous, of the same size and type on all ranks of this machine: becomes what it is on the one at place `root`. Called by all of
+    /// them in the same order; those of other machines do as they like. The current stream sees the values, the host does not wait.
+    virtual void broadcast_here(const at::Tensor& values, int root, const std::string& what) = 0;
+
     /// Every rank's text, by rank. Waits for all; meant for a few kilobytes.
     virtual std::vector<std::string> gather(const std::string& text, const std::string& what) = 0;
 
@@ -41,9 +54,12 @@ class Group {
 
   protected:
     Group(int rank, int size) : rank_(rank), size_(size) {}
+    void set_ranks_here(std::vector<int> ranks);
 
   private:
     int rank_, size_;
+    std::vector<int> ranks_here_;
+    int place_here_ = 0;
 };
 
 /// Meets the other ranks at the environment's store (c10d TCPStore) and makes the group: NCCL for a CUDA device, the store itself
