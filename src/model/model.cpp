@@ -64,6 +64,16 @@ void Model::parameters_changed() {
     if (parts_.parameters != nullptr) ++parts_.parameters->version;
 }
 
+GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
+    UNSLOTH_CHECK(recordings_.empty() && parts_.parameters != nullptr, "gradients are cut before the first step");
+    buckets_ = std::make_unique<GradientBuckets>(ctx_, parts_.parameters->table(), parts_.spec.num_layers, most_bytes);
+    return *buckets_;
+}
+
+void Model::reached(int level) {
+    if (buckets_ != nullptr) buckets_->reached(level);
+}
+
 LayerContext Model::layer_context(int layer, const TokenInputs& inputs) {
     const GroupContext group{ctx_, parts_.layout, layer, parts_.adapters.get(), parts_.parameters.get(), parts_.full_finetuning,
                              inputs.row_T.defined() ? parts_.lora_dropout : 0.0, inputs.row_T, inputs.offset_T,
@@ -183,6 +193,7 @@ void Model::forward_layers(std::vector<KvCache>* caches, bool training) {
 void Model::backward_layers() {
     const ops::Region region(ctx_, "backward");
     const Keep keep = parts_.activations->sizes().checkpointing.keep;
+    reached(static_cast<int>(parts_.spec.num_layers));  // the head stands before it
     issue_or_record(Pass::backward, [&] {
         for (int layer = static_cast<int>(parts_.spec.num_layers) - 1; layer >= lowest_trained_layer_; --layer) {
             if (offload_ != nullptr) offload_->before_backward(layer);
@@ -190,6 +201,7 @@ void Model::backward_layers() {
             const bool input_gradient = layer > lowest_trained_layer_ || trains_embedding_;
             layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep, input_gradient);
             parts_.source->release(layer);
+            reached(layer);
         }
     });
 }
@@ -250,7 +262,10 @@ void Model::head_forward_backward(const Batch& batch) {
 // --- entries -------------------------------------------------------------------------------------------------------
 
 void Model::train(const Batch& batch) {
-    if (batch.labels == 0) return;
+    if (batch.labels == 0) {
+        if (buckets_ != nullptr) buckets_->reached_all();
+        return;
+    }
     upload(batch);
     const TokenBuffers& tokens = parts_.activations->tokens();
     if (parts_.lora_dropout > 0.0) {
@@ -270,6 +285,7 @@ void Model::train(const Batch& batch) {
     head_forward_backward(batch);
     backward_layers();
     if (trains_embedding_) embedding_gradient();
+    reached(-1);
 }
 
 at::Tensor Model::score(const Batch& batch, const OnLogits& on_logits) {

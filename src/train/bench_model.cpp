@@ -35,12 +35,13 @@ StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths
 StepSettings settings_of(const Config& config, comm::Group* group) {
     const TrainingOptions& t = config.training;
     return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm, .seed = 1,
-            .loss_scaling = config.model.dtype == DType::f16, .group = group};
+            .loss_scaling = config.model.dtype == DType::f16, .group = group,
+            .bucket_bytes = config.distributed.ddp_bucket_cap_mb << 20};
 }
 
 }  // namespace
 
-BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths) : opened_(open_model(loaded.config)) {
+BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths, comm::Group* group) : opened_(open_model(loaded.config)) {
     model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
@@ -51,7 +52,7 @@ BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const 
     choose_memory_use(loaded.config, *plan_);
     require_memory(*plan_);
     ctx_ = make_context(loaded.config, device);
-    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_));
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
 }
 
 StepTimer::StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths, comm::Group* group)

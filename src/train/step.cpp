@@ -56,6 +56,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         slots_.push_back(std::move(slot));
     }
     if (settings.group != nullptr) shared_ = at::zeros({4}, at::TensorOptions(at::kFloat).device(ctx.device()));
+    if (settings.group != nullptr && settings.bucket_bytes > 0) buckets_ = &model.cut_gradients(settings.bucket_bytes);
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
 }
 
@@ -67,6 +68,7 @@ Stepper::~Stepper() {
 void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, bool save_due) {
     Slot& slot = begin(batch, step, learning_rate);
     for (const Batch& micro : batch.micro) model_.train(micro);
+    if (batch.micro.empty() && buckets_ != nullptr) buckets_->reached_all();
     end(slot, batch, step, learning_rate, save_due);
 }
 
@@ -148,8 +150,15 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const at::Tensor loss = device_outcome_.narrow(0, 0, sizeof(float)).view(at::kFloat);
     shared_.narrow(0, 0, 1).copy_(loss);
     shared_.narrow(0, 1, 3).copy_(slot.signals, /*non_blocking=*/true);
-    settings_.group->all_reduce(model_.parameters()->state().grads_P, cat("the gradients of step ", step));
+    const at::Tensor& gradients = model_.parameters()->state().grads_P;
+    if (buckets_ == nullptr) settings_.group->all_reduce(gradients, cat("the gradients of step ", step));
+    for (std::size_t i = 0; buckets_ != nullptr && i < buckets_->all().size(); ++i) {
+        const model::GradientStretch& bucket = buckets_->all()[i];
+        settings_.group->all_reduce_beside(gradients.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
+                                           cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
+    }
     settings_.group->all_reduce(shared_, cat("the loss of step ", step));
+    settings_.group->join();
     loss.copy_(shared_.narrow(0, 0, 1));
     slot.shared.copy_(shared_, /*non_blocking=*/true);
 }

@@ -173,13 +173,14 @@ void Trainer::banner() const {
 void Trainer::load() {
     require_memory(*plan_);
     ctx_ = make_context(config(), device_);
-    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_));
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     const TrainingOptions& t = config().training;
     StepSettings settings;
     settings.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay};
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
     settings.group = group_.get();
+    settings.bucket_bytes = config().distributed.ddp_bucket_cap_mb << 20;
     settings.loss_scaling = config().model.dtype == DType::f16;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     if (resume_) restore();

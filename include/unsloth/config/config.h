@@ -144,6 +144,7 @@ struct LoggingOptions {
 
 struct DistributedOptions {
     int64_t ddp_timeout = 120;  ///< seconds
+    int64_t ddp_bucket_cap_mb = 25;  ///< MiB
     std::vector<std::pair<std::string, std::string>> nccl;
 };
 

@@ -10,6 +10,7 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/activations.h"
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/model/gradient_buckets.h"
 #include "unsloth/model/offload.h"
 #include "unsloth/model/weight_source.h"
 #include "unsloth/ops/recorded_work.h"
@@ -54,6 +55,10 @@ class Model {
     /// ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or targets adds nothing.
     void train(const Batch& batch);
 
+    /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from then on (with
+    /// several micro-batches to a step the last one counts).
+    GradientBuckets& cut_gradients(int64_t most_bytes);
+
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises). `on_logits` (may be empty) sees
     /// each chunk: first row's index among the targets, and the logits [C, V] in the compute dtype.
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
@@ -83,6 +88,7 @@ class Model {
     void head_chunk(int64_t first, int64_t rows, bool gradient);
     void gather_head_rows(int64_t rows);
     void backward_layers();
+    void reached(int level);
     void embedding_gradient();
     LayerContext layer_context(int layer, const TokenInputs& inputs);
     at::Tensor layer_output(int64_t layer) const;
@@ -100,6 +106,7 @@ class Model {
         std::optional<ops::RecordedWork> work;
         int leaves_held = -1;  ///< the layer that the weight source holds afterwards
     };
+    std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
     std::map<std::vector<int64_t>, Recording> recordings_;
     std::unique_ptr<Offload> offload_;  ///< nullptr: what layers keep stays on the device
     int64_t tokens_ = 0;

@@ -20,6 +20,7 @@ struct StepSettings {
     uint64_t seed = 0;          ///< dropout's key
     bool loss_scaling = false;  ///< fp16: a dynamic factor on the loss
     comm::Group* group = nullptr;  ///< ranks that share the step; nullptr: alone
+    int64_t bucket_bytes = 0;      ///< of gradients that ranks sum while the backward pass goes on; 0: all together, after it
 };
 
 /// What a finished step has to say.
@@ -81,6 +82,7 @@ class Stepper {
     std::deque<std::pair<Slot*, StepResult>> pending_;
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
+    model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
     at::Tensor shared_;  ///< fp32 [4], with a group: the loss, and how many ranks were interrupted, were terminated, ask for a save
     bool shares_ = true;
     double loss_scale_ = 1.0;

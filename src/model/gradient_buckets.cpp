@@ -1,0 +1,60 @@
+#include "unsloth/model/gradient_buckets.h"
+
+#include <algorithm>
+
+namespace unsloth::model {
+namespace {
+
+int level_of(const Parameter& p, int64_t num_layers) {
+    if (p.layer >= 0) return p.layer;
+    return p.role == TensorRole::embed_tokens ? -1 : static_cast<int>(num_layers);
+}
+
+int64_t bytes(const GradientStretch& s) { return (s.end - s.begin) * static_cast<int64_t>(sizeof(float)); }
+
+}  // namespace
+
+std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t num_layers, int64_t most_bytes) {
+    const std::vector<Parameter>& parameters = table.parameters();
+    std::vector<GradientStretch> stretches;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const int64_t begin = parameters[i].offset, end = i + 1 < parameters.size() ? parameters[i + 1].offset : table.flat_elements();
+        const int level = level_of(parameters[i], num_layers);
+        if (!stretches.empty() && stretches.back().level == level) {
+            stretches.back().end = end;
+        } else {
+            stretches.push_back({begin, end, level});
+        }
+    }
+    std::stable_sort(stretches.begin(), stretches.end(), [](const auto& a, const auto& b) { return a.level > b.level; });
+    std::vector<GradientStretch> joined;
+    const auto of_layer = [&](const GradientStretch& s) { return s.level >= 0 && s.level < num_layers; };
+    for (const GradientStretch& next : stretches) {
+        if (!joined.empty()) {
+            GradientStretch& last = joined.back();
+            const bool fits = of_layer(last) && of_layer(next) && bytes(last) + bytes(next) <= most_bytes;
+            if (fits && next.end == last.begin) {
+                last = {next.begin, last.end, next.level};
+                continue;
+            }
+        }
+        joined.push_back(next);
+    }
+    return joined;
+}
+
+GradientBuckets::GradientBuckets(ops::Context& ctx, const ParameterTable& table, int64_t num_layers, int64_t most_bytes)
+    : stretches_(cut_gradients(table, num_layers, most_bytes)) {
+    for (std::size_t i = 0; i < stretches_.size(); ++i) milestones_.emplace_back(ctx);
+}
+
+void GradientBuckets::reached(int level) {
+    for (std::size_t i = 0; i < stretches_.size(); ++i)
+        if (stretches_[i].level == level) milestones_[i].record();
+}
+
+void GradientBuckets::reached_all() {
+    for (ops::Milestone& milestone : milestones_) milestone.record();
+}
+
+}  // namespace unsloth::model
