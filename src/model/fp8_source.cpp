@@ -55,6 +55,11 @@ void Fp8Source::load(ops::Context& ctx, int layer, Group g, const at::Tensor& w_
     ops::quantize_columns_fp8(ctx, w_NK, base.backward_KN);
 }
 
+std::array<at::Tensor, 4> Fp8Source::base(int layer, Group g) const {
+    const Fp8Weights& base = *layers_.at(static_cast<std::size_t>(layer))[g].fp8;
+    return {base.forward_NK.codes, base.forward_NK.scales, base.backward_KN.codes, base.backward_KN.scales};
+}
+
 void Fp8Source::refresh(ops::Context& ctx) {
     if (!adapters_ || version_ == adapters_->version()) return;
     adapters_->fill_all(ctx);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "model/shared_loading.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/core/philox.h"
@@ -47,51 +48,42 @@ void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_
 
 }  // namespace
 
-StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source) const {
-    const std::string& name = source.rule.hf_name;
+/// Where a projection lies; with `reads` its values, too.
+StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source, bool reads) const {
     const Held how = held(source);
     if (how == Held::file_map && !source.quantised()) return mapped_tensor(*source.tensor);
-    const auto buffer = [&](const char* what, at::ScalarType type) {
-        const memory::BufferId id = arena.plan().find(part_name(name, what));
-        return arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
-    };
-    if (how == Held::matrix) {
-        const at::Tensor matrix = buffer("matrix", matrix_type(source)).view(source.rule.shape);
-        matrix.copy_(matrix_of(source, matrix_type(source)));
-        source.drop();
-        return matrix;
-    }
-    const auto keep = [&](at::Tensor& part_of, const char* what) {
-        const at::Tensor to = buffer(what, part_of.scalar_type());
-        to.copy_(part_of.view({-1}));
-        part_of = to;
-    };
-    if (how == Held::tiles) {
-        ops::Nf4Tiles kept = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
-        keep(kept.tiles, "tiles");
-        keep(kept.nested_absmax, "nested absmax");
-        keep(kept.tables, "tables");
-        source.drop();
-        return kept;
-    }
-    if (how == Held::quantised_here) {
-        ops::Quant4Tensor kept = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
-        keep(kept.packed, "packed");
-        keep(kept.absmax, "absmax");
-        keep(kept.nested_absmax, "nested absmax");
-        keep(kept.tables, "tables");
-        source.drop();
-        return kept;
-    }
-    const Quant4View& view = source.quant4->view;
-    const bool on_device = how == Held::packed;
-    const int64_t blocks = view.blocks(), nested_blocks = (blocks + quant4_nested_block - 1) / quant4_nested_block;
-    const auto place = [&](const char* what, const at::Tensor& host) {
-        if (!on_device) return host;
-        const at::Tensor to = buffer(what, host.scalar_type());
-        to.copy_(host);
+    const auto keep = [&](const char* what, at::ScalarType type, const at::Tensor& values) {
+        const memory::BufferId id = arena.plan().find(part_name(source.rule.hf_name, what));
+        const at::Tensor to = arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
+        if (reads) to.copy_(values.view({-1}));
         return to;
     };
+    if (how == Held::file_map || how == Held::packed) return load_packed(source, how == Held::packed ? PlacePart(keep) : nullptr);
+    StoredWeight stored;
+    if (how == Held::matrix) {
+        const at::ScalarType type = matrix_type(source);
+        stored = keep("matrix", type, reads ? matrix_of(source, type) : at::Tensor()).view(source.rule.shape);
+    } else if (how == Held::tiles) {
+        ops::Nf4Tiles made;
+        if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
+        stored = ops::Nf4Tiles{keep("tiles", at::kByte, made.tiles), keep("nested absmax", at::kFloat, made.nested_absmax),
+                               keep("tables", at::kFloat, made.tables), made.nested_offset, source.rows(), source.cols()};
+    } else {
+        ops::Quant4Tensor made;
+        if (reads) made = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
+        stored = ops::Quant4Tensor{keep("packed", at::kByte, made.packed), keep("absmax", at::kByte, made.absmax),
+                                   keep("nested absmax", at::kFloat, made.nested_absmax), keep("tables", at::kFloat, made.tables),
+                                   made.nested_offset, source.rows(), source.cols()};
+    }
+    if (reads) source.drop();
+    return stored;
+}
+
+/// A 4-bit weight of the checkpoint: in the file's map, or where `keep` puts its parts.
+StoredWeight ModelPlan::load_packed(const TensorSource& source, const PlacePart& keep) const {
+    const Quant4View& view = source.quant4->view;
+    const int64_t blocks = view.blocks(), nested_blocks = (blocks + quant4_nested_block - 1) / quant4_nested_block;
+    const auto place = [&](const char* what, const at::Tensor& host) { return keep ? keep(what, host.scalar_type(), host) : host; };
     ops::Quant4Tensor stored;
     stored.rows = view.rows;
     stored.cols = view.cols;
@@ -103,7 +95,7 @@ StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& aren
     tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
     if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
     stored.tables = place("tables", tables);
-    if (on_device) source.drop();
+    if (keep) source.drop();
     return stored;
 }
 
@@ -124,15 +116,19 @@ at::Tensor ModelPlan::load_bias(const memory::Arena& arena, int layer, Group g) 
     return arena.tensor(arena.plan().find(cat("bias ", layer, " ", name_of(g))), {group.n}, request_.dtype).copy_(joined);
 }
 
-std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory::Arena& arena) const {
+std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory::Arena& arena, SharedLoading& shared) const {
     const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
     std::vector<StoredLayer> layers(static_cast<std::size_t>(spec().num_layers));
     for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer) {
         StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
         for (const Group g : all_groups) stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
         if (!resident_source())
-            for (int p = 0; p < projection_count; ++p)
-                stored.projections[static_cast<std::size_t>(p)] = load_linear(ctx, arena, file_->tensors.linear(layer, static_cast<Projection>(p)));
+            for (int p = 0; p < projection_count; ++p) {
+                StoredWeight& weight = stored.projections[static_cast<std::size_t>(p)];
+                const TensorSource& source = file_->tensors.linear(layer, static_cast<Projection>(p));
+                weight = load_linear(ctx, arena, source, shared.reads(layer));
+                if (held(source) != Held::file_map) shared.expect(weight, shared.reader_of(layer));
+            }
         if (masters) continue;  // norms are read from the fp32 masters
         stored.input_norm_D = load_vector(arena, &file_->tensors.of(TensorRole::input_norm, layer));
         stored.post_norm_D = load_vector(arena, &file_->tensors.of(TensorRole::post_norm, layer));
@@ -141,15 +137,22 @@ std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory:
             stored.k_norm_d = load_vector(arena, &file_->tensors.of(TensorRole::k_norm, layer));
         }
     }
+    shared.finish();
+    share_nested_offsets(layers, ctx.device(), shared);
     return layers;
 }
 
-OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters) const {
+OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters, SharedLoading& shared) const {
     const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
-    const auto matrix = [&](const TensorSource& source, const std::string& buffer, const memory::Arena& arena) {
+    const auto matrix = [&](const TensorSource& source, const std::string& buffer, const memory::Arena& where) {
         if (masters && request_.dtype == at::kFloat) return parameters->value(*parameters->table().find(source.rule.role, -1, Projection::q, Parameter::Kind::base));
-        const at::Tensor out = arena.tensor(arena.plan().find(buffer), source.rule.shape, request_.dtype);
-        out.copy_(mapped_tensor(*source.tensor));
+        const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype), values = mapped_tensor(*source.tensor);
+        const auto read = [&](int64_t begin, int64_t end) { out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin)); };
+        if (&where == &arena) {
+            shared.read_rows(out, read);
+        } else {
+            read(0, out.size(0));
+        }
         source.drop();
         return out;
     };
@@ -165,25 +168,42 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Are
     return outer;
 }
 
-void ModelPlan::initialise(Parameters& parameters) const {
+void ModelPlan::initialise(Parameters& parameters, SharedLoading& shared) const {
     uint32_t index = 0;
     for (const Parameter& p : parameters.table().parameters()) {
+        const uint32_t number = index++;
+        if (!adapter_ && p.kind == Parameter::Kind::base) {
+            initialise_base(p, parameters.value(p), shared);
+            continue;
+        }
         const at::Tensor values = at::zeros(p.shape, at::kFloat);
         float* const out = values.data_ptr<float>();
         if (adapter_) {
             convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(), out);
         } else if (p.kind == Parameter::Kind::lora_a) {
-            fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, index);
-        } else if (p.kind == Parameter::Kind::base) {
-            const TensorSource* source = p.role == TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
-            if (source == nullptr && request_.lora) source = &file_->tensors.of(p.role);
-            if (source == nullptr) source = file_->tensors.find(p.name);
-            source->read_f32(out);
-            source->drop();
+            fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, number);
         }
         parameters.value(p).copy_(values);
-        ++index;
     }
+}
+
+/// The fp32 master of one of the model's own tensors.
+void ModelPlan::initialise_base(const Parameter& p, const at::Tensor& value, SharedLoading& shared) const {
+    const TensorSource* source = p.role == TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
+    if (source == nullptr && request_.lora) source = &file_->tensors.of(p.role);
+    if (source == nullptr) source = file_->tensors.find(p.name);
+    const auto read = [&](int64_t begin, int64_t end) {
+        const at::Tensor rows = at::empty({end - begin, source->cols()}, at::kFloat);
+        source->read_f32(begin, end, rows.data_ptr<float>());
+        value.view({source->rows(), source->cols()}).narrow(0, begin, end - begin).copy_(rows);
+    };
+    if (p.layer < 0 && value.dim() == 2) {
+        shared.read_rows(value, read);
+    } else {
+        if (p.layer < 0 || shared.reads(p.layer)) read(0, source->rows());
+        if (p.layer >= 0) shared.expect(value, shared.reader_of(p.layer));
+    }
+    source->drop();
 }
 
 /// Norms of a model that is trained as a whole are read from its fp32 masters.
@@ -220,25 +240,31 @@ at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const 
 }
 
 std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
-                                                     const Parameters* masters) const {
+                                                     const Parameters* masters, SharedLoading& shared) const {
     if (!resident_source()) return std::make_unique<ScratchSource>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, request_.nf4_chooser, request_.trains);
     if (request_.fp8) {
         auto source = std::make_unique<Fp8Source>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters);
         for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer)
-            for (const Group g : all_groups) source->load(ctx, layer, g, joined_group(ctx, layer, g));
+            for (const Group g : all_groups) {
+                if (shared.reads(layer)) source->load(ctx, layer, g, joined_group(ctx, layer, g));
+                for (const at::Tensor& values : source->base(layer, g)) shared.expect(values, shared.reader_of(layer));
+            }
         return source;
     }
     auto source = std::make_unique<ResidentSource>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters, masters);
     if (masters != nullptr) return source;
     for (const TensorSource& linear : file_->tensors.all()) {
-        if (linear.rule.role != TensorRole::linear) continue;
+        if (linear.rule.role != TensorRole::linear || !shared.reads(linear.rule.layer)) continue;
         source->load(ctx, linear.rule.layer, linear.rule.projection, frozen_weight(ctx, linear));
         linear.drop();
     }
+    for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer)
+        for (const Group g : all_groups) shared.expect(source->base(layer, g), shared.reader_of(layer));
     return source;
 }
 
-ModelParts ModelPlan::load(ops::Context& ctx) const {
+ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
+    SharedLoading shared(share);
     ModelParts parts;
     parts.file = file_;
     parts.spec = spec();
@@ -252,14 +278,15 @@ ModelParts ModelPlan::load(ops::Context& ctx) const {
     const memory::Arena& arena = *parts.resident_memory;
     if (table_) {
         parts.parameters = std::make_unique<Parameters>(*table_, request_.optim, request_.trains, arena);
-        initialise(*parts.parameters);
+        initialise(*parts.parameters, shared);
     }
     if (!lora_layers_.empty()) parts.adapters = std::make_unique<Adapters>(*parts.parameters, lora_layers_);
-    std::vector<StoredLayer> layers = load_layers(ctx, arena);
+    std::vector<StoredLayer> layers = load_layers(ctx, arena, shared);
     if (parts.full_finetuning) lend_master_norms(*parts.parameters, layers);
-    parts.source = make_source(ctx, std::move(layers), arena, parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr);
+    parts.source = make_source(ctx, std::move(layers), arena, parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr, shared);
     if (!host_.entries().empty()) parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
-    parts.outer = load_outer(arena, parts.host_memory.get(), parts.parameters.get());
+    parts.outer = load_outer(arena, parts.host_memory.get(), parts.parameters.get(), shared);
+    shared.finish();
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     parts.activations =
         std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype, *parts.step_memory, parts.host_memory.get());

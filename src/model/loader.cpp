@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/model/fp8_source.h"
 #include "unsloth/ops/fp8.h"
 
@@ -163,6 +164,12 @@ void ModelPlan::plan_resident() {
     if (!lora_layers_.empty()) AdapterMargins::plan(layout_, lora_layers_, request_.device, request_.fp8, resident_);
     if (!resident_source()) ScratchSource::plan(layout_, request_.dtype, resident_);
     resident_.place();
+}
+
+std::string ModelPlan::resident_fingerprint() const {
+    ContentHash hash;
+    for (const memory::Entry& entry : resident_.entries()) hash.add_field(cat(entry.name, " ", entry.bytes));
+    return hash.hex();
 }
 
 void ModelPlan::set_sizes(const ActivationSizes& sizes) {

@@ -12,7 +12,8 @@ namespace unsloth::train {
 /// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
 class BenchedModel {
   public:
-    BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths);
+    /// With a group its ranks load together, as those of a run do.
+    BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths, comm::Group* group = nullptr);
 
     const ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }

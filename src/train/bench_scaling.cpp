@@ -72,7 +72,7 @@ void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
     if (group->rank() != 0) log::set_level(std::max(log::level(), log::Level::warning));
     const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, request.min_seq);
     const auto loading = Clock::now();
-    BenchedModel benched(loaded, device, lengths);
+    BenchedModel benched(loaded, device, lengths, group.get());
     synchronize(benched.ctx());
     const std::vector<double> load_seconds = gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
 

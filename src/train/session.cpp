@@ -238,6 +238,21 @@ void require_memory(const model::ModelPlan& plan) {
                               memory::human_bytes(memory.free), " are free\n", plan.table_text()), advice);
 }
 
+model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
+    if (group == nullptr || plan.request().device.is_cpu()) return {};
+    const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");
+    const std::vector<int>& here = group->ranks_here();
+    const bool alike = std::all_of(here.begin(), here.end(), [&](int rank) {
+        return plans[static_cast<std::size_t>(rank)] == plans[static_cast<std::size_t>(here.front())];
+    });
+    if (!alike) {
+        log::info("the ranks of this machine plan their memory differently: each reads the whole model");
+        return {};
+    }
+    return {group->place_here(), static_cast<int>(here.size()),
+            [group](const at::Tensor& values, int reader) { group->broadcast_here(values, reader, "the model's weights"); }};
+}
+
 void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step) {
     ops::Profiler profiler(ctx);
     ctx.profiler = &profiler;

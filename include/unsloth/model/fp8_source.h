@@ -13,6 +13,8 @@ class Fp8Source final : public WeightSource {
               const memory::Arena& arena, const Adapters* adapters);
     /// Quantises a group's joined projections [N, K] of the compute dtype on the arena's device; w_NK may be reused afterwards.
     void load(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK);
+    /// What load() writes of a group: contiguous.
+    std::array<at::Tensor, 4> base(int layer, Group g) const;
     void refresh(ops::Context& ctx) override;
     const LayerWeights& ready(ops::Context&, int layer, int64_t) override { return layers_.at(static_cast<std::size_t>(layer)); }
     void release(int) override {}

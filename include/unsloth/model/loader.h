@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,13 @@
 #include "unsloth/model/model.h"
 
 namespace unsloth::model {
+
+/// Processes that load the same model onto devices of their own at the same time: each reads a part and gets the rest from the others.
+struct LoadShare {
+    int place = 0, size = 1;
+    /// Contiguous values on the device: they become those of the process at `owner`. Called by all in the same order.
+    std::function<void(const at::Tensor& values, int owner)> broadcast;
+};
 
 /// How a model is to be loaded.
 struct LoadRequest {
@@ -32,6 +40,8 @@ struct LoadRequest {
     ActivationSizes sizes;
     int64_t fewest_tokens = 0;          ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
 };
+
+class SharedLoading;
 
 /// A model that is planned but not in memory yet.
 class ModelPlan {
@@ -60,8 +70,11 @@ class ModelPlan {
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string base_description() const;
 
-    /// Allocates and loads. The adapters' values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
-    ModelParts load(ops::Context& ctx) const;
+    /// What all processes of a LoadShare must have in common: every resident buffer's name and size, as a hash.
+    std::string resident_fingerprint() const;
+    /// Allocates and loads: a share of it, where there are others. Frozen linears go by layer, matrices outside of the layers by
+    /// rows; small vectors, adapters and what lies in host memory are read by everyone. The adapters' values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
+    ModelParts load(ops::Context& ctx, const LoadShare& share = {}) const;
 
   private:
     enum class Held { file_map, packed, quantised_here, tiles, matrix };
@@ -79,15 +92,19 @@ class ModelPlan {
     static std::string part_name(const std::string& tensor, const char* part) { return tensor + " " + part; }
     void plan_resident();
     void plan_linear(const TensorSource& source);
-    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source) const;
-    std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena) const;
+    /// Puts a part of a stored weight into its planned buffer and returns that.
+    using PlacePart = std::function<at::Tensor(const char* what, at::ScalarType type, const at::Tensor& values)>;
+    StoredWeight load_packed(const TensorSource& source, const PlacePart& keep) const;
+    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source, bool reads) const;
+    std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena, SharedLoading& shared) const;
     at::Tensor load_vector(const memory::Arena& arena, const TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
-    OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters) const;
-    void initialise(Parameters& parameters) const;
+    OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters, SharedLoading& shared) const;
+    void initialise(Parameters& parameters, SharedLoading& shared) const;
+    void initialise_base(const Parameter& p, const at::Tensor& value, SharedLoading& shared) const;
     void lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const;
     std::unique_ptr<WeightSource> make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena,
-                                              const Adapters* adapters, const Parameters* masters) const;
+                                              const Adapters* adapters, const Parameters* masters, SharedLoading& shared) const;
 
     std::shared_ptr<const WeightFile> file_;
     LoadRequest request_;

@@ -131,6 +131,8 @@ class ResidentSource final : public WeightSource {
                    std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters, const Parameters* masters);
     /// Puts a frozen projection into its place: [N, K] of any floating dtype, on any device, or a 4-bit one, which is expanded.
     void load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight);
+    /// All that load() writes of a group, and the adapters' margins beside it: contiguous.
+    const at::Tensor& base(int layer, Group g) const { return layers_.at(static_cast<std::size_t>(layer))[g].buffer; }
     void refresh(ops::Context& ctx) override;
     const LayerWeights& ready(ops::Context&, int layer, int64_t) override { return layers_.at(static_cast<std::size_t>(layer)); }
     void release(int) override {}

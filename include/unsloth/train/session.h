@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "unsloth/comm/group.h"
 #include "unsloth/config/config.h"
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/training_data.h"
@@ -65,6 +66,10 @@ std::unique_ptr<ops::Context> make_context(const Config& config, at::Device devi
 /// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so that
 /// Model::score yields the logits of all of them, in order.
 void cover_every_position(Batch& batch);
+
+/// How the ranks on this machine load the model together: each GPU's rank reads a part, the rest comes from the others. Alone without a group, on the
+/// CPU, where the file's map serves all processes, and where the ranks' plans differ (GPUs that are not alike). Called by all ranks.
+model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan);
 
 /// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
 struct LoadedModel {

@@ -1,0 +1,40 @@
+// Which part of a model this process reads when several load it together, and the exchange of the rest.
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "unsloth/model/loader.h"
+
+namespace unsloth::model {
+
+class SharedLoading {
+  public:
+    explicit SharedLoading(const LoadShare& share) : share_(share) {}
+
+    bool alone() const { return share_.size == 1; }
+    int reader_of(int64_t layer) const { return static_cast<int>(layer % share_.size); }
+    bool reads(int64_t layer) const { return reader_of(layer) == share_.place; }
+
+    /// These values on the device, read or not, are the reader's after finish(). Undefined ones are left out.
+    void expect(const at::Tensor& values, int reader) {
+        if (!alone() && values.defined()) expected_.emplace_back(values, reader);
+    }
+    void expect(const StoredWeight& weight, int reader);
+
+    /// Has this process' rows of a matrix read: read(begin, end). After finish() all rows are there.
+    void read_rows(const at::Tensor& matrix, const std::function<void(int64_t begin, int64_t end)>& read);
+
+    /// Exchanges what is expected: when everyone has read, so that no one's reading waits for another's.
+    void finish();
+
+  private:
+    const LoadShare& share_;
+    std::vector<std::pair<at::Tensor, int>> expected_;
+};
+
+/// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for everyone.
+void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, SharedLoading& shared);
+
+}  // namespace unsloth::model

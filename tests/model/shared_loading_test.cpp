@@ -1,0 +1,119 @@
+// Processes that load a model together: what each reads and what it is sent must make the model that one alone loads.
+#include <set>
+
+#include "model/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+constexpr int places = 3;
+const std::vector<std::vector<int32_t>> rows{{1, 5, 9, 100, 7, 11}, {1, 30, 4, 8}};
+
+/// What a case loads, as a name for messages.
+struct Load {
+    std::string name, model, device;
+    at::ScalarType dtype;
+    std::function<void(model::LoadRequest&)> change = [](model::LoadRequest&) {};
+};
+void PrintTo(const Load& load, std::ostream* out) { *out << load.name << " on " << load.device; }
+
+model::LoadRequest request_of(const Load& load) {
+    model::LoadRequest request;
+    request.device = train::choose_device(load.device);
+    request.dtype = load.dtype;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 16;
+    request.sizes.segments = 2;
+    request.sizes.head_chunk = 16;
+    load.change(request);
+    return request;
+}
+
+class SharedLoadingTest : public ::testing::TestWithParam<Load> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        UNSLOTH_NEEDS_DEVICE(GetParam().device);
+    }
+
+    LoadedModel load(const model::LoadShare& share) {
+        const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(model_folder(GetParam().model).string())), request_of(GetParam()));
+        LoadedModel loaded;
+        loaded.ctx = std::make_unique<ops::Context>(plan.request().device);
+        loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx, share));
+        return loaded;
+    }
+};
+
+TEST_P(SharedLoadingTest, EveryPlaceGetsTheWholeModel) {
+    // What each place reads is kept the first time round, and sent the second time.
+    std::vector<at::Tensor> sent;
+    std::set<int> readers;
+    for (int place = 0; place < places; ++place) {
+        std::size_t number = 0;
+        load({place, places, [&](const at::Tensor& values, int reader) {
+                  if (sent.size() == number) sent.emplace_back();
+                  if (reader == place) sent[number] = values.clone(), readers.insert(reader);
+                  ++number;
+              }});
+    }
+    EXPECT_EQ(readers, (std::set<int>{0, 1, 2})) << "someone reads nothing";
+    const LoadedModel alone = load({});
+    const at::Tensor expected = score_every_position(*alone.model, rows).logits_TV;
+    for (int place = 0; place < places; ++place) {
+        std::size_t number = 0, received = 0;
+        const LoadedModel together = load({place, places, [&](const at::Tensor& values, int reader) {
+                                               const at::Tensor& from = sent.at(number++);
+                                               ASSERT_EQ(from.sizes(), values.sizes());
+                                               received += reader == place ? 0 : 1;
+                                               if (reader != place) values.copy_(from);
+                                           }});
+        EXPECT_EQ(number, sent.size());
+        EXPECT_GT(received, 0U);
+        EXPECT_TRUE(same_bits(score_every_position(*together.model, rows).logits_TV, expected)) << "place " << place;
+        if (alone.model->parameters() != nullptr) {
+            EXPECT_TRUE(same_bits(together.model->parameters()->state().params_P, alone.model->parameters()->state().params_P)) << "place " << place;
+        }
+    }
+}
+
+std::vector<Load> loads() {
+    const auto full = [](model::LoadRequest& r) {
+        r.finetuning_type = FinetuningType::full;
+        r.trains = r.sizes.training = true;
+        r.load_in_4bit = false;
+    };
+    const auto saved = [](model::LoadRequest& r) {
+        r.trains = r.sizes.training = true;
+        r.lora = LoraSpec{.r = 8, .target_modules = {"q_proj", "down_proj"}, .modules_to_save = {"lm_head"}};
+    };
+    const auto tiles = [](model::LoadRequest& r) {
+        r.nf4_chooser = [](int64_t, int64_t, int64_t, bool) { return ops::Nf4GemmChoice{ops::Nf4GemmChoice::Kernel::portable, 2, 2, 8}; };
+    };
+    std::vector<Load> all;
+    for (const std::string& device : built_devices()) {
+        const at::ScalarType type = device == "cpu" ? at::kFloat : at::kBFloat16;
+        all.push_back({"quantised while loading", "small_llama/bf16", device, type});
+        all.push_back({"full training", "small_llama/bf16", device, type, full});
+        all.push_back({"full training, tied embeddings", "llama_tied", device, type, full});
+        all.push_back({"modules_to_save", "small_llama/bf16", device, type, saved});
+        all.push_back({"tiles", "small_llama/bf16", device, type, tiles});
+        if (device == "cpu") continue;
+        all.push_back({"4 bit as it lies", "small_llama/nf4_dq", device, type});
+        all.push_back({"expanded once", "small_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.weight_cache = true; }});
+        all.push_back({"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
+        all.push_back({"embedding on the host", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.offload_embedding = true; }});
+        all.push_back({"fp8", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.fp8 = true; }});
+    }
+    return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SharedLoadingTest, ::testing::ValuesIn(loads()), [](const auto& info) {
+    std::string name = info.param.name + "_" + info.param.device;
+    std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+    return name;
+});
+
+}  // namespace
+}  // namespace unsloth
