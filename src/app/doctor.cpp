@@ -16,7 +16,7 @@ struct Check {
 // In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known by name. Those
 // that need the engine stand behind check_libraries, which is what says whether there is one.
 constexpr Check checks[] = {
-    {"system", check_system}, {"limits", check_limits}, {"environment", check_environment}, {"GPUs", check_gpus}, {"libraries", check_libraries},
+    {"system", check_system}, {"limits", check_limits}, {"environment", check_environment}, {"GPUs", check_gpus}, {"libraries", check_libraries}, {"several GPUs", check_sums},
 };
 
 const char* word(Verdict verdict) {

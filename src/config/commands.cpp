@@ -199,11 +199,11 @@ void declare_quantize(OptionSet& options, CommandLine& line) {
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
-        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}, {"nf4", BenchSubject::nf4}, {"scaling", BenchSubject::scaling}},
+        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}, {"nf4", BenchSubject::nf4}, {"scaling", BenchSubject::scaling}, {"comm", BenchSubject::comm}},
                     "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: the matrix "
                     "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from tiles and by dequantising; scaling: "
-                    "steps of several processes, started by a launcher, each alone and then together.")
-        .value("step|ops|gemm|nf4|scaling")
+                    "steps of several processes, started by a launcher, each alone and then together; comm: their sums alone, which needs no model.")
+        .value("step|ops|gemm|nf4|scaling|comm")
         .argument()
         .must_be_given();
     options.add("batch", bench.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
@@ -244,7 +244,7 @@ const std::vector<CommandInfo>& commands() {
         {Command::merge, "merge", "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
          "Merge an adapter into its base: a model folder without adapter.", false, declare_merge},
         {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|int8]", "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
-        {Command::bench, "bench", "step|ops|gemm|nf4|scaling [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
+        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
         {Command::doctor, "doctor", "[--config FILE]", "Look at this machine: what is missing, what is scarce, and what to say in a report.", true,
          declare_nothing},
     };

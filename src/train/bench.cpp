@@ -12,6 +12,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/train/bench_comm.h"
 #include "unsloth/train/bench_gemm.h"
 #include "unsloth/train/bench_nf4.h"
 #include "unsloth/train/bench_ops.h"
@@ -137,6 +138,7 @@ void run_bench(const LoadedConfig& loaded, const BenchRequest& asked) {
         case BenchSubject::gemm: return bench_gemm(loaded, request);
         case BenchSubject::nf4: return bench_nf4(loaded, request);
         case BenchSubject::scaling: return bench_scaling(loaded, request);
+        case BenchSubject::comm: return bench_comm(loaded, request);
     }
 }
 

@@ -4,32 +4,18 @@
 #include <chrono>
 #include <iostream>
 #include <numeric>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include "train/bench_model.h"
+#include "train/bench_ranks.h"
 #include "unsloth/comm/group.h"
-#include "unsloth/core/error.h"
-#include "unsloth/core/log.h"
 #include "unsloth/train/bench_ops.h"
 
 namespace unsloth::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// Every rank's number, by rank.
-std::vector<double> gather_numbers(comm::Group& group, double own, const std::string& what) {
-    std::ostringstream text;
-    text.precision(17);
-    text << own;
-    std::vector<double> numbers;
-    for (const std::string& number : group.gather(text.str(), what)) numbers.push_back(std::stod(number));
-    return numbers;
-}
-
-double slowest(const std::vector<double>& numbers) { return *std::max_element(numbers.begin(), numbers.end()); }
 
 /// Milliseconds of the gradients' all-reduce with nothing else under way: the median of single calls, of the slowest rank.
 double all_reduce_ms(comm::Group& group, BenchedModel& benched) {
@@ -63,13 +49,9 @@ struct Phase {
 }  // namespace
 
 void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
-    const comm::LaunchEnvironment environment = comm::read_launch_environment();
-    if (environment.alone())
-        throw usage_error("bench scaling compares several processes, and this one is alone",
-                          "Start it with scripts/launch.sh --nproc_per_node N bench scaling …, or with torchrun --no-python.");
-    const at::Device device = choose_device(loaded.config.hardware.device, environment.local_rank);
-    const std::unique_ptr<comm::Group> group = comm::make_group(environment, device, std::chrono::seconds(loaded.config.distributed.ddp_timeout));
-    if (group->rank() != 0) log::set_level(std::max(log::level(), log::Level::warning));
+    const RankGroup ranks = meet_ranks(loaded, "bench scaling");
+    const at::Device device = ranks.device;
+    const std::unique_ptr<comm::Group>& group = ranks.group;
     const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, request.min_seq);
     const auto loading = Clock::now();
     BenchedModel benched(loaded, device, lengths, group.get());
@@ -93,7 +75,7 @@ void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
     if (group->rank() != 0) return;
     const nlohmann::ordered_json result{
         {"bench", "scaling"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"ranks", group->size()},
-        {"ranks_of_machine", environment.local_world_size}, {"batch", request.batch}, {"seq", request.seq}, {"tokens", tokens},
+        {"ranks_of_machine", ranks.environment.local_world_size}, {"batch", request.batch}, {"seq", request.seq}, {"tokens", tokens},
         {"steps", request.steps}, {"alone_ms", alone_ms}, {"alone_ms_of_rounds", alone.ms}, {"alone_ms_of_ranks", alone.of_ranks},
         {"together_ms", together_ms}, {"together_ms_of_rounds", together.ms}, {"alone_tokens_per_second", 1000 * tokens / alone_ms},
         {"together_tokens_per_second", 1000 * tokens / together_ms}, {"efficiency", alone_ms / together_ms}, {"exposed_ms", together_ms - alone_ms},

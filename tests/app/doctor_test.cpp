@@ -49,5 +49,21 @@ TEST(Doctor, Sizes) {
     EXPECT_EQ(human_size(int64_t{3} << 40), "3.0 TiB");
 }
 
+TEST(Doctor, SumsAreJudgedByTheirFastest) {
+    const std::string lines =
+        "a rank's word\n"
+        R"({"bench":"comm","device":"x","ranks":4,"bytes":1024,"ms":0.025,"bus_gb_per_second":0.06})" "\n"
+        R"({"bench":"comm","device":"x","ranks":4,"bytes":268435456,"ms":2.0,"bus_gb_per_second":201.3})" "\n";
+    const Finding finding = judge_sums(lines, /*nvlink=*/true);
+    EXPECT_EQ(finding.verdict, Verdict::ok);
+    EXPECT_EQ(finding.value, "4 GPUs: 201.3 GB/s of bus bandwidth (256 MiB), 25 us at least");
+    const std::string slow = R"({"bench":"comm","ranks":2,"bytes":1048576,"ms":0.06,"bus_gb_per_second":17.0})";
+    EXPECT_EQ(judge_sums(slow, true).verdict, Verdict::warn) << "NVLink is there and not used";
+    EXPECT_EQ(judge_sums(slow, false).verdict, Verdict::ok);
+    EXPECT_EQ(judge_sums(R"({"bench":"comm","ranks":2,"bytes":1048576,"ms":1.0,"bus_gb_per_second":1.0})", false).verdict, Verdict::warn);
+    EXPECT_EQ(judge_sums("", false).verdict, Verdict::broken);
+    EXPECT_EQ(judge_sums("{\"bench\":\n", false).verdict, Verdict::broken);
+}
+
 }  // namespace
 }  // namespace unsloth::app

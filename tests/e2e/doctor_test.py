@@ -66,6 +66,9 @@ class Driver(WithDriver):
         for line in (r"ok +driver +580\.1\.2, serves CUDA 13\.0 \(.*libnvidia-ml\.so\.1\)", r"ok +GPU 0 +Test GPU, 80\.0 GiB, 0 B in use, 0000:18:00\.0",
                      r"warn +GPU 1 +Test GPU, 80\.0 GiB, 32\.0 GiB in use, 0000:19:00\.0", r"warn +between GPUs +GPU 0: X SYS\n +GPU 1: SYS X", r"ok +visible to a run +2 of 2"):
             self.assertRegex(done.stdout, line)
+        # The ranks of the sums are started, and find that the driver is made of paper.
+        self.assertRegex(done.stdout, r"BROKEN +sums of all GPUs +.*hardware\.device cuda: ")
+        self.assertEqual(done.returncode, RUNTIME)
 
     def test_the_doctor_refuses_an_old_driver(self):
         self.build(12040)

@@ -39,7 +39,7 @@ struct InitRequest {
     DType dtype = DType::bf16;  ///< of the weights that stay unquantised
 };
 
-enum class BenchSubject { step, ops, gemm, nf4, scaling };
+enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
 
 struct BenchRequest {
     BenchSubject what = BenchSubject::step;

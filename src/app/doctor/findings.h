@@ -27,6 +27,8 @@ std::vector<Finding> check_limits(const Config& config);
 std::vector<Finding> check_gpus(const Config& config);
 /// Opens the engine: LibTorch, CUDA and NCCL as a run would load them.
 std::vector<Finding> check_libraries(const Config& config);
+/// Sums over all visible GPUs of this machine, by ranks that are started as a run's: whether they end, are right, and their rate.
+std::vector<Finding> check_sums(const Config& config);
 /// Variables that change what the libraries do.
 std::vector<Finding> check_environment(const Config& config);
 
@@ -35,6 +37,9 @@ std::vector<Finding> check_environment(const Config& config);
 std::vector<Finding> judge_environment(const std::vector<std::string>& variables);
 /// /dev/shm as far as several ranks are concerned; sizes in bytes.
 Finding judge_shared_memory(int64_t size, int64_t free);
+
+/// What `bench comm --json` printed; `nvlink`: all GPUs reach each other by NVLink.
+Finding judge_sums(const std::string& lines, bool nvlink);
 
 /// "62.8 GiB".
 std::string human_size(int64_t bytes);

@@ -1,0 +1,26 @@
+// What the benches of several processes have in common.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unsloth/comm/group.h"
+#include "unsloth/train/session.h"
+
+namespace unsloth::train {
+
+struct RankGroup {
+    comm::LaunchEnvironment environment;
+    at::Device device = at::kCPU;
+    std::unique_ptr<comm::Group> group;
+};
+
+/// Meets the other ranks; those but the first print warnings alone from then on. usage Error for `bench` when this process is alone.
+RankGroup meet_ranks(const LoadedConfig& loaded, const std::string& bench);
+
+/// Every rank's number, by rank.
+std::vector<double> gather_numbers(comm::Group& group, double own, const std::string& what);
+double slowest(const std::vector<double>& numbers);
+
+}  // namespace unsloth::train
