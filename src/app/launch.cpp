@@ -174,13 +174,15 @@ class Launcher {
         err_.drain(give_up);
     }
 
+    // First of all: the driver's library, which planning asks, starts threads, and one that does not inherit a mask takes the signals
+    // that are meant for this inbox.
+    SignalInbox inbox_;
     const LaunchRequest& request_;
     std::vector<RankPlan> plans_;
     Program program_;
     std::vector<std::string> inherited_;
     Outlet out_, err_;
     bool shared_;  ///< stdout and stderr are one file: everything goes through err_
-    SignalInbox inbox_;
 };
 
 }  // namespace

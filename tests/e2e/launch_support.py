@@ -73,11 +73,15 @@ class Launching(EndToEnd):
 
 # A driver's library with two GPUs, so that counting them can be tested anywhere.
 FAKE_NVML = """
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+/* The real one starts threads, too, which take any signal that they do not block. */
+static void* idle(void* nothing) { for (;;) pause(); return nothing; }
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, sub; char text[32]; } Pci;
 typedef struct { unsigned long long total, free, used; } Memory;
-int nvmlInit_v2(void) { return 0; }
+int nvmlInit_v2(void) { pthread_t thread; return pthread_create(&thread, 0, idle, 0); }
 int nvmlShutdown(void) { return 0; }
 int nvmlSystemGetDriverVersion(char* t, unsigned n) { snprintf(t, n, "580.1.2"); return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int* v) { *v = CUDA; return 0; }
@@ -98,7 +102,7 @@ class WithDriver(Launching):
 
     def build(self, cuda):
         library = self.folder / "libnvidia-ml.so.1"
-        made = subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", f"-DCUDA={cuda}", "-o", library, "-"], input=FAKE_NVML.encode(), capture_output=True)
+        made = subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", "-Wl,-z,nodelete", "-pthread", f"-DCUDA={cuda}", "-o", library, "-"], input=FAKE_NVML.encode(), capture_output=True)
         if made.returncode != 0:
             self.skipTest("no C compiler called c++: " + made.stderr.decode()[-300:])
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from launch_support import HEAD, LONG_S, Launching, SIGNALLED, alive, until
+from launch_support import HEAD, LONG_S, Launching, SIGNALLED, WithDriver, alive, until
 from support import OK, PROGRAM, RUNTIME, main
 
 
@@ -160,6 +160,22 @@ for i in range(300): print("o" * 6000, flush=True); print("e" * 6000, file=sys.s
         self.assertTrue(until(lambda: all(self.got(rank) for rank in range(2)), 20))
         self.assertTrue(until(lambda: not any(alive(pid) for pid in pids), 20))
         self.assertEqual(self.finish(process)[0], 143)
+
+
+class ThreadsOfTheDriver(WithDriver):
+    def test_they_do_not_swallow_the_end_of_ranks(self):
+        for _ in range(3):
+            began = time.monotonic()
+            self.assertEqual(self.launch(2, "os._exit(0)", env=self.with_driver())[0], 0)
+            self.assertLess(time.monotonic() - began, 20)
+
+    def test_they_do_not_swallow_a_request_to_stop(self):
+        process, pids = self.start(2, "on(signal.SIGTERM, 143); ready(); sleep_long()", env=self.with_driver())
+        process.terminate()
+        code, _, err = self.finish(process)
+        self.assertEqual(code, 143, err)
+        self.assertEqual([self.got(0), self.got(1)], [["15"]] * 2)
+        self.assertFalse(any(alive(pid) for pid in pids))
 
 
 class Signals(Launching):

@@ -235,7 +235,8 @@ bool Supervisor::any_stream() const {
 
 int Supervisor::milliseconds_to_next() const {
     constexpr int look_again = 50;  // no signal tells the end of orphans
-    const int longest = any(Rank::State::orphans) ? look_again : 60000;
+    constexpr int at_most = 1000;   // should a thread of some library swallow a signal all the same
+    const int longest = any(Rank::State::orphans) ? look_again : at_most;
     if (deadline_ == Clock::time_point::max()) return longest;
     const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now()).count();
     return static_cast<int>(std::clamp<long>(left + 1, 0, longest));

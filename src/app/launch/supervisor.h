@@ -15,7 +15,8 @@
 
 namespace unsloth::app {
 
-/// The signals that concern the launcher come as data while this lives; SIGPIPE is ignored. Afterwards all is as before.
+/// The signals that concern the launcher come as data while this lives; SIGPIPE is ignored. Afterwards all is as before. To be made before
+/// any other thread: those that are there already would take signals, too.
 class SignalInbox {
   public:
     SignalInbox();
