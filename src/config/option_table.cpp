@@ -298,7 +298,7 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
     options.section("distributed", "Distributed", "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).");
     options.add("ddp_timeout", distributed.ddp_timeout, "Seconds that ranks wait for each other before they stop with an error.").at_least(1);
     options.add("ddp_bucket_cap_mb", distributed.ddp_bucket_cap_mb,
-                "MiB of gradients that ranks sum at a time, beside the backward pass; 0: all together after it.").at_least(0);
+                "MiB of gradients that ranks sum at a time, beside the backward pass; 0: all together after it; -1: 0 within one machine, 25 between several.").at_least(-1);
     options.add("nccl", distributed.nccl,
                 "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": \"eth0\", \"DEBUG\": \"WARN\"}. They win "
                 "over the environment.");

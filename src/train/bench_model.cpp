@@ -36,7 +36,7 @@ StepSettings settings_of(const Config& config, comm::Group* group) {
     const TrainingOptions& t = config.training;
     return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm, .seed = 1,
             .loss_scaling = config.model.dtype == DType::f16, .group = group,
-            .bucket_bytes = config.distributed.ddp_bucket_cap_mb << 20};
+            .bucket_bytes = bucket_bytes(config, group)};
 }
 
 }  // namespace

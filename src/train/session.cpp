@@ -238,6 +238,14 @@ void require_memory(const model::ModelPlan& plan) {
                               memory::human_bytes(memory.free), " are free\n", plan.table_text()), advice);
 }
 
+int64_t bucket_bytes(const Config& config, const comm::Group* group) {
+    constexpr int64_t between_machines = 25;  // torch's DDP has the same
+    const int64_t asked = config.distributed.ddp_bucket_cap_mb;
+    if (asked >= 0) return asked << 20;
+    const bool one_machine = group == nullptr || static_cast<int>(group->ranks_here().size()) == group->size();
+    return one_machine ? 0 : between_machines << 20;
+}
+
 model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
     if (group == nullptr || plan.request().device.is_cpu()) return {};
     const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");

@@ -180,7 +180,7 @@ void Trainer::load() {
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
     settings.group = group_.get();
-    settings.bucket_bytes = config().distributed.ddp_bucket_cap_mb << 20;
+    settings.bucket_bytes = bucket_bytes(config(), group_.get());
     settings.loss_scaling = config().model.dtype == DType::f16;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     if (resume_) restore();

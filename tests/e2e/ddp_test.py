@@ -47,10 +47,10 @@ class Distributed(EndToEnd):
         self.assertEqual(code, OK, err)
         reference = self.steps(self.folder / "one")
         adapter = read_safetensors(self.folder / "one" / "adapter_model.safetensors")
-        for size, batch, accumulation in ((2, 2, 2), (2, 4, 1), (4, 1, 2)):
+        for size, batch, accumulation, *extra in ((2, 2, 2), (2, 4, 1, "--ddp_bucket_cap_mb", 1), (4, 1, 2)):
             with self.subTest(size=size, batch=batch):
                 out = f"w{size}b{batch}"
-                code, err = self.launch(size, self.arguments(out, batch, accumulation))
+                code, err = self.launch(size, self.arguments(out, batch, accumulation, *extra))
                 self.assertEqual(code, OK, err)
                 self.assertIn(f"ranks      {size}", err)
                 self.assertEqual(err.count("done: 6 steps"), 1, "one rank reports")

@@ -104,7 +104,7 @@ std::vector<Load> loads() {
         all.push_back({"expanded once", "small_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.weight_cache = true; }});
         all.push_back({"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
         all.push_back({"embedding on the host", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.offload_embedding = true; }});
-        all.push_back({"fp8", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.fp8 = true; }});
+        all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.fp8 = true; }});
     }
     return all;
 }

@@ -144,7 +144,7 @@ struct LoggingOptions {
 
 struct DistributedOptions {
     int64_t ddp_timeout = 120;  ///< seconds
-    int64_t ddp_bucket_cap_mb = 25;  ///< MiB
+    int64_t ddp_bucket_cap_mb = -1;  ///< MiB; 0: no buckets; -1: by the ranks' machines
     std::vector<std::pair<std::string, std::string>> nccl;
 };
 

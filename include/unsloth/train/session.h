@@ -67,6 +67,10 @@ std::unique_ptr<ops::Context> make_context(const Config& config, at::Device devi
 /// Model::score yields the logits of all of them, in order.
 void cover_every_position(Batch& batch);
 
+/// StepSettings::bucket_bytes. Sums take multiprocessors from the backward pass, whose products count on all of them: beside it they cost more than
+/// NVLink needs after it, and are worth it where a network is between the ranks.
+int64_t bucket_bytes(const Config& config, const comm::Group* group);
+
 /// How the ranks on this machine load the model together: each GPU's rank reads a part, the rest comes from the others. Alone without a group, on the
 /// CPU, where the file's map serves all processes, and where the ranks' plans differ (GPUs that are not alike). Called by all ranks.
 model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan);
