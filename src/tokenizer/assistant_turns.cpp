@@ -27,10 +27,19 @@ std::size_t size_without_space(std::string_view text) {
     return jinja::text::strip(text, jinja::text::Side::right).size();
 }
 
+std::string_view common_prefix(std::string_view a, std::string_view b) {
+    return a.substr(0, static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin()));
+}
+
 bool is_assistant(const Value& message) {
     const Value* role =
         message.is(Value::Kind::dict) ? message.dict().find(std::string_view("role")) : nullptr;
     return role && role->is_string() && role->string() == "assistant";
+}
+
+bool calls_tools(const Value& message) {
+    const Value* calls = message.dict().find(std::string_view("tool_calls"));
+    return calls && jinja::truthy(*calls);
 }
 
 /// The message with another content: text, or of a list of parts the first text, without other texts.
@@ -118,6 +127,55 @@ class TurnFinder {
         return it->second;
     }
 
+    /// Where the rendering of the first `count` messages ends in the text, by what it has behind the content of
+    /// message i - 1. Serves where the front differs (Mistral moves the system message into the last user's) and
+    /// where answer i has no content (calls of tools).
+    std::optional<std::size_t> end_by_previous(std::size_t i, std::size_t count, bool prompt) {
+        if (i == 0) return std::nullopt;
+        const auto& whole = around_whole(i - 1);
+        const std::optional<Around> alone = around(i - 1, count, prompt);
+        if (!whole || !alone || !text_.ends_with(whole->behind)) return std::nullopt;
+        const std::size_t size = prompt ? alone->behind.size() : size_without_space(alone->behind);
+        if (!whole->behind.starts_with(std::string_view(alone->behind).substr(0, size))) return std::nullopt;
+        return text_.size() - whole->behind.size() + size;
+    }
+
+    /// How much of `common`, which stands behind an answer whatever follows it, belongs to the turn: up to the
+    /// first token that ends a generation, else the first special one.
+    std::size_t size_of_turn_end(std::string_view common) const {
+        const Tokenizer& tokenizer = conversation_.tokenizer;
+        const Encoding tokens = tokenizer.encode_with_offsets(common, false);
+        std::size_t special = 0;
+        for (std::size_t t = 0; t < tokens.ids.size(); ++t) {
+            const int32_t id = tokens.ids[t];
+            const std::size_t end = tokens.offsets[t].second;
+            if (std::find(tokenizer.stop_ids().begin(), tokenizer.stop_ids().end(), id) != tokenizer.stop_ids().end()) return end;
+            if (special == 0 && tokenizer.is_special(id)) special = end;
+        }
+        return special;
+    }
+
+    /// The end of a last answer behind which the template writes the header of another one without being asked to:
+    /// the conversation in front of the answer ends with that header too, and it goes when a user's message follows.
+    std::optional<std::size_t> end_before_header(std::size_t i) {
+        const auto &plain = cut(i + 1, false), &front = cut(i, false);
+        const auto& place = around_whole(i);
+        if (!plain || *plain != text_ || !front || !text_.starts_with(*front) || !place || !text_.ends_with(place->behind))
+            return std::nullopt;
+        Items longer = messages_;
+        auto next = std::make_shared<Dict>();
+        next->set(Value("role"), Value("user"));
+        next->set(Value("content"), Value(probes[0]));
+        longer.push_back(std::move(next));
+        const std::optional<std::string> followed = attempt(std::move(longer), false);
+        if (!followed) return std::nullopt;
+        const std::string_view common = common_prefix(text_, *followed);
+        const std::string_view header = std::string_view(text_).substr(common.size());
+        const std::size_t content_end = text_.size() - place->behind.size();
+        if (size_without_space(header) == 0 || !front->ends_with(header) || common.size() < content_end) return std::nullopt;
+        return content_end + size_of_turn_end(common.substr(content_end));
+    }
+
     std::size_t begin_of(std::size_t i, std::size_t previous_end) {
         const bool prompts = prompt_ && !prompt_->empty();
         if (const auto& front = cut(i, true);
@@ -131,10 +189,8 @@ class TurnFinder {
             return size_without_space(between) == 0 ? front->size() : place->before.size();
         }
         const auto& place = around_whole(i);
-        if (!place) refuse(i);
-        const auto common =
-            std::mismatch(text_.begin(), text_.end(), place->before.begin(), place->before.end()).first;
-        const auto limit = static_cast<std::size_t>(common - text_.begin());
+        if (!place) return begin_by_previous(i, previous_end);
+        const std::size_t limit = common_prefix(text_, place->before).size();
         std::size_t from = previous_end;
         if (i > 0) {
             if (const auto& other = around_whole(i - 1); other && text_.ends_with(other->behind))
@@ -147,7 +203,12 @@ class TurnFinder {
             if (at != std::string_view::npos && between.find(*prompt_, at + 1) == std::string_view::npos)
                 return from + at + prompt_->size();
         }
-        if (limit == place->before.size() && limit >= previous_end) return limit;
+        const bool whole = limit == place->before.size() && limit >= previous_end;
+        if (const auto begin = end_by_previous(i, i, true); begin && *begin >= previous_end && *begin <= limit) {
+            const std::string_view between = std::string_view(text_).substr(*begin, limit - *begin);
+            if (prompts || (whole && size_without_space(between) == 0)) return *begin;
+        }
+        if (whole) return limit;
         return where_prompt_ends(i, previous_end);
     }
 
@@ -155,28 +216,40 @@ class TurnFinder {
     /// say (an empty reasoning block, say) than the header.
     std::size_t where_prompt_ends(std::size_t i, std::size_t previous_end) {
         const auto &front = cut(i, false), &prompt = cut(i, true);
-        if (!front || !prompt || !text_.starts_with(*front)) refuse(i);
-        const auto common = std::mismatch(text_.begin(), text_.end(), prompt->begin(), prompt->end()).first;
-        const auto end = static_cast<std::size_t>(common - text_.begin());
-        if (end <= front->size() || end < previous_end) refuse(i);
+        if (!front || !prompt || !text_.starts_with(*front)) return begin_by_previous(i, previous_end);
+        const std::size_t end = common_prefix(text_, *prompt).size();
+        if (end <= front->size() || end < previous_end) return begin_by_previous(i, previous_end);
         std::size_t boundary = end;  // of a character
         while (boundary < text_.size() && (text_[boundary] & 0xC0) == 0x80) --boundary;
         return boundary;
     }
 
+    std::size_t begin_by_previous(std::size_t i, std::size_t previous_end) {
+        const auto begin = end_by_previous(i, i, true);
+        if (!begin || *begin < previous_end) refuse(i);
+        return *begin;
+    }
+
     std::size_t end_of(std::size_t i, std::size_t begin) {
         const bool last = i + 1 == messages_.size();
+        if (last) {
+            if (const auto end = end_before_header(i); end && *end >= begin) return *end;
+        }
         if (const auto& front = cut(i + 1, false);
             front && front->size() >= begin && text_.starts_with(*front))
             return size_without_space(*front);
         const auto& place = around_whole(i);
-        if (!place || !text_.ends_with(place->behind)) refuse(i);
-        const std::optional<Around> alone = last ? place : around(i, i + 1, false);
-        if (!alone) refuse(i);
-        const std::string_view tail =
-            std::string_view(alone->behind).substr(0, size_without_space(alone->behind));
-        if (!place->behind.starts_with(tail)) refuse(i);
-        return text_.size() - place->behind.size() + tail.size();
+        const std::optional<Around> alone = last && !conversation_.add_generation_prompt ? place : around(i, i + 1, false);
+        const bool placed = place && alone && text_.ends_with(place->behind);
+        if (placed) {
+            const std::string_view tail =
+                std::string_view(alone->behind).substr(0, size_without_space(alone->behind));
+            if (place->behind.starts_with(tail)) return text_.size() - place->behind.size() + tail.size();
+        }
+        if (const auto end = end_by_previous(i, i + 1, false); end && *end >= begin) return *end;
+        if (!placed || calls_tools(messages_[i])) refuse(i);  // calls may stand behind what is common
+        const std::string_view common = common_prefix(alone->behind, place->behind);
+        return text_.size() - place->behind.size() + size_of_turn_end(common);
     }
 
     [[noreturn]] void refuse(std::size_t i) const {

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "tokenizer/jinja/template.h"
+#include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth {
 
 struct Conversation {
     const jinja::Template& chat_template;
+    const Tokenizer& tokenizer;
     jinja::Items messages;
     jinja::Variables variables;  ///< all but messages and add_generation_prompt
     bool add_generation_prompt = false;

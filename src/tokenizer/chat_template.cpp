@@ -114,9 +114,10 @@ struct ChatTemplate::Impl {
     std::optional<jinja::Template> with_tools;  ///< the model's own for conversations with tools
     jinja::Variables variables;                 ///< that every rendering is given
     const BuiltinTemplate* builtin = nullptr;
-    std::optional<Tokenizer> tokenizer;  ///< of a built-in template, to check its tokens
+    Tokenizer tokenizer;
     std::optional<Error> mistake;        ///< of the model's template, when nobody asked for it by name
 
+    explicit Impl(Tokenizer of_model) : tokenizer(std::move(of_model)) {}
     void compile_own(const std::string& source, const std::string* tool_use);
     Rendered render(const jinja::Template& chosen, Items messages, bool prompt, jinja::Variables given,
                     TrainedTurns turns) const;
@@ -135,7 +136,7 @@ void add_builtin_variables(const Tokenizer& tokenizer, jinja::Variables& variabl
 }  // namespace
 
 ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer) {
-    auto impl = std::make_shared<Impl>();
+    auto impl = std::make_shared<Impl>(tokenizer);
     for (const auto& [key, text] : tokenizer.special_token_texts())
         impl->variables.emplace_back(key, Value(text));
     const std::string* own = own_template(tokenizer, name == "auto" ? "default" : name);
@@ -148,7 +149,6 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
     } else if (builtin) {
         impl->main = jinja::Template::compile(builtin->source(), std::string(builtin->name));
         impl->builtin = builtin;
-        impl->tokenizer = tokenizer;
         add_builtin_variables(tokenizer, impl->variables);
     } else if (std::error_code no_path; std::filesystem::is_regular_file(name, no_path)) {
         impl->main = jinja::Template::compile(read_file(name), std::string(name));
@@ -177,8 +177,8 @@ void ChatTemplate::Impl::compile_own(const std::string& source, const std::strin
 Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items messages, bool prompt,
                                     jinja::Variables given, TrainedTurns turns) const {
     if (mistake) throw *mistake;
-    if (builtin) require_tokens(*builtin, *tokenizer);
-    const Conversation conversation{chosen, std::move(messages), std::move(given), prompt};
+    if (builtin) require_tokens(*builtin, tokenizer);
+    const Conversation conversation{chosen, tokenizer, std::move(messages), std::move(given), prompt};
     jinja::Variables all = conversation.variables;
     all.emplace_back("messages", Value::list(conversation.messages));
     all.emplace_back("add_generation_prompt", prompt);
