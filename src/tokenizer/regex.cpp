@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <vector>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -12,7 +13,7 @@
 namespace unsloth {
 namespace {
 
-/// Copies a pattern while refusing what Oniguruma reads in another way than PCRE2.
+/// Copies a pattern, translating or refusing what Oniguruma reads in another way than PCRE2.
 class Translator {
   public:
     Translator(std::string_view pattern, const std::string& where) : in_(pattern), where_(where) {}
@@ -20,12 +21,16 @@ class Translator {
     std::string run() {
         while (at_ < in_.size()) {
             const char c = in_[at_];
+            const bool starts_item = (c & 0xC0) != 0x80 && std::string_view("*+?{)").find(c) == std::string_view::npos;
+            if (starts_item) item_ = out_.size();
             if (c == '\\') {
-                escape();
+                escape(false);
             } else if (c == '[') {
                 character_class();
             } else if (c == '(') {
                 group();
+            } else if (c == ')') {
+                close_group();
             } else if (c == '{') {
                 repeat();
             } else {
@@ -46,17 +51,34 @@ class Translator {
         at_ += n;
     }
 
-    void escape() {
+    /// Word characters of Oniguruma: letters, marks, decimal digits, letter numbers, connecting punctuation, circled letters.
+    static constexpr std::string_view word =
+        R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
+
+    /// Outside of [ ] it goes by Latin-1 below U+0100, where fractions and exponents are word characters too.
+    static constexpr std::string_view more_words = R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})";
+
+    void escape(bool in_class) {
         if (at_ + 1 >= in_.size()) refuse("\\");
         const char c = in_[at_ + 1];
         if (c == 'p' || c == 'P') return property();
         if (c == 'u') return hexadecimal();
         if (c == 'x') return braced_hexadecimal();
-        // White space, decimal digits and line feeds mean the same; \w, \b, \h, \R and others do not.
+        if (c == 'w' && in_class) return put(std::string(word));
+        const std::string words = cat(word, more_words, "]");
+        if (c == 'w') return put("[" + words);
+        if (c == 'W' && !in_class) return put("[^" + words);
+        if (c == 'b' && !in_class) return put(cat("(?:(?<=[", words, ")(?![", words, ")|(?<![", words, ")(?=[", words, "))"));
+        // White space, decimal digits and line feeds mean the same; \h, \R and others do not.
         const bool same = std::ispunct(static_cast<unsigned char>(c)) || c == ' ' ||
                           std::string_view("sSdDnrtf").find(c) != std::string_view::npos;
         if (!same) refuse(rest().substr(0, 2));
         take(2);
+    }
+    /// Writes what the two characters of an escape stand for.
+    void put(const std::string& text) {
+        out_ += text;
+        at_ += 2;
     }
 
     void property() {
@@ -65,11 +87,16 @@ class Translator {
         static constexpr std::array known = {
             "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",   "Nd",       "Nl",
             "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm",  "Sc",       "Sk",
-            "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn", "Han", "Hiragana", "Katakana"};
+            "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn"};
+        static constexpr std::array scripts = {"Han", "Hiragana", "Katakana", "Hangul", "Thai"};
         const std::string_view name = rest().substr(3, close - 3);
-        bool found = false;
-        for (const char* candidate : known) found = found || name == candidate;
-        if (!found) refuse(rest().substr(0, close + 1));
+        if (std::find(scripts.begin(), scripts.end(), name) != scripts.end()) {
+            // PCRE2 takes the plain name for the extended script, which has punctuation that several scripts share.
+            out_ += cat(in_.substr(at_, 3), "sc:", name, "}");
+            at_ += close + 1;
+            return;
+        }
+        if (std::find(known.begin(), known.end(), name) == known.end()) refuse(rest().substr(0, close + 1));
         take(close + 1);
     }
 
@@ -93,30 +120,89 @@ class Translator {
         return !digits.empty();
     }
 
+    /// What stands within [ ].
+    struct Set {
+        bool negated;
+        std::vector<std::string> operands;  ///< of &&, as they stand within [ ], with ^ in front of one that is a negated set
+    };
+
     void character_class() {
-        take(in_.substr(at_, 2) == "[^" ? 2 : 1);
+        const Set set = read_set(0);
+        if (set.operands.size() == 1) {
+            out_ += cat(set.negated ? "[^" : "[", set.operands[0], "]");
+            return;
+        }
+        if (set.negated) refuse("[^ with &&");
+        out_ += "(?:";
+        for (std::size_t i = 1; i < set.operands.size(); ++i) out_ += cat("(?=[", set.operands[i], "])");
+        out_ += cat("[", set.operands[0], "])");
+    }
+
+    /// Sets within a set are part of it, as are those that && intersects; PCRE2 knows neither.
+    Set read_set(int depth) {
+        if (depth > 8) refuse("[ within [ ]");
+        const std::size_t begin = out_.size();
+        Set set{in_.substr(at_, 2) == "[^", {}};
+        at_ += set.negated ? 2 : 1;
         if (in_.substr(at_, 1) == "]") refuse("]");
+        bool complete = false;  // the operand is a negated set: nothing may be added
+        const auto close_operand = [&] {
+            if (out_.size() == begin) refuse("&&");
+            set.operands.push_back(out_.substr(begin));
+            out_.resize(begin);
+            complete = false;
+        };
         while (at_ < in_.size() && in_[at_] != ']') {
-            if (in_[at_] == '[') refuse("[ within [ ]");  // a nested set there, a character here
-            if (in_.substr(at_, 2) == "&&") refuse("&&");
-            if (in_[at_] == '\\') {
-                escape();
+            if (in_.substr(at_, 2) == "&&") {
+                close_operand();
+                at_ += 2;
+                continue;
+            }
+            if (complete) refuse("[^ within [ ]");
+            if (in_[at_] == '[') {
+                complete = read_inner_set(depth, begin);
+            } else if (in_[at_] == '\\') {
+                escape(true);
             } else {
                 take(1);
             }
         }
         if (at_ >= in_.size()) refuse("[ without ]");
-        take(1);
+        at_ += 1;
+        close_operand();
+        if (set.operands.size() == 1 && set.operands[0][0] == '^') refuse("[^ within [ ]");
+        return set;
+    }
+
+    /// True for a negated one, which must be all of its operand.
+    bool read_inner_set(int depth, std::size_t begin) {
+        if (in_.substr(at_, 2) == "[:") refuse("[: within [ ]");  // [[:alpha:]]
+        const bool first = out_.size() == begin;
+        if (!first && out_.back() == '-') refuse("-[");
+        const Set inner = read_set(depth + 1);
+        if (inner.operands.size() != 1 || (inner.negated && !first)) refuse("[ within [ ]");
+        if (inner.negated) out_ += '^';
+        out_ += inner.operands[0];
+        return inner.negated;
     }
 
     void group() {
         static constexpr std::array<std::string_view, 9> known = {
             "(?:", "(?i:", "(?-i:", "(?i)", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
-        if (in_.substr(at_, 2) != "(?") return take(1);
+        const bool plain = in_.substr(at_, 2) != "(?";
+        if (plain || rest().substr(0, 4) != "(?i)") open_groups_.push_back(out_.size());
+        if (plain) return take(1);
         for (const std::string_view opening : known) {
             if (rest().substr(0, opening.size()) == opening) return take(opening.size());
         }
         refuse(rest().substr(0, 3));
+    }
+
+    void close_group() {
+        if (open_groups_.empty()) refuse(")");
+        item_ = open_groups_.back();
+        open_groups_.pop_back();
+        take(1);
     }
 
     void repeat() {
@@ -128,16 +214,21 @@ class Translator {
         if (!counted) refuse(rest().substr(0, close + 1));
         const std::string_view next = in_.substr(at_ + close + 1, 1);
         // {n,m}+ repeats once more there and is possessive here; {n}? is optional there and lazy here.
-        if (next == "+" || (next == "?" && body.find(',') == std::string_view::npos)) {
-            refuse(rest().substr(0, close + 2));
-        }
-        take(close + 1);
+        const bool differs = next == "+" || (next == "?" && body.find(',') == std::string_view::npos);
+        if (!differs) return take(close + 1);
+        const std::string_view further = in_.substr(std::min(at_ + close + 2, in_.size()), 1);
+        if (!further.empty() && std::string_view("*+?{").find(further) != std::string_view::npos) refuse(rest().substr(0, close + 3));
+        out_.insert(item_, "(?:");
+        out_ += cat(rest().substr(0, close + 1), ")", next);
+        at_ += close + 2;
     }
 
     std::string_view in_;
     const std::string& where_;
     std::string out_;
     std::size_t at_ = 0;
+    std::size_t item_ = 0;                  ///< where in `out_` what a repetition would repeat begins
+    std::vector<std::size_t> open_groups_;  ///< where they begin in `out_`
 };
 
 /// What a thread needs to match. PCRE2's own default stack is 32 KiB, too little for long nested repeats.

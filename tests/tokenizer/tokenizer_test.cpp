@@ -314,10 +314,10 @@ TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
         return error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
     };
     const std::vector<std::pair<const char*, const char*>> cases = {
-        {"(a", "not valid"},  {"\\w+", "'\\w'"},
+        {"(a", "not valid"},  {"[\\W]", "'\\W'"},
         {"\\h", "'\\h'"},     {"\\x41", "'\\x'"},
-        {"[a&&b]", "'&&'"},   {"[a[b]]", "[ within"},
-        {"a{2}+", "'{2}+'"},  {"a{2}?", "'{2}?'"},
+        {"[^a&&b]", "'[^ with &&'"}, {"[a[^b]]", "[ within"}, {"[[^b]a]", "[^ within"}, {"[[^b]]", "[^ within"}, {"[a-[b]]", "'-['"},
+        {"[&&a]", "'&&'"}, {"[[:alpha:]]", "'[: within"}, {"a{2}++", "'{2}++'"}, {"a{2}?{3}", "'{2}?{'"}, {"a)", "')'"},
         {"a{,2}", "'{,2}'"},  {"(?m:.)", "'(?m'"},
         {"(?<n>a)", "'(?<'"}, {"[]a]", "']'"},
         {"[a", "[ without"},  {"\\p{Greek}", "\\p{Greek}"},

@@ -149,12 +149,17 @@ def split_rows(base):
     splits += [{"type": "Digits", "individual_digits": b} for b in (False, True)]
     splits += [{"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False}
                for r in (r"^a|b$", r"(?<=a)b", r"\p{Lu}\p{Ll}*|\p{Han}+|[\p{P}\p{S}]", r"x{2,3}", r"(?i:\u0074he)|.")]
-    for split in splits:
+    more = [{"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False}
+            for r in (r" ?[^(\s|[.,!?\u3002\u060c])]+", r"[\p{L}\p{M}&&[^\p{Han}]]+|\p{Han}", r"'(?i:[sdmt])|\p{L}++|\p{N}{1,3}+|(?:\s\p{L}){2}?",
+                      r"\d{1,3}(?=(?:\d{3})*\b)", r"\w+|[^\w\s]+|\s+", r"\p{Hiragana}+|\p{Katakana}|\p{Hangul}+|\W")]
+    for split in splits + more:
         tail = dict(byte_level, add_prefix_space=split["type"] == "Digits")
         document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, tail]}
         t = Tokenizer.from_str(json.dumps(document))
         for text in ("", "  two  spaces ", "ab\nab\n", "The the x12  y3\u0664 \u4e2d\u6587A!?xxxxx", "12 34", " a b",
-                     "a\U00031350b\u180e\U00010d40 \u1c89\ua7cb\U0001b132\u0378!"):
+                     "a\U00031350b\u180e\U00010d40 \u1c89\ua7cb\U0001b132\u0378!",
+                     *(("\u3001\u4e2d\u3002\u3042\u30a2\u30fc\uac00, (\u3006)\u00bd\u00b2 x\u00b2y", "12345678 1234x 123456, can't 'S 12345 a b")
+                       if split in more else ())):
             yield {"pre_tokenizer": document["pre_tokenizer"], "text": text, "ids": t.encode(text, add_special_tokens=False).ids}
 
 
