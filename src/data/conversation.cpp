@@ -42,6 +42,13 @@ std::string content_text(const Json& content, const std::string& where) {
     return text;
 }
 
+/// Whether a template may read more of a message than role and content: reasoning, names, …
+bool says_more(const Json& message) {
+    for (const auto& [key, value] : message.items())
+        if (key != "role" && key != "content" && key != "weight" && !value.is_null()) return true;
+    return false;
+}
+
 /// Whether a message is learnt; absent: yes.
 bool read_weight(const Json& message, const std::string& role, const std::string& where) {
     const auto found = message.find("weight");
@@ -76,26 +83,34 @@ class Builder {
             std::string content = silent ? std::string() : content_text(message["content"], where + ".content");
             const std::string& role = as_string(message["role"], where + ".role");
             if (calls) result_.conversation.uses_tools = true;
+            says_more_ = says_more_ || says_more(message);
             add(message, role, std::move(content), where);
         }
     }
 
-    /// What a template needs to render tool calls: the messages as they are. `messages` is an array.
+    /// What a template needs beside roles and contents: the messages as they are. `messages` is an array of all that were added.
     void keep_json(const Json& row, const Json& messages) {
         Conversation& conversation = result_.conversation;
         if (const auto tools = row.find("tools"); tools != row.end() && !tools->is_null() && !tools->empty()) {
             conversation.uses_tools = true;
             conversation.tools_json = tools->is_string() ? tools->get<std::string>() : dumped(*tools, "tools");
         }
-        if (conversation.uses_tools) conversation.messages_json = dumped(messages, "messages");
+        if (conversation.uses_tools) {
+            conversation.messages_json = dumped(messages, "messages");
+        } else if (says_more_) {
+            Json whole = messages;
+            for (std::size_t i = 0; i < whole.size(); ++i) whole[i]["content"] = conversation.turns[i].content;  // parts are joined
+            conversation.messages_json = dumped(whole, "messages");
+        }
     }
 
+    bool needs_json() const { return result_.conversation.uses_tools || says_more_; }
     void mask_what_follows(bool masked) { masked_ = masked; }
     WeightedConversation& result() { return result_; }
 
   private:
     WeightedConversation result_;
-    bool masked_ = false;
+    bool masked_ = false, says_more_ = false;
 };
 
 }  // namespace
@@ -154,7 +169,7 @@ WeightedConversation prompt_completion_conversation(const Json& row) {
     builder.mask_what_follows(false);
     builder.add_openai(completion, "completion");
     builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(), false) != builder.result().learnt.end();
-    if (builder.result().conversation.uses_tools || row.contains("tools")) {
+    if (builder.needs_json() || row.contains("tools")) {
         Json messages = Json::array();
         for (const Json* part : {&prompt, &completion})
             for (const Json& message : *part) messages.push_back(Json::parse(dumped(message, "prompt")));

@@ -75,7 +75,7 @@ class TokenizerEncoder : public RowEncoder {
         return examined_turns(row_of(encode_rendered(tokenizer_, chat_template_.render(turns, false))));
     }
 
-    EncodedRow tool_conversation(const Conversation& conversation) const override {
+    EncodedRow whole_conversation(const Conversation& conversation) const override {
         nlohmann::ordered_json row{{"messages", nlohmann::ordered_json::parse(conversation.messages_json)}};
         if (!conversation.tools_json.empty()) {
             row["tools"] = try_parse_ordered(conversation.tools_json);
@@ -124,7 +124,8 @@ class TokenizerEncoder : public RowEncoder {
 
 }  // namespace
 
-EncodedRow RowEncoder::tool_conversation(const Conversation&) const {
+EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) const {
+    if (!conversation.uses_tools) return messages(conversation.turns);
     throw input_error("the row uses tools, which this chat template does not render",
                       "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
 }

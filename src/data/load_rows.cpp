@@ -227,9 +227,11 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
 
     const std::string name = name_of(sources);
     if (lost.masked.count > 0 && !options.skip_bad_rows) refuse_masked(lost, reader.rows());
-    if (kept == 0)
+    if (kept == 0) {
+        const std::string why = lost.first_bad.empty() ? "" : cat("; the first: ", lost.first_bad[0].place, ": ", lost.first_bad[0].reason.message);
         throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ", lost.masked.count,
-                              " with all labels masked)"));
+                              " with all labels masked)", why));
+    }
     LoadReport report{reader.rows(), lost.bad, lost.masked.count, lost.augmented, sources.front().format,
                       warnings_of(lost, reader.rows(), name, encoder)};
     if (cut > 0)

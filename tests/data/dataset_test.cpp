@@ -206,7 +206,7 @@ TEST(Dataset, FilesWithoutUsableRows) {
         {"b.jsonl:1: cannot tell the format", "foo"});
     const auto bad = folder.write("c.jsonl", "{\"text\": 1}\n{\"text\": 2}\n");
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(bad, options, &encoder); }),
-                         {"c.jsonl", "none of its 2 rows can be used", "2 bad"});
+                         {"c.jsonl", "none of its 2 rows can be used", "2 bad", "the first: ", "c.jsonl:1: ", "\"text\""});
 }
 
 TEST(Dataset, TheNamedFormatWinsOverTheColumns) {

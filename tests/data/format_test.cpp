@@ -242,7 +242,7 @@ TEST(FormatRow, ContentsInPartsAndAsJsonText) {
 TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     class Tools : public toy::Encoder {
       public:
-        EncodedRow tool_conversation(const Conversation& conversation) const override {
+        EncodedRow whole_conversation(const Conversation& conversation) const override {
             EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"], "f");
             EXPECT_EQ(nlohmann::ordered_json::parse(conversation.tools_json)[0]["type"], "function");
             return {{5, 6}, {{1, 2}}};
@@ -255,6 +255,27 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(DataFormat::messages, row); }), {"uses tools"});
     const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['), std::string(500, ']'), "}]}");
     toy::expect_contains(refused(DataFormat::messages, deep), {"nested more than 100 deep"});
+}
+
+TEST(FormatRow, WhatMessagesSayBesideTheirContentsReachesTheEncoder) {
+    class Whole : public toy::Encoder {
+      public:
+        EncodedRow whole_conversation(const Conversation& conversation) const override {
+            EXPECT_FALSE(conversation.uses_tools);
+            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json),
+                      nlohmann::ordered_json::parse(R"([{"role": "user", "content": "ab", "name": null}, {"role": "assistant", "content": "c", "reasoning_content": "r"}])"));
+            return {{5, 6}, {{1, 2}}};
+        }
+    };
+    const Whole whole;
+    const char* const user = R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": null})";
+    const char* const answer = R"({"role": "assistant", "content": "c", "reasoning_content": "r"})";
+    const auto labels = [&](DataFormat format, const std::string& row) { return RowFormatter(format, {}, &whole).format(parse_row(row)).labels; };
+    EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, ", ", answer, "]}")), (Ints{masked, 6}));
+    EXPECT_EQ(labels(DataFormat::prompt_completion, cat(R"({"prompt": [)", user, R"(], "completion": [)", answer, "]}")), (Ints{masked, 6}));
+    // Nothing more is said: the plain way, and that of encoders that know no other.
+    EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, "]}")), format(DataFormat::messages, cat(R"({"messages": [)", user, "]}")).labels);
+    EXPECT_EQ(format(DataFormat::messages, cat(R"({"messages": [)", answer, "]}")).ids, format(DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "c"}]})").ids);
 }
 
 TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {

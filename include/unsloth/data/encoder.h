@@ -21,12 +21,12 @@ struct AlpacaFields {
     std::string system;  ///< may be empty
 };
 
-/// Messages in order. What a template renders beyond role and content (calls of tools, names, ...) is in the JSON texts, which
-/// are filled only when the row uses tools.
+/// Messages in order. What a template renders beyond role and content (calls of tools, reasoning, names, ...) is in the JSON
+/// texts, which are filled only when the row has more.
 struct Conversation {
     std::vector<Message> turns;
     bool uses_tools = false;    ///< tools are declared or called
-    std::string messages_json;  ///< array of the messages as the row has them
+    std::string messages_json;  ///< array of the messages as the row has them; without tools with contents as texts
     std::string tools_json;     ///< the row's `tools`; may be empty
 };
 
@@ -57,8 +57,9 @@ class RowEncoder {
     virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<Message>& turns) const = 0;
-    /// The same for a conversation that uses tools. Unless an encoder overrides it: input Error.
-    virtual EncodedRow tool_conversation(const Conversation& conversation) const;
+    /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools, else its
+    /// roles and contents alone.
+    virtual EncodedRow whole_conversation(const Conversation& conversation) const;
     /// The tokens or the template that a doubt is about, for a message: "<s>", "<|eot_id|>, <|end_of_text|>", "chatml".
     virtual std::string subject(RowDoubt doubt) const;
 };
