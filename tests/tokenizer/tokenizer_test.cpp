@@ -381,6 +381,7 @@ TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
     folder.write("tokenizer.json", document.dump());
     EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("['far away']: expected an id from 0 to "), std::string::npos);
     document["model"]["vocab"]["far away"] = 1'000'000;
+    document["post_processor"] = nullptr;  // names ids of added tokens, which count on from the vocabulary's size
     folder.write("tokenizer.json", document.dump());
     EXPECT_EQ(Tokenizer::load(folder.path()).vocab_size(), 1'000'001);
 }
