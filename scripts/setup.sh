@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Gets everything that the build needs, on Debian 12 or Ubuntu 24.04, into the system (packages) and .deps/ (LibTorch, CUDA):
-#     scripts/setup.sh [--cpu-only | --fuzz]
+#     scripts/setup.sh [--cpu-only | --fuzz | --python-peers]
 # --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only and sanitize.
 # --fuzz gets what the preset fuzz needs and no more: packages, clang among them, and no LibTorch.
+# --python-peers gets, after all else, transformers, PEFT and bitsandbytes (0.3 GB) into .deps/peers: tests load what this program
+# wrote with them, and are skipped without.
 # Safe to repeat; does nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +16,8 @@ case "${1-}" in
     "") ;;
     --cpu-only) kind=cpu ;;
     --fuzz) kind=fuzz ;;
-    *) echo "usage: scripts/setup.sh [--cpu-only | --fuzz]" >&2; exit 2 ;;
+    --python-peers) kind=peers; scripts/setup.sh ;;
+    *) echo "usage: scripts/setup.sh [--cpu-only | --fuzz | --python-peers]" >&2; exit 2 ;;
 esac
 
 # Wanted versions. LibTorch is the one inside the PyPI wheel, CUDA's compiler and libraries come from the wheels beside it.
@@ -30,6 +33,7 @@ arrow=pyarrow==26.0.1
 gguf=gguf==0.19.0
 # What libtorch_cpu.so of this wheel asks for even where there is no CUDA; the versions are those torch's metadata pins.
 cpu_libraries=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+peers=scripts/python_peers.txt
 
 install_packages() {
     command -v dpkg-query >/dev/null || {
@@ -92,12 +96,31 @@ install_wheels() {
     if ldd "$libtorch" | grep 'not found'; then fail "LibTorch misses the libraries above."; fi
 }
 
+# A second environment, which also sees the packages of the first: torch is there once.
+install_peers() {
+    say "Getting transformers, PEFT and bitsandbytes from PyPI (0.1 GB)"
+    rm -rf .deps/peers
+    .deps/venv/bin/python -m venv --without-pip .deps/peers
+    local site
+    site=$(echo .deps/peers/lib/python3*/site-packages)
+    echo "../../../../venv/${site#.deps/peers/}" >"$site/venv.pth"
+    PIP_PYTHON=.deps/peers/bin/python pip_install --no-compile --no-deps -r "$peers"
+    # Not from here, where our folder kernels looks like a package that bitsandbytes would use.
+    (cd .deps && HF_HUB_OFFLINE=1 peers/bin/python -W ignore -c 'import torch, transformers, peft, bitsandbytes, accelerate' >peers.log 2>&1) ||
+        { tail -n 20 .deps/peers.log >&2; fail ".deps/peers cannot import what was installed there (all of it: .deps/peers.log)."; }
+}
+
 # The stamp holds a hash of all that is wanted here: another version in this file makes the next call install again.
 wanted=$(printf '%s\n' "${packages[@]}" "$torch" "$arrow" "$gguf" "${cuda_toolchain[@]}" "${cpu_libraries[@]}" | sha256sum | cut -d' ' -f1)
+[ "$kind" != peers ] || wanted=$({ echo "$wanted"; cat "$peers"; } | sha256sum | cut -d' ' -f1)
 is_done() {
     local have
     if [ "$kind" = fuzz ]; then
         has_libfuzzer && [ "$(cat .deps/stamp-fuzz 2>/dev/null)" = "$wanted" ]
+        return
+    fi
+    if [ "$kind" = peers ]; then
+        [ "$(cat .deps/stamp-peers 2>/dev/null)" = "$wanted" ] && [ -x .deps/peers/bin/python ]
         return
     fi
     for have in "$kind" cuda; do  # the CUDA set contains the CPU one
@@ -111,8 +134,10 @@ mkdir -p .deps
 exec 9>.deps/lock
 flock 9  # two calls at once would write into the same folder
 is_done && exit
-install_packages
-if [ "$kind" = fuzz ]; then
+[ "$kind" = peers ] || install_packages
+if [ "$kind" = peers ]; then
+    install_peers
+elif [ "$kind" = fuzz ]; then
     has_libfuzzer || fail "clang is installed, but cannot link a libFuzzer program." "It wants the compiler-rt of its version: on Debian libclang-rt-VERSION-dev."
 else
     install_wheels

@@ -1,27 +1,24 @@
 """Exported GGUF files, read by the Python package `gguf`: every field, name, shape and byte.
 
-Needs a Python with gguf and numpy: the environment variable UNSLOTH_PYTHON names it (else .deps/venv's, else python3). Without
-one the test says so and exits with 77, which ctest shows as skipped. The comparison is gguf_reference.py's, which that Python runs.
+Needs a Python with gguf and numpy (scripts/setup.sh makes one); UNSLOTH_PYTHON may name another. Without one the test says so and
+exits with 77, which ctest shows as skipped. The comparison is gguf_reference.py's, which that Python runs.
 """
 
 import json
-import os
 import pathlib
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
-from support import (EndToEnd, GOLDEN, INPUT, LLAMA, MISTRAL, NF4_MODEL, PROGRAM, QWEN3, SOURCE, USAGE, RUNTIME, environment, float_bytes, main,
-                     run, write_safetensors)
+from peers import main_or_skip, python_with
+from support import EndToEnd, GOLDEN, INPUT, LLAMA, MISTRAL, NF4_MODEL, PROGRAM, QWEN3, USAGE, RUNTIME, environment, float_bytes, write_safetensors
 
-VENV = SOURCE / ".deps" / "venv" / "bin" / "python"
-PYTHON = os.environ.get("UNSLOTH_PYTHON") or (str(VENV) if VENV.exists() else "python3")
+MODULES = ("numpy", "gguf")
+PYTHON = python_with(*MODULES)
 REFERENCE = pathlib.Path(__file__).resolve().parent / "gguf_reference.py"
 TOKENIZERS = GOLDEN / "tokenizer"
-SKIP_CODE = 77
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 3,
          "max_position_embeddings": 4096}
@@ -192,15 +189,5 @@ class Gguf(EndToEnd):
         self.assertEqual([p.name for p in self.folder.glob("m.gguf*")], ["m.gguf"] if code == 0 else [])
 
 
-def missing():
-    """Why the other Python cannot serve, or an empty text."""
-    done = subprocess.run([PYTHON, "-c", "import numpy, gguf"], capture_output=True)
-    return done.stderr.decode().strip().splitlines()[-1] if done.returncode else ""
-
-
 if __name__ == "__main__":
-    reason = missing()
-    if reason:
-        print(f"skipped: {PYTHON} cannot import gguf and numpy ({reason}); scripts/setup.sh installs them, UNSLOTH_PYTHON may name another Python")
-        sys.exit(SKIP_CODE)
-    main()
+    main_or_skip(PYTHON, *MODULES, setup="scripts/setup.sh")

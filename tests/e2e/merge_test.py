@@ -1,63 +1,14 @@
-"""merge and quantize: merged models give the logits of base and adapter, in this program and in transformers.
-
-The part with transformers needs a Python with torch, transformers and peft (and bitsandbytes for 4-bit models): the environment
-variable UNSLOTH_PYTHON names it (python3 otherwise). Without one that part alone is skipped, and says so.
-"""
+"""merge and quantize: merged models give the logits of base and adapter. What transformers makes of them: transformers_test.py."""
 
 import json
 import lzma
-import os
-import pathlib
 import resource
 import shutil
 import subprocess
-import unittest
 
-from support import (EndToEnd, FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, PROGRAM, QWEN3, RUNTIME, TEXT_LLAMA, USAGE, environment, floats, main,
-                     model, read_safetensors, write_rows)
-
-PYTHON = os.environ.get("UNSLOTH_PYTHON", "python3")
-# Of logits that spread over more than 0.1: fp32 in another order of summation.
-TOLERANCE = 1e-4
-
-PATTERNS = ["--r", "4", "--rank_pattern", '{"v_proj": 2, "layers.1.mlp.down_proj": 6}', "--alpha_pattern", '{"layers.1.self_attn.q_proj": 5}',
-            "--target_modules", "q_proj,v_proj,down_proj"]
-SAVED = ["--r", "4", "--modules_to_save", "embed_tokens,lm_head", "--layers_to_transform", "1"]
-KINDS = {
-    "lora": ["--r", "4", "--lora_alpha", "16"],
-    "rank-stabilised": ["--r", "4", "--use_rslora", "true"],
-    "patterns": PATTERNS,
-    "saved modules": SAVED,
-    "all of it": [*PATTERNS, "--use_rslora", "true", "--modules_to_save", "lm_head"],
-}
-
-
-class Merging(EndToEnd):
-    def adapter(self, base, *options, vocab=128, name="adapter"):
-        """An adapter that matters: some steps with a large rate."""
-        rows = self.rows(8, name=f"{name}.jsonl", vocab=vocab)
-        return self.train(base, rows, "--max_steps", "4", "--learning_rate", "0.03", *options, out=name)
-
-    def merge(self, adapter, base, *options, out="merged"):
-        result = self.succeed("merge", "--adapter", adapter, "--base", base, "--out", self.folder / out, *options)
-        self.assertEqual([], [p.name for p in self.folder.iterdir() if ".tmp-" in p.name])
-        return self.folder / out, result
-
-    def logits(self, base, rows, adapter=None, *options):
-        name = self.folder / "logits.safetensors"
-        self.score(base, rows, "--logits", name, *(["--adapter_name_or_path", adapter] if adapter else []), *options)
-        tensors = read_safetensors(name)
-        return [x for i in range(len(tensors)) for x in floats(tensors[f"logits.{i}"][2])]
-
-    def distance(self, one, other):
-        self.assertEqual(len(one), len(other))
-        return max(abs(a - b) for a, b in zip(one, other))
-
-    def same_logits(self, base, adapter, merged, *, vocab=128, base_options=()):
-        rows = self.rows(4, name="probe.jsonl", vocab=vocab, seed=5)
-        adapted, plain, found = self.logits(base, rows, adapter, *base_options), self.logits(base, rows), self.logits(merged, rows)
-        self.assertGreater(self.distance(adapted, plain), 100 * TOLERANCE, "the adapter must matter")
-        self.assertLess(self.distance(adapted, found), TOLERANCE)
+from merge_support import KINDS, Merging
+from support import (FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, PROGRAM, QWEN3, RUNTIME, TEXT_LLAMA, USAGE, floats, main, model,
+                     read_safetensors, write_rows)
 
 
 class Merge(Merging):
@@ -291,124 +242,6 @@ class Quantize(Merging):
         self.fail_with(INPUT, ["quantised already"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out")
         self.assertEqual(list(self.folder.iterdir()), [])
         self.fail_with(USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "fp4")
-
-
-# Runs in the other Python, once for many models: rows, output's stem, then pairs of a model and an adapter ("" for none). Writes
-# STEM.0, STEM.1, … with all logits as fp32 and prints how many quantised linears each model has; everything computes in fp32.
-REFERENCE = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM
-rows, stem, *pairs = sys.argv[1:]
-torch.set_num_threads(1)
-for number, (base, adapter) in enumerate(zip(pairs[::2], pairs[1::2])):
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-    if adapter:
-        from peft import PeftModel
-        model = PeftModel.from_pretrained(model, adapter)
-    model.eval()
-    quantised = [m for m in model.modules() if type(m).__name__ in ("Linear4bit", "Linear8bitLt")]
-    for module in quantised:
-        import bitsandbytes.functional as F
-        # Their products on a CPU round what they multiply (to bf16, to 8 bit); the weights, as bitsandbytes dequantises them, are compared.
-        if type(module).__name__ == "Linear4bit":
-            module.weight.quant_state.dtype = torch.float32
-            weight = F.dequantize_4bit(module.weight.data, module.weight.quant_state)
-        else:
-            weight = F.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
-        module.forward = lambda x, weight=weight, bias=module.bias: torch.nn.functional.linear(x, weight, bias)
-    print(len(quantised))
-    with open(f"{stem}.{number}", "wb") as file, torch.no_grad():
-        for line in open(rows):
-            ids = torch.tensor([json.loads(line)["input_ids"]])
-            file.write(model(input_ids=ids).logits[0].float().contiguous().numpy().tobytes())
-"""
-
-# Quantises a weight with bitsandbytes and prints what differs from this program's file.
-COMPARE = """
-import sys
-import torch
-import bitsandbytes.functional as F
-from safetensors.torch import load_file
-original, quantised, eight = load_file(sys.argv[1]), load_file(sys.argv[2]), load_file(sys.argv[3])
-for name, weight in original.items():
-    scales = name.replace(".weight", ".SCB")
-    if scales in eight:
-        codes, maxima, _ = F.int8_vectorwise_quant(weight.half())
-        assert torch.equal(codes, eight[name]) and torch.equal(maxima, eight[scales]), name
-    if name + ".quant_map" not in quantised:
-        continue
-    packed, state = F.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
-    codes = (packed.flatten() != quantised[name].flatten()).sum().item()
-    absmax = (state.absmax.int() - quantised[name + ".absmax"].int()).abs().max().item()
-    nested = ((state.state2.absmax - quantised[name + ".nested_absmax"]).abs() / state.state2.absmax).max().item()
-    print(codes, absmax, nested)
-"""
-
-
-def importable(*modules):
-    return subprocess.run([PYTHON, "-c", "import " + ", ".join(modules)], capture_output=True).returncode == 0
-
-
-@unittest.skipUnless(importable("torch", "transformers", "peft"), f"{PYTHON} cannot import torch, transformers and peft; UNSLOTH_PYTHON may name a Python that can")
-class InTransformers(Merging):
-    def python(self, code, *arguments):
-        done = subprocess.run([PYTHON, "-W", "ignore", "-c", code, *map(str, arguments)], capture_output=True, timeout=600, env=environment(HF_HUB_OFFLINE=1))
-        self.assertEqual(done.returncode, 0, done.stderr.decode()[-4000:])
-        for word in ("MISSING", "UNEXPECTED", "MISMATCH", "newly initialized"):  # transformers loads such models with a warning alone
-            self.assertNotIn(word, done.stderr.decode())
-        return done.stdout.decode()
-
-    def references(self, rows, *pairs):
-        """[(logits, quantised linears)] of each (model, adapter or "")."""
-        stem = self.folder / "reference"
-        counts = self.python(REFERENCE, rows, stem, *[word for pair in pairs for word in pair]).split()
-        return [(floats(pathlib.Path(f"{stem}.{i}").read_bytes()), int(count)) for i, count in enumerate(counts)]
-
-    def test_merged_models_give_the_logits_of_peft(self):
-        rows, pairs, names = self.rows(4), [], []
-        for config, kinds in ((LLAMA, list(KINDS)), (QWEN3, ["saved modules", "all of it"])):
-            for kind in kinds:
-                base, name = model(config), f"{config['model_type']} {kind}"
-                adapter = self.adapter(base, *KINDS[kind], name=f"adapter of {name}")
-                merged, _ = self.merge(adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", "--no_verify", out=f"merged {name}")
-                names.append(name)
-                pairs += [(merged, ""), (base, adapter)]
-        found = [logits for logits, _ in self.references(rows, *pairs)]
-        for number, name in enumerate(names):
-            with self.subTest(name):
-                merged, adapted = found[2 * number:2 * number + 2]
-                self.assertLess(self.distance(merged, adapted), TOLERANCE)
-                self.assertLess(self.distance(merged, self.logits(pairs[2 * number][0], rows)), TOLERANCE)
-
-    def test_16_bit_results_load(self):
-        rows, base = self.rows(4), model(LLAMA, dtype="bfloat16")
-        adapter = self.adapter(base, "--r", "4")
-        merged = [self.merge(adapter, base, "--dtype", dtype, out=dtype)[0] for dtype in ("bf16", "fp16")]
-        for folder, (logits, _) in zip(merged, self.references(rows, *[(folder, "") for folder in merged])):
-            self.assertLess(self.distance(logits, self.logits(folder, rows)), TOLERANCE)
-
-    @unittest.skipUnless(importable("bitsandbytes", "accelerate"), f"{PYTHON} cannot import bitsandbytes and accelerate")
-    def test_quantised_results_load_with_bitsandbytes(self):
-        # bitsandbytes' CPU kernel is right for multiples of 64 alone.
-        shape = LLAMA | {"hidden_size": 64, "intermediate_size": 192}
-        rows, base = self.rows(4), model(shape, dtype="bfloat16")
-        self.succeed("quantize", "--model", base, "--out", self.folder / "quantised")
-        adapter = self.adapter(self.folder / "quantised", "--r", "4")
-        merged, _ = self.merge(adapter, self.folder / "quantised", "--dtype", "nf4")
-        self.succeed("quantize", "--model", base, "--out", self.folder / "eight", "--type", "int8")
-        folders = [self.folder / "quantised", merged, self.folder / "eight"]
-        for folder, (logits, linears) in zip(folders, self.references(rows, *[(folder, "") for folder in folders])):
-            self.assertEqual(linears, 14)
-            self.assertLess(self.distance(logits, self.logits(folder, rows)), TOLERANCE)
-        files = [folder / "model.safetensors" for folder in (base, self.folder / "quantised", self.folder / "eight")]
-        lines = self.python(COMPARE, *files).splitlines()
-        self.assertEqual(len(lines), 14)
-        for line in lines:
-            codes, absmax, nested = map(float, line.split())
-            self.assertEqual(codes, 0)
-            self.assertLessEqual(absmax, 1)
-            self.assertLess(nested, 1e-6)
 
 
 if __name__ == "__main__":

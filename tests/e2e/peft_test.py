@@ -1,64 +1,29 @@
-"""Adapters and models of this program in transformers and PEFT: they load, and give the same logits.
+"""Adapters and models that this program trained, in transformers and PEFT: they load, and give the same logits.
 
-Needs a Python with torch, transformers and peft: the environment variable UNSLOTH_PYTHON names it (python3 otherwise).
-Without one the test says so and exits with 77, which ctest shows as skipped.
+Needs a Python with torch, transformers and peft (scripts/setup.sh --python-peers makes one); UNSLOTH_PYTHON may name another. Without
+one the test says so and exits with 77, which ctest shows as skipped.
 """
 
-import os
-import pathlib
-import subprocess
-import sys
-import unittest
+from peers import Peers, main_or_skip, python_with
+from support import LLAMA, LOGITS_TOLERANCE, MISTRAL, QWEN3, model
 
-from support import EndToEnd, LLAMA, MISTRAL, QWEN3, environment, floats, main, model, read_safetensors
-
-PYTHON = os.environ.get("UNSLOTH_PYTHON", "python3")
-SKIP_CODE = 77
-TOLERANCE = 1e-4
-
-# Runs in the other Python: base, adapter ("" for none), rows as JSON; writes each row's logits as fp32, one after another.
-REFERENCE = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM
-base, adapter, rows, out = sys.argv[1:]
-torch.set_num_threads(1)
-model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
-if adapter:
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(model, adapter)
-model.eval()
-with open(out, "wb") as file, torch.no_grad():
-    for line in open(rows):
-        ids = torch.tensor([json.loads(line)["input_ids"]])
-        file.write(model(input_ids=ids).logits[0].float().contiguous().numpy().tobytes())
-"""
+MODULES = ("torch", "transformers", "peft")
+PYTHON = python_with(*MODULES)
 
 
-class Reference(EndToEnd):
-    def reference_logits(self, base, adapter, rows):
-        out = self.folder / "reference.bin"
-        done = subprocess.run([PYTHON, "-W", "ignore", "-c", REFERENCE, str(base), str(adapter or ""), str(rows), str(out)], capture_output=True,
-                              timeout=600, env=environment(HF_HUB_OFFLINE=1))
-        self.assertEqual(done.returncode, 0, done.stderr.decode()[-4000:])
-        for word in ("MISSING", "UNEXPECTED", "newly initialized"):  # transformers loads such models with a warning alone
-            self.assertNotIn(word, done.stderr.decode())
-        return floats(out.read_bytes())
+class Reference(Peers):
+    python = PYTHON
 
-    def own_logits(self, base, adapter, rows):
-        name = self.folder / "logits.safetensors"
-        self.score(base, rows, "--logits", name, *(["--adapter_name_or_path", adapter] if adapter else []))
-        tensors = read_safetensors(name)
-        return [x for i in range(len(tensors)) for x in floats(tensors[f"logits.{i}"][2])]
-
-    def compare(self, base, adapter, rows):
-        own, reference = self.own_logits(base, adapter, rows), self.reference_logits(base, adapter, rows)
-        self.assertEqual(len(own), len(reference))
-        spread = max(reference) - min(reference)
-        self.assertGreater(spread, 0.1, "logits without content would agree anyhow")
-        worst = max(abs(a - b) for a, b in zip(own, reference))
-        self.assertLess(worst, TOLERANCE, f"spread of the logits {spread}")
-        return own
+    def compare(self, rows, cases):
+        """`cases`: (name, model, adapter or "")."""
+        references = self.references(rows, *[(base, adapter) for _, base, adapter in cases])
+        for (name, base, adapter), (reference, _, _) in zip(cases, references):
+            with self.subTest(name):
+                self.assertGreater(max(reference) - min(reference), 0.1, "logits without content would agree anyhow")
+                own = self.logits(base, rows, adapter or None)
+                self.assertLess(self.distance(own, reference), LOGITS_TOLERANCE)
+                if adapter:
+                    self.assertGreater(self.distance(own, self.logits(base, rows)), 100 * LOGITS_TOLERANCE, "the adapter must matter")
 
     def test_adapters_on_every_kind_of_model(self):
         rows = self.rows(4)
@@ -70,36 +35,19 @@ class Reference(EndToEnd):
             "qwen3": (QWEN3, ["--r", "4"]),
             "mistral, window": (MISTRAL, ["--r", "4"]),
         }
-        for number, (name, (config, options)) in enumerate(variants.items()):
-            with self.subTest(name):
-                base = model(config)
-                adapter = self.train(base, rows, "--learning_rate", "0.03", *options, out=f"adapter{number}")
-                adapted = self.compare(base, adapter, rows)
-                plain = self.own_logits(base, None, rows)
-                self.assertGreater(max(abs(a - b) for a, b in zip(adapted, plain)), 100 * TOLERANCE, "the adapter must matter")
-
-    def test_a_sixteen_bit_base(self):
-        base, rows = model(LLAMA, dtype="bfloat16"), self.rows(4)
-        adapter = self.train(base, rows, "--r", "4", out="adapter")
-        self.compare(base, adapter, rows)
+        cases = []
+        for name, (config, options) in variants.items():
+            base = model(config)
+            cases.append((name, base, self.train(base, rows, "--learning_rate", "0.03", *options, out=f"adapter{len(cases)}")))
+        sixteen = model(LLAMA, dtype="bfloat16")
+        cases.append(("16-bit base", sixteen, self.train(sixteen, rows, "--learning_rate", "0.03", "--r", "4", out="sixteen")))
+        self.compare(rows, cases)
 
     def test_fully_trained_models(self):
         rows = self.rows(4)
-        for number, config in enumerate((LLAMA, QWEN3)):
-            with self.subTest(config["model_type"]):
-                out = self.train(model(config), rows, "--finetuning_type", "full", out=f"model{number}")
-                self.compare(out, None, rows)
-
-
-def missing():
-    """Why the other Python cannot serve, or an empty text."""
-    done = subprocess.run([PYTHON, "-c", "import torch, transformers, peft"], capture_output=True)
-    return done.stderr.decode().strip().splitlines()[-1] if done.returncode else ""
+        self.compare(rows, [(config["model_type"], self.train(model(config), rows, "--finetuning_type", "full", out=config["model_type"]), "")
+                            for config in (LLAMA, QWEN3)])
 
 
 if __name__ == "__main__":
-    reason = missing()
-    if reason:
-        print(f"skipped: {PYTHON} cannot import torch, transformers and peft ({reason}); UNSLOTH_PYTHON may name a Python that can")
-        sys.exit(SKIP_CODE)
-    main()
+    main_or_skip(PYTHON, *MODULES, setup="scripts/setup.sh --python-peers")

@@ -42,6 +42,9 @@ MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistr
 # The vocabulary of the example's tokenizer.
 TEXT_LLAMA = LLAMA | {"vocab_size": 2048, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1}
 
+# Of logits that spread over more than 0.1, computed in fp32 twice, in another order of summation.
+LOGITS_TOLERANCE = 1e-4
+
 # On one thread, plain 32-bit arithmetic: quick on a busy machine. Tests add what they are about.
 FP32 = ["--dtype", "float32", "--load_in_4bit", "false"]
 
@@ -208,6 +211,17 @@ class EndToEnd(unittest.TestCase):
         out = self.folder / name
         self.succeed("score", "--model.path", model_folder, "--data.train_file", rows_file, "--out", out, "--device", "cpu", *FP32, *extra)
         return read_rows(out)
+
+    def logits(self, model_folder, rows_file, adapter=None, *extra):
+        """Of every row's tokens, one after another."""
+        name = self.folder / "logits.safetensors"
+        self.score(model_folder, rows_file, "--logits", name, *(["--adapter_name_or_path", adapter] if adapter else []), *extra)
+        tensors = read_safetensors(name)
+        return [x for i in range(len(tensors)) for x in floats(tensors[f"logits.{i}"][2])]
+
+    def distance(self, one, other):
+        self.assertEqual(len(one), len(other))
+        return max(abs(a - b) for a, b in zip(one, other))
 
     def copied_model(self, source, name="model"):
         return pathlib.Path(shutil.copytree(source, self.folder / name))

@@ -1,0 +1,92 @@
+"""Merged and quantised models in transformers and bitsandbytes: they load, and give the logits of base and adapter.
+
+Needs a Python with torch, transformers, peft, bitsandbytes and accelerate (scripts/setup.sh --python-peers makes one); UNSLOTH_PYTHON
+may name another. Without one the test says so and exits with 77, which ctest shows as skipped.
+"""
+
+from merge_support import KINDS, Merging
+from peers import Peers, main_or_skip, python_with
+from support import LLAMA, LOGITS_TOLERANCE, QWEN3, model
+
+MODULES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
+PYTHON = python_with(*MODULES)
+# How far off bitsandbytes' own products, in bf16 and 8 bit, may put the logits, as a part of their spread: measured 0.005.
+PRODUCTS_OFF = 0.02
+
+# Quantises a weight with bitsandbytes and prints what differs from this program's file.
+COMPARE = """
+import sys
+import torch
+import bitsandbytes.functional as F
+from safetensors.torch import load_file
+original, quantised, eight = load_file(sys.argv[1]), load_file(sys.argv[2]), load_file(sys.argv[3])
+for name, weight in original.items():
+    scales = name.replace(".weight", ".SCB")
+    if scales in eight:
+        codes, maxima, _ = F.int8_vectorwise_quant(weight.half())
+        assert torch.equal(codes, eight[name]) and torch.equal(maxima, eight[scales]), name
+    if name + ".quant_map" not in quantised:
+        continue
+    packed, state = F.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    codes = (packed.flatten() != quantised[name].flatten()).sum().item()
+    absmax = (state.absmax.int() - quantised[name + ".absmax"].int()).abs().max().item()
+    nested = ((state.state2.absmax - quantised[name + ".nested_absmax"]).abs() / state.state2.absmax).max().item()
+    print(codes, absmax, nested)
+"""
+
+
+class InTransformers(Merging, Peers):
+    python = PYTHON
+
+    def test_merged_models_give_the_logits_of_peft(self):
+        rows, pairs, names = self.rows(4), [], []
+        for config, kinds in ((LLAMA, list(KINDS)), (QWEN3, ["saved modules", "all of it"])):
+            for kind in kinds:
+                base, name = model(config), f"{config['model_type']} {kind}"
+                adapter = self.adapter(base, *KINDS[kind], name=f"adapter of {name}")
+                merged, _ = self.merge(adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", "--no_verify", out=f"merged {name}")
+                names.append(name)
+                pairs += [(merged, ""), (base, adapter)]
+        found = [logits for logits, _, _ in self.references(rows, *pairs)]
+        for number, name in enumerate(names):
+            with self.subTest(name):
+                merged, adapted = found[2 * number:2 * number + 2]
+                self.assertLess(self.distance(merged, adapted), LOGITS_TOLERANCE)
+                self.assertLess(self.distance(merged, self.logits(pairs[2 * number][0], rows)), LOGITS_TOLERANCE)
+
+    def test_16_bit_results_load(self):
+        rows, base = self.rows(4), model(LLAMA, dtype="bfloat16")
+        adapter = self.adapter(base, "--r", "4")
+        merged = [self.merge(adapter, base, "--dtype", dtype, out=dtype)[0] for dtype in ("bf16", "fp16")]
+        for folder, (logits, _, _) in zip(merged, self.references(rows, *[(folder, "") for folder in merged])):
+            self.assertLess(self.distance(logits, self.logits(folder, rows)), LOGITS_TOLERANCE)
+
+    def quantized(self, base, *options, out):
+        self.succeed("quantize", "--model", base, "--out", self.folder / out, *options)
+        return self.folder / out
+
+    def test_quantised_results_and_adapters_on_them_load_with_bitsandbytes(self):
+        # bitsandbytes' CPU kernel is right for multiples of 64 alone.
+        shape = LLAMA | {"hidden_size": 64, "intermediate_size": 192}
+        rows, base = self.rows(4), model(shape, dtype="bfloat16")
+        four, eight = self.quantized(base, out="four"), self.quantized(base, "--type", "int8", out="eight")
+        on_four, on_eight = self.adapter(four, "--r", "4", name="on_four"), self.adapter(eight, "--r", "4", name="on_eight")
+        merged, _ = self.merge(on_four, four, "--dtype", "nf4")
+        pairs = [(four, ""), (four, on_four), (eight, ""), (eight, on_eight), (merged, "")]
+        for (folder, adapter), (logits, linears, off) in zip(pairs, self.references(rows, *pairs)):
+            with self.subTest(f"{folder.name} {adapter and adapter.name}"):
+                self.assertEqual(linears, 14)
+                self.assertLess(self.distance(logits, self.logits(folder, rows, adapter or None)), LOGITS_TOLERANCE)
+                self.assertLess(off, PRODUCTS_OFF)
+        # The bounds of the golden files' README.
+        lines = self.in_python(COMPARE, *[folder / "model.safetensors" for folder in (base, four, eight)]).splitlines()
+        self.assertEqual(len(lines), 14)
+        for line in lines:
+            codes, absmax, nested = map(float, line.split())
+            self.assertEqual(codes, 0)
+            self.assertLessEqual(absmax, 1)
+            self.assertLess(nested, 1e-6)
+
+
+if __name__ == "__main__":
+    main_or_skip(PYTHON, *MODULES, setup="scripts/setup.sh --python-peers")
