@@ -95,7 +95,7 @@ std::string report_text(const ExportRequest& request, const GgufReport& report) 
 
 void run_export(const CommandLine& line) {
     const ExportRequest& request = line.exporting;
-    install_interrupt_handlers();
+    install_interrupt_handlers("Stopping");
     const GgufReport report = request.model.empty() ? export_adapter(request) : export_model(request);
     print(report_text(request, report));
 }

@@ -121,26 +121,23 @@ void verify(const MergeRequest& request, const std::string& base, WeightType typ
     } catch (const Interrupted&) {
         throw;
     } catch (const Error& error) {
-        staged.keep();
-        throw Error(error.kind(), cat("the merged model could not be verified (it stays in ", staged.path().string(), "): ", error.what()), "--no_verify leaves the comparison out.");
+        throw Error(error.kind(), cat("the merged model could not be verified (it stays in ", staged.keep_as("unverified").string(), "): ", error.what()), "--no_verify leaves the comparison out.");
     } catch (...) {
-        staged.keep();
-        log::error("the merged model could not be verified; it stays in ", staged.path().string());
+        log::error("the merged model could not be verified; it stays in ", staged.keep_as("unverified").string());
         throw;
     }
     log::info("logits of the merged model against base and adapter, ", found.tokens, " tokens of ", found.rows, " rows: relative difference ", three_digits(found.relative), " (at most ",
               three_digits(tolerance), "), largest ", three_digits(found.max_abs), ", mean ", three_digits(found.mean_abs), ", KL divergence ", three_digits(found.mean_kl),
               ", same likeliest token ", three_digits(100 * found.top1), " %");
     if (found.relative <= tolerance) return;
-    staged.keep();
     throw runtime_failure(cat("the merged model differs from base and adapter: the logits' relative difference is ", three_digits(found.relative), ", more than ", three_digits(tolerance)),
-                          cat("The output was not given its name; it stays in ", staged.path().string()));
+                          cat("The output was not given its name; it stays in ", staged.keep_as("unverified").string()));
 }
 
 }  // namespace
 
 void run_merge(const CommandLine& line) {
-    install_interrupt_handlers();
+    install_interrupt_handlers("Stopping");
     const MergeRequest& request = line.merge;
     StagedFolder staged(request.out);
     const std::string base_path = request.base.empty() ? read_peft_config(request.adapter).base_model_name_or_path : request.base;
@@ -152,12 +149,13 @@ void run_merge(const CommandLine& line) {
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), request.adapter, staged.path());
     if (!request.no_verify) verify(request, base_path, resolve_weight_type(request.dtype, base.spec), staged);
+    stop_if_interrupted();
     staged.commit();
     log::info("merged model in ", staged.target().string());
 }
 
 void run_quantize(const CommandLine& line) {
-    install_interrupt_handlers();
+    install_interrupt_handlers("Stopping");
     const QuantizeRequest& request = line.quantize;
     StagedFolder staged(request.out);
     const WeightFile base = WeightFile::open(request.model);
@@ -166,6 +164,7 @@ void run_quantize(const CommandLine& line) {
     const MergedModel model(base, nullptr);
     write_weights(model, staged, {request.type, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), {}, staged.path());
+    stop_if_interrupted();
     staged.commit();
     log::info("quantised model in ", staged.target().string());
 }

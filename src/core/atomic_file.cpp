@@ -10,6 +10,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 namespace {
@@ -23,9 +24,16 @@ Error write_error(const std::filesystem::path& path, const char* action) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::filesystem::path path, std::size_t size)
-    : path_(std::move(path)), temporary_(path_.string() + ".tmp-" + std::to_string(::getpid())) {
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd_ < 0) throw write_error(temporary_, "create");
+    : path_(std::move(path)), temporary_(temporary_name(path_)) {
+    // Another process may take it for abandoned before it is claimed: then it is gone at once, and made again.
+    for (int attempt = 0; fd_ < 0; ++attempt) {
+        fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (fd_ < 0) throw write_error(temporary_, "create");
+        constexpr int most_attempts = 100;
+        if (attempt == most_attempts || claim_temporary(fd_, temporary_)) break;
+        ::close(std::exchange(fd_, -1));
+        ::usleep(1000);
+    }
     try {
         reserve(size);
     } catch (...) {  // the destructor does not run for an object that was never made

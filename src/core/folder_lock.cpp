@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 namespace {
@@ -20,12 +20,6 @@ std::string own_name() {
     char host[256] = {};
     if (::gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "unknown host");
     return cat("process ", ::getpid(), " on ", host);
-}
-
-/// Whether an open file still has this name.
-bool is_at(int fd, const std::filesystem::path& path) {
-    struct stat opened {}, named {};
-    return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 }  // namespace

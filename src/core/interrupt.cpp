@@ -18,7 +18,8 @@ constexpr int64_t one_request_ms = 200;
 
 std::atomic<int> remembered_signal{0};
 std::atomic<int64_t> remembered_at_ms{0};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free, "only lock-free atomics may be used in a signal handler");
+std::atomic<const char*> announced{nullptr};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free, "only lock-free atomics may be used in a signal handler");
 
 int64_t now_ms() {
     timespec now{};
@@ -34,8 +35,8 @@ void on_signal(int signal) {
         ::_exit(128 + signal);
     }
     remembered_at_ms = now_ms();
-    constexpr std::string_view text = "\nStopping after this step and saving; once more stops at once.\n";
-    [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
+    for (const std::string_view text : {std::string_view("\n"), std::string_view(announced.load()), std::string_view("; once more stops at once.\n")})
+        [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 }  // namespace
@@ -43,7 +44,8 @@ void on_signal(int signal) {
 // The key function: it puts the type's run-time information into this library alone, which the engine shares.
 Interrupted::~Interrupted() = default;
 
-void install_interrupt_handlers() {
+void install_interrupt_handlers(const char* words) {
+    announced = words;
     remembered_signal = 0;
     struct sigaction action {};
     action.sa_handler = on_signal;
@@ -56,6 +58,10 @@ void install_interrupt_handlers() {
 
 int interrupt_requested() noexcept {
     return remembered_signal.load(std::memory_order_relaxed);
+}
+
+void stop_if_interrupted(const std::string& message) {
+    if (const int signal = interrupt_requested()) throw Interrupted(signal, message);
 }
 
 }  // namespace unsloth

@@ -1,14 +1,17 @@
 #include "unsloth/core/staged_folder.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 namespace {
@@ -32,18 +35,47 @@ void refuse_existing(const fs::path& target) {
 
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target) : target_(plain(target)), temporary_(target_.string() + ".tmp-" + std::to_string(::getpid())) {
+StagedFolder::StagedFolder(const fs::path& target) : target_(plain(target)), temporary_(temporary_name(target_)) {
     refuse_existing(target_);
     std::error_code failure;
     fs::create_directories(target_.parent_path(), failure);
     if (failure) throw runtime_failure(cat("cannot create ", target_.parent_path().string(), ": ", failure.message()));
-    fs::remove_all(temporary_, failure);  // of an earlier process with this number
-    if (!fs::create_directory(temporary_, failure)) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failure.message()));
+    remove_abandoned(target_);
+    create();
+}
+
+void StagedFolder::create() {
+    constexpr int most_attempts = 100;
+    for (int attempt = 0; attempt < most_attempts; ++attempt) {
+        std::error_code failure;
+        fs::remove_all(temporary_, failure);  // of an earlier process with this number, where there are no locks
+        if (!fs::create_directory(temporary_, failure)) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failure.message()));
+        fd_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd_ >= 0 && claim_temporary(fd_, temporary_)) return;
+        let_go();  // another process has just taken it for abandoned, and removes it
+        ::usleep(1000);
+    }
+    throw runtime_failure(cat("cannot create ", temporary_.string(), ": something removes it again and again"));
+}
+
+void StagedFolder::let_go() noexcept {
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
 StagedFolder::~StagedFolder() {
+    if (fd_ < 0) return;
     std::error_code ignored;
-    if (!done_) fs::remove_all(temporary_, ignored);
+    fs::remove_all(temporary_, ignored);
+    let_go();
+}
+
+fs::path StagedFolder::keep_as(const std::string& word) {
+    const fs::path place = target_.string() + cat(".", word, "-", ::getpid());
+    let_go();
+    std::error_code failure;
+    fs::remove_all(place, failure);  // of an earlier process with this number
+    fs::rename(temporary_, place, failure);
+    return failure ? temporary_ : place;
 }
 
 void StagedFolder::commit() {
@@ -52,7 +84,7 @@ void StagedFolder::commit() {
     refuse_existing(target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
     if (::rename(temporary_.c_str(), target_.c_str()) != 0)
         throw runtime_failure(cat("cannot rename ", temporary_.string(), " to ", target_.string(), ": ", std::strerror(errno)));
-    done_ = true;
+    let_go();
     sync_path(target_.parent_path());
 }
 

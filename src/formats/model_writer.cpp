@@ -40,10 +40,6 @@ void require_values_fit(const float* values, int64_t n, DType type, const std::s
     throw input_error(cat("tensor '", name, "' would hold ", value, ", which is too large for ", name_of(type)), "Write another type: --dtype bf16 or fp32.");
 }
 
-void stop_if_asked() {
-    if (const int signal = interrupt_requested()) throw Interrupted(signal, "stopped; nothing was written");
-}
-
 class Writer {
   public:
     Writer(const MergedModel& model, const std::filesystem::path& folder, const ModelWriteOptions& options)
@@ -117,7 +113,7 @@ class Writer {
     }
 
     void write_tensor(SafetensorsWriter& writer, const TensorRule& rule) const {
-        stop_if_asked();
+        stop_if_interrupted();
         if (const Quant4Weight* const weight = taken_over(rule)) {
             for (const TensorView* part : weight->parts) writer.append(part->name, part->data);
             weight->drop();
@@ -139,7 +135,7 @@ class Writer {
 
     void write_nf4(SafetensorsWriter& writer, const MergedTensor& tensor) const {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
-            stop_if_asked();
+            stop_if_interrupted();
             take(tensor, begin, end, DType::f32, out);
         };
         const Quant4Owned made = quantize_nf4(tensor.rows(), tensor.cols(), read, options_.threads);
@@ -171,7 +167,7 @@ class Writer {
         const int64_t slab_rows = std::clamp<int64_t>(slab_bytes / row_bytes, 1, rows), piece_rows = std::max<int64_t>(1, piece_elements / cols);
         std::vector<std::byte> slab(static_cast<std::size_t>(slab_rows * row_bytes));
         for (int64_t first = 0; first < rows; first += slab_rows) {
-            stop_if_asked();
+            stop_if_interrupted();
             const int64_t last = std::min(rows, first + slab_rows);
             parallel_ranges(last - first, piece_rows, [&](int64_t begin, int64_t end) {
                 std::vector<float> values(static_cast<std::size_t>(std::min(piece_rows, end - begin) * cols));

@@ -7,6 +7,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 namespace {
@@ -57,16 +58,41 @@ TEST_F(Staged, LeavesNothingWithoutCommit) {
     EXPECT_EQ(entries(), 0U);
 }
 
-TEST_F(Staged, IsKeptWhenAskedTo) {
+TEST_F(Staged, IsKeptUnderAnotherNameWhenAskedTo) {
     fs::path place;
     {
         StagedFolder staged(root_ / "out");
         write(staged.path() / "file");
-        staged.keep();
-        place = staged.path();
+        place = staged.keep_as("unverified");
     }
+    { const StagedFolder another(root_ / "out"); }
+    EXPECT_EQ(place, root_ / cat("out.unverified-", ::getpid()));
     EXPECT_TRUE(fs::exists(place / "file"));
-    EXPECT_FALSE(fs::exists(root_ / "out"));
+    EXPECT_EQ(entries(), 1U);
+}
+
+TEST_F(Staged, RemovesWhatAKilledProcessLeft) {
+    fs::create_directories(root_ / "out.tmp-1" / "inner");
+    write(root_ / "out.tmp-1" / "inner" / "file");
+    write(root_ / "out.tmp-77777");
+    fs::create_directories(root_ / "out.tmp-77x");
+    fs::create_directories(root_ / "other.tmp-1");
+    { const StagedFolder staged(root_ / "out"); }
+    EXPECT_FALSE(fs::exists(root_ / "out.tmp-1"));
+    EXPECT_FALSE(fs::exists(root_ / "out.tmp-77777"));
+    EXPECT_EQ(entries(), 2U) << "names of others";
+}
+
+TEST_F(Staged, LeavesWhatAnotherProcessFills) {
+    const StagedFolder staged(root_ / "out");
+    write(staged.path() / "file");
+    const AtomicFile file(root_ / "one", 0);
+    EXPECT_EQ(entries(), 2U);
+    // flock tells open files apart, so that the same process does here for another one.
+    remove_abandoned(root_ / "out");
+    remove_abandoned(root_ / "one");
+    EXPECT_TRUE(fs::exists(staged.path() / "file"));
+    EXPECT_EQ(entries(), 2U);
 }
 
 TEST_F(Staged, TakesTheNameOfAnEmptyFolder) {

@@ -118,7 +118,7 @@ class Merge(Merging):
         result = self.fail_with(RUNTIME, ["relative difference", "it stays in"], "merge", "--adapter", adapter, "--base", base, "--out", out, "--dtype", "bf16",
                                 "--tolerance", "1e-9")
         self.assertFalse(out.exists())
-        kept = [p for p in self.folder.iterdir() if p.name.startswith("merged.tmp-")]
+        kept = [p for p in self.folder.iterdir() if p.name.startswith("merged.unverified-")]
         self.assertEqual(len(kept), 1)
         self.assertIn(str(kept[0]), result.err)
         self.succeed("inspect", kept[0])

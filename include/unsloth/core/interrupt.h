@@ -10,10 +10,14 @@ namespace unsloth {
 
 /// From here on the first SIGINT or SIGTERM is only remembered (and acknowledged by a line on stderr); the second one
 /// ends the process with 128 + its number (the same one again within 0.2 s is still the first: senders repeat themselves). Process-wide; calling it again forgets a signal that was remembered.
-void install_interrupt_handlers();
+/// `words`, a literal, are what the line says first.
+void install_interrupt_handlers(const char* words = "Stopping after this step and saving");
 
 /// The signal that was remembered, or 0. Cheap enough to ask every step, and safe from any thread.
 int interrupt_requested() noexcept;
+
+/// Throws Interrupted with this message when a signal was remembered.
+void stop_if_interrupted(const std::string& message = "stopped; nothing was written");
 
 /// Thrown once a run that was asked to stop has saved its state; `main` turns it into 130 (SIGINT) or 143 (SIGTERM).
 class __attribute__((visibility("default"))) Interrupted : public std::runtime_error {

@@ -8,6 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/temporary.h"
 
 namespace unsloth::gguf {
 namespace {
@@ -85,8 +86,7 @@ class Stream {
         for (int64_t row = 0; row < item.rows(); row += step) {
             write_rows(item, row, std::min(item.rows(), row + step));
             if (item.drop) item.drop();  // an embedding matrix is larger than two layers
-            if (const int signal = interrupt_requested())
-                throw Interrupted(signal, "stopped; the file that was being written is removed");
+            stop_if_interrupted();
         }
         GgufTypeReport& type = report_.types[std::string(info_of(item.decl.type).name)];
         ++type.tensors;
@@ -167,6 +167,7 @@ GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& met
     const auto parent = out.parent_path();
     if (!parent.empty() && !std::filesystem::is_directory(parent))
         throw usage_error(cat(parent.string(), " is no folder, so ", out.filename().string(), " cannot be written there"));
+    remove_abandoned(out);
     GgufReport report = Stream(out, metadata, items, threads).run();
     const GgufFile written(out);  // the strict reader has the last word
     UNSLOTH_CHECK(written.tensors().size() == items.size() && written.size() == report.file_bytes, out.string());
