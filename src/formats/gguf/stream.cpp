@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
+#include <mutex>
 
-#include "formats/parallel.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/parallel.h"
 #include "unsloth/core/temporary.h"
 
 namespace unsloth::gguf {
@@ -101,16 +103,20 @@ class Stream {
         values_.resize(static_cast<std::size_t>(std::max<int64_t>(rows * cols, static_cast<int64_t>(values_.size()))));
         bytes_.resize(std::max(ggml_bytes(type, rows * cols), bytes_.size()));
         const int64_t least_rows = std::max<int64_t>(1, least_thread_elements / cols);
-        std::vector<Sums> sums(static_cast<std::size_t>(formats::range_count(rows, least_rows, threads_)));
-        formats::for_ranges(rows, least_rows, threads_, [&](int64_t first, int64_t last, int64_t range) {
+        std::map<int64_t, Sums> sums;  // by first row: added in the same order every time
+        std::mutex guard;
+        parallel_ranges(rows, least_rows, [&](int64_t first, int64_t last) {
             float* const x = values_.data() + first * cols;
             std::byte* const bytes = bytes_.data() + ggml_bytes(type, first * cols);
             read_rows(item, begin + first, begin + last, x);
             quantize_ggml(type, x, (last - first) * cols, bytes);
-            compare(type, x, bytes, (last - first) * cols, sums[static_cast<std::size_t>(range)]);
-        });
+            Sums sum;
+            compare(type, x, bytes, (last - first) * cols, sum);
+            const std::lock_guard lock(guard);
+            sums[first] = sum;
+        }, threads_);
         GgufTypeReport& report = report_.types[std::string(info_of(type).name)];
-        for (const Sums& sum : sums) {
+        for (const auto& [first, sum] : sums) {
             check(item, sum);
             report.squared_error += sum.squared_error;
             report.squares += sum.squares;
