@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth {
 namespace {
@@ -35,6 +36,12 @@ std::string read_file(const std::filesystem::path& path) {
 void sync_path(const std::filesystem::path& path) {
     const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
     if (file.fd < 0 || ::fsync(file.fd) != 0) throw runtime_failure(cat("cannot flush ", path.string(), ": ", reason()));
+}
+
+void remove_or_warn(const std::filesystem::path& path) {
+    std::error_code failure;
+    std::filesystem::remove_all(path, failure);
+    if (failure) log::warning("cannot remove ", path.string(), ": ", failure.message());
 }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view content) {

@@ -33,10 +33,15 @@ void refuse_existing(const fs::path& target) {
     if (!fs::is_empty(target, failure)) throw usage_error(cat(target.string(), " exists and is not empty"), "Name another folder for the output, or remove this one first.");
 }
 
+void rename_folder(const fs::path& from, const fs::path& to) {
+    if (::rename(from.c_str(), to.c_str()) != 0)
+        throw runtime_failure(cat("cannot rename ", from.string(), " to ", to.string(), ": ", std::strerror(errno)));
+}
+
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target) : target_(plain(target)), temporary_(temporary_name(target_)) {
-    refuse_existing(target_);
+StagedFolder::StagedFolder(const fs::path& target, Existing existing) : target_(plain(target)), temporary_(temporary_name(target_)), existing_(existing) {
+    if (existing_ == Existing::refuse) refuse_existing(target_);
     std::error_code failure;
     fs::create_directories(target_.parent_path(), failure);
     if (failure) throw runtime_failure(cat("cannot create ", target_.parent_path().string(), ": ", failure.message()));
@@ -64,8 +69,7 @@ void StagedFolder::let_go() noexcept {
 
 StagedFolder::~StagedFolder() {
     if (fd_ < 0) return;
-    std::error_code ignored;
-    fs::remove_all(temporary_, ignored);
+    remove_or_warn(temporary_);
     let_go();
 }
 
@@ -79,13 +83,27 @@ fs::path StagedFolder::keep_as(const std::string& word) {
 }
 
 void StagedFolder::commit() {
-    for (const auto& entry : fs::recursive_directory_iterator(temporary_)) sync_path(entry.path());
+    for (const auto& entry : fs::recursive_directory_iterator(temporary_))
+        if (entry.is_directory()) sync_path(entry.path());
     sync_path(temporary_);
-    refuse_existing(target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
-    if (::rename(temporary_.c_str(), target_.c_str()) != 0)
-        throw runtime_failure(cat("cannot rename ", temporary_.string(), " to ", target_.string(), ": ", std::strerror(errno)));
+    rename_into_place();
+}
+
+void StagedFolder::rename_into_place() {
+    const fs::path old = target_.string() + cat(".old-", ::getpid());
+    const bool replaces = existing_ == Existing::replace && fs::exists(target_);
+    if (replaces) rename_folder(target_, old);
+    else refuse_existing(target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
+    try {
+        rename_folder(temporary_, target_);
+    } catch (...) {
+        std::error_code ignored;
+        if (replaces) fs::rename(old, target_, ignored);
+        throw;
+    }
     let_go();
     sync_path(target_.parent_path());
+    if (replaces) remove_or_warn(old);
 }
 
 }  // namespace unsloth

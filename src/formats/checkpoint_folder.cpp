@@ -1,10 +1,6 @@
 #include "unsloth/formats/checkpoint_folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "formats/json.h"
 #include "unsloth/core/files.h"
@@ -49,17 +45,6 @@ std::string manifest_of(const fs::path& folder) {
     return OrderedJson{{"version", manifest_version}, {"files", std::move(list)}}.dump(2) + "\n";
 }
 
-void rename_folder(const fs::path& from, const fs::path& to) {
-    if (::rename(from.c_str(), to.c_str()) != 0)
-        throw runtime_failure(cat("cannot rename ", from.string(), " to ", to.string(), ": ", std::strerror(errno)));
-}
-
-void remove_or_warn(const fs::path& path) {
-    std::error_code failed;
-    fs::remove_all(path, failed);
-    if (failed) log::warning("cannot remove ", path.string(), ": ", failed.message());
-}
-
 }  // namespace
 
 std::vector<CheckpointFolder> list_checkpoints(const fs::path& output_dir) {
@@ -72,27 +57,11 @@ std::vector<CheckpointFolder> list_checkpoints(const fs::path& output_dir) {
 }
 
 CheckpointWriter::CheckpointWriter(const fs::path& output_dir, int64_t step)
-    : path_(output_dir / cat(prefix, step)), temporary_(output_dir / cat(prefix, step, ".tmp-", ::getpid())) {
-    std::error_code failed;
-    fs::remove_all(temporary_, failed);
-    if (!failed) fs::create_directory(temporary_, failed);
-    if (failed) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failed.message()));
-}
-
-CheckpointWriter::~CheckpointWriter() {
-    if (!committed_) remove_or_warn(temporary_);
-}
+    : path_(output_dir / cat(prefix, step)), staged_(path_, StagedFolder::Existing::replace) {}
 
 void CheckpointWriter::commit() {
-    write_file_atomically(temporary_ / manifest_name, manifest_of(temporary_));
-    const fs::path parent = path_.parent_path().empty() ? fs::path(".") : path_.parent_path();
-    const fs::path old = parent / cat(path_.filename().string(), ".old-", ::getpid());
-    const bool replaces = fs::exists(path_);
-    if (replaces) rename_folder(path_, old);
-    rename_folder(temporary_, path_);
-    committed_ = true;
-    sync_path(parent);
-    if (replaces) remove_or_warn(old);
+    write_file_atomically(staged_.path() / manifest_name, manifest_of(staged_.path()));
+    staged_.commit();
 }
 
 std::optional<std::string> find_damage(const fs::path& checkpoint) {

@@ -104,6 +104,24 @@ TEST_F(Staged, TakesTheNameOfAnEmptyFolder) {
     EXPECT_EQ(entries(), 1U);
 }
 
+TEST_F(Staged, ReplacesWhatIsThereWhenAskedTo) {
+    fs::create_directory(root_ / "out");
+    write(root_ / "out" / "old");
+    {
+        const StagedFolder staged(root_ / "out", StagedFolder::Existing::replace);
+        write(staged.path() / "new");
+    }
+    EXPECT_TRUE(fs::exists(root_ / "out" / "old")) << "without commit";
+    {
+        StagedFolder staged(root_ / "out", StagedFolder::Existing::replace);
+        write(staged.path() / "new");
+        staged.commit();
+    }
+    EXPECT_TRUE(fs::exists(root_ / "out" / "new"));
+    EXPECT_FALSE(fs::exists(root_ / "out" / "old"));
+    EXPECT_EQ(entries(), 1U);
+}
+
 TEST_F(Staged, RefusesWhatIsThere) {
     const auto refused = [&](const fs::path& target, const char* word) {
         try {

@@ -42,6 +42,9 @@ class AtomicText {
 /// that are there already under the same path.
 void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to);
 
+/// Removes a file, or a folder with all that is in it; what cannot be removed is a warning.
+void remove_or_warn(const std::filesystem::path& path);
+
 /// Flushes a written file (or a folder's entries) to the medium; runtime Error on failure.
 void sync_path(const std::filesystem::path& path);
 

@@ -10,27 +10,33 @@ namespace unsloth {
 /// of it stays; when the process is killed, until the next StagedFolder of that target.
 class StagedFolder {
   public:
-    /// Makes the folder to fill, and the parents of `target`. Usage Error when `target` exists and is not an empty
-    /// folder; runtime Error, with the system's reason, when the folder cannot be made.
-    explicit StagedFolder(const std::filesystem::path& target);
+    /// What becomes of a target that is there: an Error (but an empty folder makes way), or the new one takes its place.
+    enum class Existing { refuse, replace };
+
+    /// Makes the folder to fill, and the parents of `target`. Usage Error when `target` exists and may not be replaced;
+    /// runtime Error, with the system's reason, when the folder cannot be made.
+    explicit StagedFolder(const std::filesystem::path& target, Existing existing = Existing::refuse);
     StagedFolder(const StagedFolder&) = delete;
     StagedFolder& operator=(const StagedFolder&) = delete;
     ~StagedFolder();
 
-    const std::filesystem::path& path() const { return temporary_; }  ///< where to write
+    /// Where to write; files are to be flushed by those who write them (AtomicFile, write_file_atomically).
+    const std::filesystem::path& path() const { return temporary_; }
     const std::filesystem::path& target() const { return target_; }
     /// The folder stays, for someone to look at, as TARGET.WORD-PID, which is returned; under its temporary name where it
     /// cannot be renamed.
     std::filesystem::path keep_as(const std::string& word);
-    /// Flushes every file and folder to the medium, renames, and flushes the parent. Runtime Error on failure; then nothing
-    /// has the target's name.
+    /// Flushes the folders, renames, and flushes the parent. One that is replaced is TARGET.old-PID until then. Runtime Error
+    /// on failure; then the target is what it was, and the destructor removes the new folder.
     void commit();
 
   private:
     void create();
+    void rename_into_place();
     void let_go() noexcept;  ///< of the claim
 
     std::filesystem::path target_, temporary_;
+    Existing existing_;
     int fd_ = -1;  ///< of the temporary folder, claimed; -1: not there any more
 };
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/core/staged_folder.h"
+
 namespace unsloth {
 
 struct CheckpointFolder {
@@ -17,26 +19,22 @@ struct CheckpointFolder {
 /// The folders checkpoint-N of an output folder, by falling step; whether they are whole is not looked at.
 std::vector<CheckpointFolder> list_checkpoints(const std::filesystem::path& output_dir);
 
-/// A checkpoint while it is written: a folder under a name of its own beside the final one.
+/// A checkpoint while it is written: a folder under a name of its own beside the final one (StagedFolder).
 class CheckpointWriter {
   public:
-    /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses.
+    /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses. Without commit(), nothing of it stays.
     CheckpointWriter(const std::filesystem::path& output_dir, int64_t step);
-    /// Without commit(), removes what was written.
-    ~CheckpointWriter();
-    CheckpointWriter(const CheckpointWriter&) = delete;
-    CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
     /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), without folders.
-    const std::filesystem::path& folder() const { return temporary_; }
+    const std::filesystem::path& folder() const { return staged_.path(); }
     /// Writes manifest.json (every file's size and hash), flushes, and renames the folder to checkpoint-N; an older one of that name
     /// makes way only then. runtime Error, after which nothing of the new one is left.
     void commit();
     const std::filesystem::path& path() const { return path_; }  ///< of the finished checkpoint
 
   private:
-    std::filesystem::path path_, temporary_;
-    bool committed_ = false;
+    std::filesystem::path path_;
+    StagedFolder staged_;
 };
 
 /// What is wrong with a checkpoint: a file is missing, or its size or content is not what the manifest says; nothing when it is whole.
