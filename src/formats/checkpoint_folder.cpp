@@ -29,6 +29,11 @@ std::optional<int64_t> step_of(const std::string& name, std::string* suffix = nu
     return std::stoll(rest.substr(0, digits));
 }
 
+/// Whether a path that a file names stays below the folder that it is meant for.
+bool is_below(const fs::path& name) {
+    return !name.empty() && name.is_relative() && name.has_filename() && std::none_of(name.begin(), name.end(), [](const fs::path& part) { return part == ".." || part == "."; });
+}
+
 std::string hash_of(const fs::path& path) {
     const MappedFile file(path);
     ContentHash hash;
@@ -38,10 +43,11 @@ std::string hash_of(const fs::path& path) {
 
 std::string manifest_of(const fs::path& folder) {
     std::vector<fs::path> files;
-    for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+        if (!entry.is_directory()) files.push_back(entry.path());
     std::sort(files.begin(), files.end());
     OrderedJson list = OrderedJson::array();
-    for (const fs::path& file : files) list.push_back({{"name", file.filename().string()}, {"bytes", fs::file_size(file)}, {"xxh3_128", hash_of(file)}});
+    for (const fs::path& file : files) list.push_back({{"name", file.lexically_relative(folder).generic_string()}, {"bytes", fs::file_size(file)}, {"xxh3_128", hash_of(file)}});
     return OrderedJson{{"version", manifest_version}, {"files", std::move(list)}}.dump(2) + "\n";
 }
 
@@ -76,7 +82,7 @@ std::optional<std::string> find_damage(const fs::path& checkpoint) {
         for (const OrderedJson& item : *files) {
             const ObjectReader file(item, source, "files.");
             const std::string name = file.text("name").value_or("");
-            if (name.empty() || fs::path(name).filename() != name) file.fail("name", "a file's name");
+            if (!is_below(name)) file.fail("name", "a file's name, or its path below the checkpoint");
             const fs::path path = checkpoint / name;
             if (!fs::is_regular_file(path)) return cat(name, " is missing");
             if (const auto bytes = static_cast<int64_t>(fs::file_size(path)); bytes != file.required_integer("bytes"))

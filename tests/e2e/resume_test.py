@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from support import EndToEnd, INPUT, LLAMA, PROGRAM, SIGTERM_SAVED, TIMEOUT_S, USAGE, environment, main, model, token_rows, write_rows
+from support import EndToEnd, INPUT, LEGAL_BASE, LLAMA, PROGRAM, SIGTERM_SAVED, TEXT_LLAMA, TIMEOUT_S, USAGE, environment, main, model, token_rows, write_rows
 
 STEPS = 9
 ADAPTER = "adapter_model.safetensors"
@@ -143,6 +143,19 @@ class Resuming(EndToEnd):
         saved = sorted(int(p.name.split("-")[1]) for p in (self.folder / "timed").glob("checkpoint-*"))
         self.assertGreater(len(saved), 2)
         self.assertEqual(saved[-1], 40)
+
+    def test_templates_in_a_folder_come_along(self):
+        base = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE), "base")
+        template = "additional_chat_templates/tool_use.jinja"
+        (base / template).parent.mkdir()
+        (base / template).write_text("{{ messages[0].content }}")
+        rows = write_rows(self.folder / "texts.jsonl", [{"text": "The term is one year."}] * 4)
+        self.succeed(*self.arguments("out", "--max_steps", 1, "--save_steps", 1, base=base, rows=rows))
+        checkpoint = self.folder / "out" / "checkpoint-1"
+        self.assertEqual((checkpoint / template).read_bytes(), (base / template).read_bytes())
+        self.assertIn(template, [file["name"] for file in json.loads((checkpoint / "manifest.json").read_text())["files"]])
+        result = self.succeed(*self.arguments("out", "--max_steps", 2, "--resume_from_checkpoint", "auto", base=base, rows=rows))
+        self.assertIn(f"goes on from {checkpoint}", result.err)
 
     def test_the_best_one_is_kept(self):
         self.succeed(*self.arguments("best", "--learning_rate", 0.3, "--val_size", 4, "--eval_steps", 1, "--eval_on_start", "true", "--save_steps", 1, "--save_total_limit", 2))

@@ -50,6 +50,16 @@ TEST_F(CheckpointFolderTest, IsThereWhollyOrNotAtAll) {
     EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1) << "an abandoned one leaves nothing";
 }
 
+TEST_F(CheckpointFolderTest, HoldsFilesBelowFolders) {
+    CheckpointWriter writer(folder, 4);
+    fs::create_directory(writer.folder() / "templates");
+    write_file_atomically(writer.folder() / "templates" / "tool.jinja", "text");
+    writer.commit();
+    EXPECT_EQ(find_damage(writer.path()), std::nullopt);
+    std::ofstream(writer.path() / "templates" / "tool.jinja") << "test";
+    EXPECT_NE(find_damage(writer.path()).value_or("none").find("templates/tool.jinja was changed"), std::string::npos);
+}
+
 TEST_F(CheckpointFolderTest, ReplacesOneOfTheSameStep) {
     write(3, "old");
     write(3, "new");
@@ -71,10 +81,11 @@ TEST_F(CheckpointFolderTest, FindsEveryDamage) {
     EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensorz"); }).find("was changed"), std::string::npos);
     EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "manifest.json", "{"); }), "none");
     EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "manifest.json", R"({"version": 99, "files": []})"); }).find("later version"), std::string::npos);
-    EXPECT_NE(damage_after([&](const fs::path& p) {
-                  put(p / "manifest.json", R"({"version": 1, "files": [{"name": "../x", "bytes": 1, "xxh3_128": ""}]})");
-              }).find("a file's name"),
-              std::string::npos);
+    for (const char* name : {"../x", "a/../../x", "/x", "", ".", "a/"})
+        EXPECT_NE(damage_after([&](const fs::path& p) {
+                      put(p / "manifest.json", cat(R"({"version": 1, "files": [{"name": ")", name, R"(", "bytes": 1, "xxh3_128": ""}]})"));
+                  }).find("a file's name"),
+                  std::string::npos) << name;
 }
 
 TEST_F(CheckpointFolderTest, KeepsTheNewestAndTheBest) {

@@ -25,7 +25,7 @@ class CheckpointWriter {
     /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses. Without commit(), nothing of it stays.
     CheckpointWriter(const std::filesystem::path& output_dir, int64_t step);
 
-    /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), without folders.
+    /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), also below folders.
     const std::filesystem::path& folder() const { return staged_.path(); }
     /// Writes manifest.json (every file's size and hash), flushes, and renames the folder to checkpoint-N; an older one of that name
     /// makes way only then. runtime Error, after which nothing of the new one is left.
