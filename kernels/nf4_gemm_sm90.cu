@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
                 decode_scales<Tokens, Stages, Transposed>(p, s, ring, work, warp - 1, lane);
         }
         if constexpr (Clustered) {
-            // Every thread comes to the cluster's two barriers (store_shared), the idle ones too: while some
-            // had ended before, the barrier once in some ten thousand launches never opened.
+            // Every thread comes to the cluster's two barriers (store_shared), the idle ones too: the kernel
+            // hung once in some ten thousand launches, and a barrier that ended threads share is suspect.
             __syncwarp();
             sm90::cluster_sync();
             sm90::cluster_barrier_relaxed();
