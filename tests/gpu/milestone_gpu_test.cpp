@@ -14,6 +14,7 @@ class MilestoneGpu : public testing::GpuTest {
         testing::GpuTest::SetUp();
         if (IsSkipped()) return;
         ctx.emplace(at::kCUDA);
+        side = c10::cuda::getStreamFromPool();
         const at::TensorOptions on_gpu = at::TensorOptions(at::kFloat).device(at::kCUDA);
         value = at::zeros({1 << 20}, on_gpu);
         busy = at::zeros({1 << 28}, on_gpu);
@@ -28,15 +29,15 @@ class MilestoneGpu : public testing::GpuTest {
         for (int i = 0; i < 20; ++i) busy.add_(1);
     }
     float look(const ops::Milestone& milestone) {
-        const c10::cuda::CUDAStreamGuard guard(side);
+        const c10::cuda::CUDAStreamGuard guard(*side);
         milestone.wait();
         seen.copy_(value);
-        side.synchronize();
+        side->synchronize();
         return seen.min().cpu().item<float>();
     }
     std::optional<ops::Context> ctx;
     at::Tensor value, busy, seen;
-    c10::cuda::CUDAStream side = c10::cuda::getStreamFromPool();
+    std::optional<c10::cuda::CUDAStream> side;
 };
 
 TEST_F(MilestoneGpu, AnotherStreamWaitsForTheLastRecord) {
