@@ -158,10 +158,7 @@ class TurnFinder {
     /// The end of a last answer behind which the template writes the header of another one without being asked to:
     /// the conversation in front of the answer ends with that header too, and it goes when a user's message follows.
     std::optional<std::size_t> end_before_header(std::size_t i) {
-        const auto &plain = cut(i + 1, false), &front = cut(i, false);
-        const auto& place = around_whole(i);
-        if (!plain || *plain != text_ || !front || !text_.starts_with(*front) || !place || !text_.ends_with(place->behind))
-            return std::nullopt;
+        if (const auto& plain = cut(i + 1, false); !plain || *plain != text_) return std::nullopt;
         Items longer = messages_;
         auto next = std::make_shared<Dict>();
         next->set(Value("role"), Value("user"));
@@ -171,8 +168,13 @@ class TurnFinder {
         if (!followed) return std::nullopt;
         const std::string_view common = common_prefix(text_, *followed);
         const std::string_view header = std::string_view(text_).substr(common.size());
+        if (size_without_space(header) == 0) return std::nullopt;  // most templates, found by this one rendering
+        const auto& front = cut(i, false);
+        if (!front || !text_.starts_with(*front) || !front->ends_with(header)) return std::nullopt;
+        const auto& place = around_whole(i);
+        if (!place || !text_.ends_with(place->behind)) return std::nullopt;
         const std::size_t content_end = text_.size() - place->behind.size();
-        if (size_without_space(header) == 0 || !front->ends_with(header) || common.size() < content_end) return std::nullopt;
+        if (common.size() < content_end) return std::nullopt;
         return content_end + size_of_turn_end(common.substr(content_end));
     }
 

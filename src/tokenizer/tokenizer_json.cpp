@@ -1,9 +1,9 @@
 #include "tokenizer/tokenizer_json.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "tokenizer/byte_level.h"
 #include "tokenizer/flat_map.h"
@@ -174,13 +174,12 @@ void read_added_tokens(const JsonReader& list, const StringTable& vocab, Tokeniz
 
 /// What the post-processor puts around a text must be tokens: the library would hand out whatever number stands there.
 void check_surrounding_ids(const TokenizerSpec& spec, const JsonReader& post_processor) {
-    if (spec.prefix_ids.empty() && spec.suffix_ids.empty()) return;
-    std::unordered_set<int32_t> ids;
-    for (const auto& [token, id] : spec.model.vocab) ids.insert(id);
-    for (const AddedToken& token : spec.added) ids.insert(token.id);
-    for (const auto* around : {&spec.prefix_ids, &spec.suffix_ids})
-        for (const int32_t id : *around)
-            if (!ids.contains(id)) post_processor.refuse(cat("ids of tokens: there is none with the id ", id));
+    std::set<int32_t> unknown(spec.prefix_ids.begin(), spec.prefix_ids.end());  // a few, where the vocabulary has many
+    unknown.insert(spec.suffix_ids.begin(), spec.suffix_ids.end());
+    if (unknown.empty()) return;
+    for (const auto& [token, id] : spec.model.vocab) unknown.erase(id);
+    for (const AddedToken& token : spec.added) unknown.erase(token.id);
+    if (!unknown.empty()) post_processor.refuse(cat("ids of tokens: there is none with the id ", *unknown.begin()));
 }
 
 }  // namespace
