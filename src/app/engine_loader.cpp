@@ -4,8 +4,8 @@
 
 #include <filesystem>
 #include <string>
-#include <system_error>
 
+#include "app/launch/environment.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::app {
@@ -13,13 +13,6 @@ namespace {
 
 constexpr const char* engine_file = "libunsloth_engine.so";
 constexpr const char* entry_name = "unsloth_create_engine";
-
-std::filesystem::path engine_path() {
-    std::error_code failure;
-    const auto executable = std::filesystem::read_symlink("/proc/self/exe", failure);
-    if (failure) throw runtime_failure(cat("cannot find this executable's folder: ", failure.message()));
-    return executable.parent_path() / engine_file;
-}
 
 // dlerror() says "NAME: cannot open shared object file: …" for the engine's own missing dependencies too.
 Error not_loaded(const std::filesystem::path& engine, const std::string& reason) {
@@ -36,7 +29,7 @@ Error not_loaded(const std::filesystem::path& engine, const std::string& reason)
 }  // namespace
 
 std::unique_ptr<Engine> load_engine() {
-    const auto path = engine_path();
+    const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
         throw runtime_failure(cat("the engine ", path.string(), " is missing"),
                               "It lies beside the executable; scripts/build.sh makes both.");

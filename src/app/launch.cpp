@@ -97,12 +97,7 @@ int port_for(const LaunchRequest& request) {
 
 Program program_of(const LaunchRequest& request) {
     Program program;
-    program.path = request.program;
-    if (program.path.empty()) {
-        std::error_code failure;
-        program.path = std::filesystem::read_symlink("/proc/self/exe", failure);
-        if (failure) throw runtime_failure(cat("cannot find this executable: ", failure.message()));
-    }
+    program.path = request.program.empty() ? own_executable().string() : request.program;
     program.arguments = {program.path};
     program.arguments.insert(program.arguments.end(), request.arguments.begin(), request.arguments.end());
     return program;

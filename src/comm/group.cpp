@@ -1,6 +1,5 @@
 #include "unsloth/comm/group.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "comm/nccl_group.h"
@@ -53,17 +52,12 @@ class StoreGroup final : public StoreBackedGroup {
 
 }  // namespace
 
-void Group::set_ranks_here(std::vector<int> ranks) {
-    ranks_here_ = std::move(ranks);
-    place_here_ = static_cast<int>(std::find(ranks_here_.begin(), ranks_here_.end(), rank_) - ranks_here_.begin());
-}
-
-StoreBackedGroup::StoreBackedGroup(std::unique_ptr<Exchange> exchange) : Group(exchange->rank(), exchange->size()), exchange_(std::move(exchange)) {
-    const std::vector<std::string>& hosts = exchange_->hosts();
-    std::vector<int> here;
-    for (int r = 0; r < size(); ++r)
-        if (hosts[static_cast<std::size_t>(r)] == hosts[static_cast<std::size_t>(rank())]) here.push_back(r);
-    set_ranks_here(std::move(here));
+Group::Group(int rank, const std::vector<std::string>& hosts) : rank_(rank), size_(static_cast<int>(hosts.size())) {
+    for (int r = 0; r < size_; ++r) {
+        if (hosts[static_cast<std::size_t>(r)] != hosts[static_cast<std::size_t>(rank)]) continue;
+        if (r == rank) place_here_ = static_cast<int>(ranks_here_.size());
+        ranks_here_.push_back(r);
+    }
 }
 
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {

@@ -8,6 +8,7 @@
 
 #include "comm/store.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::comm {
@@ -29,13 +30,8 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 }  // namespace
 
-std::string own_host() {
-    char name[256] = {};
-    return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
-}
-
 Monitor::Monitor(const LaunchEnvironment& e, seconds timeout)
-    : rank_(e.rank), size_(e.world_size), place_(cat(e.master_address, ":", e.master_port)), host_(own_host()), timeout_(timeout),
+    : rank_(e.rank), size_(e.world_size), place_(cat(e.master_address, ":", e.master_port)), host_(host_name()), timeout_(timeout),
       lost_after_(std::min(timeout, silence_allowed)), store_(connect_to_store(e, timeout, /*serves=*/false)) {
     store_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(lost_after_));
     const auto now = Clock::now();

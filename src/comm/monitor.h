@@ -18,9 +18,6 @@
 
 namespace unsloth::comm {
 
-/// This machine's host name.
-std::string own_host();
-
 /// Every rank writes a sign of life into the ranks' store every few seconds, with what it is on its way to, and reads the others'.
 /// A rank is lost when its sign stands still for 12 s (or the timeout, if that is less), when it says that it failed, and when the
 /// rest waits for a collective longer than the timeout. Then check() throws, the release hook ends what blocks the main thread

@@ -27,7 +27,7 @@ class NcclGroup final : public StoreBackedGroup {
         for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) ::setenv(name, "0", /*overwrite=*/0);
         nccl_ = make_nccl(this->exchange().store(), rank(), size());
         const int here = static_cast<int>(ranks_here().size());
-        here_ = here == size() ? nccl_ : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()), this->exchange().store()), place_here(), here);
+        here_ = here == size() || here == 1 ? nccl_ : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()), this->exchange().store()), place_here(), here);
         this->exchange().monitor().on_failure([this] { abort(); });
         // Makes the communicator, and shows here, not in the middle of the first step, when it cannot be made.
         const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device));
@@ -92,7 +92,7 @@ class NcclGroup final : public StoreBackedGroup {
         return begin(nccl_->allreduce(tensors), what);
     }
 
-    Nccl nccl_, here_;  ///< of all ranks, and of those of this machine: the same where there is one machine
+    Nccl nccl_, here_;  ///< of all ranks, and of those of this machine: the same where there is one machine, or nobody else here
     std::optional<c10::cuda::CUDAStream> beside_;
     std::vector<Work> under_way_;
 };

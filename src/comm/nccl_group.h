@@ -16,7 +16,7 @@ class StoreBackedGroup : public Group {
     void announce(const std::string& error) override { exchange_->monitor().announce(error); }
 
   protected:
-    explicit StoreBackedGroup(std::unique_ptr<Exchange> exchange);
+    explicit StoreBackedGroup(std::unique_ptr<Exchange> exchange) : Group(exchange->rank(), exchange->hosts()), exchange_(std::move(exchange)) {}
     Exchange& exchange() { return *exchange_; }
 
   private:

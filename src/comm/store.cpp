@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 
 C10_DECLARE_int(caffe2_log_level);
@@ -80,7 +81,7 @@ Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout) : r
         throw runtime_failure(cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " within ", timeout.count(), " s"),
                               "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
     }
-    const std::string host = own_host();
+    const std::string host = host_name();
     all({host.begin(), host.end()}, "the start of all ranks", [&](int, const std::vector<uint8_t>& name) { hosts_.emplace_back(name.begin(), name.end()); });
     try {
         monitor_ = std::make_unique<Monitor>(e, timeout);

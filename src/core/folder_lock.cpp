@@ -10,17 +10,14 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/temporary.h"
 
 namespace unsloth {
 namespace {
 
-std::string own_name() {
-    char host[256] = {};
-    if (::gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "unknown host");
-    return cat("process ", ::getpid(), " on ", host);
-}
+std::string own_name() { return cat("process ", ::getpid(), " on ", host_name()); }
 
 }  // namespace
 

@@ -53,8 +53,8 @@ class Group {
     void barrier(const std::string& what) { gather("", what); }
 
   protected:
-    Group(int rank, int size) : rank_(rank), size_(size) {}
-    void set_ranks_here(std::vector<int> ranks);
+    /// `hosts`: every rank's host name, by rank.
+    Group(int rank, const std::vector<std::string>& hosts);
 
   private:
     int rank_, size_;

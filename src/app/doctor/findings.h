@@ -39,7 +39,7 @@ std::vector<Finding> judge_environment(const std::vector<std::string>& variables
 Finding judge_shared_memory(int64_t size, int64_t free);
 
 /// What `bench comm --json` printed; `nvlink`: all GPUs reach each other by NVLink.
-Finding judge_sums(const std::string& lines, bool nvlink);
+Finding judge_sums(const std::string& printed, bool nvlink);
 
 /// "62.8 GiB".
 std::string human_size(int64_t bytes);

@@ -71,10 +71,8 @@ Finding connections(const NvmlReport& report) {
 }
 
 Finding visible(const NvmlReport& report) {
-    std::vector<Gpu> all;
-    for (const NvmlGpu& gpu : report.gpus) all.push_back({gpu.pci, gpu.name, gpu.uuid});
-    const auto seen = visible_gpus(all);
-    Finding finding{Verdict::ok, "visible to a run", cat(seen.size(), " of ", all.size()), ""};
+    const auto seen = visible_gpus(gpus_of(report));
+    Finding finding{Verdict::ok, "visible to a run", cat(seen.size(), " of ", report.gpus.size()), ""};
     if (seen.empty()) {
         finding.verdict = Verdict::warn;
         finding.advice = "CUDA_VISIBLE_DEVICES hides all: training would run on the CPU.";

@@ -4,11 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
+#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -31,13 +30,12 @@ struct Ended {
     std::string out, err;
 };
 
-/// Takes what is there; false at the stream's end.
-bool take(Descriptor& from, std::string& to) {
+/// Takes what is there, and closes at the stream's end.
+void take(Descriptor& from, std::string& to) {
     std::array<char, 4096> piece;
     const ssize_t got = ::read(from.get(), piece.data(), piece.size());
     if (got > 0) to.append(piece.data(), static_cast<std::size_t>(got));
     if (got == 0) from.close();
-    return got != 0;
 }
 
 /// Runs a program to its end, or kills it and all that it started (launch's ranks end with their launcher) when its time is over.
@@ -63,28 +61,22 @@ Ended run_to_end(const Program& program) {
 
 /// The last line that says what went wrong.
 std::string reason(const std::string& text) {
-    std::string last, line;
-    for (const char letter : text + "\n") {
-        if (letter != '\n') {
-            line += letter;
-            continue;
-        }
+    std::istringstream lines(text);
+    std::string last;
+    for (std::string line; std::getline(lines, line);)
         if (line.find("rror") != std::string::npos || (last.empty() && !line.empty())) last = line;
-        line.clear();
-    }
     return last;
 }
 
 }  // namespace
 
-Finding judge_sums(const std::string& lines, bool nvlink) {
+Finding judge_sums(const std::string& printed, bool nvlink) {
     double fastest = 0, least_us = 0;
     int ranks = 0;
     int64_t bytes = 0;
-    for (std::size_t begin = 0; begin < lines.size();) {
-        const std::size_t end = std::min(lines.find('\n', begin), lines.size());
-        const auto line = nlohmann::json::parse(lines.substr(begin, end - begin), nullptr, /*allow_exceptions=*/false);
-        begin = end + 1;
+    std::istringstream lines(printed);
+    for (std::string text; std::getline(lines, text);) {
+        const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
         if (!line.is_object() || line.value("bench", "") != "comm") continue;
         if (least_us == 0) least_us = 1000 * line["ms"].get<double>();
         ranks = line["ranks"].get<int>();
@@ -108,14 +100,12 @@ Finding judge_sums(const std::string& lines, bool nvlink) {
 
 std::vector<Finding> check_sums(const Config& config) {
     const NvmlReport report = ask_nvml(true);
-    std::vector<Gpu> all;
-    for (const NvmlGpu& gpu : report.gpus) all.push_back({gpu.pci, gpu.name, gpu.uuid});
-    const auto count = visible_gpus(all).size();
+    const auto count = visible_gpus(gpus_of(report)).size();
     if (count < 2 || config.hardware.device == "cpu") return {{Verdict::ok, "sums of all GPUs", cat(count, " GPU(s): nothing to sum"), ""}};
     bool nvlink = !report.links.empty();
     for (std::size_t i = 0; i < report.links.size(); ++i)
         for (std::size_t j = 0; j < report.links[i].size(); ++j) nvlink = nvlink && (i == j || report.links[i][j] == "NVLink");
-    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    const std::string self = own_executable();
     const Program program{self, {self, "launch", "--nproc_per_node", std::to_string(count), "--prefix", "", "bench", "comm", "--json", "--device", "cuda", "--ddp_timeout", "60"}, own_environment()};
     const Ended ended = run_to_end(program);
     if (!ended.in_time)

@@ -70,10 +70,15 @@ std::optional<Gpu> gpu_called(const std::vector<Gpu>& all, const std::string& en
 
 }  // namespace
 
+std::vector<Gpu> gpus_of(const NvmlReport& report) {
+    std::vector<Gpu> gpus;
+    for (const NvmlGpu& gpu : report.gpus) gpus.push_back({gpu.pci, gpu.name, gpu.uuid});
+    return gpus;
+}
+
 GpuInventory find_gpus(const fs::path& root) {
     GpuInventory found;
-    if (root == "/")
-        for (const NvmlGpu& gpu : ask_nvml().gpus) found.gpus.push_back({gpu.pci, gpu.name, gpu.uuid});
+    if (root == "/") found.gpus = gpus_of(ask_nvml());
     if (!found.gpus.empty()) return found.found_through = "NVML", found;
     const char* const proc = "proc/driver/nvidia/gpus";
     found.gpus = gpus_of_proc(root / proc);

@@ -8,6 +8,8 @@
 
 namespace unsloth::app {
 
+struct NvmlReport;
+
 struct Gpu {
     std::string pci;  ///< "0000:17:00.0"; empty where it is not known which one this is
     std::string name, uuid;
@@ -17,6 +19,9 @@ struct GpuInventory {
     std::vector<Gpu> gpus;   ///< all of the machine, by PCI address
     std::string found_through;  ///< for the log: "NVML", "/proc/driver/nvidia/gpus", "/dev/nvidia*"; empty: none found
 };
+
+/// Those that NVML told of.
+std::vector<Gpu> gpus_of(const NvmlReport& report);
 
 /// Through NVML; without it through /proc/driver/nvidia/gpus, then /dev/nvidia0, … `root` stands before /proc and /dev.
 GpuInventory find_gpus(const std::filesystem::path& root = "/");
