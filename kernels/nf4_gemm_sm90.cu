@@ -57,13 +57,6 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
             while (schedule.next(p, work))
                 decode_scales<Tokens, Stages, Transposed>(p, s, ring, work, warp - 1, lane);
         }
-        if constexpr (Clustered) {
-            // Every thread comes to the cluster's two barriers (store_shared), the idle ones too: the kernel
-            // hung once in some ten thousand launches, and a barrier that ended threads share is suspect.
-            __syncwarp();
-            sm90::cluster_sync();
-            sm90::cluster_barrier_relaxed();
-        }
     } else {
         sm90::grow_registers<BlocksPerSm == 1 ? 232 : 96>();
         while (schedule.next(p, work)) {

@@ -217,6 +217,9 @@ struct Multiplier {
             issue(sums, a, ring.stage, accumulate);
             accumulate = 1;
             sm90::products_wait<0>();
+            // A tail needs no scales, but its stage is not free before the decoding warps have seen it: filled once more, `full`
+            // would have the parity again that they wait to see end, and they would wait for ever.
+            sm90::barrier_wait(shared_address(&s.decoded[ring.stage]), ring.parity);
             release(ring.stage);
             ring.advance();
         }

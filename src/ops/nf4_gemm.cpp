@@ -202,7 +202,7 @@ Nf4GemmChooser nf4_gemm_chooser(at::Device device) {
 
 std::vector<Nf4GemmChoice> nf4_gemm_forms(at::Device device) {
 #if UNSLOTH_CUDA
-    if (device.is_cuda()) return nf4_gemm_forms_cuda();
+    if (device.is_cuda()) return nf4_gemm_forms_cuda(device);
 #endif
     (void)device;
     return {};

@@ -60,7 +60,7 @@ std::string nf4_gemm_card_cuda(at::Device device) {
     return properties.major == 9 && !kernels::built_for_hopper() ? "" : properties.name;
 }
 
-std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda() {
+std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device) {
     using Kernel = Nf4GemmChoice::Kernel;
     std::vector<Nf4GemmChoice> forms;
     for (int groups = 1; groups <= 8; groups *= 2)
@@ -68,6 +68,13 @@ std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda() {
             for (int warps = 4; warps <= 16; warps *= 2)
                 if (kernels::nf4_gemm_has({groups, strips, warps}))
                     forms.push_back({Kernel::portable, groups, strips, warps});
+    cudaDeviceProp properties{};
+    UNSLOTH_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index()));
+    if (!kernels::built_for_hopper() || properties.major != 9 || properties.minor != 0) return forms;
+    for (const int tokens : {16, 32, 64, 128, 256})
+        for (int split = 1; split <= 8; ++split)
+            if (kernels::nf4_gemm_sm90_has({tokens, split}))
+                forms.push_back({.kernel = Kernel::sm90, .tokens = tokens, .split = split});
     return forms;
 }
 

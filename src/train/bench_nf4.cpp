@@ -70,7 +70,15 @@ struct Measured {
 };
 
 std::string text_of(const ops::Nf4GemmChoice& form) {
+    if (form.kernel == Kernel::sm90) return cat("sm90(", form.tokens, ", ", form.split, ")");
     return cat("portable(", form.token_groups, ", ", form.strips, ", ", form.warps, ")");
+}
+
+/// Whether a form is worth timing at m tokens: small tiles of tokens read the weights again and again.
+bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
+    constexpr int64_t most_portable = 64, widest = 256, card_is_full = 2048;
+    if (form.kernel == Kernel::portable) return m <= most_portable;
+    return 2 * form.tokens >= std::min(m, widest) && (m < card_is_full || form.split == 1);
 }
 
 /// One product for m tokens in its three ways.
@@ -109,6 +117,7 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     std::vector<std::pair<double, ops::Nf4GemmChoice>> forms;
     double best = result.dequantise_us;
     for (const ops::Nf4GemmChoice& form : ops::nf4_gemm_forms(ctx.device())) {
+        if (!worth_timing(form, m)) continue;
         log::debug("bench nf4: ", m, " tokens by ", text_of(form));
         forms.emplace_back(time_us(ctx, own(form), 0.1, 1.5 * best), form);
         best = std::min(best, forms.back().first);
@@ -139,8 +148,11 @@ void print(const BenchRequest& request, const std::string& name, const model::Gr
 /// A line of the table: up to the largest m that the tiles serve faster, the form of the next measured m.
 std::string table_line(const model::GroupLayout& group, bool transposed, const std::vector<Measured>& measured) {
     std::string steps;
-    for (const Measured& r : measured) {
+    for (std::size_t i = 0; i < measured.size(); ++i) {
+        const Measured& r = measured[i];
         if (r.own_us >= 0.97 * r.dequantise_us) break;
+        const bool goes_on = i + 1 < measured.size() && measured[i + 1].own_us < 0.97 * measured[i + 1].dequantise_us;
+        if (goes_on && text_of(measured[i + 1].form) == text_of(r.form)) continue;  // one step serves both
         steps += cat(steps.empty() ? "" : ", ", "{", r.m, ", ", text_of(r.form), "}");
     }
     return steps.empty() ? "" : cat("    {", transposed ? "true" : "false", ", ", group.n, ", ", group.k, ", {{", steps, "}}},");
@@ -164,7 +176,7 @@ void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& 
             const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
             for (const bool transposed : {false, true}) {
                 std::vector<Measured> measured;
-                for (const int64_t m : {1, 8, 16, 32, 64}) {  // beyond, the tiles of tokens read the weights again and again
+                for (const int64_t m : {1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384}) {
                     measured.push_back(measure(ctx, layout[g], sets, transposed, m));
                     print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());
                 }

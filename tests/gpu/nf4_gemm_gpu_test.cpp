@@ -81,17 +81,18 @@ TEST_F(Nf4GemmGpuTest, OutMayBeTheResidual) {
     }
 }
 
-/// Every form of the Hopper kernel, UNSLOTH_TEST_LAUNCHES times (3000). Once in some ten thousand launches it did not end, which is why
-/// no table chooses it, and why this test waits to be asked for (docs/benchmarks.md).
-TEST_F(Nf4GemmGpuTest, DISABLED_HopperFormsEnd) {
+/// Every form of the Hopper kernel with a tail, UNSLOTH_TEST_LAUNCHES times (1000): stages of the tail were once handed back before the
+/// warps that decode scales had seen them, and one launch in some ten thousand did not end.
+TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
+    if (forms().back().kernel != Kernel::sm90) GTEST_SKIP() << "not Hopper, or not built for it";
     const nf4_gemm_cases::Case c{{4096, 1024, 1024}, 4096, 48, false, false};
     nf4_gemm_cases::Product p = nf4_gemm_cases::make(*gpu, c, false, 1, at::kBFloat16, generator);
     const char* const asked = std::getenv("UNSLOTH_TEST_LAUNCHES");
-    const int rounds = asked != nullptr ? std::atoi(asked) : 3000;
+    const int rounds = asked != nullptr ? std::atoi(asked) : 1000;
     for (const int tokens : {16, 32, 64, 128, 256}) {
         for (int split = 1; split <= 8; ++split) {
             if (!kernels::nf4_gemm_sm90_has({tokens, split})) continue;
-            std::cout << "tokens " << tokens << ", split " << split << std::endl;
+            SCOPED_TRACE(cat("tokens ", tokens, ", split ", split));
             for (int launch = 0; launch < rounds; ++launch)
                 ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::sm90, .tokens = tokens, .split = split});
             c10::cuda::device_synchronize();

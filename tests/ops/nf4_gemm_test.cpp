@@ -109,7 +109,7 @@ TEST_F(Nf4GemmTest, FewTokensStayPackedOnAMeasuredCard) {
     // The groups of Llama-3.1-8B: q, k, v; o; gate, up; down.
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
         for (const bool transposed : {false, true}) {
-            for (const int64_t m : {1, 3, 16, 32}) {
+            for (const int64_t m : {1, 3, 16, 32, 128}) {
                 EXPECT_NE(ops::nf4_gemm_choice("NVIDIA H200", m, n, k, transposed).kernel, Kernel::dequantize)
                     << n << " x " << k << " m " << m;
             }
