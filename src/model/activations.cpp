@@ -100,11 +100,11 @@ class Lister {
         }
         matrix("qkv", layout_[Group::qkv].n, rest, &LayerSaved::qkv_TN);
         small("lse", {lse_elements_}, at::kFloat, attention, a.lse);
-        matrix("o", spec_.q_size() + layout_[Group::o].r, attention, &LayerSaved::o_full);
+        matrix("o", row_stride(spec_.q_size() + layout_[Group::o].r), attention, &LayerSaved::o_full);
         matrix("mid", d, rest, &LayerSaved::mid_TD);
         small("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
         small("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
-        matrix("gate_up", 2 * spec_.intermediate_size + layout_[Group::gate_up].r, keeps == Keep::everything, &LayerSaved::gate_up_full);
+        matrix("gate_up", row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r), keeps == Keep::everything, &LayerSaved::gate_up_full);
         small("u_down", {t, layout_[Group::down].r}, dtype_, true, a.u_down_TR);  // so that a recompute ends before the activation
     }
 
@@ -112,7 +112,7 @@ class Lister {
         const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.q_size());
         const uint8_t layers = memory::forward | memory::backward;
         const auto add_scratch = [&](const char* name, int64_t columns, uint8_t phases, at::Tensor& target) {
-            add("scratch", name, {t, columns}, dtype_, phases, target);
+            add("scratch", name, {t, row_stride(columns)}, dtype_, phases, target);
         };
         add_scratch("h", widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers, s.h_full);
         add_scratch("act", spec_.intermediate_size + layout_[Group::down].r, layers, s.act_full);

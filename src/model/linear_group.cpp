@@ -160,13 +160,13 @@ void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, con
     }
     if (w.packed) {
         const ops::Region region(c.ctx, label(Product::forward, g));
-        ops::Nf4Gemm product{.weights = w.packed->weights, .x = x_full.narrow(1, 0, folded ? layout.leading() : layout.k), .out = y_TN};
+        ops::Nf4Gemm product{.weights = w.packed->weights, .x = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k), .out = y_TN};
         if (folded) product.tail_weight = w.b_NR;
         if (residual_TN.defined()) product.residual = residual_TN;
         if (w.bias_N.defined()) product.bias = w.bias_N;
         return ops::nf4_gemm(c.ctx, product, w.packed->forward);
     }
-    ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.leading() : layout.k), .b = folded ? w.forward_NKR : w.w_NK,
+    ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k), .b = folded ? w.forward_NKR : w.w_NK,
                       .out = y_TN, .transpose_b = true, .label = label(Product::forward, g)};
     if (residual_TN.defined()) {
         product.beta = 1.0;

@@ -22,7 +22,7 @@ GroupWeights make_group(const GroupLayout& layout, at::ScalarType dtype, const m
 
 GroupWeights::GroupWeights(const GroupLayout& layout, at::Tensor whole, at::Tensor bias)
     : buffer(std::move(whole)), bias_N(std::move(bias)) {
-    forward_NKR = buffer.narrow(0, 0, layout.n);
+    forward_NKR = buffer.narrow(0, 0, layout.n).narrow(1, 0, layout.inputs());
     w_NK = forward_NKR.narrow(1, 0, layout.k);
     b_NR = forward_NKR.narrow(1, layout.k, layout.r);
     backward_NRK = buffer.narrow(1, 0, layout.k);

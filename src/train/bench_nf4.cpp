@@ -86,10 +86,10 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
     log::debug("bench nf4: ", m, " tokens, n ", group.n, ", k ", group.k, transposed ? ", transposed" : "");
-    const at::Tensor x = at::randn({m, in + group.r}, options), out = at::empty({m, out_columns}, options);
+    const at::Tensor x = at::randn({m, model::row_stride(in + group.r)}, options).narrow(1, 0, in + group.r), out = at::empty({m, out_columns}, options);
     const auto product = [&](std::size_t i) {
         const at::Tensor& w = sets[i % sets.size()].buffer;
-        ops::gemm(ctx, {.a = x, .b = transposed ? w.narrow(1, 0, group.k) : w.narrow(0, 0, group.n), .out = out, .transpose_b = !transposed});
+        ops::gemm(ctx, {.a = x, .b = transposed ? w.narrow(1, 0, group.k) : w.narrow(0, 0, group.n).narrow(1, 0, group.inputs()), .out = out, .transpose_b = !transposed});
     };
     Measured result{.m = m, .library_us = time_us(ctx, product)};
     result.dequantise_us = time_us(ctx, [&](std::size_t i) {

@@ -48,7 +48,7 @@ struct BenchRequest {
     int64_t min_seq = 0;  ///< shortest row when they differ; 0: all have `seq` tokens
     int64_t steps = 20;  ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
-    bool tune = false;  ///< of gemm: time every algorithm and print lines for the tables
+    bool tune = false;  ///< of gemm and step: time the library's algorithms and print lines for the tables
     bool json = false;
 };
 

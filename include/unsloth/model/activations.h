@@ -1,7 +1,7 @@
 // The activation, gradient and scratch buffers of a micro-batch, from the plan, cut to the number of tokens at hand.
 //
 // Legend: T tokens, D hidden, F intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter a product
-// with adapters carry R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB].
+// with adapters carry R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of that apart.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,7 @@
 // How a layer's linears are grouped and where their adapters sit in the grouped buffers.
 //
 // Projections that read the same input are one matrix: qkv, o, gate+up, down. A group with adapters is one buffer of
-// (N+R) x (K+R), leading dimension K+R:
+// (N+R) x (K+R), rows row_stride(K+R) apart:
 //
 //        K       R
 //   N  [ W  |  s·B ]      forward   y = [x | x·Aᵀ] · [W | s·B]ᵀ
@@ -27,6 +27,14 @@ constexpr const char* name_of(Group g) {
     return names[static_cast<int>(g)];
 }
 
+/// Elements from one row of a matrix of so many columns to the next: a multiple of 64, so that rows of 16-bit elements start at
+/// multiples of 128 bytes. A product reads its operands in pieces of that size, and takes 2 to 4 % longer where each lies across two
+/// lines (docs/benchmarks.md).
+constexpr int64_t row_stride(int64_t columns) {
+    constexpr int64_t elements = 64;
+    return (columns + elements - 1) / elements * elements;
+}
+
 /// A projection's place in its group.
 struct Slice {
     Projection projection;
@@ -38,8 +46,9 @@ struct Slice {
 struct GroupLayout {
     int64_t n = 0, k = 0, r = 0;
     std::vector<Slice> slices;
-    int64_t leading() const { return k + r; }
-    int64_t elements() const { return (n + r) * (k + r); }
+    int64_t inputs() const { return k + r; }  ///< what the forward product sums over
+    int64_t leading() const { return row_stride(inputs()); }
+    int64_t elements() const { return (n + r) * leading(); }
 };
 
 struct LayerLayout {

@@ -21,6 +21,10 @@ class GemmTrials {
     /// Issues the product; `args` has the sizes, strides, types and alignments of `like`.
     void run(std::size_t trial, const Gemm& args);
 
+    /// From now on gemm() on this context takes the trial for products of like's sizes and transposes. Work that was recorded keeps
+    /// what it was recorded with.
+    void prefer(std::size_t trial);
+
     /// The algorithm as the tables write it: equal for equal algorithms.
     std::string name(std::size_t trial) const;
     /// Whether its time is that of its waves of tiles, and how many full ones `like` takes.
