@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <unordered_map>
+#include <vector>
 
 #include "kernels/gemm_plan.h"
 
@@ -60,6 +61,7 @@ Key key_of(const GemmCase& p, int64_t workspace_bytes) {
 struct CublasLt::Impl {
     cublasLtHandle_t handle = nullptr;
     GemmTable table;
+    std::vector<GemmProduct> products;  ///< the table's, after those that were preferred to it
     std::unordered_map<Key, GemmPlan, KeyHash> plans;
 };
 
@@ -78,6 +80,15 @@ void CublasLt::run(const GemmCase& p, void* workspace, int64_t workspace_bytes, 
     if (found == impl_->plans.end())
         found = impl_->plans.emplace(key, GemmPlan(impl_->handle, impl_->table, p, key.workspace)).first;
     found->second.run(impl_->handle, p, workspace, static_cast<cudaStream_t>(stream));
+}
+
+void CublasLt::prefer(const GemmCase& like, const GemmAlgorithm& algorithm) {
+    const auto held = impl_->table.products;
+    std::vector<GemmProduct> products{{like.m, like.m, like.n, like.k, form_of(like), algorithm}};
+    products.insert(products.end(), held.begin(), held.end());
+    impl_->products = std::move(products);
+    impl_->table.products = impl_->products;
+    impl_->plans.clear();
 }
 
 int64_t cublaslt_workspace(int device) {

@@ -26,6 +26,8 @@ struct GemmCase {
     float alpha = 1, beta = 0;
 };
 
+struct GemmAlgorithm;
+
 /// A cuBLASLt handle and the plans made with it: descriptors and algorithm by shape, strides, types and
 /// alignment. Used by one thread at a time.
 class CublasLt {
@@ -40,6 +42,9 @@ class CublasLt {
     /// separate pass (fixed order). CheckError when cuBLASLt knows no algorithm; runtime Error when a call
     /// fails.
     void run(const GemmCase& problem, void* workspace, int64_t workspace_bytes, void* stream);
+
+    /// From now on products with the sizes and transposes of `like` take this algorithm, where it can run: for measurements.
+    void prefer(const GemmCase& like, const GemmAlgorithm& algorithm);
 
   private:
     struct Impl;

@@ -211,7 +211,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
     options.add("min_seq", bench.min_seq, "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.").at_least(0);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
-    options.add("tune", bench.tune, "Of gemm: time every algorithm and print lines for the tables in kernels/.");
+    options.add("tune", bench.tune, "Of gemm and step: time the library's algorithms (of step: by the whole step's time) and print lines for the tables in kernels/.");
     options.add("json", bench.json, "Print the results as JSON.");
 }
 

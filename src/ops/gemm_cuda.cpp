@@ -65,6 +65,10 @@ void gemm_cuda(Context& ctx, const Gemm& g) {
     library(ctx).run(gemm_case(g), workspace, bytes, ctx.stream());
 }
 
+void prefer_gemm_cuda(Context& ctx, const kernels::GemmCase& like, const kernels::GemmAlgorithm& algorithm) {
+    library(ctx).prefer(like, algorithm);
+}
+
 int64_t gemm_cuda_workspace(at::Device device) {
     return kernels::cublaslt_workspace(device.index());
 }

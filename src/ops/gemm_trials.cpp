@@ -34,6 +34,10 @@ void GemmTrials::run(std::size_t trial, const Gemm& args) {
     impl_->trials.run(trial, gemm_case(args), workspace, impl_->ctx.stream());
 }
 
+void GemmTrials::prefer(std::size_t trial) {
+    prefer_gemm_cuda(impl_->ctx, impl_->like, impl_->trials.algorithm(trial));
+}
+
 std::string GemmTrials::name(std::size_t trial) const {
     return kernels::table_text(impl_->trials.algorithm(trial));
 }

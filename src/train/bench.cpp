@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/bench_model.h"
+#include "train/bench_tune.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/fp8.h"
@@ -101,6 +102,7 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const model::ModelPlan& plan = benched.plan();
     StepTimer timer(benched, loaded.config, lengths);
     timer.run(request.warmup);
+    if (request.tune) tune_products(benched, timer, loaded, request);
     const StepTimes times = timer.run(request.steps);
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty()) profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();

@@ -1,15 +1,14 @@
 #include "unsloth/train/bench_gemm.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <functional>
 #include <iostream>
 #include <map>
 #include <numeric>
 
 #include <nlohmann/json.hpp>
 
+#include "train/bench_products.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/layout.h"
@@ -22,106 +21,6 @@ namespace unsloth::train {
 namespace {
 
 #if UNSLOTH_CUDA
-using Clock = std::chrono::steady_clock;
-
-/// A product with several sets of operands, so that small ones come from memory as in a step, not from the cache.
-struct Product {
-    std::string name;
-    std::vector<ops::Gemm> sets;
-    int64_t k_base = 0;  ///< without adapters
-
-    int64_t m() const { return sets[0].out.size(0); }
-    int64_t n() const { return sets[0].out.size(1); }
-    int64_t k() const { return sets[0].a.size(1); }
-    double operations() const { return 2.0 * static_cast<double>(m()) * static_cast<double>(n()) * static_cast<double>(k()); }
-};
-
-/// Makes products of random operands.
-class Operands {
-  public:
-    Operands(at::Device device, at::ScalarType dtype) : options_(at::TensorOptions(dtype).device(device)) {}
-
-    /// y [rows, n] = x [rows, k] wᵀ, or x w when `w_KN`; rows of out `ld_out` elements apart.
-    Product product(std::string name, int64_t rows, int64_t n, int64_t k, int64_t k_base, bool transposed, int64_t ld_w, int64_t ld_out,
-                    bool residual) const {
-        constexpr int64_t beyond_cache = int64_t{256} << 20, most_sets = 16;
-        const int64_t elements = transposed ? n * ld_w : k * ld_w;
-        Product result{.name = std::move(name), .k_base = k_base};
-        const int64_t bytes = elements * static_cast<int64_t>(options_.dtype().itemsize());
-        for (int64_t i = 0; i < std::clamp<int64_t>(beyond_cache / bytes + 1, 1, most_sets); ++i) {
-            ops::Gemm g{.a = at::randn({rows, k}, options_),
-                        .b = at::randn({transposed ? n : k, ld_w}, options_).mul_(0.02).narrow(1, 0, transposed ? k : n),
-                        .out = at::empty({rows, ld_out}, options_).narrow(1, 0, n),
-                        .transpose_b = transposed};
-            if (residual) {
-                g.beta = 1.0;
-                g.c = at::randn({rows, n}, options_);
-            }
-            result.sets.push_back(std::move(g));
-        }
-        return result;
-    }
-
-  private:
-    at::TensorOptions options_;
-};
-
-/// Calls `visit` with every product of a layer and of the lm_head, one at a time.
-void for_each_product(const ModelSpec& spec, const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
-                      const std::function<void(const Product&)>& visit) {
-    const Operands make(device, dtype);
-    const int64_t widest = layout.widest_rank(), hidden = spec.hidden_size;
-    for (const model::Group g : model::all_groups) {
-        const auto [n, k, r] = std::tuple{layout[g].n, layout[g].k, layout[g].r};
-        const bool residual = g == model::Group::o || g == model::Group::down;
-        visit(make.product(name_of(g), rows, n, k + r, k, true, k + r, g == model::Group::gate_up ? n + r : n, residual));
-        visit(make.product(cat(name_of(g), " dx"), rows, k, n + r, n, false, k + r, k + widest, false));
-    }
-    const int64_t chunk = head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size;
-    visit(make.product("lm_head", chunk, vocab, hidden, hidden, true, hidden, vocab, false));
-    visit(make.product("lm_head dx", chunk, hidden, vocab, vocab, false, hidden, hidden, false));
-}
-
-/// Nanoseconds of each of `trials`, the median of rounds that take turns, so that all see the same clock.
-std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product, const std::vector<std::size_t>& trials,
-                                int64_t rounds) {
-    constexpr double least_ms = 10, operations_per_ms = 6e11;
-    const int calls = std::max(2, static_cast<int>(least_ms * operations_per_ms / product.operations()));
-    std::vector<std::vector<double>> ns(trials.size());
-    for (int64_t round = -1; round < rounds; ++round) {  // the first one loads the kernels
-        for (std::size_t i = 0; i < trials.size(); ++i) {
-            synchronize(ctx);
-            const auto start = Clock::now();
-            for (int call = 0; call < (round < 0 ? 1 : calls); ++call)
-                all.run(trials[i], product.sets[static_cast<std::size_t>(call) % product.sets.size()]);
-            synchronize(ctx);
-            if (round >= 0) ns[i].push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls);
-        }
-    }
-    std::vector<double> medians;
-    for (std::vector<double>& times : ns) {
-        std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-        medians.push_back(times[times.size() / 2]);
-    }
-    return medians;
-}
-
-/// Nanoseconds of one trial after it alone has run for a while: a card at its power limit then has the clock that the trial's own
-/// energy allows, which trials that take turns share.
-double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& product, std::size_t trial) {
-    constexpr double half_ms = 100, operations_per_ms = 6e11;
-    const int calls = std::max(2, static_cast<int>(half_ms * operations_per_ms / product.operations()));
-    double ns = 0;
-    for (int half = 0; half < 2; ++half) {
-        synchronize(ctx);
-        const auto start = Clock::now();
-        for (int call = 0; call < calls; ++call) all.run(trial, product.sets[static_cast<std::size_t>(call) % product.sets.size()]);
-        synchronize(ctx);
-        ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls;
-    }
-    return ns;
-}
-
 /// The cost of a wave of each algorithm, from products of different K: least squares of ns_per_k K + ns.
 class WaveCosts {
   public:

@@ -1,0 +1,40 @@
+// The products of a training step as cases to time: of a layer's groups and of the lm_head. Built with UNSLOTH_CUDA only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "unsloth/model/layout.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/gemm_trials.h"
+
+namespace unsloth::train {
+
+/// A product with several sets of operands, so that small ones come from memory as in a step, not from the cache.
+struct Product {
+    std::string name;
+    std::vector<ops::Gemm> sets;
+    int64_t k_base = 0;  ///< without adapters
+
+    int64_t m() const { return sets[0].out.size(0); }
+    int64_t n() const { return sets[0].out.size(1); }
+    int64_t k() const { return sets[0].a.size(1); }
+    double operations() const { return 2.0 * static_cast<double>(m()) * static_cast<double>(n()) * static_cast<double>(k()); }
+};
+
+/// Calls `visit` with every product of a layer and of the lm_head for so many rows, one at a time, random operands on the device, in the
+/// strides that a step has.
+void for_each_product(const ModelSpec& spec, const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
+                      const std::function<void(const Product&)>& visit);
+
+/// Nanoseconds of each of `trials`, the median of rounds that take turns, so that all see the same clock.
+std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product, const std::vector<std::size_t>& trials,
+                                int64_t rounds);
+
+/// Nanoseconds of one trial after it alone has run for a while: a card at its power limit then has the clock that the trial's own
+/// energy allows, which trials that take turns share.
+double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& product, std::size_t trial);
+
+}  // namespace unsloth::train
