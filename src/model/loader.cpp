@@ -196,7 +196,8 @@ void ModelPlan::set_weight_cache(bool on) {
 
 std::string ModelPlan::table_text() const {
     const std::string host = host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table());
-    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, "\nin all ", memory::human_bytes(total_bytes()));
+    const std::string beside = request_.device.is_cpu() ? "" : cat("\nscalars, and what the allocator rounds up ", memory::human_bytes(memory::beside_arenas_bytes));
+    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, beside, "\nin all ", memory::human_bytes(total_bytes()));
 }
 
 std::string ModelPlan::base_description() const {

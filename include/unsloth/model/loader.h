@@ -61,9 +61,9 @@ class ModelPlan {
     const memory::Plan& host() const { return host_; }
     void set_sizes(const ActivationSizes& sizes);
     void set_weight_cache(bool on);
-    /// Bytes on the request's device; the CPU's are the host's too.
+    /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const {
-        return resident_.total_bytes() + step_.total_bytes() + (request_.device.is_cpu() ? host_.total_bytes() : 0);
+        return resident_.total_bytes() + step_.total_bytes() + (request_.device.is_cpu() ? host_.total_bytes() : memory::beside_arenas_bytes);
     }
     /// The plans as one table.
     std::string table_text() const;
