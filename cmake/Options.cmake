@@ -31,6 +31,11 @@ target_compile_options(unsloth_warnings INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict -Wno-array-bounds -Wno-stringop-overflow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra -Werror=all-warnings>)
 
+# GCC collects its garbage from 128 MB on; a file with LibTorch's or JSON's headers stays below 1 GB without, and takes 10 to 25 % less time.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=524288>)
+endif()
+
 # Products and sums are rounded one by one: bit-exactness with the ecosystem's formats must not depend on the machine.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 add_link_options($<$<CONFIG:Release>:-s>)
