@@ -93,6 +93,7 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const at::Device device = choose_device(loaded.config.hardware.device);
+    if (request.tune) require_tunable(loaded.config, device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     BenchedModel benched(loaded, device, lengths);

@@ -37,36 +37,37 @@ std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, c
 
 }  // namespace
 
-void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] StepTimer& timer, const LoadedConfig& loaded,
+void require_tunable(const Config& config, at::Device device) {
+    if (!device.is_cuda()) throw usage_error(cat("bench step --tune compares algorithms of a GPU's library; the device is ", device.str()));
+    if (config.hardware.cuda_graphs)
+        throw usage_error("bench step --tune changes products between steps, and recorded steps keep theirs", "Add --hardware.cuda_graphs false.");
+}
+
+void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] StepTimer& timer, [[maybe_unused]] const LoadedConfig& loaded,
                    [[maybe_unused]] const BenchRequest& request) {
 #if UNSLOTH_CUDA
     ops::Context& ctx = benched.ctx();
-    if (ctx.is_cuda()) {
-        if (loaded.config.hardware.cuda_graphs) throw usage_error("bench step --tune changes products between steps", "Add --hardware.cuda_graphs false.");
-        const model::LayerLayout layout = model::make_layout(benched.spec(), resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
-        const at::ScalarType dtype = benched.request().dtype;
-        std::vector<std::string> lines;
-        for_each_product(benched.spec(), layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {
-            if (product.k_base == benched.spec().vocab_size || product.n() == benched.spec().vocab_size) return;  // of chunks: bench gemm
-            ops::GemmTrials trials(ctx, product.sets[0]);
-            const std::vector<std::size_t> tried = finalists(ctx, trials, product);
-            std::vector<double> ms;
-            for (const std::size_t trial : tried) {
-                trials.prefer(trial);
-                timer.run(1);
-                ms.push_back(timer.run(request.steps).ms);
-                std::printf("%-12s %9.3f ms a step  %s\n", product.name.c_str(), ms.back(), trials.name(trial).c_str());
-                std::fflush(stdout);
-            }
-            const auto best = static_cast<std::size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
-            trials.prefer(tried[best]);
-            lines.push_back(trials.product_line(tried[best], product.m(), product.m(), product.k_base));
-        });
-        for (const std::string& line : lines) std::printf("%s\n", line.c_str());
-        return;
-    }
+    const model::LayerLayout layout = model::make_layout(benched.spec(), resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
+    const at::ScalarType dtype = benched.request().dtype;
+    std::vector<std::string> lines;
+    for_each_product(benched.spec(), layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {
+        if (product.k_base == benched.spec().vocab_size || product.n() == benched.spec().vocab_size) return;  // of chunks: bench gemm
+        ops::GemmTrials trials(ctx, product.sets[0]);
+        const std::vector<std::size_t> tried = finalists(ctx, trials, product);
+        std::vector<double> ms;
+        for (const std::size_t trial : tried) {
+            trials.prefer(trial);
+            timer.run(1);
+            ms.push_back(timer.run(request.steps).ms);
+            std::printf("%-12s %9.3f ms a step  %s\n", product.name.c_str(), ms.back(), trials.name(trial).c_str());
+            std::fflush(stdout);
+        }
+        const auto best = static_cast<std::size_t>(std::min_element(ms.begin(), ms.end()) - ms.begin());
+        trials.prefer(tried[best]);
+        lines.push_back(trials.product_line(tried[best], product.m(), product.m(), product.k_base));
+    });
+    for (const std::string& line : lines) std::printf("%s\n", line.c_str());
 #endif
-    throw usage_error("bench step --tune compares algorithms of a GPU's library");
 }
 
 }  // namespace unsloth::train
