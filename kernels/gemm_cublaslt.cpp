@@ -61,7 +61,7 @@ Key key_of(const GemmCase& p, int64_t workspace_bytes) {
 struct CublasLt::Impl {
     cublasLtHandle_t handle = nullptr;
     GemmTable table;
-    std::vector<GemmProduct> products;  ///< the table's, after those that were preferred to it
+    std::vector<GemmProduct> products;  ///< once some were preferred: those, newest first, and the table's
     std::unordered_map<Key, GemmPlan, KeyHash> plans;
 };
 
@@ -83,10 +83,8 @@ void CublasLt::run(const GemmCase& p, void* workspace, int64_t workspace_bytes, 
 }
 
 void CublasLt::prefer(const GemmCase& like, const GemmAlgorithm& algorithm) {
-    const auto held = impl_->table.products;
-    std::vector<GemmProduct> products{{like.m, like.m, like.n, like.k, form_of(like), algorithm}};
-    products.insert(products.end(), held.begin(), held.end());
-    impl_->products = std::move(products);
+    if (impl_->products.empty()) impl_->products.assign(impl_->table.products.begin(), impl_->table.products.end());
+    impl_->products.insert(impl_->products.begin(), {like.m, like.m, like.n, like.k, form_of(like), algorithm});
     impl_->table.products = impl_->products;
     impl_->plans.clear();
 }

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <string>
 
-#include "app/launch/environment.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 
 namespace unsloth::app {
 namespace {

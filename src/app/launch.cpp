@@ -2,9 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <optional>
-#include <system_error>
 
 #include "app/commands.h"
 #include "app/launch/environment.h"
@@ -14,6 +12,7 @@
 #include "app/machine/gpus.h"
 #include "app/machine/limits.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::app {

@@ -10,7 +10,6 @@
 
 #include "train/bench_products.h"
 #include "unsloth/core/error.h"
-#include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
@@ -83,7 +82,7 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
         if (!request.json) std::printf("%s\n%-12s %-22s %8s %8s\n", describe_device(device).c_str(), "product", "shape", "library", "ours");
         WaveCosts costs;
         std::vector<std::string> lines;
-        for_each_product(spec, layout, device, dtype, request.batch * request.seq, [&](const Product& product) {
+        const auto bench = [&](const Product& product) {
             ops::GemmTrials trials(ctx, product.sets[0]);
             std::vector<std::size_t> timed;
             if (request.tune) {
@@ -103,7 +102,10 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
             }
             print(request, product, library, ours, least, trials.name(best));
             if (request.tune && least < 0.99 * ours) lines.push_back(trials.product_line(best, product.m(), product.m(), product.k_base));
-        });
+        };
+        const int64_t rows = request.batch * request.seq;
+        for_each_layer_product(layout, device, dtype, rows, bench);
+        for_each_head_product(spec, device, dtype, rows, bench);
         for (const std::string& line : costs.lines()) lines.push_back(line);
         for (const std::string& line : lines) (request.json ? std::cerr : std::cout) << line << "\n";
         std::cout.flush();

@@ -67,6 +67,9 @@ struct Measured {
     int64_t m = 0;
     double library_us = 0, dequantise_us = 0, own_us = 0;
     ops::Nf4GemmChoice form;
+
+    /// Whether the tiles are faster by more than such measurements differ.
+    bool tiles_win() const { return own_us < 0.97 * dequantise_us; }
 };
 
 std::string text_of(const ops::Nf4GemmChoice& form) {
@@ -142,7 +145,7 @@ void print(const BenchRequest& request, const std::string& name, const model::Gr
         return;
     }
     std::printf("%-12s %6lld %10.1f %12.1f %10.1f %6.0f%%  %-22s %s\n", name.c_str(), static_cast<long long>(r.m), r.library_us,
-                r.dequantise_us, r.own_us, 100 * share, text_of(r.form).c_str(), r.own_us < 0.97 * r.dequantise_us ? "tiles" : "dequantise");
+                r.dequantise_us, r.own_us, 100 * share, text_of(r.form).c_str(), r.tiles_win() ? "tiles" : "dequantise");
 }
 
 /// A line of the table: up to the largest m that the tiles serve faster, the form of the next measured m.
@@ -150,8 +153,8 @@ std::string table_line(const model::GroupLayout& group, bool transposed, const s
     std::string steps;
     for (std::size_t i = 0; i < measured.size(); ++i) {
         const Measured& r = measured[i];
-        if (r.own_us >= 0.97 * r.dequantise_us) break;
-        const bool goes_on = i + 1 < measured.size() && measured[i + 1].own_us < 0.97 * measured[i + 1].dequantise_us;
+        if (!r.tiles_win()) break;
+        const bool goes_on = i + 1 < measured.size() && measured[i + 1].tiles_win();
         if (goes_on && text_of(measured[i + 1].form) == text_of(r.form)) continue;  // one step serves both
         steps += cat(steps.empty() ? "" : ", ", "{", r.m, ", ", text_of(r.form), "}");
     }

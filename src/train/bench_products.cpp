@@ -18,7 +18,7 @@ class Operands {
   public:
     Operands(at::Device device, at::ScalarType dtype) : options_(at::TensorOptions(dtype).device(device)) {}
 
-    /// y [rows, n] = x [rows, k] wᵀ, or x w when `w_KN`; rows of out `ld_out` elements apart.
+    /// y [rows, n] = x [rows, k] wᵀ, or x w when not `transposed`; rows of out `ld_out` elements apart.
     Product product(std::string name, int64_t rows, int64_t n, int64_t k, int64_t k_base, bool transposed, int64_t ld_w, int64_t ld_out,
                     bool residual) const {
         constexpr int64_t beyond_cache = int64_t{256} << 20, most_sets = 16;
@@ -45,17 +45,22 @@ class Operands {
 
 }  // namespace
 
-void for_each_product(const ModelSpec& spec, const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
-                      const std::function<void(const Product&)>& visit) {
+void for_each_layer_product(const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
+                            const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);
-    const int64_t widest = layout.widest_rank(), hidden = spec.hidden_size;
+    const int64_t widest = layout.widest_rank();
     for (const model::Group g : model::all_groups) {
         const auto [n, k, r] = std::tuple{layout[g].n, layout[g].k, layout[g].r};
         const bool residual = g == model::Group::o || g == model::Group::down;
         visit(make.product(name_of(g), rows, n, k + r, k, true, layout[g].leading(), g == model::Group::gate_up ? model::row_stride(n + r) : n, residual));
         visit(make.product(cat(name_of(g), " dx"), rows, k, n + r, n, false, layout[g].leading(), model::row_stride(k + widest), false));
     }
-    const int64_t chunk = head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size;
+}
+
+void for_each_head_product(const ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
+                           const std::function<void(const Product&)>& visit) {
+    const Operands make(device, dtype);
+    const int64_t chunk = head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size, hidden = spec.hidden_size;
     visit(make.product("lm_head", chunk, vocab, hidden, hidden, true, hidden, vocab, false));
     visit(make.product("lm_head dx", chunk, hidden, vocab, vocab, false, hidden, hidden, false));
 }

@@ -24,10 +24,13 @@ struct Product {
     double operations() const { return 2.0 * static_cast<double>(m()) * static_cast<double>(n()) * static_cast<double>(k()); }
 };
 
-/// Calls `visit` with every product of a layer and of the lm_head for so many rows, one at a time, random operands on the device, in the
-/// strides that a step has.
-void for_each_product(const ModelSpec& spec, const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
-                      const std::function<void(const Product&)>& visit);
+/// Calls `visit` with every product of a layer for so many rows, one at a time, random operands on the device, in the strides that a
+/// step has.
+void for_each_layer_product(const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
+                            const std::function<void(const Product&)>& visit);
+/// The same of the lm_head, which takes so many rows in chunks: of one chunk.
+void for_each_head_product(const ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
+                           const std::function<void(const Product&)>& visit);
 
 /// Nanoseconds of each of `trials`, the median of rounds that take turns, so that all see the same clock.
 std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product, const std::vector<std::size_t>& trials,

@@ -50,8 +50,7 @@ void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] Step
     const model::LayerLayout layout = model::make_layout(benched.spec(), resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
     const at::ScalarType dtype = benched.request().dtype;
     std::vector<std::string> lines;
-    for_each_product(benched.spec(), layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {
-        if (product.k_base == benched.spec().vocab_size || product.n() == benched.spec().vocab_size) return;  // of chunks: bench gemm
+    for_each_layer_product(layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {
         ops::GemmTrials trials(ctx, product.sets[0]);
         const std::vector<std::size_t> tried = finalists(ctx, trials, product);
         std::vector<double> ms;

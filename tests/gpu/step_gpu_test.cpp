@@ -93,7 +93,7 @@ TEST_F(StepGpu, ThePlanIsWhatTheRunTakes) {
     const int64_t taken = memory::peak_allocated_bytes(device) - before, planned = trainer.plan().total_bytes();
     // Beside the arenas there are only the step's scalars and the inverse frequencies.
     EXPECT_LE(taken, planned);
-    EXPECT_LE(planned - memory::beside_arenas_bytes, taken) << "planned " << planned << ", taken " << taken << "\n" << trainer.plan().table_text();
+    EXPECT_LE(std::abs(taken - (planned - memory::beside_arenas_bytes)), 64 << 10) << "planned " << planned << ", taken " << taken << "\n" << trainer.plan().table_text();
 }
 
 TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {

@@ -17,6 +17,7 @@
 #include "app/machine/gpus.h"
 #include "app/machine/nvml.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/host.h"
 
 namespace unsloth::app {
 namespace {

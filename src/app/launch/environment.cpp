@@ -50,13 +50,6 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
     return all;
 }
 
-std::filesystem::path own_executable() {
-    std::error_code failure;
-    const auto executable = std::filesystem::read_symlink("/proc/self/exe", failure);
-    if (failure) throw runtime_failure(cat("cannot find this executable: ", failure.message()));
-    return executable;
-}
-
 std::vector<std::string> own_environment() {
     std::vector<std::string> all;
     for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) all.emplace_back(*variable);

@@ -1,7 +1,6 @@
 // The variables by which a rank knows its place: torchrun's names (src/comm/launch.cpp reads them).
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,9 +19,6 @@ struct Place {
 
 /// "NAME=value" each: what is inherited, with the rank's variables in place of any that another launcher set.
 std::vector<std::string> rank_environment(const std::vector<std::string>& inherited, const Place& place);
-
-/// The file that this process runs. runtime Error where the system does not tell.
-std::filesystem::path own_executable();
 
 /// This process' environment.
 std::vector<std::string> own_environment();
