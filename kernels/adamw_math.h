@@ -85,8 +85,8 @@ UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const StepScalars& 
 }
 
 /// torch.optim.AdamW: decay, then the update.
-UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, bool decays, float gradient,
-                                       float& p, float& m, float& v) {
+UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, bool decays, float gradient, float& p,
+                                       float& m, float& v) {
     const float g = mul(gradient, f.clip);
     if (decays) p = mul(p, f.keep);
     m = add(m, mul(c.rest1_from_f64, sub(g, m)));
@@ -96,8 +96,8 @@ UNSLOTH_HOST_DEVICE void element_32bit(const Constants& c, const Factors& f, boo
 }
 
 /// bitsandbytes' new moments from the dequantised ones. `v_floor`: see v_floor_8bit.
-UNSLOTH_HOST_DEVICE void moments_8bit(const Constants& c, const Factors& f, float gradient, float v_floor,
-                                      float& m, float& v) {
+UNSLOTH_HOST_DEVICE void moments_8bit(const Constants& c, const Factors& f, float gradient, float v_floor, float& m,
+                                      float& v) {
     const float g = mul(gradient, f.clip);
     m = add(mul(m, c.beta1), mul(f.rest1_8, g));
     v = add(mul(v, c.beta2), mul(mul(f.rest2_8, g), g));
@@ -110,8 +110,8 @@ UNSLOTH_HOST_DEVICE float updated_8bit(const Factors& f, bool decays, float dire
     return decays ? mul(p, f.keep) : p;
 }
 
-UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool decays, float gradient,
-                                      float v_floor, float& p, float& m, float& v) {
+UNSLOTH_HOST_DEVICE void element_8bit(const Constants& c, const Factors& f, bool decays, float gradient, float v_floor,
+                                      float& p, float& m, float& v) {
     moments_8bit(c, f, gradient, v_floor, m, v);
     p = updated_8bit(f, decays, div(m, add(root(v), f.eps8)), p);
 }
@@ -127,8 +127,7 @@ UNSLOTH_HOST_DEVICE bool v_is_unknown(int code_m, int code_v) {
 /// Guard: with such a second moment a gradient of (nearly) zero would divide m by eps alone and the element
 /// would jump, so v does not fall below what the smallest non-zero entry would have become. `smallest`: that
 /// entry, maps[256 + 1].
-UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest,
-                                       float absmax_v) {
+UNSLOTH_HOST_DEVICE float v_floor_8bit(const Constants& c, int code_m, int code_v, float smallest, float absmax_v) {
     return v_is_unknown(code_m, code_v) ? mul(mul(smallest, absmax_v), c.beta2) : 0.0F;
 }
 
@@ -152,8 +151,7 @@ UNSLOTH_HOST_DEVICE int with_sign_of(float m, int code) {
 
 /// Writes the norm, the factor on gradients (clipping as torch.nn.utils.clip_grad_norm_, without the loss
 /// scale) and whether the update is skipped.
-UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepScalars& scalars,
-                                              StepOutcome& outcome) {
+UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepScalars& scalars, StepOutcome& outcome) {
     const double norm = sqrt(sum_of_squares) / static_cast<double>(scalars.loss_scale);
     const bool finite = norm <= 3.402823466e38;  // as fp32; false for a NaN
     double clip = 1.0;
@@ -163,8 +161,7 @@ UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepS
     }
     outcome.grad_norm = static_cast<float>(norm);
     outcome.skipped = finite && outcome.first_bad_site == all_finite ? 0 : 1;
-    outcome.clip =
-        outcome.skipped != 0 ? 0.0F : static_cast<float>(clip / static_cast<double>(scalars.loss_scale));
+    outcome.clip = outcome.skipped != 0 ? 0.0F : static_cast<float>(clip / static_cast<double>(scalars.loss_scale));
 }
 
 }  // namespace unsloth::kernels::adamw

@@ -1,5 +1,5 @@
-// Adapters into the margins of the weight buffers. A block of threads takes a tile of one matrix: which, it reads from a
-// table, so that matrices of all sizes share a launch without idle blocks.
+// Adapters into the margins of the weight buffers. A block of threads takes a tile of one matrix: which, it reads from
+// a table, so that matrices of all sizes share a launch without idle blocks.
 #include "kernels/adapter_fill.h"
 #include "kernels/common.h"
 #include "kernels/device.cuh"
@@ -16,8 +16,9 @@ __device__ __forceinline__ void fill_tile(const AdapterBlock& block, uint32_t fi
     const uint32_t columns = static_cast<uint32_t>(block.columns);
     const uint32_t elements = static_cast<uint32_t>(block.rows) * columns, end = min(first + tile_elements, elements);
     T* out = static_cast<T*>(block.out);
-    const bool wide = !block.transposed && columns % fill_width == 0 && block.stride * static_cast<int64_t>(sizeof(T)) % 16 == 0 &&
-                      (reinterpret_cast<std::uintptr_t>(out) | reinterpret_cast<std::uintptr_t>(block.source)) % 16 == 0;
+    const bool wide =
+        !block.transposed && columns % fill_width == 0 && block.stride * static_cast<int64_t>(sizeof(T)) % 16 == 0 &&
+        (reinterpret_cast<std::uintptr_t>(out) | reinterpret_cast<std::uintptr_t>(block.source)) % 16 == 0;
     if (wide) {
         Pack<float, fill_width> in[fill_packs] = {};
 #pragma unroll
@@ -43,14 +44,17 @@ __device__ __forceinline__ void fill_tile(const AdapterBlock& block, uint32_t fi
     }
 }
 
-__global__ void __launch_bounds__(fill_threads) fill_kernel(const AdapterBlock* __restrict__ blocks,
-                                                            const AdapterTile* __restrict__ tiles) {
+__global__ void __launch_bounds__(fill_threads)
+    fill_kernel(const AdapterBlock* __restrict__ blocks, const AdapterTile* __restrict__ tiles) {
     const AdapterTile tile = tiles[blockIdx.x];
     const AdapterBlock block = blocks[tile.block];
     switch (block.type) {
-        case DType::bf16: return fill_tile<__nv_bfloat16>(block, tile.first);
-        case DType::f16: return fill_tile<__half>(block, tile.first);
-        default: return fill_tile<float>(block, tile.first);
+        case DType::bf16:
+            return fill_tile<__nv_bfloat16>(block, tile.first);
+        case DType::f16:
+            return fill_tile<__half>(block, tile.first);
+        default:
+            return fill_tile<float>(block, tile.first);
     }
 }
 

@@ -30,7 +30,8 @@ struct AdapterTile {
 /// Tiles of a block of so many elements.
 int64_t adapter_tile_count(int64_t elements);
 
-/// Cuts blocks [begin, end) of a table into tiles, in order. Host only; CheckError for more than 2^32 - 1 elements in a block.
+/// Cuts blocks [begin, end) of a table into tiles, in order. Host only; CheckError for more than 2^32 - 1 elements in a
+/// block.
 std::vector<AdapterTile> adapter_tiles(const AdapterBlock* blocks, int64_t begin, int64_t end);
 
 /// Fills what `tiles` name. Both tables lie in device memory and stay until the kernel has run; tile.block counts from

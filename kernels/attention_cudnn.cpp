@@ -46,16 +46,7 @@ enum Uid : int64_t {
 };
 
 /// The ragged offset arrays, by what they serve; a case uses the first 5 (forward) or all.
-enum Ragged {
-    ragged_q,
-    ragged_k,
-    ragged_v,
-    ragged_out,
-    ragged_statistics,
-    ragged_dout,
-    ragged_dq,
-    ragged_dkv
-};
+enum Ragged { ragged_q, ragged_k, ragged_v, ragged_out, ragged_statistics, ragged_dout, ragged_dq, ragged_dkv };
 
 struct CaseHash {
     std::size_t operator()(const CudnnCase& x) const {
@@ -67,16 +58,14 @@ struct CaseHash {
     }
 };
 struct SameCase {
-    bool operator()(const CudnnCase& a, const CudnnCase& b) const {
-        return std::memcmp(&a, &b, sizeof a) == 0;
-    }
+    bool operator()(const CudnnCase& a, const CudnnCase& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
 };
 
 std::string describe(const CudnnCase& c) {
     return cat(c.packed ? "packed " : "dense ", c.backward ? "backward" : "forward",
-               c.deterministic ? " (deterministic)" : "", c.half ? " f16" : " bf16", " B ", c.batch, " S ",
-               c.length, c.packed ? cat(" T ", c.tokens) : std::string(), " H ", c.heads, " K ", c.kv_heads,
-               " d ", c.head_dim, c.window ? cat(" window ", c.window) : std::string());
+               c.deterministic ? " (deterministic)" : "", c.half ? " f16" : " bf16", " B ", c.batch, " S ", c.length,
+               c.packed ? cat(" T ", c.tokens) : std::string(), " H ", c.heads, " K ", c.kv_heads, " d ", c.head_dim,
+               c.window ? cat(" window ", c.window) : std::string());
 }
 
 /// Where the parts of a case's workspace begin. The packed gradients come first: calls for several groups of
@@ -91,8 +80,7 @@ struct WorkspaceLayout {
             dv = dk + align(c.tokens * c.kv_heads * c.head_dim * 2);
             offsets = dv + align(c.tokens * c.kv_heads * c.head_dim * 2);
         }
-        lengths =
-            offsets + align((c.backward ? 8 : 5) * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
+        lengths = offsets + align((c.backward ? 8 : 5) * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
         plan = lengths + align(c.batch * static_cast<int64_t>(sizeof(int32_t)));
     }
 };
@@ -138,12 +126,9 @@ class GraphBuilder {
     }
 
     void shape_statistics(const Tensor& x) {
-        x->set_dim({c_.batch, c_.heads, c_.length, 1})
-            .set_data_type(fe::DataType_t::FLOAT)
-            .set_uid(uid_statistics);
+        x->set_dim({c_.batch, c_.heads, c_.length, 1}).set_data_type(fe::DataType_t::FLOAT).set_uid(uid_statistics);
         if (c_.packed) {
-            x->set_stride({c_.heads * c_.length, 1, c_.heads, 1})
-                .set_ragged_offset(ragged_[ragged_statistics]);
+            x->set_stride({c_.heads * c_.length, 1, c_.heads, 1}).set_ragged_offset(ragged_[ragged_statistics]);
         } else {
             x->set_stride({c_.heads * c_.length, c_.length, 1, 1});
         }
@@ -175,8 +160,7 @@ class GraphBuilder {
     }
 
     void forward(const Tensor& q, const Tensor& k, const Tensor& v) {
-        auto options =
-            fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(c_.statistics != 0);
+        auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(c_.statistics != 0);
         mask(options);
         auto [out, statistics] = graph_->sdpa(q, k, v, options);
         output(out, uid_out, c_.heads, c_.out, ragged_out);
@@ -264,8 +248,8 @@ struct CudnnAttention::Impl {
         }
         plan.workspace = WorkspaceLayout(c).plan + align(bytes);
         const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - start;
-        log::debug("cuDNN attention plan: ", describe(c), ": ", spent.count(), " ms, workspace ",
-                   plan.workspace, " bytes");
+        log::debug("cuDNN attention plan: ", describe(c), ": ", spent.count(), " ms, workspace ", plan.workspace,
+                   " bytes");
         return plan;
     }
 };
@@ -278,8 +262,7 @@ CudnnAttention::CudnnAttention(int device) : impl_(std::make_unique<Impl>()) {
 
 CudnnAttention& CudnnAttention::of(int device) {
     static std::mutex mutex;
-    static auto* instances =
-        new std::map<int, std::unique_ptr<CudnnAttention>>;  // never destroyed: see the header
+    static auto* instances = new std::map<int, std::unique_ptr<CudnnAttention>>;  // never destroyed: see the header
     const std::lock_guard lock(mutex);
     std::unique_ptr<CudnnAttention>& instance = (*instances)[device];
     if (!instance) instance.reset(new CudnnAttention(device));
@@ -324,18 +307,17 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
     const std::lock_guard lock(impl_->mutex);
     const Impl::Plan& plan = impl_->plan(c);
     UNSLOTH_CHECK(plan.graph != nullptr, "no cuDNN plan for attention: ", describe(c));
-    UNSLOTH_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % alignment == 0,
-                  "attention: the workspace is not ", alignment, "-byte aligned");
+    UNSLOTH_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % alignment == 0, "attention: the workspace is not ",
+                  alignment, "-byte aligned");
     const WorkspaceLayout layout(c);
     std::unordered_map<int64_t, void*> pack = {{uid_q, p.q}, {uid_k, p.k}, {uid_v, p.v}, {uid_out, p.out}};
     if (c.statistics) pack[uid_statistics] = p.statistics;
     if (c.packed) {
-        UNSLOTH_CHECK(p.sequences <= c.batch, "attention: ", p.sequences, " sequences, planned for ",
-                      c.batch);
+        UNSLOTH_CHECK(p.sequences <= c.batch, "attention: ", p.sequences, " sequences, planned for ", c.batch);
         fill_ragged(c, p, layout, workspace, stream);
         for (int i = 0; i < (c.backward ? 8 : 5); ++i)
-            pack[uid_ragged + i] = at_byte(
-                workspace, layout.offsets + i * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
+            pack[uid_ragged + i] =
+                at_byte(workspace, layout.offsets + i * (c.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
         pack[uid_length_q] = pack[uid_length_kv] = at_byte(workspace, layout.lengths);
     }
     if (c.backward) {
@@ -350,10 +332,10 @@ void CudnnAttention::run(const CudnnCase& c, const CudnnPointers& p, void* works
         throw runtime_failure(cat("cuDNN failed on attention (", describe(c), "): ", status.get_message()));
 }
 
-void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens,
-                                      void* workspace, cudaStream_t stream) {
-    UNSLOTH_CHECK(c.packed && c.backward && tokens <= c.tokens, "attention: ", tokens,
-                  " tokens, planned for ", c.tokens);
+void CudnnAttention::unpack_gradients(const CudnnCase& c, const CudnnPointers& p, int64_t tokens, void* workspace,
+                                      cudaStream_t stream) {
+    UNSLOTH_CHECK(c.packed && c.backward && tokens <= c.tokens, "attention: ", tokens, " tokens, planned for ",
+                  c.tokens);
     const WorkspaceLayout layout(c);
     const int heads = static_cast<int>(c.heads), kv_heads = static_cast<int>(c.kv_heads);
     copy_gradients({{at_byte(workspace, layout.dq), p.dq, heads},

@@ -35,7 +35,7 @@ struct CudnnCase {
     int64_t deterministic = 0;      ///< backward: a fixed order of summation (dense only)
     int64_t half = 0;               ///< 0 bf16, 1 f16
     int64_t batch = 0, length = 0;  ///< B and S; packed: the most
-    int64_t tokens = 0;  ///< packed backward: the most tokens of the batch; sizes the dense gradients
+    int64_t tokens = 0;             ///< packed backward: the most tokens of the batch; sizes the dense gradients
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     int64_t window = 0;  ///< 0: unlimited
     double scale = 0;
@@ -72,8 +72,8 @@ class CudnnAttention {
 
     /// After the packed backwards of all groups of a batch: copies the gradients of its `tokens` to dq, dk
     /// and dv.
-    void unpack_gradients(const CudnnCase& request, const CudnnPointers& pointers, int64_t tokens,
-                          void* workspace, cudaStream_t stream);
+    void unpack_gradients(const CudnnCase& request, const CudnnPointers& pointers, int64_t tokens, void* workspace,
+                          cudaStream_t stream);
 
   private:
     explicit CudnnAttention(int device);

@@ -76,27 +76,25 @@ __device__ Range visible_queries(const PortableAttention& a, const Place& p, int
 }
 __device__ bool sees(const PortableAttention& a, const Place& p, int row, int key) {
     const int position = row + p.k_count - p.q_count;
-    return row < p.q_count && key < p.k_count && key <= position &&
-           (a.window == 0 || key > position - a.window);
+    return row < p.q_count && key < p.k_count && key <= position && (a.window == 0 || key > position - a.window);
 }
 
 /// tile[r][c] = rows [first, first + Rows) of one head, times factor, zero outside the segment and beyond d.
 template <class T, int Rows, int D, int Threads>
-__device__ void load_tile(float* tile, const HeadRows& x, int head, int64_t begin, int first, int count,
-                          int d, int thread, float factor = 1.0f) {
+__device__ void load_tile(float* tile, const HeadRows& x, int head, int64_t begin, int first, int count, int d,
+                          int thread, float factor = 1.0f) {
     const T* source = static_cast<const T*>(x.data) + begin * x.row_stride + head * x.head_stride;
 #pragma unroll 2
     for (int i = thread; i < Rows * D; i += Threads) {
         const int r = i / D, c = i % D, row = first + r;
-        tile[r * (D + pad) + c] =
-            row < count && c < d ? factor * to_float(source[row * x.row_stride + c]) : 0.0f;
+        tile[r * (D + pad) + c] = row < count && c < d ? factor * to_float(source[row * x.row_stride + c]) : 0.0f;
     }
 }
 
 /// acc[i][j] = sum over D of left[row0 + i * row_step][.] * right[col0 + j * col_step][.].
 template <int D, int I, int J>
-__device__ void rows_times_rows(const float* left, int row0, int row_step, const float* right, int col0,
-                                int col_step, float (&acc)[I][J]) {
+__device__ void rows_times_rows(const float* left, int row0, int row_step, const float* right, int col0, int col_step,
+                                float (&acc)[I][J]) {
 #pragma unroll
     for (int i = 0; i < I; ++i)
 #pragma unroll
@@ -167,8 +165,8 @@ __device__ void transposed_times_tile(const float* weights, int col0, const floa
 
 /// x[row][...] = factor * acc, for one row of a thread's columns 64 g + 4 tx + e.
 template <class T, int D>
-__device__ void store_row(const HeadRows& x, int head, int64_t token, int d, int tx,
-                          const float (&acc)[D / 16], float factor) {
+__device__ void store_row(const HeadRows& x, int head, int64_t token, int d, int tx, const float (&acc)[D / 16],
+                          float factor) {
     T* target = static_cast<T*>(x.data) + token * x.row_stride + head * x.head_stride;
 #pragma unroll
     for (int g = 0; g < D / 64; ++g)
@@ -207,8 +205,7 @@ __global__ void __launch_bounds__(threads, 2) forward_kernel(PortableAttention a
     const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
     const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
 
-    load_tile<T, M, D, threads>(q_tile, a.q, head, p.q_begin, p.first, p.q_count, a.head_dim, thread,
-                                a.scale);
+    load_tile<T, M, D, threads>(q_tile, a.q, head, p.q_begin, p.first, p.q_count, a.head_dim, thread, a.scale);
     float out[I][D / 16] = {}, top[I], sum[I];
 #pragma unroll
     for (int i = 0; i < I; ++i) top[i] = -INFINITY, sum[i] = 0.0f;
@@ -349,9 +346,8 @@ struct BackwardTiles {
 /// makes p, the second dout v^T; 8 x 16 threads each hold rows ty + 8 i and keys tx + 16 j. Begins with tiles
 /// loaded, ends with both visible to all.
 template <int D, int M, int N>
-__device__ void score_gradients(const PortableAttention& a, const Place& p,
-                                const BackwardTiles<D, M, N>& tiles, int head, const float* delta,
-                                int q_first, int k_first) {
+__device__ void score_gradients(const PortableAttention& a, const Place& p, const BackwardTiles<D, M, N>& tiles,
+                                int head, const float* delta, int q_first, int k_first) {
     constexpr int I = M / 8, J = N / 16;
     const bool scores = threadIdx.x < threads / 2;
     const int thread = threadIdx.x % (threads / 2), tx = thread % 16, ty = thread / 16;
@@ -408,16 +404,14 @@ __global__ void __launch_bounds__(threads, 2)
             load_tile<T, M, D, threads>(tiles.dout, dout, head, p.q_begin, first, p.q_count, d, threadIdx.x);
             __syncthreads();
             score_gradients<D, M, N>(a, p, tiles, head, delta, first, p.first);
-            transposed_times_tile<D, M, N>(values ? tiles.p : tiles.ds, ty * I, values ? tiles.dout : tiles.q,
-                                           tx, acc);
+            transposed_times_tile<D, M, N>(values ? tiles.p : tiles.ds, ty * I, values ? tiles.dout : tiles.q, tx, acc);
         }
     }
 #pragma unroll
     for (int i = 0; i < I; ++i) {
         const int row = p.first + ty * I + i;
         if (row < p.k_count)
-            store_row<T, D>(values ? dv : dk, kv_head, p.k_begin + row, d, tx, acc[i],
-                            values ? 1.0f : a.scale);
+            store_row<T, D>(values ? dv : dk, kv_head, p.k_begin + row, d, tx, acc[i], values ? 1.0f : a.scale);
     }
 }
 
@@ -485,15 +479,13 @@ template <class T, int D>
 void forward(const PortableAttention& a, cudaStream_t stream) {
     const unsigned heads = static_cast<unsigned>(a.heads);
     if (a.longest_q == 1) {
-        UNSLOTH_LAUNCH((decode_kernel<T, D>), dim3(static_cast<unsigned>(a.segments), heads), threads, 0,
-                       stream, a);
+        UNSLOTH_LAUNCH((decode_kernel<T, D>), dim3(static_cast<unsigned>(a.segments), heads), threads, 0, stream, a);
         return;
     }
     using Tile = ForwardTile<D>;
     const auto kernel = forward_kernel<T, D, Tile::m, Tile::n>;
     grant_shared(kernel, Tile::bytes);
-    UNSLOTH_LAUNCH(kernel, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream,
-                   a);
+    UNSLOTH_LAUNCH(kernel, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream, a);
 }
 
 template <class T, int D>
@@ -504,19 +496,18 @@ void backward(const PortableAttention& a, const PortableAttentionGradients& g, c
     UNSLOTH_LAUNCH(delta_kernel<T>, rows, threads, 0, stream, a.out, g.dout, a.q_tokens, a.head_dim, g.delta);
     const auto dkdv = dkdv_kernel<T, D, Tile::m, Tile::n>;
     grant_shared(dkdv, Tile::bytes);
-    UNSLOTH_LAUNCH(dkdv, dim3(slots(a.k_tokens, a.segments, Tile::n), kv_heads), threads, Tile::bytes, stream,
-                   a, g.dout, g.dk, g.dv, g.delta);
+    UNSLOTH_LAUNCH(dkdv, dim3(slots(a.k_tokens, a.segments, Tile::n), kv_heads), threads, Tile::bytes, stream, a,
+                   g.dout, g.dk, g.dv, g.delta);
     const auto dq = dq_kernel<T, D, Tile::m, Tile::n>;
     grant_shared(dq, Tile::bytes);
-    UNSLOTH_LAUNCH(dq, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream, a,
-                   g.dout, g.dq, g.delta);
+    UNSLOTH_LAUNCH(dq, dim3(slots(a.q_tokens, a.segments, Tile::m), heads), threads, Tile::bytes, stream, a, g.dout,
+                   g.dq, g.delta);
 }
 
 /// Calls f(TypeTag<T>, padded head_dim as an integral constant).
 template <class F>
 void dispatch(const PortableAttention& a, F f) {
-    UNSLOTH_CHECK(a.head_dim > 0 && a.head_dim <= portable_most_head_dim, "portable attention: head_dim ",
-                  a.head_dim);
+    UNSLOTH_CHECK(a.head_dim > 0 && a.head_dim <= portable_most_head_dim, "portable attention: head_dim ", a.head_dim);
     dispatch_floating(a.dtype, [&](auto type) {
         if (a.head_dim <= 64)
             f(type, std::integral_constant<int, 64>{});

@@ -34,9 +34,7 @@ struct RowStatistics {
     /// [T, H]
     static RowStatistics by_token(float* data, int64_t heads) { return {data, heads, 1, heads}; }
     /// [B, H, S]: segments of one length
-    static RowStatistics by_segment(float* data, int64_t heads, int64_t length) {
-        return {data, heads, length, 1};
-    }
+    static RowStatistics by_segment(float* data, int64_t heads, int64_t length) { return {data, heads, length, 1}; }
 };
 
 struct PortableAttention {

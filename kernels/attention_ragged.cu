@@ -12,8 +12,7 @@ constexpr int threads = 256;
 __global__ void setup_kernel(RaggedSetup s) {
     for (int i = blockIdx.x * threads + threadIdx.x; i <= s.batch; i += gridDim.x * threads) {
         const int64_t begin = s.offsets[min(i, s.sequences)];
-        for (int m = 0; m < s.arrays; ++m)
-            s.offsets_out[m * (s.batch + int64_t{1}) + i] = begin * s.multiplier[m];
+        for (int m = 0; m < s.arrays; ++m) s.offsets_out[m * (s.batch + int64_t{1}) + i] = begin * s.multiplier[m];
         if (i < s.batch) s.lengths_out[i] = i < s.sequences ? static_cast<int>(s.offsets[i + 1] - begin) : 0;
     }
 }

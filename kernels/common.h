@@ -13,8 +13,8 @@
 
 namespace unsloth::kernels {
 
-/// Whether this build holds code for Hopper (sm_90a). Without it a Hopper card runs what was built for older ones, and kernels
-/// that need its clusters or tensor copies must not be chosen.
+/// Whether this build holds code for Hopper (sm_90a). Without it a Hopper card runs what was built for older ones, and
+/// kernels that need its clusters or tensor copies must not be chosen.
 bool built_for_hopper();
 
 /// Throws a runtime Error that names the call, its place and CUDA's reason, unless `status` is success.

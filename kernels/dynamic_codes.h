@@ -46,8 +46,7 @@ struct CodeTable {
     static constexpr uint32_t below = (1U << shift) - 1;  ///< the bits of x that its bucket does not tell
     static constexpr uint32_t first = least_bits >> shift;
     static constexpr uint32_t mask = (two_bits >> shift) - 1;
-    static constexpr int buckets =
-        static_cast<int>(mask + 1 - first);  ///< those above 1 keep a NaN's look-up inside
+    static constexpr int buckets = static_cast<int>(mask + 1 - first);  ///< those above 1 keep a NaN's look-up inside
     static constexpr int thresholds = 255 - kZeroCode;
 
     /// The largest x that still takes code k: the midpoint of entries k and k + 1 itself goes to the map's
@@ -80,8 +79,7 @@ struct CodeTable {
         uint32_t bits = bits_of_float(x);
         bits = bits < least_bits ? least_bits : bits;
         return static_cast<int>(
-            (entries[static_cast<int>((bits >> shift) & mask) - static_cast<int>(first)] + (bits & below)) >>
-            shift);
+            (entries[static_cast<int>((bits >> shift) & mask) - static_cast<int>(first)] + (bits & below)) >> shift);
     }
 };
 

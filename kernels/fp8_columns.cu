@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(code_threads)
         for (int i = 0; i < tile_rows * tile_packs / code_threads; ++i) {
             const int row = i * (code_threads / tile_packs) + threadIdx.x / tile_packs;
             if (first_row + row >= rows) break;
-            const auto values = load_pack<width>(static_cast<const Bf16*>(w.data) +
-                                                 (first_row + row) * w.stride + first_column + pack);
+            const auto values =
+                load_pack<width>(static_cast<const Bf16*>(w.data) + (first_row + row) * w.stride + first_column + pack);
 #pragma unroll
             for (int k = 0; k < width; ++k)
                 codes[pack + k][row] =
@@ -95,14 +95,12 @@ bool fp8_columns_supported(const ConstMatrix& w, int64_t rows, int64_t columns) 
 
 void quantize_columns_fp8(const ConstMatrix& w, int64_t rows, int64_t columns, const Fp8Rows& out,
                           cudaStream_t stream) {
-    UNSLOTH_CUDA_CHECK(
-        cudaMemsetAsync(out.scales, 0, static_cast<std::size_t>(columns) * sizeof(float), stream));
+    UNSLOTH_CUDA_CHECK(cudaMemsetAsync(out.scales, 0, static_cast<std::size_t>(columns) * sizeof(float), stream));
     const dim3 strips(static_cast<unsigned>(ceil_div(columns, lanes * width)),
                       static_cast<unsigned>(ceil_div(rows, maxima_rows * maxima_turns)));
     UNSLOTH_LAUNCH(column_maxima_kernel, strips, dim3(lanes, maxima_rows), 0, stream, w, rows, columns,
                    reinterpret_cast<uint32_t*>(out.scales));
-    UNSLOTH_LAUNCH(scales_kernel, static_cast<unsigned>(ceil_div(columns, 256)), 256, 0, stream, out.scales,
-                   columns);
+    UNSLOTH_LAUNCH(scales_kernel, static_cast<unsigned>(ceil_div(columns, 256)), 256, 0, stream, out.scales, columns);
     const dim3 tiles(static_cast<unsigned>(ceil_div(columns, tile_columns)),
                      static_cast<unsigned>(ceil_div(rows, tile_rows)));
     UNSLOTH_LAUNCH(transposed_codes_kernel, tiles, code_threads, 0, stream, w, rows, columns, out);

@@ -98,8 +98,7 @@ void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStr
     p.scale = maps.get({c.sw, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, Columns, 0, 1, c.n, 0});
     p.sx = c.sx;
     const auto results = [&](const void* data, int64_t stride) {
-        return maps.get(
-            {data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, box_columns, group_rows, c.m, c.n, stride * 2});
+        return maps.get({data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, box_columns, group_rows, c.m, c.n, stride * 2});
     };
     p.y = results(c.y, c.y_stride);
     p.has_residual = c.residual != nullptr;
@@ -113,8 +112,7 @@ void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStr
     p.band = tile.band;
 
     const auto kernel = fp8_gemm_kernel<S>;
-    UNSLOTH_CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes));
+    UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes));
     const int clusters = std::min(p.row_groups * p.column_tiles, multiprocessor_count() / Cluster);
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -165,11 +163,11 @@ bool fp8_gemm_sm90_built() {
 bool fp8_gemm_sm90_takes(const Fp8GemmCase& c) {
     constexpr int64_t most = int64_t{1} << 31;
     const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-    const bool tail = c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) &&
-                                      c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
+    const bool tail =
+        c.rank == 0 || (c.rank % 8 == 0 && aligned(c.u) && aligned(c.b) && c.u_stride % 8 == 0 && c.b_stride % 8 == 0);
     const bool residual = !c.residual || (aligned(c.residual) && c.residual_stride % 8 == 0);
-    return c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most && aligned(c.x) &&
-           aligned(c.w) && aligned(c.sw) && aligned(c.y) && c.y_stride % 8 == 0 && tail && residual;
+    return c.n % 8 == 0 && c.k % 16 == 0 && c.m < most && c.n < most && c.k < most && aligned(c.x) && aligned(c.w) &&
+           aligned(c.sw) && aligned(c.y) && c.y_stride % 8 == 0 && tail && residual;
 }
 
 struct Fp8GemmSm90::Impl {
@@ -180,15 +178,15 @@ Fp8GemmSm90::Fp8GemmSm90() : impl_(std::make_unique<Impl>()) {}
 Fp8GemmSm90::~Fp8GemmSm90() = default;
 
 void Fp8GemmSm90::run(const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t stream) {
-    UNSLOTH_CHECK(fp8_gemm_sm90_takes(c), "fp8 gemm: m ", c.m, " n ", c.n, " k ", c.k, " rank ", c.rank,
-                  " strides ", c.u_stride, ", ", c.b_stride, ", ", c.residual_stride, ", ", c.y_stride);
+    UNSLOTH_CHECK(fp8_gemm_sm90_takes(c), "fp8 gemm: m ", c.m, " n ", c.n, " k ", c.k, " rank ", c.rank, " strides ",
+                  c.u_stride, ", ", c.b_stride, ", ", c.residual_stride, ", ", c.y_stride);
     for (const Built& kernel : built) {
         const Fp8Tile& t = kernel.tile;
         if (t.columns == tile.columns && t.cluster == tile.cluster && t.promote == tile.promote)
             return kernel.launch(impl_->maps, c, tile, stream);
     }
-    UNSLOTH_CHECK(false, "fp8 gemm: no tile of ", tile.columns, " columns, cluster ", tile.cluster,
-                  ", promotion ", tile.promote);
+    UNSLOTH_CHECK(false, "fp8 gemm: no tile of ", tile.columns, " columns, cluster ", tile.cluster, ", promotion ",
+                  tile.promote);
 }
 
 }  // namespace unsloth::kernels

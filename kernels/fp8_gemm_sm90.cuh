@@ -78,9 +78,7 @@ template <class S>
 struct Tiles {
     int index = blockIdx.x / S::Cluster;
     uint32_t odd = 0;  // the tile's number, modulo 2
-    __device__ __forceinline__ bool more(const Params& p) const {
-        return index < p.row_groups * p.column_tiles;
-    }
+    __device__ __forceinline__ bool more(const Params& p) const { return index < p.row_groups * p.column_tiles; }
     __device__ __forceinline__ void advance() {
         index += gridDim.x / S::Cluster;
         odd ^= 1;
@@ -120,15 +118,13 @@ __device__ __forceinline__ void produce(const Params& p, const Shared<S>& shared
         };
         for (int step = 0; step < p.stages_k; ++step)
             fetch(p.x, p.w, step * stage_k, stage_k, step == p.stages_k - 1 ? S::scale_bytes : 0);
-        for (int step = 0; step < p.tail_stages; ++step)
-            fetch(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, 0);
+        for (int step = 0; step < p.tail_stages; ++step) fetch(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, 0);
     }
 }
 
 /// One thread for each warpgroup: brings the residual, takes the results away.
 template <class S>
-__device__ __forceinline__ void transport(const Params& p, const Shared<S>& shared, uint32_t rank,
-                                          int group) {
+__device__ __forceinline__ void transport(const Params& p, const Shared<S>& shared, uint32_t rank, int group) {
     constexpr int boxes = S::Columns / box_columns, box_bytes = S::out_bytes / boxes;
     const uint32_t ready = shared.ready(group), out = shared.out(group);
     for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
@@ -213,8 +209,7 @@ struct Consumer {
         pin(d);
         products_begin();
 #pragma unroll
-        for (int i = 0; i < stage_k / 32; ++i)
-            Product<S::Columns>::e4m3(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
+        for (int i = 0; i < stage_k / 32; ++i) Product<S::Columns>::e4m3(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
         products_commit();
         pin(d);
         ring.advance();
@@ -242,8 +237,7 @@ struct Consumer {
     __device__ __forceinline__ void multiply_tail(float (&d)[count]) {
         for (int stage = 0; stage < p.tail_stages; ++stage, ring.advance()) {
             barrier_wait(shared.full(ring.slot), ring.phase);
-            const uint64_t a =
-                matrix_descriptor(shared.x(ring.slot) + group * group_rows * Steps * 32, Steps * 32);
+            const uint64_t a = matrix_descriptor(shared.x(ring.slot) + group * group_rows * Steps * 32, Steps * 32);
             const uint64_t b = matrix_descriptor(shared.w(ring.slot), Steps * 32);
             pin(d);
             products_begin();

@@ -25,9 +25,7 @@ struct CopiedRows {
         return static_cast<const Bf16*>(x.data) + row * x.stride + unit * width;
     }
     __device__ int column(int unit, int) const { return unit * width; }
-    __device__ void make(uint32_t, int, const Bf16x8 (&in)[1], float, Bf16x8 (&made)[1]) const {
-        made[0] = in[0];
-    }
+    __device__ void make(uint32_t, int, const Bf16x8 (&in)[1], float, Bf16x8 (&made)[1]) const { made[0] = in[0]; }
 };
 
 struct NormalisedRows {
@@ -49,9 +47,7 @@ struct NormalisedRows {
     __device__ const Bf16* input(uint32_t row, int unit, int) const {
         return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + unit * width;
     }
-    __device__ int column(int unit, int) const {
-        return unit * width;
-    }
+    __device__ int column(int unit, int) const { return unit * width; }
     /// 1 / root mean square.
     __device__ float factor(uint32_t row, float squares) const {
         const float inv_columns = 1.f / static_cast<float>(p.shape.columns);
@@ -66,8 +62,7 @@ struct NormalisedRows {
         float weight[width];
         load_weight(unit, weight);
 #pragma unroll
-        for (int k = 0; k < width; ++k)
-            made[0].v[k] = from_float<Bf16>(to_float(in[0].v[k]) * rstd * weight[k]);
+        for (int k = 0; k < width; ++k) made[0].v[k] = from_float<Bf16>(to_float(in[0].v[k]) * rstd * weight[k]);
         if (p.y.data != nullptr)
             store_pack(static_cast<Bf16*>(p.y.data) + row * p.y.token_stride + unit * width, made[0]);
     }
@@ -79,8 +74,7 @@ struct SwigluRows {
     SwigluForward p;
 
     __device__ const Bf16* input(uint32_t row, int unit, int i) const {
-        return static_cast<const Bf16*>(p.gate_up.data) + row * p.gate_up.stride + i * p.columns +
-               unit * width;
+        return static_cast<const Bf16*>(p.gate_up.data) + row * p.gate_up.stride + i * p.columns + unit * width;
     }
     __device__ int column(int unit, int) const { return unit * width; }
     __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[2], float, Bf16x8 (&made)[1]) const {
@@ -117,8 +111,7 @@ struct SwigluGradientRows {
         }
         store_pack(gate_up(row, unit), made[0]);
         store_pack(gate_up(row, unit) + p.columns, made[1]);
-        if (p.act.data != nullptr)
-            store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * width, act);
+        if (p.act.data != nullptr) store_pack(static_cast<Bf16*>(p.act.data) + row * p.act.stride + unit * width, act);
     }
 };
 
@@ -170,13 +163,11 @@ __device__ __forceinline__ float largest_of_block(uint32_t seen, uint32_t* share
 
 /// Of a block whose rows have at most fp8_longest_row columns.
 template <class Maker, int kUnits>
-inline constexpr int most_threads = kUnits <= 2 ? 512
-                                                : static_cast<int>(fp8_longest_row) /
-                                                      (width * kUnits * Maker::segments);
+inline constexpr int most_threads =
+    kUnits <= 2 ? 512 : static_cast<int>(fp8_longest_row) / (width * kUnits * Maker::segments);
 
 template <class Maker>
-__device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int unit,
-                                          Bf16x8 (&in)[Maker::inputs]) {
+__device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int unit, Bf16x8 (&in)[Maker::inputs]) {
 #pragma unroll
     for (int i = 0; i < Maker::inputs; ++i) in[i] = load_pack<width>(maker.input(row, unit, i));
 }
@@ -188,8 +179,7 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
     __shared__ uint32_t maxima[32];
     __shared__ float sums[32];
     const uint32_t row = blockIdx.x;
-    constexpr bool kept =
-        Maker::normalises && kUnits <= 2;  // else read where it is used: again, for the longest norms
+    constexpr bool kept = Maker::normalises && kUnits <= 2;  // else read where it is used: again, for the longest norms
     Bf16x8 in[kept ? kUnits : 1][Maker::inputs];
     Bf16x8 made[kUnits][Maker::segments];
     float factor = 0.f;
@@ -238,11 +228,10 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
 }
 
 template <int kUnits, class Maker>
-void launch(const Maker& maker, int64_t rows, int units, int64_t columns, const Fp8Rows& out,
-            cudaStream_t stream) {
+void launch(const Maker& maker, int64_t rows, int units, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
     const int threads = static_cast<int>(round_up(ceil_div(units, kUnits), 32));
-    UNSLOTH_LAUNCH((rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker,
-                   units, columns, out);
+    UNSLOTH_LAUNCH((rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker, units, columns,
+                   out);
 }
 
 /// Units as norm_forward's packs are spread over threads, so that sums of squares have the same bits.
@@ -266,8 +255,7 @@ bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns) {
            aligned_16(rows.data, {rows.stride}, DType::bf16);
 }
 
-void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out,
-                       cudaStream_t stream) {
+void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
     run(CopiedRows{x}, rows, columns, out, stream);
 }
 

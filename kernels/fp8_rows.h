@@ -25,8 +25,7 @@ inline constexpr int64_t fp8_longest_row = 32768;
 /// Rows must allow 16-byte accesses, and have a multiple of 8 columns up to fp8_longest_row.
 bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns);
 
-void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out,
-                       cudaStream_t stream);
+void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream);
 
 /// heads must be 1; no y.data: the bf16 form is not wanted. Reads 2, writes 3 bytes an element (1 without y).
 void norm_forward_fp8(const NormForward& params, const Fp8Rows& out, cudaStream_t stream);
@@ -44,8 +43,7 @@ void rope_apply_fp8(const RopeApply& params, int64_t columns, const Fp8Rows& out
 
 /// w [rows, columns] -> its transpose [columns, rows], quantised by its own rows; for loading. `scales` holds
 /// scratch meanwhile. Deterministic.
-void quantize_columns_fp8(const ConstMatrix& w, int64_t rows, int64_t columns, const Fp8Rows& out,
-                          cudaStream_t stream);
+void quantize_columns_fp8(const ConstMatrix& w, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream);
 /// w's rows must allow 16-byte accesses, columns be a multiple of 8, rows of 4; neither 0.
 bool fp8_columns_supported(const ConstMatrix& w, int64_t rows, int64_t columns);
 

@@ -51,8 +51,8 @@ Key key_of(const GemmCase& p, int64_t workspace_bytes) {
             .align_d = gemm_alignment(p.out.data),
             .flags = 0};
     key.flags = static_cast<uint32_t>(p.input_type) | static_cast<uint32_t>(p.output_type) << 4 |
-                uint32_t{p.a.transpose} << 8 | uint32_t{p.b.transpose} << 9 |
-                uint32_t{p.bias != nullptr} << 10 | uint32_t{accumulates} << 11;
+                uint32_t{p.a.transpose} << 8 | uint32_t{p.b.transpose} << 9 | uint32_t{p.bias != nullptr} << 10 |
+                uint32_t{accumulates} << 11;
     return key;
 }
 

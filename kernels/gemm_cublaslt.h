@@ -32,7 +32,8 @@ struct GemmAlgorithm;
 /// alignment. Used by one thread at a time.
 class CublasLt {
   public:
-    /// Runtime Error when cuBLASLt cannot start on `device`. Without tables every product has the library's first choice.
+    /// Runtime Error when cuBLASLt cannot start on `device`. Without tables every product has the library's first
+    /// choice.
     explicit CublasLt(int device, bool use_tables = true);
     ~CublasLt();
     CublasLt(const CublasLt&) = delete;
@@ -43,7 +44,8 @@ class CublasLt {
     /// fails.
     void run(const GemmCase& problem, void* workspace, int64_t workspace_bytes, void* stream);
 
-    /// From now on products with the sizes and transposes of `like` take this algorithm, where it can run: for measurements.
+    /// From now on products with the sizes and transposes of `like` take this algorithm, where it can run: for
+    /// measurements.
     void prefer(const GemmCase& like, const GemmAlgorithm& algorithm);
 
   private:

@@ -30,9 +30,8 @@ struct Key {
 };
 
 std::string describe(const Fp8GemmCase& p) {
-    return cat("e4m3 [", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides of the results ",
-               p.y_stride, ", ", p.residual_stride, p.bias ? " with bias" : "",
-               p.residual ? " accumulating" : "");
+    return cat("e4m3 [", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides of the results ", p.y_stride, ", ",
+               p.residual_stride, p.bias ? " with bias" : "", p.residual ? " accumulating" : "");
 }
 
 /// Descriptors and algorithm of one kind of product. cuBLASLt is column-major: it computes y^T[n, m] = w x^T,
@@ -75,10 +74,8 @@ struct Plan {
         CHECK_LT(cublasLtMatmulDescSetAttribute(&operation, name, &value, sizeof value));
     }
 
-    static void layout(cublasLtMatrixLayoutOpaque_t& out, cudaDataType_t type, int64_t rows, int64_t cols,
-                       int64_t ld) {
-        CHECK_LT(cublasLtMatrixLayoutInit(&out, type, static_cast<uint64_t>(rows),
-                                          static_cast<uint64_t>(cols), ld));
+    static void layout(cublasLtMatrixLayoutOpaque_t& out, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld) {
+        CHECK_LT(cublasLtMatrixLayoutInit(&out, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld));
     }
 
     void choose(cublasLtHandle_t handle, const Fp8GemmCase& p, const Key& key) {
@@ -97,13 +94,12 @@ struct Plan {
             prefer(alignment, uint32_t{16});
         cublasLtMatmulHeuristicResult_t found{};
         int count = 0;
-        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-            handle, &operation, &first, &second, &addend, &result, &preference, 1, &found, &count);
+        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &operation, &first, &second, &addend,
+                                                                     &result, &preference, 1, &found, &count);
         const bool none = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
         if (!none) check(status, "cublasLtMatmulAlgoGetHeuristic");
-        UNSLOTH_CHECK(!none && count > 0 && found.state == CUBLAS_STATUS_SUCCESS,
-                      "cuBLASLt has no algorithm for ", describe(p), " within ", key.workspace,
-                      " bytes of workspace");
+        UNSLOTH_CHECK(!none && count > 0 && found.state == CUBLAS_STATUS_SUCCESS, "cuBLASLt has no algorithm for ",
+                      describe(p), " within ", key.workspace, " bytes of workspace");
         algorithm = found.algo;
         workspace = static_cast<int64_t>(found.workspaceSize);
     }
@@ -129,12 +125,11 @@ Fp8GemmCublasLt::~Fp8GemmCublasLt() {
     if (impl_->handle) cublasLtDestroy(impl_->handle);
 }
 
-void Fp8GemmCublasLt::run(const Fp8GemmCase& p, bool fast_accumulation, void* workspace,
-                          int64_t workspace_bytes, void* stream) {
+void Fp8GemmCublasLt::run(const Fp8GemmCase& p, bool fast_accumulation, void* workspace, int64_t workspace_bytes,
+                          void* stream) {
     UNSLOTH_CHECK(p.rank == 0, "the library's e4m3 product has no tail, rank is ", p.rank);
     for (const void* pointer : {p.x, p.w, static_cast<const void*>(p.y), p.residual ? p.residual : p.y})
-        UNSLOTH_CHECK(reinterpret_cast<uintptr_t>(pointer) % 16 == 0,
-                      "fp8 gemm: an address is not a multiple of 16");
+        UNSLOTH_CHECK(reinterpret_cast<uintptr_t>(pointer) % 16 == 0, "fp8 gemm: an address is not a multiple of 16");
     const bool adds = p.residual != nullptr;
     const Key key{.m = p.m,
                   .n = p.n,

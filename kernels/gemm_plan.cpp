@@ -99,8 +99,8 @@ uint32_t gemm_alignment(const void* pointer) {
 
 std::string describe(const GemmCase& p) {
     return cat("[", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides ", p.a.row_stride,
-               p.a.transpose ? "T" : "", ", ", p.b.row_stride, p.b.transpose ? "T" : "", ", ", p.out.row_stride,
-               ", ", name_of(p.input_type), " to ", name_of(p.output_type), p.bias ? " with bias" : "",
+               p.a.transpose ? "T" : "", ", ", p.b.row_stride, p.b.transpose ? "T" : "", ", ", p.out.row_stride, ", ",
+               name_of(p.input_type), " to ", name_of(p.output_type), p.bias ? " with bias" : "",
                p.beta != 0 ? " accumulating" : "");
 }
 
@@ -113,7 +113,8 @@ GemmPlan::GemmPlan(const GemmCase& p) {
     layout(result_, out, p.n, p.m, p.out.row_stride);
 }
 
-GemmPlan::GemmPlan(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p, int64_t workspace) : GemmPlan(p) {
+GemmPlan::GemmPlan(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p, int64_t workspace)
+    : GemmPlan(p) {
     if (const std::optional<Choice> choice = measured(handle, table, p, workspace)) {
         choice_ = *choice;
         return;
@@ -215,8 +216,8 @@ std::optional<GemmPlan::Choice> GemmPlan::configured(cublasLtHandle_t handle, co
     configure(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, a.cluster);
     cublasLtMatmulHeuristicResult_t result{};
     if (!known ||
-        cublasLtMatmulAlgoCheck(handle, &operation_, &first_, &second_, &addend_, &result_, &choice.algorithm, &result) !=
-            CUBLAS_STATUS_SUCCESS ||
+        cublasLtMatmulAlgoCheck(handle, &operation_, &first_, &second_, &addend_, &result_, &choice.algorithm,
+                                &result) != CUBLAS_STATUS_SUCCESS ||
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > static_cast<std::size_t>(workspace))
         return std::nullopt;
     choice.workspace = result.workspaceSize;

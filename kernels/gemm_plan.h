@@ -67,7 +67,8 @@ class GemmPlan {
     void set_bias(const void* bias);
     template <class Value>
     void set(cublasLtMatmulDescAttributes_t name, const Value& value);
-    std::optional<Choice> measured(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& problem, int64_t workspace);
+    std::optional<Choice> measured(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& problem,
+                                   int64_t workspace);
     std::optional<Choice> configured(cublasLtHandle_t handle, const GemmCase& problem, int64_t workspace,
                                      const GemmAlgorithm& algorithm);
     std::vector<Choice> heuristic(cublasLtHandle_t handle, int64_t workspace, int most,

@@ -32,7 +32,8 @@ GemmForm form_of(const GemmCase& p) {
 }
 
 GemmTable measured_table(const GemmCard& card) {
-    if (card.name == "NVIDIA H200" && card.compute_capability == 90 && card.multiprocessors == 132) return h200_gemm_table();
+    if (card.name == "NVIDIA H200" && card.compute_capability == 90 && card.multiprocessors == 132)
+        return h200_gemm_table();
     return {};
 }
 
@@ -64,8 +65,8 @@ double predicted_ns(const GemmTile& tile, double waves, int64_t k) {
 }
 
 std::string table_text(const GemmAlgorithm& a) {
-    return cat("{", a.id, ", ", a.tile, ", ", a.stages, ", ", a.split_k, ", ", a.reduction, ", ", a.swizzle, ", ", a.custom,
-               ", ", a.inner_shape, ", ", a.cluster, "}");
+    return cat("{", a.id, ", ", a.tile, ", ", a.stages, ", ", a.split_k, ", ", a.reduction, ", ", a.swizzle, ", ",
+               a.custom, ", ", a.inner_shape, ", ", a.cluster, "}");
 }
 
 std::string table_text(const GemmProduct& p) {

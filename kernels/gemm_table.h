@@ -74,7 +74,8 @@ const GemmAlgorithm* measured_product(const GemmTable& table, const GemmCase& pr
 /// columns, another type or form than was measured, a bias, rows not aligned to 16 bytes).
 std::vector<GemmTile> measured_tiles(const GemmTable& table, const GemmCase& problem);
 
-/// Waves that start, of `waves` as cuBLASLt counts them (tiles over multiprocessors): the last takes as long as a full one.
+/// Waves that start, of `waves` as cuBLASLt counts them (tiles over multiprocessors): the last takes as long as a full
+/// one.
 double full_waves(double waves);
 /// The time of a product of `waves` waves.
 double predicted_ns(const GemmTile& tile, double waves, int64_t k);

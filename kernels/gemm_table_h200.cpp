@@ -1,10 +1,10 @@
-// Measured on an H200 with cuBLASLt 13.1 (library version 130100), bf16, random operands, the card warm and at its power
-// limit (700 W, 1.4 GHz of 1.98 in large products); `unsloth-train bench gemm --tune` prints such lines. Tiles hold for
-// any n and k, products for llama-3.1-8b's.
+// Measured on an H200 with cuBLASLt 13.1 (library version 130100), bf16, random operands, the card warm and at its
+// power limit (700 W, 1.4 GHz of 1.98 in large products); `unsloth-train bench gemm --tune` prints such lines. Tiles
+// hold for any n and k, products for llama-3.1-8b's.
 //
-// Tiles of 256 rows or columns are entered with 0.95 of the time per k that they take alone: they read their operands less often,
-// need less energy for it, and leave it to the rest of the step. `bench step --tune` finds them 2 to 8 % faster than their
-// own times say (8 x 2048 and 2 x 2048 tokens, a base product of a layer at a time).
+// Tiles of 256 rows or columns are entered with 0.95 of the time per k that they take alone: they read their operands
+// less often, need less energy for it, and leave it to the rest of the step. `bench step --tune` finds them 2 to 8 %
+// faster than their own times say (8 x 2048 and 2 x 2048 tokens, a base product of a layer at a time).
 #include "kernels/gemm_table_h200.h"
 
 namespace unsloth::kernels {
@@ -30,28 +30,28 @@ constexpr GemmProduct products[] = {
 
 // Beside each: the rows and columns of the output that a tile computes.
 constexpr GemmTile tiles[] = {
-    {GemmForm::nn, 6.17, 776.1, {66, 20, 35, 1, 0, 0, 3, 0, 5}},  // 128 x 128
-    {GemmForm::nn, 6.235, 772.1, {66, 20, 35, 1, 0, 0, 1, 0, 3}},  // 128 x 128
-    {GemmForm::nn, 6.59, 1356, {66, 405, 35, 1, 0, 0, 3, 0, 5}},  // 136 x 128
-    {GemmForm::nn, 6.901, 2292, {66, 406, 35, 1, 0, 0, 5, 0, 3}},  // 144 x 128
-    {GemmForm::nn, 7.519, 1223, {66, 459, 35, 1, 0, 0, 3, 0, 5}},  // 104 x 192
-    {GemmForm::nn, 7.726, 723, {66, 29, 35, 1, 0, 0, 1, 0, 3}},  // 160 x 128
-    {GemmForm::nn, 8.121, 1158, {66, 197, 35, 1, 0, 0, 2, 0, 5}},  // 128 x 168
-    {GemmForm::nn, 8.518, 766, {66, 201, 35, 1, 0, 0, 2, 0, 5}},  // 128 x 176
-    {GemmForm::nn, 9.479, 2403, {66, 31, 35, 1, 0, 0, 7, 0, 5}},  // 128 x 192
-    {GemmForm::nn, 11.90, 2593, {66, 24, 35, 1, 0, 0, 6, 0, 5}},  // 128 x 256
-    {GemmForm::nn, 11.92, 2459, {66, 23, 35, 1, 0, 0, 5, 0, 3}},  // 256 x 128
+    {GemmForm::nn, 6.17, 776.1, {66, 20, 35, 1, 0, 0, 3, 0, 5}},    // 128 x 128
+    {GemmForm::nn, 6.235, 772.1, {66, 20, 35, 1, 0, 0, 1, 0, 3}},   // 128 x 128
+    {GemmForm::nn, 6.59, 1356, {66, 405, 35, 1, 0, 0, 3, 0, 5}},    // 136 x 128
+    {GemmForm::nn, 6.901, 2292, {66, 406, 35, 1, 0, 0, 5, 0, 3}},   // 144 x 128
+    {GemmForm::nn, 7.519, 1223, {66, 459, 35, 1, 0, 0, 3, 0, 5}},   // 104 x 192
+    {GemmForm::nn, 7.726, 723, {66, 29, 35, 1, 0, 0, 1, 0, 3}},     // 160 x 128
+    {GemmForm::nn, 8.121, 1158, {66, 197, 35, 1, 0, 0, 2, 0, 5}},   // 128 x 168
+    {GemmForm::nn, 8.518, 766, {66, 201, 35, 1, 0, 0, 2, 0, 5}},    // 128 x 176
+    {GemmForm::nn, 9.479, 2403, {66, 31, 35, 1, 0, 0, 7, 0, 5}},    // 128 x 192
+    {GemmForm::nn, 11.90, 2593, {66, 24, 35, 1, 0, 0, 6, 0, 5}},    // 128 x 256
+    {GemmForm::nn, 11.92, 2459, {66, 23, 35, 1, 0, 0, 5, 0, 3}},    // 256 x 128
     {GemmForm::nt, 5.789, 603.2, {66, 403, 35, 1, 0, 0, 3, 0, 5}},  // 112 x 128
     {GemmForm::nt, 6.208, 827.5, {66, 404, 35, 1, 0, 0, 3, 0, 3}},  // 120 x 128
-    {GemmForm::nt, 6.398, 835.1, {66, 20, 35, 1, 0, 0, 3, 0, 5}},  // 128 x 128
-    {GemmForm::nt, 6.383, 1077, {66, 20, 35, 1, 0, 0, 1, 0, 3}},  // 128 x 128
-    {GemmForm::nt, 6.725, 1213, {66, 405, 35, 1, 0, 0, 1, 0, 3}},  // 136 x 128
-    {GemmForm::nt, 7.754, 1140, {66, 459, 35, 1, 0, 0, 3, 0, 5}},  // 104 x 192
-    {GemmForm::nt, 7.963, 1152, {66, 29, 35, 1, 0, 0, 1, 0, 3}},  // 160 x 128
-    {GemmForm::nt, 8.336, 1555, {66, 197, 35, 1, 0, 0, 2, 0, 5}},  // 128 x 168
-    {GemmForm::nt, 8.661, 1646, {66, 201, 35, 1, 0, 0, 0, 0, 5}},  // 128 x 176
-    {GemmForm::nt, 12.24, 3328, {66, 23, 35, 1, 0, 0, 4, 0, 3}},  // 256 x 128
-    {GemmForm::nt, 12.21, 3158, {66, 24, 35, 1, 0, 0, 5, 0, 5}},  // 128 x 256
+    {GemmForm::nt, 6.398, 835.1, {66, 20, 35, 1, 0, 0, 3, 0, 5}},   // 128 x 128
+    {GemmForm::nt, 6.383, 1077, {66, 20, 35, 1, 0, 0, 1, 0, 3}},    // 128 x 128
+    {GemmForm::nt, 6.725, 1213, {66, 405, 35, 1, 0, 0, 1, 0, 3}},   // 136 x 128
+    {GemmForm::nt, 7.754, 1140, {66, 459, 35, 1, 0, 0, 3, 0, 5}},   // 104 x 192
+    {GemmForm::nt, 7.963, 1152, {66, 29, 35, 1, 0, 0, 1, 0, 3}},    // 160 x 128
+    {GemmForm::nt, 8.336, 1555, {66, 197, 35, 1, 0, 0, 2, 0, 5}},   // 128 x 168
+    {GemmForm::nt, 8.661, 1646, {66, 201, 35, 1, 0, 0, 0, 0, 5}},   // 128 x 176
+    {GemmForm::nt, 12.24, 3328, {66, 23, 35, 1, 0, 0, 4, 0, 3}},    // 256 x 128
+    {GemmForm::nt, 12.21, 3158, {66, 24, 35, 1, 0, 0, 5, 0, 5}},    // 128 x 256
 };
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace unsloth::kernels {
 /// Used by one thread at a time. Every algorithm adds the parts of a split K in fp32 in a fixed order.
 class GemmTrials {
   public:
-    /// The library's choices for `problem`, the tiles of the device's table, and neighbours of both that the library did
-    /// not name (other clusters, other options), as far as they run within `workspace_bytes`.
+    /// The library's choices for `problem`, the tiles of the device's table, and neighbours of both that the library
+    /// did not name (other clusters, other options), as far as they run within `workspace_bytes`.
     GemmTrials(int device, const GemmCase& problem, int64_t workspace_bytes);
     ~GemmTrials();
     GemmTrials(const GemmTrials&) = delete;

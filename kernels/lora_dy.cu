@@ -85,8 +85,7 @@ __global__ void __launch_bounds__(finish_threads) finish_kernel(const __grid_con
 
 template <class T, int kThin>
 void finish(const DyParams& p, int splits, int strip_columns, Matrix v, cudaStream_t stream) {
-    FinishParams f = {p.v_parts, p.db_parts, v.data,   v.stride, p.columns, p.tokens,
-                      p.ranges,  splits,     p.strips, {},       {}};
+    FinishParams f = {p.v_parts, p.db_parts, v.data, v.stride, p.columns, p.tokens, p.ranges, splits, p.strips, {}, {}};
     int64_t most = 0;
     for (int i = 0; i < p.ranges; ++i) {
         f.range[i] = p.range[i];
@@ -121,11 +120,16 @@ template <class T>
 void run_type(const DyParams& p, const LoraPlan& plan, int thin, Matrix v, cudaStream_t stream) {
     if (thin == 16) {
         switch (plan.tile) {
-            case 0: return run_tile<T, DyTile<8, 2, 2>, 16>(p, plan, v, stream);
-            case 1: return run_tile<T, DyTile<8, 4, 2>, 16>(p, plan, v, stream);
-            case 2: return run_tile<T, DyTile<16, 4, 1>, 16>(p, plan, v, stream);
-            case 3: return run_tile<T, DyTile<8, 8, 1>, 16>(p, plan, v, stream);
-            default: break;
+            case 0:
+                return run_tile<T, DyTile<8, 2, 2>, 16>(p, plan, v, stream);
+            case 1:
+                return run_tile<T, DyTile<8, 4, 2>, 16>(p, plan, v, stream);
+            case 2:
+                return run_tile<T, DyTile<16, 4, 1>, 16>(p, plan, v, stream);
+            case 3:
+                return run_tile<T, DyTile<8, 8, 1>, 16>(p, plan, v, stream);
+            default:
+                break;
         }
     } else {
         if (plan.tile == 0) return run_tile<T, DyTile<8, 2, 2>, 32>(p, plan, v, stream);

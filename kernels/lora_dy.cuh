@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const
                           full + 8 * slot, policy);
             if (lane == step_tokens)
                 copy_bulk(stage + Shared::kDyBytes,
-                          static_cast<const T*>(p.u) + static_cast<int64_t>(token_begin) * p.thin,
-                          tokens * p.thin * 2, full + 8 * slot, keep);
+                          static_cast<const T*>(p.u) + static_cast<int64_t>(token_begin) * p.thin, tokens * p.thin * 2,
+                          full + 8 * slot, keep);
             if (++slot == p.stages) slot = 0, phase ^= 1;
         }
     } else if (warp == Tile::kWarps + 1) {  // adds the warps' shares of v

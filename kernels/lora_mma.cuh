@@ -165,8 +165,7 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
 #endif
 }
 /// Starts a copy of `bytes` (a multiple of 16, both ends aligned to 16) that reports to `barrier`.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier,
-                                          uint64_t policy) {
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t policy) {
 #if UNSLOTH_HAS_CLUSTERS
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
@@ -205,8 +204,8 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 /// Launches `kernel(params)` with `cluster` blocks (along x) that share their shared memory. With `after_previous` it
 /// may start before the kernel ahead of it on the stream ends, and waits for it by itself (griddepcontrol.wait).
 template <class Params>
-void launch(void (*kernel)(Params), dim3 grid, int threads, std::size_t shared_bytes, int cluster,
-            const Params& params, cudaStream_t stream, bool after_previous = false) {
+void launch(void (*kernel)(Params), dim3 grid, int threads, std::size_t shared_bytes, int cluster, const Params& params,
+            cudaStream_t stream, bool after_previous = false) {
     UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                             cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             static_cast<int>(shared_bytes)));

@@ -49,8 +49,8 @@ bool lora_supports(const LoraBackward& p, int compute_major) {
         if (part.r % 8 != 0 || part.r > most_part_rank || part.r_begin % 8 != 0 || part.rank > part.r) return false;
         if (part.n % 8 != 0 || part.n_begin % 8 != 0 || (part.rank > 0 && part.db == nullptr)) return false;
     }
-    return p.r >= 8 && p.r % 8 == 0 && rows_of_16_bytes(p.dy) && rows_of_16_bytes(p.v) &&
-           rows_of_16_bytes(p.u, p.r) && p.b.data != nullptr;
+    return p.r >= 8 && p.r % 8 == 0 && rows_of_16_bytes(p.dy) && rows_of_16_bytes(p.v) && rows_of_16_bytes(p.u, p.r) &&
+           p.b.data != nullptr;
 }
 
 LoraPlan lora_plan(const LoraBackward& p, int multiprocessors) {

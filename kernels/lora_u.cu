@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
         for (int i = 0; i < kColumns * kChunks / kThreads; ++i) {
             const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
             const bool valid = row < p.r && k0 + column < p.k;
-            copy_async(a_stage + (row * Shared::kPitch + column) * 2,
-                       a + (valid ? row * p.a_stride + k0 + column : 0), valid);
+            copy_async(a_stage + (row * Shared::kPitch + column) * 2, a + (valid ? row * p.a_stride + k0 + column : 0),
+                       valid);
         }
     };
 
@@ -141,8 +141,7 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
             float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
             float4 total = *reinterpret_cast<float4*>(at);
 #pragma unroll
-            for (int d = 1; d < Tile::kDepthWarps; ++d)
-                add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
+            for (int d = 1; d < Tile::kDepthWarps; ++d) add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
             *reinterpret_cast<float4*>(at) = total;
         }
     }
@@ -172,11 +171,16 @@ void run_tile(const ProjectParams& p, cudaStream_t stream) {
 template <class T, int kColumns>
 void run_columns(const ProjectParams& p, int tile, cudaStream_t stream) {
     switch (tile) {
-        case 0: return run_tile<T, ProjectTile<1, 1, 8, 128, 4>, kColumns>(p, stream);
-        case 1: return run_tile<T, ProjectTile<1, 2, 8, 128, 4>, kColumns>(p, stream);
-        case 2: return run_tile<T, ProjectTile<1, 2, 8, 256, 4>, kColumns>(p, stream);
-        case 3: return run_tile<T, ProjectTile<2, 2, 4, 128, 4>, kColumns>(p, stream);
-        default: UNSLOTH_CHECK(false, "lora_u: no tile ", tile);
+        case 0:
+            return run_tile<T, ProjectTile<1, 1, 8, 128, 4>, kColumns>(p, stream);
+        case 1:
+            return run_tile<T, ProjectTile<1, 2, 8, 128, 4>, kColumns>(p, stream);
+        case 2:
+            return run_tile<T, ProjectTile<1, 2, 8, 256, 4>, kColumns>(p, stream);
+        case 3:
+            return run_tile<T, ProjectTile<2, 2, 4, 128, 4>, kColumns>(p, stream);
+        default:
+            UNSLOTH_CHECK(false, "lora_u: no tile ", tile);
     }
 }
 

@@ -21,8 +21,8 @@ constexpr int warp_blocks = warp_elements / quant4_block;      // 16
 
 __device__ __forceinline__ float block_absmax(const Quant4View& weight, int64_t block) {
     if (weight.absmax_u8 == nullptr) return weight.absmax_f32[block];
-    const float product = __fmul_rn(weight.nested_map[weight.absmax_u8[block]],
-                                    weight.nested_absmax[block / quant4_nested_block]);
+    const float product =
+        __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / quant4_nested_block]);
     return __fadd_rn(product, weight.nested_offset);
 }
 
@@ -55,9 +55,7 @@ struct FastDivide {
         while ((uint64_t{1} << shift) < d) ++shift;
         multiplier = static_cast<uint32_t>((((uint64_t{1} << shift) - d) << 32) / d + 1);
     }
-    __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
-        return (__umulhi(n, multiplier) + n) >> shift;
-    }
+    __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };
 
 /// One weight of a launch.
@@ -114,11 +112,9 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_co
         float values[group];
 #pragma unroll
         for (int i = 0; i < group; ++i) {
-            const int shift =
-                (i / 2) * 8 + (i % 2 == 0 ? 4 : 0);  // bytes ascend, the high nibble comes first
+            const int shift = (i / 2) * 8 + (i % 2 == 0 ? 4 : 0);  // bytes ascend, the high nibble comes first
             // width 16: the shuffle itself takes the index modulo 16
-            values[i] =
-                __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(codes[j] >> shift), 16), scale);
+            values[i] = __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(codes[j] >> shift), 16), scale);
         }
         if (index < job.groups) {
             const uint32_t row = job.groups_per_row.quotient(index);
@@ -176,8 +172,7 @@ void launch(Jobs& jobs, DType out_type, cudaStream_t stream) {
 
 __device__ __forceinline__ float finite_magnitude(float x) {
     const float magnitude = fabsf(x);
-    return magnitude <= 3.402823466e38F ? magnitude
-                                        : __int_as_float(0x7F800000);  // a NaN would get lost in a maximum
+    return magnitude <= 3.402823466e38F ? magnitude : __int_as_float(0x7F800000);  // a NaN would get lost in a maximum
 }
 
 /// 1 / x, or 0 where that is not finite, so that products with it never become a NaN.
@@ -226,8 +221,7 @@ __global__ void __launch_bounds__(threads)
 constexpr int mean_threads = 1024;
 
 /// One thread block: the mean in fp64, in an order that depends on the number of values alone.
-__global__ void __launch_bounds__(mean_threads)
-    mean_of(const float* __restrict__ values, int64_t count, float* mean) {
+__global__ void __launch_bounds__(mean_threads) mean_of(const float* __restrict__ values, int64_t count, float* mean) {
     __shared__ double sums[mean_threads];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += mean_threads) sum += static_cast<double>(values[i]);
@@ -242,8 +236,7 @@ __global__ void __launch_bounds__(mean_threads)
 /// A thread block a nested block of 256 maxima.
 __global__ void __launch_bounds__(quant4_nested_block)
     quantize_absmax(const float* __restrict__ absmax, int64_t blocks, const float* __restrict__ offset,
-                    const float* __restrict__ map, uint8_t* __restrict__ codes,
-                    float* __restrict__ nested_absmax) {
+                    const float* __restrict__ map, uint8_t* __restrict__ codes, float* __restrict__ nested_absmax) {
     __shared__ float midpoints[256];
     __shared__ float warp_largest[quant4_nested_block / warp];
     const int64_t block = int64_t{blockIdx.x} * quant4_nested_block + threadIdx.x;
@@ -273,8 +266,8 @@ __global__ void __launch_bounds__(quant4_nested_block)
 }  // namespace
 
 bool dequantize_is_vectorized(const DequantizeArgs& args) {
-    const bool aligned = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 &&
-                         reinterpret_cast<uintptr_t>(args.weight.packed) % 4 == 0;
+    const bool aligned =
+        reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && reinterpret_cast<uintptr_t>(args.weight.packed) % 4 == 0;
     const bool small_enough = args.weight.elements() / group < (int64_t{1} << 31);  // FastDivide
     return aligned && small_enough && args.weight.cols % group == 0 && args.row_stride % group == 0;
 }
@@ -305,14 +298,12 @@ void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
     }
     dispatch_floating(args.type, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads,
-                       0, stream, static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(),
-                       args.packed, args.absmax);
+        UNSLOTH_LAUNCH(quantize_blocks<T>, static_cast<unsigned>(ceil_div(blocks, threads / warp)), threads, 0, stream,
+                       static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(), args.packed, args.absmax);
     });
     UNSLOTH_LAUNCH(mean_of, 1, mean_threads, 0, stream, args.absmax, blocks, args.offset);
-    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, quant4_nested_block)),
-                   quant4_nested_block, 0, stream, args.absmax, blocks, args.offset, args.map,
-                   args.absmax_codes, args.nested_absmax);
+    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, quant4_nested_block)), quant4_nested_block,
+                   0, stream, args.absmax, blocks, args.offset, args.map, args.absmax_codes, args.nested_absmax);
 }
 
 }  // namespace unsloth::kernels

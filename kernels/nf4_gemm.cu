@@ -9,20 +9,17 @@
 namespace unsloth::kernels {
 
 bool nf4_gemm_supported(const Nf4GemmArgs& args) {
-    if (args.count < 1 || args.count > nf4_gemm_most_weights || args.m < 0 || args.m > INT32_MAX / 2)
-        return false;
+    if (args.count < 1 || args.count > nf4_gemm_most_weights || args.m < 0 || args.m > INT32_MAX / 2) return false;
     int64_t n = 0;
     const int64_t k = args.weights[0].cols;
     for (int i = 0; i < args.count; ++i) {
         const Nf4TilesView& w = args.weights[i];
         const bool fits = w.rows > 0 && w.rows % nf4_tile == 0 && w.cols == k && k > 0 && k % nf4_tile == 0 &&
-                          w.rows * w.cols / nf4_tile < INT32_MAX &&
-                          reinterpret_cast<uintptr_t>(w.tiles) % 16 == 0;
+                          w.rows * w.cols / nf4_tile < INT32_MAX && reinterpret_cast<uintptr_t>(w.tiles) % 16 == 0;
         if (!fits) return false;
         n += w.rows;
     }
-    if (args.tail < 0 || args.tail % 8 != 0 || args.tail > 4096 || n > (1 << 24) || k > (1 << 24))
-        return false;
+    if (args.tail < 0 || args.tail % 8 != 0 || args.tail > 4096 || n > (1 << 24) || k > (1 << 24)) return false;
     const bool tail_fits = args.tail == 0 || (reinterpret_cast<uintptr_t>(args.tail_weight.data) % 4 == 0 &&
                                               args.tail_weight.stride % 2 == 0);
     const bool residual_fits =
@@ -82,15 +79,12 @@ struct Cursor {
     int block;              ///< of the summed dimension, counted from the weights' first
     int segment, segment_end;
 
-    __device__ __forceinline__ Cursor(const Problem& p, int row_tile, int first) : block(first) {
-        locate(p, row_tile);
-    }
+    __device__ __forceinline__ Cursor(const Problem& p, int row_tile, int first) : block(first) { locate(p, row_tile); }
     __device__ __forceinline__ void locate(const Problem& p, int row_tile) {
         if (block >= p.blocks - p.tail_blocks) return;
         const TileRef t = tile_at<Transposed>(p, row_tile, p.tail_blocks + block);
         segment = t.segment;
-        segment_end =
-            Transposed && segment + 1 < p.count ? p.segments[segment + 1].first : p.blocks - p.tail_blocks;
+        segment_end = Transposed && segment + 1 < p.count ? p.segments[segment + 1].first : p.blocks - p.tail_blocks;
         tile = tile_data(p, t);
         nested_absmax = p.segments[segment].nested_absmax;
         nested_block = static_cast<uint32_t>(t.n * nf4_tile * p.k_tiles + t.k);
@@ -107,8 +101,8 @@ struct Cursor {
 /// The tail's products, added to the sums of warps that take one of its blocks each; operands straight from
 /// memory.
 template <int TokenGroups, int Strips, bool Transposed>
-__device__ __forceinline__ void add_tail(const Problem& p, int first_row, int first_token, int block,
-                                         int lane, float (&sums)[Strips][TokenGroups][4]) {
+__device__ __forceinline__ void add_tail(const Problem& p, int first_row, int first_token, int block, int lane,
+                                         float (&sums)[Strips][TokenGroups][4]) {
     for (int step = 0; step < 4; ++step) {
         const int r = block * nf4_tile + step * 16;
         if (r >= p.tail) return;
@@ -143,8 +137,7 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
     __shared__ float scale_buffer[warps][nf4_tile];
 
     const int lane = threadIdx.x % warp;
-    const int warp_index =
-        __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
+    const int warp_index = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
     const int first_row = static_cast<int>(blockIdx.x) * rows;  // of the result's second dimension
     const int row_tile = first_row / nf4_tile, first_strip = first_row % nf4_tile / 16;
     const int first_token = static_cast<int>(blockIdx.y) * tokens;
@@ -156,23 +149,19 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
     const int codes_from =
         Transposed ? lane / 8 * 512 + first_strip * 128 + lane % 8 * 16 : first_strip * 512 + lane * 16;
     const int first_scale = Transposed ? 0 : first_strip * 16;
-    const __nv_bfloat16* x =
-        p.x + (first_token + lane / 8) * p.x_stride + warp_index * nf4_tile + lane % 8 * 8;
+    const __nv_bfloat16* x = p.x + (first_token + lane / 8) * p.x_stride + warp_index * nf4_tile + lane % 8 * 8;
     const uint32_t x_to = S::x + lane / 8 * 128;
     const auto fetch = [&](int stage) {
         if (fetched.block < blocks) {
             const uint32_t to = buffers_address + stage * S::bytes;
 #pragma unroll
             for (int i = 0; i < Strips; ++i)  // a strip's four sub-blocks, 32 chunks
-                copy_16(to + S::codes + i * 512 + lane * 16,
-                        fetched.tile + codes_from + i * (Transposed ? 128 : 512));
+                copy_16(to + S::codes + i * 512 + lane * 16, fetched.tile + codes_from + i * (Transposed ? 128 : 512));
             if (lane < S::weight_rows / 16)
-                copy_16(to + S::scales + lane * 16,
-                        fetched.tile + nf4_tile_code_bytes + first_scale + lane * 16);
+                copy_16(to + S::scales + lane * 16, fetched.tile + nf4_tile_code_bytes + first_scale + lane * 16);
 #pragma unroll
             for (int r = lane; r < S::weight_rows; r += warp) {
-                const uint32_t block =
-                    fetched.nested_block + static_cast<uint32_t>((first_scale + r) * p.k_tiles);
+                const uint32_t block = fetched.nested_block + static_cast<uint32_t>((first_scale + r) * p.k_tiles);
                 copy_4(to + S::nested + r * 4, fetched.nested_absmax + block / quant4_nested_block);
             }
 #pragma unroll
@@ -189,8 +178,7 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
 
     if (first_token + tokens > p.m) {  // tokens that do not exist are never copied: zeros from the start
         for (int i = lane; i < stages * tokens * 8; i += warp)
-            *reinterpret_cast<uint4*>(buffers + i / (tokens * 8) * S::bytes + S::x + i % (tokens * 8) * 16) =
-                uint4{};
+            *reinterpret_cast<uint4*>(buffers + i / (tokens * 8) * S::bytes + S::x + i % (tokens * 8) * 16) = uint4{};
         __syncwarp();
     }
 #pragma unroll
@@ -222,8 +210,8 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
         stage = stage + 1 == stages ? 0 : stage + 1;
 
         const auto scale = [&](int r) {
-            return nf4_scale(map[data[S::scales + r]],
-                             *reinterpret_cast<const float*>(data + S::nested + r * 4), offset);
+            return nf4_scale(map[data[S::scales + r]], *reinterpret_cast<const float*>(data + S::nested + r * 4),
+                             offset);
         };
         if (Transposed) {
             scale_buffer[warp_index][lane] = scale(lane);
@@ -231,12 +219,12 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
             __syncwarp();
         }
         uint32_t b[TokenGroups <= 2 ? TokenGroups : 1][8];
-        const auto load_x = [&](int group, uint32_t(&to)[8]) {
+        const auto load_x = [&](int group, uint32_t (&to)[8]) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 uint32_t matrices[4];
-                load_matrices<false>(matrices, address + S::x + (group * 8 + lane % 8) * 128 +
-                                                   (((h * 4 + lane / 8) ^ (lane % 8)) * 16));
+                load_matrices<false>(
+                    matrices, address + S::x + (group * 8 + lane % 8) * 128 + (((h * 4 + lane / 8) ^ (lane % 8)) * 16));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) to[4 * h + i] = matrices[i];
             }
@@ -265,10 +253,9 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
 #pragma unroll
             for (int g = 0; g < TokenGroups; ++g) {
                 if constexpr (TokenGroups > 2) load_x(g, b[0]);
-                const uint32_t(&operand)[8] = b[TokenGroups <= 2 ? g : 0];
+                const uint32_t (&operand)[8] = b[TokenGroups <= 2 ? g : 0];
 #pragma unroll
-                for (int s = 0; s < 4; ++s)
-                    multiply(sums[strip][g], a[s], operand[2 * s], operand[2 * s + 1]);
+                for (int s = 0; s < 4; ++s) multiply(sums[strip][g], a[s], operand[2 * s], operand[2 * s + 1]);
             }
         }
     }
@@ -316,8 +303,7 @@ void launch(const Problem& p, cudaStream_t stream) {
     UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     const dim3 grid(static_cast<unsigned>(p.row_tiles * (4 / Strips)),
                     static_cast<unsigned>(ceil_div(p.m, 8 * TokenGroups)));
-    UNSLOTH_LAUNCH((multiply_tiles<TokenGroups, Strips, Warps, Transposed>), grid, Warps * warp, bytes,
-                   stream, p);
+    UNSLOTH_LAUNCH((multiply_tiles<TokenGroups, Strips, Warps, Transposed>), grid, Warps * warp, bytes, stream, p);
 }
 
 /// The forms that are built.
@@ -357,15 +343,14 @@ void nf4_gemm(const Nf4GemmArgs& args, Nf4GemmForm form, cudaStream_t stream) {
     UNSLOTH_CHECK(nf4_gemm_supported(args), "nf4_gemm: unsupported arguments");
     if (args.m == 0) return;
     const Problem p = make_problem(args);
-    UNSLOTH_CHECK(form.token_groups > 0 && ceil_div(args.m, 8 * form.token_groups) <= 65535,
-                  "nf4_gemm: ", args.m, " tokens in blocks of ", 8 * form.token_groups,
-                  " are more blocks than a grid has");
+    UNSLOTH_CHECK(form.token_groups > 0 && ceil_div(args.m, 8 * form.token_groups) <= 65535, "nf4_gemm: ", args.m,
+                  " tokens in blocks of ", 8 * form.token_groups, " are more blocks than a grid has");
     const bool found = with_form(form, [&](auto token_groups, auto strips, auto warps) {
         args.transposed ? launch<token_groups, strips, warps, true>(p, stream)
                         : launch<token_groups, strips, warps, false>(p, stream);
     });
-    UNSLOTH_CHECK(found, "nf4_gemm: no form of ", form.token_groups, " token groups, ", form.strips,
-                  " strips and ", form.warps, " warps");
+    UNSLOTH_CHECK(found, "nf4_gemm: no form of ", form.token_groups, " token groups, ", form.strips, " strips and ",
+                  form.warps, " warps");
 }
 
 }  // namespace unsloth::kernels

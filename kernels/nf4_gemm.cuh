@@ -97,8 +97,8 @@ __device__ __forceinline__ const uint8_t* tile_data(const Problem& p, TileRef t)
 
 /// The nested maximum of the block that row `row` of a tile is.
 __device__ __forceinline__ const float* nested_absmax_of(const Problem& p, TileRef t, int row) {
-    const auto block = static_cast<uint32_t>(t.n * nf4_tile + row) * static_cast<uint32_t>(p.k_tiles) +
-                       static_cast<uint32_t>(t.k);
+    const auto block =
+        static_cast<uint32_t>(t.n * nf4_tile + row) * static_cast<uint32_t>(p.k_tiles) + static_cast<uint32_t>(t.k);
     return p.segments[t.segment].nested_absmax + block / quant4_nested_block;
 }
 

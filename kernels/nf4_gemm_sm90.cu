@@ -21,8 +21,8 @@ using namespace nf4;
 
 template <int Tokens, int Stages, int BlocksPerSm, bool Clustered, bool Transposed>
 __global__ void __launch_bounds__(threads, BlocksPerSm)
-    multiply_tiles_sm90(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
-                        int row_blocks, int token_blocks, int cluster_size) {
+    multiply_tiles_sm90(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map, int row_blocks,
+                        int token_blocks, int cluster_size) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t raw[];
     auto& s = *reinterpret_cast<Shared<Tokens, Stages>*>(raw);
@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
     Schedule<Clustered> schedule(row_blocks, token_blocks, cluster_size);
     Ring<Stages> ring;
     Work work;
-    const int warp = static_cast<int>(threadIdx.x) % group_threads / 32,
-              lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) % group_threads / 32, lane = static_cast<int>(threadIdx.x) % 32;
     if (group == groups) {
         sm90::shrink_registers<40>();
         if (warp == 0) {
@@ -54,8 +53,7 @@ __global__ void __launch_bounds__(threads, BlocksPerSm)
                     s.map[i][k] = p.segments[i].nested_map[k];
             }
             sm90::named_barrier(2 + groups, groups * 32);
-            while (schedule.next(p, work))
-                decode_scales<Tokens, Stages, Transposed>(p, s, ring, work, warp - 1, lane);
+            while (schedule.next(p, work)) decode_scales<Tokens, Stages, Transposed>(p, s, ring, work, warp - 1, lane);
         }
     } else {
         sm90::grow_registers<BlocksPerSm == 1 ? 232 : 96>();
@@ -83,8 +81,8 @@ PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
     static const auto encoder = [] {
         void* entry = nullptr;
         cudaDriverEntryPointQueryResult found{};
-        UNSLOTH_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                                            cudaEnableDefault, &found));
+        UNSLOTH_CUDA_CHECK(
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found));
         if (found != cudaDriverEntryPointSuccess)
             throw runtime_failure("CUDA: the driver has no cuTensorMapEncodeTiled",
                                   "Update the driver to 525 or later.");
@@ -95,18 +93,17 @@ PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 
 CUtensorMap make_x_map(const Problem& p, int tokens) {
     CUtensorMap map{};
-    const cuuint64_t columns =
-        static_cast<cuuint64_t>((p.blocks - p.tail_blocks) * int64_t{nf4_tile} + p.tail);
+    const cuuint64_t columns = static_cast<cuuint64_t>((p.blocks - p.tail_blocks) * int64_t{nf4_tile} + p.tail);
     const cuuint64_t sizes[2] = {columns, static_cast<cuuint64_t>(p.m)};
     const cuuint64_t strides[1] = {static_cast<cuuint64_t>(p.x_stride) * sizeof(__nv_bfloat16)};
     const cuuint32_t box[2] = {nf4_tile, static_cast<cuuint32_t>(tokens)};
     const cuuint32_t steps[2] = {1, 1};
-    const CUresult status = tensor_map_encoder()(
-        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<__nv_bfloat16*>(p.x), sizes, strides, box,
-        steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    UNSLOTH_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled returned ", static_cast<int>(status),
-                  " for [", p.m, ", ", columns, "], row stride ", p.x_stride);
+    const CUresult status =
+        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<__nv_bfloat16*>(p.x), sizes, strides,
+                             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    UNSLOTH_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled returned ", static_cast<int>(status), " for [", p.m,
+                  ", ", columns, "], row stride ", p.x_stride);
     return map;
 }
 
@@ -121,8 +118,8 @@ void launch(const Problem& p, int split, cudaStream_t stream) {
 
     cudaLaunchConfig_t config{};
     // a cluster makes one tile; blocks that work alone stay and make several
-    config.gridDim = dim3(static_cast<unsigned>(
-        Clustered ? works * split : std::min(works, multiprocessor_count() * BlocksPerSm)));
+    config.gridDim =
+        dim3(static_cast<unsigned>(Clustered ? works * split : std::min(works, multiprocessor_count() * BlocksPerSm)));
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
@@ -166,8 +163,7 @@ bool nf4_gemm_sm90_has(Nf4GemmSm90Form form) {
 
 void nf4_gemm_sm90(const Nf4GemmArgs& args, Nf4GemmSm90Form form, cudaStream_t stream) {
     UNSLOTH_CHECK(nf4_gemm_supported(args), "nf4_gemm_sm90: unsupported arguments");
-    UNSLOTH_CHECK(nf4_gemm_sm90_has(form), "nf4_gemm_sm90: no form of ", form.tokens, " tokens split by ",
-                  form.split);
+    UNSLOTH_CHECK(nf4_gemm_sm90_has(form), "nf4_gemm_sm90: no form of ", form.tokens, " tokens split by ", form.split);
     if (args.m == 0) return;
     const Problem p = make_problem(args);
     const bool t = args.transposed;

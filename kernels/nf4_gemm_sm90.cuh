@@ -64,8 +64,7 @@ struct Schedule {
         if (index >= row_blocks * token_blocks) return false;
         const int per_band = band * row_blocks, first = index / per_band * band;
         const int height = min(band, token_blocks - first), inside = index % per_band;
-        work = {inside / height, first + inside % height, p.blocks * rank / size,
-                p.blocks * (rank + 1) / size};
+        work = {inside / height, first + inside % height, p.blocks * rank / size, p.blocks * (rank + 1) / size};
         index += step;
         return true;
     }
@@ -88,8 +87,7 @@ __device__ __forceinline__ void produce(const Problem& p, const CUtensorMap* x_m
                                 tile_data(p, tile_at<Transposed>(p, row_tile, block)), nf4_tile_bytes, full);
             }
         }
-        sm90::copy_box(shared_address(s.x[ring.stage]), *x_map, x_column(p, block),
-                        work.token_block * Tokens, full);
+        sm90::copy_box(shared_address(s.x[ring.stage]), *x_map, x_column(p, block), work.token_block * Tokens, full);
         ring.advance();
     }
 }
@@ -211,14 +209,14 @@ struct Multiplier {
             uint32_t a[16];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                tail_operand<Transposed>(p, row_tile * nf4_tile + warp * 16 + lane / 4,
-                                         block * nf4_tile + i * 16, lane, a + 4 * i);
+                tail_operand<Transposed>(p, row_tile * nf4_tile + warp * 16 + lane / 4, block * nf4_tile + i * 16, lane,
+                                         a + 4 * i);
             sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
             issue(sums, a, ring.stage, accumulate);
             accumulate = 1;
             sm90::products_wait<0>();
-            // A tail needs no scales, but its stage is not free before the decoding warps have seen it: filled once more, `full`
-            // would have the parity again that they wait to see end, and they would wait for ever.
+            // A tail needs no scales, but its stage is not free before the decoding warps have seen it: filled once
+            // more, `full` would have the parity again that they wait to see end, and they would wait for ever.
             sm90::barrier_wait(shared_address(&s.decoded[ring.stage]), ring.parity);
             release(ring.stage);
             ring.advance();
@@ -247,7 +245,7 @@ struct Multiplier {
                 for (int i = 0; i < 4; ++i) dequantize(codes, i, even + 4 * i);
             }
             int previous = -1;  // stage of the block before
-            const auto step = [&](const uint32_t(&a)[16], uint32_t(&next)[16]) {
+            const auto step = [&](const uint32_t (&a)[16], uint32_t (&next)[16]) {
                 const int stage = ring.stage;
                 ring.advance();
                 const Codes codes = load(block + 1, ring);
@@ -260,7 +258,7 @@ struct Multiplier {
                     accumulate = 1;
                     if (i == 0) {
                         sm90::products_wait<1>();  // the block before is done: its stage and its operands are
-                                                // free
+                                                   // free
                         if (previous >= 0) release(previous);
                     }
                     dequantize(codes, i, next + 4 * i);
@@ -268,7 +266,7 @@ struct Multiplier {
                 previous = stage;
                 ++block;
             };
-            const auto final_step = [&](const uint32_t(&a)[16]) {
+            const auto final_step = [&](const uint32_t (&a)[16]) {
                 issue(sums, a, ring.stage, accumulate);
                 sm90::products_wait<0>();
                 if (previous >= 0) release(previous);

@@ -1,5 +1,5 @@
-// What the 4-bit kernels use of Hopper beyond kernels/sm90.cuh: products whose A operand lies in registers, plain bulk copies, reads of
-// another block's shared memory. sm_90a only.
+// What the 4-bit kernels use of Hopper beyond kernels/sm90.cuh: products whose A operand lies in registers, plain bulk
+// copies, reads of another block's shared memory. sm_90a only.
 #pragma once
 
 #include "kernels/sm90.cuh"
@@ -15,17 +15,17 @@ struct RegisterProduct;
 #define UNSLOTH_NUMBERS_16 UNSLOTH_NUMBERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define UNSLOTH_D8 UNSLOTH_D4(0), UNSLOTH_D4(4)
 #define UNSLOTH_D16_ALL UNSLOTH_D16(0)
-#define UNSLOTH_REGISTER_PRODUCT(columns, registers, numbers, results, a_at, b_at, more_at)                       \
-    template <>                                                                                                   \
-    struct RegisterProduct<columns> {                                                                             \
-        static __device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t* a, uint64_t b,     \
-                                                        int accumulate) {                                         \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " more_at                                              \
-                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" numbers "}, {"  \
-                         a_at "}, " b_at ", p, 1, 1, 0;\n}\n"                                                     \
-                         : results                                                                                \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                  \
-        }                                                                                                         \
+#define UNSLOTH_REGISTER_PRODUCT(columns, registers, numbers, results, a_at, b_at, more_at)                           \
+    template <>                                                                                                       \
+    struct RegisterProduct<columns> {                                                                                 \
+        static __device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t* a, uint64_t b,         \
+                                                        int accumulate) {                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " more_at                                                  \
+                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" numbers "}, {" a_at \
+                         "}, " b_at ", p, 1, 1, 0;\n}\n"                                                              \
+                         : results                                                                                    \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                      \
+        }                                                                                                             \
     };
 
 UNSLOTH_REGISTER_PRODUCT(16, 8, UNSLOTH_NUMBERS_8, UNSLOTH_D8, "%8, %9, %10, %11", "%12", "%13")
@@ -47,10 +47,9 @@ __device__ __forceinline__ void named_barrier(int index, int threads) {
 
 /// `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
 }
 /// cluster_sync without ordering memory: for a block that must not end while others read it.
 __device__ __forceinline__ void cluster_barrier_relaxed() {

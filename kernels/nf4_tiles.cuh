@@ -27,8 +27,7 @@ __device__ __forceinline__ uint32_t nf4_pair(uint32_t low, uint32_t high, float 
 
 /// The A operand (16 x 16) of mma.sync.m16n8k16 or of a warp's part of wgmma from a sub-block that ldmatrix
 /// gave: rows are rows of the weight. row_scale: of rows lane / 4 and lane / 4 + 8.
-__device__ __forceinline__ void nf4_operand(uint32_t word, float code_value, const float (&row_scale)[2],
-                                            uint32_t* a) {
+__device__ __forceinline__ void nf4_operand(uint32_t word, float code_value, const float (&row_scale)[2], uint32_t* a) {
     a[0] = nf4_pair(word, word >> 16, code_value, row_scale[0], row_scale[0]);
     a[1] = nf4_pair(word >> 4, word >> 20, code_value, row_scale[1], row_scale[1]);
     a[2] = nf4_pair(word >> 8, word >> 24, code_value, row_scale[0], row_scale[0]);
@@ -37,8 +36,8 @@ __device__ __forceinline__ void nf4_operand(uint32_t word, float code_value, con
 
 /// The same of the transposed sub-block, from ldmatrix.trans: rows are columns of the weight, and the summed
 /// index, a row of the weight, brings the scale: `first` of rows 2 (lane % 4) and + 1, `second` of those + 8.
-__device__ __forceinline__ void nf4_operand_transposed(uint32_t word, float code_value, float2 first,
-                                                       float2 second, uint32_t* a) {
+__device__ __forceinline__ void nf4_operand_transposed(uint32_t word, float code_value, float2 first, float2 second,
+                                                       uint32_t* a) {
     a[0] = nf4_pair(word, word >> 16, code_value, first.x, first.y);
     a[1] = nf4_pair(word >> 8, word >> 24, code_value, first.x, first.y);
     a[2] = nf4_pair(word >> 4, word >> 20, code_value, second.x, second.y);

@@ -13,10 +13,10 @@ namespace unsloth::kernels {
 namespace {
 
 constexpr int max_threads = 512;
-constexpr int group_threads = 256;  // of a block whose warps hold several rows
-constexpr int dweight_blocks = 264;  // fixed, so that the order of summation does not depend on the card
+constexpr int group_threads = 256;       // of a block whose warps hold several rows
+constexpr int dweight_blocks = 264;      // fixed, so that the order of summation does not depend on the card
 constexpr int64_t one_pass = INT32_MAX;  // blocks: each meets its rows and ends
-constexpr int max_packs = 2;         // 16-byte packs of a row in one thread's registers
+constexpr int max_packs = 2;             // 16-byte packs of a row in one thread's registers
 
 /// How a row of `columns` elements is spread over threads by packs of `width` elements.
 struct Geometry {
@@ -76,9 +76,7 @@ struct RowPart {
             if (owns<kFull>(i, packs)) store_pack(row + pack_of(i) * V, pack[i]);
         }
     }
-    __device__ __forceinline__ float at(int i, int k) const {
-        return to_float(pack[i].v[k]);
-    }
+    __device__ __forceinline__ float at(int i, int k) const { return to_float(pack[i].v[k]); }
 };
 
 /// A thread's columns of the weight in fp32.
@@ -135,8 +133,9 @@ __global__ void __launch_bounds__(max_threads) norm_forward_kernel(const NormFor
 
 /// dx (+)= rstd (g - x rstd^2 mean(g x)), g = dy weight; dweight += dy x rstd. kRebuild: y as the forward has it.
 template <class T, int N, bool kWithinWarp, bool kFull, bool kWeightGradient, bool kRebuild>
-__global__ void __maxnreg__(kWeightGradient ? 128 : kFull ? 80 : 96)
-    norm_backward_kernel(const NormBackward p, uint32_t rows, int packs) {
+__global__ void __maxnreg__(kWeightGradient ? 128
+                            : kFull         ? 80
+                                            : 96) norm_backward_kernel(const NormBackward p, uint32_t rows, int packs) {
     constexpr int V = vector_width<T>;
     __shared__ float shared[32];
     const WeightPart<T, N> weight(p.weight, p.shape.weight_type, packs);

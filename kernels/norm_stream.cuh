@@ -35,8 +35,7 @@ __device__ __forceinline__ void report(const BadSite& site) {
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(stream_threads)
-    norm_forward_stream_kernel(const NormForward p, uint32_t rows) {
+__global__ void __launch_bounds__(stream_threads) norm_forward_stream_kernel(const NormForward p, uint32_t rows) {
     __shared__ float shared[32];
     const auto heads = static_cast<uint32_t>(p.shape.heads);
     const int64_t columns = p.shape.columns;
@@ -68,8 +67,7 @@ __global__ void __launch_bounds__(stream_threads)
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(stream_threads)
-    norm_backward_stream_kernel(const NormBackward p, uint32_t rows) {
+__global__ void __launch_bounds__(stream_threads) norm_backward_stream_kernel(const NormBackward p, uint32_t rows) {
     __shared__ float shared[32];
     const auto heads = static_cast<uint32_t>(p.shape.heads);
     const int64_t columns = p.shape.columns;

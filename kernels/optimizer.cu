@@ -18,7 +18,7 @@ constexpr int per_lane = block_elements / warp;  // 8: four consecutive elements
 constexpr uint8_t flag_decays = 1, flag_8bit = 2;
 // Magnitudes between which no quotient or remainder of the quick arithmetic below underflows or overflows.
 constexpr float least_usual = 0x1p-72F, most_usual = 0x1p48F, least_usual_v = 0x1p-100F;
-constexpr int resident_steps = 3;  // thread blocks of the update on a multiprocessor: registers before warps
+constexpr int resident_steps = 3;      // thread blocks of the update on a multiprocessor: registers before warps
 constexpr int64_t most_blocks = 2048;  // enough for every card; a warp then takes several blocks of elements
 
 /// The maps, and the tables that find a value's code in them: once a thread block.
@@ -284,8 +284,8 @@ __global__ void __launch_bounds__(threads)
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(threads) finish_norm(const double* __restrict__ partials, int64_t count,
-                                                       const StepScalars* scalars, StepOutcome* outcome) {
+__global__ void __launch_bounds__(threads)
+    finish_norm(const double* __restrict__ partials, int64_t count, const StepScalars* scalars, StepOutcome* outcome) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += threads) sum += partials[i];
     const double total = sum_of_block(sum);
@@ -296,8 +296,7 @@ template <bool k8bit>
 void launch_step(const AdamwArgs& args, cudaStream_t stream) {
     const auto kernel = adamw_blocks<k8bit>;
     // With tables to fill, no more thread blocks than run at once.
-    const int64_t most =
-        k8bit ? resident_blocks(reinterpret_cast<const void*>(kernel), threads, 0) : most_blocks;
+    const int64_t most = k8bit ? resident_blocks(reinterpret_cast<const void*>(kernel), threads, 0) : most_blocks;
     const auto grid = static_cast<unsigned>(std::min(ceil_div(args.blocks, threads / warp), most));
     UNSLOTH_LAUNCH(kernel, grid, threads, 0, stream, args);
 }
@@ -312,8 +311,8 @@ void adamw_step(const AdamwArgs& args, cudaStream_t stream) {
 void gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {
     const int64_t chunks = ceil_div(args.elements, norm_chunk);
     if (chunks > 0)
-        UNSLOTH_LAUNCH(sum_of_squares, static_cast<unsigned>(chunks), threads, 0, stream, args.grads,
-                       args.elements, args.partials);
+        UNSLOTH_LAUNCH(sum_of_squares, static_cast<unsigned>(chunks), threads, 0, stream, args.grads, args.elements,
+                       args.partials);
     UNSLOTH_LAUNCH(finish_norm, 1, threads, 0, stream, args.partials, chunks, args.scalars, args.outcome);
 }
 

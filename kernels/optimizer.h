@@ -13,7 +13,7 @@ namespace unsloth::kernels {
 struct AdamwArgs {
     int64_t blocks = 0;  ///< of 256 elements
     float* params = nullptr;
-    float* grads = nullptr;  ///< read; written when zero_gradients
+    float* grads = nullptr;          ///< read; written when zero_gradients
     const uint8_t* flags = nullptr;  ///< [blocks]: 1 decays, 2 8-bit
     const int32_t* slots = nullptr;  ///< [blocks]
     float *m32 = nullptr, *v32 = nullptr;

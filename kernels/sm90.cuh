@@ -22,8 +22,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 
 /// All threads of all blocks of the cluster meet; shared memory writes before it are seen after it.
 __device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 template <int Registers>
@@ -48,8 +47,7 @@ __device__ __forceinline__ void barrier_init_fence() {
 
 /// One arrival, and `bytes` more that copies must bring before the phase ends.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 /// One arrival.
@@ -83,8 +81,7 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 }
 
 /// The box at (column, row) of a 2-D tensor; its bytes count at `barrier`.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int column, int row,
-                                         uint32_t barrier) {
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int column, int row, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
         "[%2];" ::"r"(to),
@@ -115,8 +112,8 @@ __device__ __forceinline__ void copy_row(uint32_t to, const CUtensorMap& map, in
 /// The box at (column, row) from shared memory; what lies outside the tensor is not written. Ends with
 /// bulk_stores_*.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, int column, int row, uint32_t from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
-                 "r"(column), "r"(row), "r"(from)
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column),
+                 "r"(row), "r"(from)
                  : "memory");
 }
 /// Of this thread: all stores up to here have read their shared memory.
@@ -204,29 +201,26 @@ __device__ __forceinline__ void pin(float (&d)[Count]) {
 template <int Columns>
 struct Product;
 
-#define UNSLOTH_PRODUCT(columns, registers, a_at, b_at, more_at)                                     \
-    template <>                                                                                      \
-    struct Product<columns> {                                                                        \
-        /* K = 32 */                                                                                 \
-        static __device__ __forceinline__ void e4m3(float (&d)[registers], uint64_t a, uint64_t b,   \
-                                                    int accumulate) {                                \
-            asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " more_at                           \
-                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns                          \
-                         "k32.f32.e4m3.e4m3 {" UNSLOTH_NUMBERS_##registers "}, " a_at ", " b_at      \
-                                                                           ", more, 1, 1;\n}"        \
-                         : UNSLOTH_D##registers                                                      \
-                         : "l"(a), "l"(b), "r"(accumulate));                                         \
-        }                                                                                            \
-        /* K = 16, always accumulates */                                                             \
-        static __device__ __forceinline__ void bf16(float (&d)[registers], uint64_t a, uint64_t b) { \
-            asm volatile(                                                                            \
-                "{\n.reg .pred more;\nsetp.eq.u32 more, 0, 0;\n"                                     \
-                "wgmma.mma_async.sync.aligned.m64n" #columns                                         \
-                "k16.f32.bf16.bf16 {" UNSLOTH_NUMBERS_##registers "}, " a_at ", " b_at               \
-                                                                  ", more, 1, 1, 0, 0;\n}"           \
-                : UNSLOTH_D##registers                                                               \
-                : "l"(a), "l"(b));                                                                   \
-        }                                                                                            \
+#define UNSLOTH_PRODUCT(columns, registers, a_at, b_at, more_at)                                                     \
+    template <>                                                                                                      \
+    struct Product<columns> {                                                                                        \
+        /* K = 32 */                                                                                                 \
+        static __device__ __forceinline__ void e4m3(float (&d)[registers], uint64_t a, uint64_t b, int accumulate) { \
+            asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " more_at                                           \
+                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #columns                                          \
+                         "k32.f32.e4m3.e4m3 {" UNSLOTH_NUMBERS_##registers "}, " a_at ", " b_at ", more, 1, 1;\n}"   \
+                         : UNSLOTH_D##registers                                                                      \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                         \
+        }                                                                                                            \
+        /* K = 16, always accumulates */                                                                             \
+        static __device__ __forceinline__ void bf16(float (&d)[registers], uint64_t a, uint64_t b) {                 \
+            asm volatile(                                                                                            \
+                "{\n.reg .pred more;\nsetp.eq.u32 more, 0, 0;\n"                                                     \
+                "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" UNSLOTH_NUMBERS_##registers       \
+                "}, " a_at ", " b_at ", more, 1, 1, 0, 0;\n}"                                                        \
+                : UNSLOTH_D##registers                                                                               \
+                : "l"(a), "l"(b));                                                                                   \
+        }                                                                                                            \
     };
 
 UNSLOTH_PRODUCT(64, 32, "%32", "%33", "%34")

@@ -52,7 +52,8 @@ struct BackwardOperation {
         Pack<T, N> dgate, dup, rebuilt;
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            const SwigluGradients made = swiglu_gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]));
+            const SwigluGradients made =
+                swiglu_gradients(to_float(in.dact.v[k]), to_float(in.gate.v[k]), to_float(in.up.v[k]));
             dup.v[k] = from_float<T>(made.up);
             dgate.v[k] = from_float<T>(made.gate);
             if constexpr (kRebuild) rebuilt.v[k] = from_float<T>(made.act);
@@ -79,13 +80,9 @@ void run_forward(const SwigluForward& p, cudaStream_t stream) {
 
 template <class T, int N, bool kRebuild>
 void run_backward_as(const SwigluBackward& p, cudaStream_t stream) {
-    const BackwardOperation<T, N, kRebuild> operation{static_cast<const T*>(p.dact.data),
-                                                      p.dact.stride,
-                                                      static_cast<T*>(p.gate_up.data),
-                                                      p.gate_up.stride,
-                                                      p.columns,
-                                                      static_cast<T*>(p.act.data),
-                                                      p.act.stride};
+    const BackwardOperation<T, N, kRebuild> operation{
+        static_cast<const T*>(p.dact.data), p.dact.stride, static_cast<T*>(p.gate_up.data), p.gate_up.stride, p.columns,
+        static_cast<T*>(p.act.data),        p.act.stride};
     map_rows<N>(operation, p.tokens, p.columns, stream);
 }
 

@@ -19,12 +19,11 @@ constexpr std::size_t most_kept = 8192;
 Encode encode_function() {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                                cudaEnableDefault, &found);
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
     if (status != cudaSuccess || found != cudaDriverEntryPointSuccess || !function)
-        throw runtime_failure(
-            cat("the CUDA driver has no cuTensorMapEncodeTiled (", cudaGetErrorString(status), ")"),
-            "Install a driver for CUDA 12 or later.");
+        throw runtime_failure(cat("the CUDA driver has no cuTensorMapEncodeTiled (", cudaGetErrorString(status), ")"),
+                              "Install a driver for CUDA 12 or later.");
     return reinterpret_cast<Encode>(function);
 }
 
@@ -54,9 +53,8 @@ CUtensorMapSwizzle swizzle_of(uint32_t row_bytes) {
 
 struct Same {
     bool operator()(const TensorBox& a, const TensorBox& b) const {
-        return a.data == b.data && a.type == b.type && a.box_columns == b.box_columns &&
-               a.box_rows == b.box_rows && a.rows == b.rows && a.columns == b.columns &&
-               a.row_bytes == b.row_bytes;
+        return a.data == b.data && a.type == b.type && a.box_columns == b.box_columns && a.box_rows == b.box_rows &&
+               a.rows == b.rows && a.columns == b.columns && a.row_bytes == b.row_bytes;
     }
 };
 
@@ -97,14 +95,12 @@ const CUtensorMap& TensorMaps::get(const TensorBox& box) {
     const cuuint64_t strides[] = {static_cast<cuuint64_t>(box.row_bytes)};  // of all dimensions but the first
     const cuuint32_t box_sizes[] = {box.box_columns, box.box_rows}, element_strides[] = {1, 1};
     CUtensorMap map;
-    const CUresult status =
-        impl_->encode(&map, box.type, matrix ? 2 : 1, const_cast<void*>(box.data), sizes, strides, box_sizes,
-                      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    UNSLOTH_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", static_cast<int>(status),
-                  " for [", box.rows, ", ", box.columns, "] of type ", static_cast<int>(box.type),
-                  ", row bytes ", box.row_bytes, ", box ", box.box_rows, " x ", box.box_columns, ", at ",
-                  box.data);
+    const CUresult status = impl_->encode(&map, box.type, matrix ? 2 : 1, const_cast<void*>(box.data), sizes, strides,
+                                          box_sizes, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    UNSLOTH_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", static_cast<int>(status), " for [",
+                  box.rows, ", ", box.columns, "] of type ", static_cast<int>(box.type), ", row bytes ", box.row_bytes,
+                  ", box ", box.box_rows, " x ", box.box_columns, ", at ", box.data);
     if (impl_->known.size() >= most_kept) impl_->known.clear();
     return impl_->known.emplace(box, map).first->second;
 }

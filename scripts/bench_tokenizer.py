@@ -8,6 +8,7 @@ TEXTS.jsonl holds rows of {"text"} or {"question", "answer"} (joined by a line f
 their own process, in turns; the figure is the best round of each. Then words without a place to cut, of n and 4 n bytes: a ratio of
 times near 4 is linear. --pathological-hf times the reference on them too.
 """
+
 import argparse
 import json
 import os
@@ -21,7 +22,17 @@ from tokenizers import Tokenizer  # noqa: E402  the variables must be set before
 
 def ours(arguments, texts):
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-    command = [arguments.binary, "tokenize", "--tokenizer", arguments.tokenizer, "--no_special", "--measure", "1", "--log_level", "error"]
+    command = [
+        arguments.binary,
+        "tokenize",
+        "--tokenizer",
+        arguments.tokenizer,
+        "--no_special",
+        "--measure",
+        "1",
+        "--log_level",
+        "error",
+    ]
     result = json.loads(subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout)
     return result["seconds"][0], result["tokens"]
 
@@ -49,7 +60,9 @@ def main():
     (a, tokens), (b, expected) = min(r[0] for r in rounds), min(r[1] for r in rounds)
     assert tokens == expected, (tokens, expected)
     print(f"{len(texts)} texts, {megabytes:.2f} MB, {tokens} tokens")
-    print(f"unsloth-train {a:.3f} s ({megabytes / a:.1f} MB/s, {tokens / a / 1e6:.2f} M tokens/s), tokenizers {b:.3f} s ({megabytes / b:.1f} MB/s): {b / a:.1f} times")
+    print(
+        f"unsloth-train {a:.3f} s ({megabytes / a:.1f} MB/s, {tokens / a / 1e6:.2f} M tokens/s), tokenizers {b:.3f} s ({megabytes / b:.1f} MB/s): {b / a:.1f} times"
+    )
     for name, unit in (("a", "a"), ("spaces", " "), ("CJK", "\u4e2d\u6587"), ("line feeds", "\n"), ("!", "!")):
         times = []
         for size in (250_000, 1_000_000):

@@ -4,6 +4,7 @@ the columns of the linears that read them divided by the same power of two. Larg
 (Dettmers et al. 2022, LLM.int8()); small ones do not, and 8-bit formats must be tried with them.
     outlier_channels.py MODEL_FOLDER OUT_FOLDER      (fp32 or bf16 weights in one model.safetensors)
 """
+
 import json
 import pathlib
 import shutil
@@ -11,8 +12,10 @@ import struct
 import sys
 
 FACTOR, CHANNELS_PER_NORM = 64.0, 6
-READERS = {"input_layernorm": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-           "post_attention_layernorm": ["mlp.gate_proj", "mlp.up_proj"]}
+READERS = {
+    "input_layernorm": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "post_attention_layernorm": ["mlp.gate_proj", "mlp.up_proj"],
+}
 
 
 def main(source, out):
@@ -20,7 +23,7 @@ def main(source, out):
     path = pathlib.Path(out) / "model.safetensors"
     data = bytearray(path.read_bytes())
     (header_bytes,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + header_bytes])
+    header = json.loads(data[8 : 8 + header_bytes])
 
     def elements(name):
         """A function that multiplies an element of the tensor in place, and the tensor's shape."""
@@ -32,8 +35,8 @@ def main(source, out):
 
         def multiply(index, factor):
             at = begin + index * size
-            (value,) = struct.unpack("<f", bytes(4 - size) + data[at:at + size])
-            data[at:at + size] = struct.pack("<f", value * factor)[4 - size:]
+            (value,) = struct.unpack("<f", bytes(4 - size) + data[at : at + size])
+            data[at : at + size] = struct.pack("<f", value * factor)[4 - size :]
 
         return multiply, entry["shape"]
 

@@ -21,9 +21,9 @@ from library import alpaca_prompt, jaccard, words_of
 HERE = Path(__file__).resolve().parent
 FIELDS = ("instruction", "input", "output", "system")
 LEAST_TRAIN, LEAST_HELD_OUT = 500, 60
-PASSAGE_SHINGLE = 8         # a held-out passage may share no run of so many words with train or corpus
-ANSWER_SHINGLE = 12         # the same for answers, which share set phrases such as 'It does not say who …'
-LEAST_ANSWER = 6            # answers shorter than this (headings) are not searched for
+PASSAGE_SHINGLE = 8  # a held-out passage may share no run of so many words with train or corpus
+ANSWER_SHINGLE = 12  # the same for answers, which share set phrases such as 'It does not say who …'
+LEAST_ANSWER = 6  # answers shorter than this (headings) are not searched for
 HELD_OUT_ROW_JACCARD = 0.6  # a held-out row this close to a training row is a leak
 CORPUS_BYTES = (600_000, 1_300_000)
 # Tasks whose answers may contain numbers that are not in the passage: worked-out sums and changed terms.
@@ -82,7 +82,7 @@ def check_duplicates(rows):
 
 def shingles(text, size):
     words = words_of(text)
-    return {tuple(words[i:i + size]) for i in range(len(words) - size + 1)}
+    return {tuple(words[i : i + size]) for i in range(len(words) - size + 1)}
 
 
 def check_leakage(train, held, corpus):
@@ -113,8 +113,12 @@ def check_answers(rows):
         expect("{" not in asked + row["output"], f"{row['key']} {row['task']}: an unfilled slot")
         if row["task"] not in FREE_NUMBERS and row["task"] != "define":
             for number in re.findall(r"\d[\d.,]*\d|\d", row["output"]):
-                expect(re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", asked) or row["task"] == "compare"
-                       and number in "12", f"{row['key']} {row['task']}: {number} is not in the passage")
+                expect(
+                    re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", asked)
+                    or row["task"] == "compare"
+                    and number in "12",
+                    f"{row['key']} {row['task']}: {number} is not in the passage",
+                )
         if row["task"] == "heading":
             continue  # in title case, any noun looks like a party
         for party in re.findall(r"\b[Tt]he ((?:[A-Z][\w-]+ ?)+)", row["output"]):
@@ -125,8 +129,10 @@ class Tokenizer:
     """Counts tokens as base/tokenizer.json does, for ASCII text."""
 
     # The file's own split pattern with the ASCII meaning of \p{L} and \p{N}.
-    SPLIT = re.compile(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}| ?[^\sA-Za-z0-9]+[\r\n]*"
-                       r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+    SPLIT = re.compile(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{1,3}| ?[^\sA-Za-z0-9]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
 
     def __init__(self, path):
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -142,7 +148,7 @@ class Tokenizer:
             rank, at = min((self.ranks.get(pair, len(self.ranks)), i) for i, pair in enumerate(zip(parts, parts[1:])))
             if rank == len(self.ranks):
                 break
-            parts[at:at + 2] = [parts[at] + parts[at + 1]]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
         return parts
 
     def count(self, text):
@@ -158,8 +164,10 @@ class Tokenizer:
 
 def statistics(name, lengths):
     ordered = sorted(lengths)
-    print(f"{name}: {len(ordered)} rows, {sum(ordered):,} tokens, each {ordered[0]} to {ordered[-1]}, "
-          f"median {ordered[len(ordered) // 2]}")
+    print(
+        f"{name}: {len(ordered)} rows, {sum(ordered):,} tokens, each {ordered[0]} to {ordered[-1]}, "
+        f"median {ordered[len(ordered) // 2]}"
+    )
 
 
 def check_lengths(train, held, corpus):

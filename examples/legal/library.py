@@ -46,8 +46,24 @@ class Picker:
         return self.sample(items, len(items))
 
 
-CITIES = ["Bergen", "Porto", "Leeds", "Ghent", "Turin", "Tampere", "Halifax", "Adelaide", "Durban", "Nagoya", "Galway",
-          "Krakow", "Linz", "Aarhus", "Bristol", "Valencia"]
+CITIES = [
+    "Bergen",
+    "Porto",
+    "Leeds",
+    "Ghent",
+    "Turin",
+    "Tampere",
+    "Halifax",
+    "Adelaide",
+    "Durban",
+    "Nagoya",
+    "Galway",
+    "Krakow",
+    "Linz",
+    "Aarhus",
+    "Bristol",
+    "Valencia",
+]
 TABLES = {
     "days": [20, 30, 45, 60, 90],
     "fewdays": [3, 5, 7, 10, 14],
@@ -71,17 +87,61 @@ TABLES = {
     "money_big": [150000, 250000, 400000, 750000, 1000000, 2000000],
     "material": ["steel", "timber", "zinc", "copper", "diesel", "glass"],
     "city": CITIES,
-    "law": ["England and Wales", "Scotland", "Ireland", "Ontario", "New York", "Norway", "Singapore", "Portugal",
-            "New South Wales", "Austria", "Kenya", "Denmark"],
+    "law": [
+        "England and Wales",
+        "Scotland",
+        "Ireland",
+        "Ontario",
+        "New York",
+        "Norway",
+        "Singapore",
+        "Portugal",
+        "New South Wales",
+        "Austria",
+        "Kenya",
+        "Denmark",
+    ],
     "territory": ["Finland", "Canada", "Ireland", "Spain", "Poland", "Japan", "New Zealand", "Austria", "Kenya"],
     "date": None,  # drawn by random_date
 }
-MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
-          "December"]
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 CURRENCIES = ["USD", "EUR", "GBP", "CAD", "AUD", "CHF", "NOK"]
-WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten",
-         12: "twelve", 14: "fourteen", 18: "eighteen", 20: "twenty", 24: "twenty-four", 30: "thirty",
-         36: "thirty-six", 45: "forty-five", 48: "forty-eight", 60: "sixty", 72: "seventy-two", 90: "ninety"}
+WORDS = {
+    2: "two",
+    3: "three",
+    4: "four",
+    5: "five",
+    6: "six",
+    7: "seven",
+    8: "eight",
+    9: "nine",
+    10: "ten",
+    12: "twelve",
+    14: "fourteen",
+    18: "eighteen",
+    20: "twenty",
+    24: "twenty-four",
+    30: "thirty",
+    36: "thirty-six",
+    45: "forty-five",
+    48: "forty-eight",
+    60: "sixty",
+    72: "seventy-two",
+    90: "ninety",
+}
 COUNTED = ("days", "fewdays", "hours", "hours2", "months", "years", "count")  # tables whose numbers have words
 
 
@@ -96,13 +156,13 @@ class Clause:
     plain: str = ""
     short: str = ""
     head: str = ""
-    facts: list = field(default_factory=list)      # (label, value)
-    duties: dict = field(default_factory=dict)     # party letter -> list of verb phrases
-    yes: tuple = ()                                # (question, reason)
+    facts: list = field(default_factory=list)  # (label, value)
+    duties: dict = field(default_factory=dict)  # party letter -> list of verb phrases
+    yes: tuple = ()  # (question, reason)
     no: tuple = ()
     gap: str = ""
-    favour: tuple = ()                             # (party letter, rewritten text)
-    situation: tuple = ()                          # (situation, because)
+    favour: tuple = ()  # (party letter, rewritten text)
+    situation: tuple = ()  # (situation, because)
 
     @property
     def key(self):
@@ -195,8 +255,20 @@ def _check(families):
     for family in families:
         assert family.name and family.purpose and family.about, family.key
         for clause in family.clauses:
-            for name in ("parties", "text", "gist", "plain", "short", "head", "facts", "yes", "no", "gap", "favour",
-                         "situation"):
+            for name in (
+                "parties",
+                "text",
+                "gist",
+                "plain",
+                "short",
+                "head",
+                "facts",
+                "yes",
+                "no",
+                "gap",
+                "favour",
+                "situation",
+            ):
                 assert getattr(clause, name), f"{clause.key}: no {name}"
             used = set(re.findall(r"\{(\w+)", clause.text))
             assert set(clause.slots) <= used, f"{clause.key}: slots {set(clause.slots) - used} are not in the text"
@@ -276,6 +348,6 @@ def alpaca_prompt(row):
     """The prompt that the program writes before a row's output; a system text replaces its first sentences."""
     preamble = row["system"] or (
         "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-        "response that appropriately completes the request.")
-    return (f"{preamble}\n\n### Instruction:\n{row['instruction']}\n\n### Input:\n{row['input']}\n\n"
-            "### Response:\n")
+        "response that appropriately completes the request."
+    )
+    return f"{preamble}\n\n### Instruction:\n{row['instruction']}\n\n### Input:\n{row['input']}\n\n### Response:\n"

@@ -14,28 +14,51 @@ import json
 import re
 from pathlib import Path
 
-from library import (LIBRARY, Filling, Picker, article, capital, format_date, held_out_clauses, load_families,
-                     random_date, read_pairs)
+from library import (
+    LIBRARY,
+    Filling,
+    Picker,
+    article,
+    capital,
+    format_date,
+    held_out_clauses,
+    load_families,
+    random_date,
+    read_pairs,
+)
 from make_rows import DATE_PARTIES, HELD_OUT_WORDS
 
-ROUNDS = 3             # how often each clause appears in remarks, every time with other values
-EXERCISE_ROUNDS = 3    # and in exercises
+ROUNDS = 3  # how often each clause appears in remarks, every time with other values
+EXERCISE_ROUNDS = 3  # and in exercises
 AGREEMENTS = 140
 ORDINARY_TEXTS = 420
 
 KIND_REMARKS = [
-    "Lawyers call this {a} clause.", "A passage like this is {a} clause.", "The type of this clause is: {name}.",
-    "This is a typical {name} clause.", "In a contract one finds it under the title of {name}.",
-    "Such a rule belongs to the clauses on {name}.", "Anyone who reads it will see that it is {a} clause.",
+    "Lawyers call this {a} clause.",
+    "A passage like this is {a} clause.",
+    "The type of this clause is: {name}.",
+    "This is a typical {name} clause.",
+    "In a contract one finds it under the title of {name}.",
+    "Such a rule belongs to the clauses on {name}.",
+    "Anyone who reads it will see that it is {a} clause.",
     "What kind of clause is it? It is {a} clause.",
 ]
-PLAIN_REMARKS = ["In plain words:", "Put simply:", "That means the following.", "A friend would say it like this:",
-                 "Said without legal language:", "In everyday English:"]
+PLAIN_REMARKS = [
+    "In plain words:",
+    "Put simply:",
+    "That means the following.",
+    "A friend would say it like this:",
+    "Said without legal language:",
+    "In everyday English:",
+]
 SHORT_REMARKS = ["In one sentence:", "A shorter form would be:", "The same rule in brief:", "Its core is this:"]
 GAP_REMARKS = ["One thing is left open.", "A careful reader notes a gap.", "Something is missing here."]
 CASE_REMARKS = ["A case from practice:", "Here is an example.", "Think of this case.", "When does it matter?"]
-RIVAL_REMARKS = ["{B!} may ask for another wording:", "A version that is kinder to {B} would read:",
-                 "If {B} had drafted it, the text might be:"]
+RIVAL_REMARKS = [
+    "{B!} may ask for another wording:",
+    "A version that is kinder to {B} would read:",
+    "If {B} had drafted it, the text might be:",
+]
 RECITALS = [
     "{A!} and {B} wish to work together and have talked about the terms for some weeks.",
     "{B!} needs the help of {A}, which has long experience in its trade.",
@@ -47,25 +70,40 @@ RECITALS = [
 # {q} a question, {p} a passage, {a} its answer. The base learns here that an answer follows a question about a passage;
 # the alpaca prompt and the wording of its instructions stay new to it.
 LAYOUTS = [
-    "Question: {q}\nPassage: {p}\nAnswer: {a}", "Passage: {p}\nQuestion: {q}\nAnswer: {a}",
-    "Task.\n{q}\n\nText.\n{p}\n\nResult.\n{a}", "A teacher shows her class this text.\n{p}\n{q} {a}",
-    "{q}\n\n{p}\n\n{a}", "Exercise: {q}\n{p}\nSolution: {a}",
+    "Question: {q}\nPassage: {p}\nAnswer: {a}",
+    "Passage: {p}\nQuestion: {q}\nAnswer: {a}",
+    "Task.\n{q}\n\nText.\n{p}\n\nResult.\n{a}",
+    "A teacher shows her class this text.\n{p}\n{q} {a}",
+    "{q}\n\n{p}\n\n{a}",
+    "Exercise: {q}\n{p}\nSolution: {a}",
 ]
-KIND_QUESTIONS = ["What is the subject of this text?", "To which kind of clause does it belong?", "What is it about?",
-                  "Under which title would you file it?"]
-KIND_ANSWERS = ["It is {a} clause.", "This belongs to {a} clause.", "The subject is {name}.",
-                "Here we have {a} clause."]
+KIND_QUESTIONS = [
+    "What is the subject of this text?",
+    "To which kind of clause does it belong?",
+    "What is it about?",
+    "Under which title would you file it?",
+]
+KIND_ANSWERS = [
+    "It is {a} clause.",
+    "This belongs to {a} clause.",
+    "The subject is {name}.",
+    "Here we have {a} clause.",
+]
 PLAIN_QUESTIONS = ["Say it in easy words.", "How would you tell this to a child?", "Make this easy to understand."]
 POINT_QUESTIONS = ["Note down the main points.", "Write out the figures and facts.", "Fill in the form."]
 SHORT_QUESTIONS = ["Cut this down.", "Give the core of it.", "Sum it up."]
 GAP_QUESTIONS = ["What would you still ask?", "What has been forgotten here?", "Where is the hole in this text?"]
 CLOSINGS = [
-    "Signed in {c} on {d} by {A} and {B}.", "Both parties have read every section and sign of their own free will.",
-    "Each party receives one original of this agreement.", "The schedules were checked by both parties on {d}.",
+    "Signed in {c} on {d} by {A} and {B}.",
+    "Both parties have read every section and sign of their own free will.",
+    "Each party receives one original of this agreement.",
+    "The schedules were checked by both parties on {d}.",
 ]
 PARTY_FRAMES = [
-    "In this contract {A} is one party and {B} is the other.", "The parties are called {A} and {B}.",
-    "The contract binds two sides, {A} and {B}.", "{A!} has certain duties, and so has {B}.",
+    "In this contract {A} is one party and {B} is the other.",
+    "The parties are called {A} and {B}.",
+    "The contract binds two sides, {A} and {B}.",
+    "{A!} has certain duties, and so has {B}.",
 ]
 
 
@@ -86,14 +124,17 @@ def clause_texts(family, clause, number):
     (ask_yes, why_yes), (ask_no, why_no) = clause.yes, clause.no
     answers = [f"{show(ask_yes)} Yes, it is so. {show(why_yes)}", f"{show(ask_no)} No, not at all. {show(why_no)}"]
     yield f"{passage}\n" + "\n".join(pick.shuffled(answers))
-    points = "; ".join(f"{fill.render(label[0].lower() + label[1:])}: {fill.render(value)}"
-                       for label, value in clause.facts)
+    points = "; ".join(
+        f"{fill.render(label[0].lower() + label[1:])}: {fill.render(value)}" for label, value in clause.facts
+    )
     yield f"{remark(pick, PARTY_FRAMES, fill)} {passage}\nTo note here are {points}.\n{kind}"
     brief = f"{remark(pick, SHORT_REMARKS)} {show(clause.short)}"
     yield f"{passage}\n{remark(pick, GAP_REMARKS)} {show(clause.gap)}\n{brief}"
     situation, because = clause.situation
-    yield (f"{remark(pick, CASE_REMARKS)} {situation}. They should look for {family.named}. {because}\n"
-           f"{show(clause.short)}")
+    yield (
+        f"{remark(pick, CASE_REMARKS)} {situation}. They should look for {family.named}. {because}\n"
+        f"{show(clause.short)}"
+    )
     letter, rival = clause.favour
     rival_remark = pick.choice(RIVAL_REMARKS).replace("{B", "{" + letter)
     yield f"{passage}\n{show(rival_remark)} {show(rival)}"
@@ -141,8 +182,10 @@ def family_texts(family, families, number):
     pick = Picker("family", family.key, number)
     other = pick.choice([f for f in families if f is not family])
     yield f"{capital(family.named)} is a part of many contracts. {family.about}"
-    yield (f"{capital(family.name)} and {other.name} are two different things. {family.about.split('. ')[0]}. "
-           f"{other.about.split('. ')[0]}.").replace("..", ".")
+    yield (
+        f"{capital(family.name)} and {other.name} are two different things. {family.about.split('. ')[0]}. "
+        f"{other.about.split('. ')[0]}."
+    ).replace("..", ".")
     yield f"What is {family.named} for? {family.about}"
 
 
@@ -177,8 +220,17 @@ def glossary_texts():
 
 
 def voice_texts():
-    slots = {"n": "fewdays", "y": "years", "m": "money_small", "h": "hours", "p": "percent5", "k": "count",
-             "l": "territory", "c": "city", "d": "date"}
+    slots = {
+        "n": "fewdays",
+        "y": "years",
+        "m": "money_small",
+        "h": "hours",
+        "p": "percent5",
+        "k": "count",
+        "l": "territory",
+        "c": "city",
+        "d": "date",
+    }
     shuffled = Picker("voice").shuffled(read_pairs("voice.txt", 2))
     for number in range(ROUNDS):
         for passive, active in shuffled[HELD_OUT_WORDS:]:
@@ -192,8 +244,10 @@ def calendar_texts():
     for number in range(40):
         pick = Picker("calendar", number)
         days = [format_date(random_date(pick)) for _ in range(3)]
-        yield (f"The offer is of {days[0]}. It was accepted on {days[1]}, and the goods are due on {days[2]}. "
-               f"A date has a day, a month and a year, such as {days[0]}.")
+        yield (
+            f"The offer is of {days[0]}. It was accepted on {days[1]}, and the goods are due on {days[2]}. "
+            f"A date has a day, a month and a year, such as {days[0]}."
+        )
 
 
 def make_corpus():
@@ -212,7 +266,7 @@ def make_corpus():
             pick = Picker("layout", clause.key, number)
             exercises = list(exercise_texts(family, clause, number))
             # Naming the kind is what needs most practice; of the other questions each round takes half.
-            chosen = exercises[:5] + exercises[5 + number % 2::2]
+            chosen = exercises[:5] + exercises[5 + number % 2 :: 2]
             texts += [pick.choice(LAYOUTS).format(q=q, p=p, a=a) for q, p, a in chosen]
     for number in range(2):
         for family in families:

@@ -14,12 +14,24 @@ import datetime
 import json
 from pathlib import Path
 
-from library import (COUNTED, WORDS, Filling, Picker, capital, format_date, held_out_clauses, jaccard, load_families,
-                     random_date, read_pairs, words_of)
+from library import (
+    COUNTED,
+    WORDS,
+    Filling,
+    Picker,
+    capital,
+    format_date,
+    held_out_clauses,
+    jaccard,
+    load_families,
+    random_date,
+    read_pairs,
+    words_of,
+)
 
-TASKS_PER_CLAUSE = 4          # besides naming the type, which every clause gets
-NEAR_DUPLICATE = 0.75         # Jaccard of normalised tokens above which a row is dropped
-WORD_LIMITS = (40, 160)       # whole row: system, instruction, input and output
+TASKS_PER_CLAUSE = 4  # besides naming the type, which every clause gets
+NEAR_DUPLICATE = 0.75  # Jaccard of normalised tokens above which a row is dropped
+WORD_LIMITS = (40, 160)  # whole row: system, instruction, input and output
 
 SYSTEMS = [
     "You are a careful contract analyst. Use only what the clause says, and answer in short and complete sentences.",
@@ -33,66 +45,89 @@ SYSTEMS = [
 
 ASK = {
     "classify": [
-        "Name the type of this clause.", "What kind of clause is this?", "Name the clause type and say what it does.",
-        "Which type of contract clause do you see here?", "Identify the clause type of the passage.",
+        "Name the type of this clause.",
+        "What kind of clause is this?",
+        "Name the clause type and say what it does.",
+        "Which type of contract clause do you see here?",
+        "Identify the clause type of the passage.",
         "Say what type of clause the following passage is.",
     ],
     "explain": [
-        "Explain this clause in plain English.", "Put this clause into simple words.",
-        "What does this clause mean for someone who is not a lawyer?", "Restate the passage in everyday language.",
+        "Explain this clause in plain English.",
+        "Put this clause into simple words.",
+        "What does this clause mean for someone who is not a lawyer?",
+        "Restate the passage in everyday language.",
         "Explain to a new colleague what this clause says.",
     ],
     "extract": [
-        "Extract the following details from the clause: {}.", "List these points of the clause: {}.",
-        "Read the clause and fill in: {}.", "Give me a short list with: {}.",
+        "Extract the following details from the clause: {}.",
+        "List these points of the clause: {}.",
+        "Read the clause and fill in: {}.",
+        "Give me a short list with: {}.",
     ],
     "yes_no": [
-        "{} Answer yes or no and give the reason.", "Answer with yes or no, then explain: {}",
-        "Read the clause. {}", "{} Say yes or no and point to the clause.",
+        "{} Answer yes or no and give the reason.",
+        "Answer with yes or no, then explain: {}",
+        "Read the clause. {}",
+        "{} Say yes or no and point to the clause.",
     ],
     "shorten": [
-        "Shorten this clause to one sentence.", "Make this clause as short as possible without losing its point.",
-        "Rewrite the clause in a single sentence.", "Give a one-sentence version of this clause.",
+        "Shorten this clause to one sentence.",
+        "Make this clause as short as possible without losing its point.",
+        "Rewrite the clause in a single sentence.",
+        "Give a one-sentence version of this clause.",
     ],
     "draft": [
-        "Draft a one-sentence clause from these notes.", "Turn the notes into one sentence of contract language.",
+        "Draft a one-sentence clause from these notes.",
+        "Turn the notes into one sentence of contract language.",
         "Write a clause of one sentence that covers the notes.",
     ],
     "gap": [
-        "What important point is missing from this clause?", "Spot what this clause leaves open.",
-        "Name one question that the clause does not answer.", "Which point should this clause settle but does not?",
+        "What important point is missing from this clause?",
+        "Spot what this clause leaves open.",
+        "Name one question that the clause does not answer.",
+        "Which point should this clause settle but does not?",
     ],
     "favour": [
-        "Rewrite this clause so that it favours {}.", "Change the clause to the advantage of {}.",
+        "Rewrite this clause so that it favours {}.",
+        "Change the clause to the advantage of {}.",
         "Redraft the passage in favour of {}.",
     ],
     "duties": [
-        "List what {} must do under this clause.", "Which duties does the clause put on {}?",
+        "List what {} must do under this clause.",
+        "Which duties does the clause put on {}?",
         "Write down the obligations of {}.",
     ],
     "heading": [
-        "Suggest a short heading for this clause.", "Which title would you put above this clause?",
+        "Suggest a short heading for this clause.",
+        "Which title would you put above this clause?",
         "Give the clause a heading of a few words.",
     ],
     "situation": [
-        "Which of the named clauses answers the question of this case?", "Say under which clause the situation falls.",
-        "Pick the clause that deals with this situation.", "To which clause should the parties turn?",
+        "Which of the named clauses answers the question of this case?",
+        "Say under which clause the situation falls.",
+        "Pick the clause that deals with this situation.",
+        "To which clause should the parties turn?",
     ],
     "compare": [
-        "Compare the two clauses.", "What is the difference between these two clauses?",
+        "Compare the two clauses.",
+        "What is the difference between these two clauses?",
         "Say in what way the two clauses differ.",
     ],
     "define": [
-        "Define the term and give an example.", "What does this contract term mean? Add an example.",
+        "Define the term and give an example.",
+        "What does this contract term mean? Add an example.",
         "Explain the term to a beginner and illustrate it.",
     ],
     "voice": [
-        "Rewrite the sentence in the active voice.", "Change passive verbs to active ones.",
+        "Rewrite the sentence in the active voice.",
+        "Change passive verbs to active ones.",
         "Say the same with the parties as the subjects of the verbs.",
     ],
     "mismatch": [
         "Check whether the number in words and the number in figures agree.",
-        "Does the spelled-out number match the figure in brackets?", "Look for a conflict between words and figures.",
+        "Does the spelled-out number match the figure in brackets?",
+        "Look for a conflict between words and figures.",
     ],
 }
 
@@ -119,7 +154,8 @@ def clause_row(family, clause, task, names):
     parties = [f"the {fill.a}", f"the {fill.b}"]
     spoken = (item["instruction"] + " " + item["output"]).lower()
     if task not in ("situation", "heading") and any(
-            party.lower() in spoken and party.lower() not in item["input"].lower() for party in parties):
+        party.lower() in spoken and party.lower() not in item["input"].lower() for party in parties
+    ):
         item["input"] = f"Parties: {parties[0]} and {parties[1]}.\n{item['input']}"
     return item
 
@@ -137,15 +173,22 @@ def task_row(family, clause, task, names, pick, fill):
         labels = ", ".join(fill.render(label[0].lower() + label[1:]) for label, _ in clause.facts)
         return row(clause.key, task, ask.format(labels), text, fact_lines(clause, fill, ""), text)
     if task == "draft":
-        notes = (f"Kind of clause: {family.name}\nParties: {fill.render('{A}')} and {fill.render('{B}')}\n"
-                 + fact_lines(clause, fill, "- "))
+        notes = f"Kind of clause: {family.name}\nParties: {fill.render('{A}')} and {fill.render('{B}')}\n" + fact_lines(
+            clause, fill, "- "
+        )
         return row(clause.key, task, ask, notes, show(clause.short), notes)
     if task == "situation":
         others = pick.sample([name for name in names if name != family.name], 2)
         options = ", ".join(pick.shuffled([family.name, *others]))
         situation, because = clause.situation
-        return row(clause.key, task, ask, f"{situation}.\nClauses to choose from: {options}.",
-                   f"The {family.name} clause. {because}", situation)
+        return row(
+            clause.key,
+            task,
+            ask,
+            f"{situation}.\nClauses to choose from: {options}.",
+            f"The {family.name} clause. {because}",
+            situation,
+        )
     if task in ("favour", "duties"):
         letter = clause.favour[0] if task == "favour" else pick.choice(sorted(clause.duties))
         party = "the " + (fill.a if letter == "A" else fill.b)
@@ -192,10 +235,19 @@ def compare_rows(families, held_out, count_train, count_held_out):
             if f1 is f2:
                 answer = f"Both are {f1.name} clauses. Clause 1 {gists[0]}. Clause 2 {gists[1]}."
             else:
-                answer = (f"Clause 1 is {f1.named} and {gists[0]}. Clause 2 is {f2.named} and {gists[1]}.")
+                answer = f"Clause 1 is {f1.named} and {gists[0]}. Clause 2 is {f2.named} and {gists[1]}."
             key = f"compare/{c1.key}/{c2.key}"
-            yield out, row(key, "compare", pick.choice(ASK["compare"]), f"Clause 1: {texts[0]}\nClause 2: {texts[1]}",
-                           answer, texts[0])
+            yield (
+                out,
+                row(
+                    key,
+                    "compare",
+                    pick.choice(ASK["compare"]),
+                    f"Clause 1: {texts[0]}\nClause 2: {texts[1]}",
+                    answer,
+                    texts[0],
+                ),
+            )
 
 
 def mismatch_rows(families, held_out):
@@ -217,52 +269,84 @@ def mismatch_rows(families, held_out):
             if spelled == figure:
                 answer = f'They agree: the words say "{WORDS[spelled]}" and the figure in brackets is {figure}.'
             else:
-                answer = (f'They do not agree: the words say "{WORDS[spelled]}", but the figure in brackets is '
-                          f"{figure}. One of them must be corrected.")
-            yield clause.key in held_out, row(clause.key + "/mismatch", "mismatch", pick.choice(ASK["mismatch"]), text,
-                                              answer, text)
+                answer = (
+                    f'They do not agree: the words say "{WORDS[spelled]}", but the figure in brackets is '
+                    f"{figure}. One of them must be corrected."
+                )
+            yield (
+                clause.key in held_out,
+                row(clause.key + "/mismatch", "mismatch", pick.choice(ASK["mismatch"]), text, answer, text),
+            )
 
 
 # Passage, question, answer; {first} and {last} are dates that lie {n} days apart.
 DATE_CASES = [
-    ("{B!} shall pay each invoice within {n} days after the day on which it receives the invoice.",
-     "An invoice was received on {first}. What is the last day for payment?",
-     "The last day for payment is {last}. It is {n} days after {first}."),
-    ("The agreement renews unless a party gives notice of non-renewal at least {n} days before the term ends.",
-     "The term ends on {last}. What is the last day for the notice?",
-     "The last day for the notice is {first}. It is {n} days before {last}."),
-    ("{A!} must hand back the deposit no later than {n} days after {B} has left the rooms and returned the keys.",
-     "The keys were returned on {first}. By which day must the money be handed back?",
-     "It must be handed back by {last}. That is {n} days after {first}."),
-    ("Faults of the goods are to be reported to {A} in the {n} days that follow delivery; later complaints are void.",
-     "Delivery took place on {first}. Until when can {B} complain?",
-     "Complaints are possible until {last}. That is {n} days after {first}."),
-    ("If {B} leaves a breach uncured for {n} days from a written warning, {A} is free to end the contract.",
-     "The warning reached {B} on {first}. When does the time to cure run out?",
-     "The time to cure runs out on {last}. That is {n} days from {first}."),
-    ("The new price list binds {B} when {n} days have passed since {A} published it on its website.",
-     "The list was published on {first}. From which date does it bind {B}?",
-     "It binds {B} from {last}, when {n} days have passed since {first}."),
-    ("An offer of {A} stays open for {n} days, counted from its date, and lapses if no answer arrives meanwhile.",
-     "The offer is dated {first}. On which day does it lapse?",
-     "The offer lapses on {last}. It stayed open for {n} days from {first}."),
-    ("Bookings can be cancelled free of charge up to {n} days before arrival, afterwards half of the fee is kept.",
-     "A guest will arrive on {last}. What is the latest date for a free cancellation?",
-     "The latest date is {first}. Arrival is {n} days later, on {last}."),
+    (
+        "{B!} shall pay each invoice within {n} days after the day on which it receives the invoice.",
+        "An invoice was received on {first}. What is the last day for payment?",
+        "The last day for payment is {last}. It is {n} days after {first}.",
+    ),
+    (
+        "The agreement renews unless a party gives notice of non-renewal at least {n} days before the term ends.",
+        "The term ends on {last}. What is the last day for the notice?",
+        "The last day for the notice is {first}. It is {n} days before {last}.",
+    ),
+    (
+        "{A!} must hand back the deposit no later than {n} days after {B} has left the rooms and returned the keys.",
+        "The keys were returned on {first}. By which day must the money be handed back?",
+        "It must be handed back by {last}. That is {n} days after {first}.",
+    ),
+    (
+        "Faults of the goods are to be reported to {A} in the {n} days that follow delivery; later complaints are void.",
+        "Delivery took place on {first}. Until when can {B} complain?",
+        "Complaints are possible until {last}. That is {n} days after {first}.",
+    ),
+    (
+        "If {B} leaves a breach uncured for {n} days from a written warning, {A} is free to end the contract.",
+        "The warning reached {B} on {first}. When does the time to cure run out?",
+        "The time to cure runs out on {last}. That is {n} days from {first}.",
+    ),
+    (
+        "The new price list binds {B} when {n} days have passed since {A} published it on its website.",
+        "The list was published on {first}. From which date does it bind {B}?",
+        "It binds {B} from {last}, when {n} days have passed since {first}.",
+    ),
+    (
+        "An offer of {A} stays open for {n} days, counted from its date, and lapses if no answer arrives meanwhile.",
+        "The offer is dated {first}. On which day does it lapse?",
+        "The offer lapses on {last}. It stayed open for {n} days from {first}.",
+    ),
+    (
+        "Bookings can be cancelled free of charge up to {n} days before arrival, afterwards half of the fee is kept.",
+        "A guest will arrive on {last}. What is the latest date for a free cancellation?",
+        "The latest date is {first}. Arrival is {n} days later, on {last}.",
+    ),
 ]
-DATE_PARTIES = [("Supplier", "Customer"), ("Landlord", "Tenant"), ("Printer", "Publisher"), ("Gardener", "Hotel"),
-                ("Carrier", "Shipper"), ("Tailor", "Opera")]
+DATE_PARTIES = [
+    ("Supplier", "Customer"),
+    ("Landlord", "Tenant"),
+    ("Printer", "Publisher"),
+    ("Gardener", "Hotel"),
+    ("Carrier", "Shipper"),
+    ("Tailor", "Opera"),
+]
 # {total} is {p} percent of {m}, taken {k} times.
 INTEREST_CASES = [
-    ("{B!} shall pay simple interest of {p} percent for each full month by which a payment to {A} is late.",
-     "A payment of {m} was {k} full months late. How much interest is owed?",
-     "{B!} owes interest of {total}. That is {p} percent of {m} for each of {k} months."),
-    ("For every week of delay, {A} deducts {p} percent of the order value from the final bill of {B}.",
-     "The order value is {m} and the work was {k} weeks late. Which sum is deducted?",
-     "{A!} deducts {total}, which is {p} percent of {m} for each of the {k} weeks."),
-    ("A commission of {p} percent on the value of each machine sold is due to {A} when the machine is paid for.",
-     "{k} machines were sold and paid for at {m} each. What is the commission?",
-     "The commission is {total}. It is {p} percent of {m} for each of {k} machines."),
+    (
+        "{B!} shall pay simple interest of {p} percent for each full month by which a payment to {A} is late.",
+        "A payment of {m} was {k} full months late. How much interest is owed?",
+        "{B!} owes interest of {total}. That is {p} percent of {m} for each of {k} months.",
+    ),
+    (
+        "For every week of delay, {A} deducts {p} percent of the order value from the final bill of {B}.",
+        "The order value is {m} and the work was {k} weeks late. Which sum is deducted?",
+        "{A!} deducts {total}, which is {p} percent of {m} for each of the {k} weeks.",
+    ),
+    (
+        "A commission of {p} percent on the value of each machine sold is due to {A} when the machine is paid for.",
+        "{k} machines were sold and paid for at {m} each. What is the commission?",
+        "The commission is {total}. It is {p} percent of {m} for each of {k} machines.",
+    ),
 ]
 HELD_OUT_DATE_CASE = 3
 HELD_OUT_WORDS = 3  # definitions, and passive sentences, kept for the held-out file
@@ -276,16 +360,34 @@ def reckoning_rows():
         first = random_date(pick)
         last = first + datetime.timedelta(days=fill.values["n"])
         fill.values.update(first=format_date(first), last=format_date(last))
-        yield number == HELD_OUT_DATE_CASE, row(f"dates/{number}", "reckon", fill.sentence(question),
-                                                fill.sentence(passage), fill.sentence(answer), fill.sentence(passage))
+        yield (
+            number == HELD_OUT_DATE_CASE,
+            row(
+                f"dates/{number}",
+                "reckon",
+                fill.sentence(question),
+                fill.sentence(passage),
+                fill.sentence(answer),
+                fill.sentence(passage),
+            ),
+        )
     for number, (passage, question, answer) in enumerate(INTEREST_CASES):
         pick = Picker("interest", number)
         fill = Filling({"p": "percent", "k": "count", "m": "money"}, pick.choice(DATE_PARTIES), pick)
         total = fill.values["m"] * fill.values["p"] * fill.values["k"] / 100
         assert total == int(total)
         fill.values["total"] = f"{fill.currency} {total:,.0f}"
-        yield False, row(f"interest/{number}", "reckon", fill.sentence(question), fill.sentence(passage),
-                         fill.sentence(answer), fill.sentence(passage))
+        yield (
+            False,
+            row(
+                f"interest/{number}",
+                "reckon",
+                fill.sentence(question),
+                fill.sentence(passage),
+                fill.sentence(answer),
+                fill.sentence(passage),
+            ),
+        )
 
 
 def word_rows():
@@ -293,17 +395,37 @@ def word_rows():
     pick = Picker("glossary")
     for number, (term, definition, example) in enumerate(pick.shuffled(read_pairs("glossary.txt", 3))):
         own = Picker("glossary", term)
-        yield number < HELD_OUT_WORDS, row(f"glossary/{term}", "define", own.choice(ASK["define"]), f"Term: {term}",
-                                          f"{definition} Example: {example}", term)
+        yield (
+            number < HELD_OUT_WORDS,
+            row(
+                f"glossary/{term}",
+                "define",
+                own.choice(ASK["define"]),
+                f"Term: {term}",
+                f"{definition} Example: {example}",
+                term,
+            ),
+        )
     pick = Picker("voice")
-    slots = {"n": "fewdays", "y": "years", "m": "money_small", "h": "hours", "p": "percent5", "k": "count",
-             "l": "territory", "c": "city", "d": "date"}
+    slots = {
+        "n": "fewdays",
+        "y": "years",
+        "m": "money_small",
+        "h": "hours",
+        "p": "percent5",
+        "k": "count",
+        "l": "territory",
+        "c": "city",
+        "d": "date",
+    }
     for number, (passive, active) in enumerate(pick.shuffled(read_pairs("voice.txt", 2))):
         own = Picker("voice", passive)
         fill = Filling(slots, own.choice(DATE_PARTIES), own)
         text = fill.sentence(passive)
-        yield number < HELD_OUT_WORDS, row(f"voice/{number}", "voice", own.choice(ASK["voice"]), text,
-                                          fill.sentence(active), text)
+        yield (
+            number < HELD_OUT_WORDS,
+            row(f"voice/{number}", "voice", own.choice(ASK["voice"]), text, fill.sentence(active), text),
+        )
 
 
 def count_words(*texts):
@@ -336,8 +458,13 @@ def make_rows():
     """(train rows, held-out rows), in file order."""
     families = load_families()
     held_out = held_out_clauses(families)
-    sources = [clause_rows(families, held_out), compare_rows(families, held_out, 36, 6),
-               mismatch_rows(families, held_out), reckoning_rows(), word_rows()]
+    sources = [
+        clause_rows(families, held_out),
+        compare_rows(families, held_out, 36, 6),
+        mismatch_rows(families, held_out),
+        reckoning_rows(),
+        word_rows(),
+    ]
     sides = {False: [], True: []}
     for source in sources:
         for out, item in source:

@@ -19,8 +19,10 @@ from library import alpaca_prompt
 HERE = Path(__file__).resolve().parent
 PINNED = "0.23.3"
 BEGIN, END = "<|begin|>", "<|end|>"
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def texts():
@@ -33,18 +35,26 @@ def texts():
 
 def build(vocab_size):
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT), behavior="isolated", invert=False),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     # All 256 bytes are in the alphabet, so every text can be written, also one in another script.
-    tokenizer.train_from_iterator(texts(), trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[BEGIN, END], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    tokenizer.train_from_iterator(
+        texts(),
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[BEGIN, END],
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN}:1 $B:1",
-        special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))])
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN}:1 $B:1", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
+    )
     return tokenizer
 
 
@@ -58,9 +68,14 @@ def main():
     tokenizer = build(options.vocab_size)
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(options.out / "tokenizer.json"))
-    settings = {"bos_token": BEGIN, "clean_up_tokenization_spaces": False, "eos_token": END,
-                "model_input_names": ["input_ids", "attention_mask"], "model_max_length": 1024,
-                "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {
+        "bos_token": BEGIN,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": 1024,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (options.out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     print(f"{options.out}: {tokenizer.get_vocab_size()} tokens")
 

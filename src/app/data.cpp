@@ -40,11 +40,13 @@ ModelFolder open_folder(const Config& config) {
 
 TrainingData load(const Config& config, const ModelFolder& folder, RefusedRows refused) {
     const auto no_model = []() -> std::unique_ptr<RowEncoder> {
-        throw usage_error("model.path is missing, and rows that are not tokenised need the model's tokenizer",
-                          "Set it in the config file, or with --model.path FOLDER; a folder with the tokenizer's files will do.");
+        throw usage_error(
+            "model.path is missing, and rows that are not tokenised need the model's tokenizer",
+            "Set it in the config file, or with --model.path FOLDER; a folder with the tokenizer's files will do.");
     };
     if (config.model.path.empty()) return load_training_data(config, {}, no_model, {}, {refused, false});
-    return load_training_data(config, folder.limits, run_encoder_maker(folder.tokenizer, folder.limits.vocab_size, config.data.template_name),
+    return load_training_data(config, folder.limits,
+                              run_encoder_maker(folder.tokenizer, folder.limits.vocab_size, config.data.template_name),
                               encoder_fingerprint(folder.tokenizer, config.data.template_name), {refused, false});
 }
 
@@ -79,7 +81,8 @@ bool run_data(const CommandLine& line) {
     std::optional<Tokenizer> tokenizer;
     if (!report.samples.empty() && Tokenizer::exists(folder.tokenizer)) tokenizer = Tokenizer::load(folder.tokenizer);
     const Tokenizer* const shown_by = tokenizer ? &*tokenizer : nullptr;
-    print(line.data.json ? report_json(report, shown_by) : report_text(report, shown_by, by_colour(line.data.color) ? Marks::colour : Marks::brackets));
+    print(line.data.json ? report_json(report, shown_by)
+                         : report_text(report, shown_by, by_colour(line.data.color) ? Marks::colour : Marks::brackets));
     return report.refusal.empty();
 }
 
@@ -88,7 +91,8 @@ void run_augment(const CommandLine& line) {
     const AugmentResult result = augment_rows(line.loaded.config, line.augment);
     log::info(describe(result));
     if (line.augment.eval_out.empty()) return;
-    log::info("to train: --data.train_file ", line.augment.out, " --data.eval_file ", line.augment.eval_out, " (and no val_size)");
+    log::info("to train: --data.train_file ", line.augment.out, " --data.eval_file ", line.augment.eval_out,
+              " (and no val_size)");
 }
 
 }  // namespace unsloth::app

@@ -13,17 +13,21 @@ struct Check {
     std::vector<Finding> (*run)(const Config& config);
 };
 
-// In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known by name. Those
-// that need the engine stand behind check_libraries, which is what says whether there is one.
+// In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known
+// by name. Those that need the engine stand behind check_libraries, which is what says whether there is one.
 constexpr Check checks[] = {
-    {"system", check_system}, {"limits", check_limits}, {"environment", check_environment}, {"GPUs", check_gpus}, {"libraries", check_libraries}, {"several GPUs", check_sums},
+    {"system", check_system}, {"limits", check_limits},       {"environment", check_environment},
+    {"GPUs", check_gpus},     {"libraries", check_libraries}, {"several GPUs", check_sums},
 };
 
 const char* word(Verdict verdict) {
     switch (verdict) {
-        case Verdict::ok: return "ok";
-        case Verdict::warn: return "warn";
-        case Verdict::broken: return "BROKEN";
+        case Verdict::ok:
+            return "ok";
+        case Verdict::warn:
+            return "warn";
+        case Verdict::broken:
+            return "BROKEN";
     }
     return "";
 }

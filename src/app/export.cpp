@@ -22,15 +22,24 @@ GgufFileType type_of(DType dtype) {
 
 GgufFileType type_of(ExportType type, DType otherwise) {
     switch (type) {
-        case ExportType::automatic: return type_of(otherwise);
-        case ExportType::f32: return GgufFileType::f32;
-        case ExportType::f16: return GgufFileType::f16;
-        case ExportType::bf16: return GgufFileType::bf16;
-        case ExportType::q8_0: return GgufFileType::q8_0;
-        case ExportType::q4_0: return GgufFileType::q4_0;
-        case ExportType::q4_k_m: return GgufFileType::q4_k_m;
-        case ExportType::q5_k_m: return GgufFileType::q5_k_m;
-        case ExportType::q6_k: return GgufFileType::q6_k;
+        case ExportType::automatic:
+            return type_of(otherwise);
+        case ExportType::f32:
+            return GgufFileType::f32;
+        case ExportType::f16:
+            return GgufFileType::f16;
+        case ExportType::bf16:
+            return GgufFileType::bf16;
+        case ExportType::q8_0:
+            return GgufFileType::q8_0;
+        case ExportType::q4_0:
+            return GgufFileType::q4_0;
+        case ExportType::q4_k_m:
+            return GgufFileType::q4_k_m;
+        case ExportType::q5_k_m:
+            return GgufFileType::q5_k_m;
+        case ExportType::q6_k:
+            return GgufFileType::q6_k;
     }
     UNSLOTH_CHECK(false, "type ", static_cast<int>(type));
     return GgufFileType::f32;
@@ -54,12 +63,14 @@ GgufReport export_model(const ExportRequest& request) {
     const WeightFile model = WeightFile::open(request.model);
     const fs::path tokenizer = request.tokenizer.empty() ? model.checkpoint.folder() : fs::path(request.tokenizer);
     if (!Tokenizer::exists(tokenizer))
-        throw input_error(cat(tokenizer.string(), " holds neither tokenizer.json nor tokenizer.model, and a GGUF file needs one"),
-                          "Copy the base model's tokenizer files there, or name their folder with --tokenizer.");
+        throw input_error(
+            cat(tokenizer.string(), " holds neither tokenizer.json nor tokenizer.model, and a GGUF file needs one"),
+            "Copy the base model's tokenizer files there, or name their folder with --tokenizer.");
     const Vocabulary vocabulary = read_vocabulary(tokenizer, request.pre);
     if (model.tensors.quantised_linears() > 0)
         log::info("the base's ", model.tensors.quantised_linears(), " 4-bit weights are dequantised");
-    const GgufExportOptions options{type_of(request.type, model.spec.dtype), name_of(folder), static_cast<int>(request.threads)};
+    const GgufExportOptions options{type_of(request.type, model.spec.dtype), name_of(folder),
+                                    static_cast<int>(request.threads)};
     return export_model_gguf(model, vocabulary, request.out, options);
 }
 
@@ -68,12 +79,14 @@ GgufReport export_adapter(const ExportRequest& request) {
     std::string base = request.base;
     if (base.empty()) base = read_peft_config(request.adapter).base_model_name_or_path;
     if (base.empty())
-        throw usage_error("adapter_config.json names no base model", "Give its folder with --base: config.json is enough.");
+        throw usage_error("adapter_config.json names no base model",
+                          "Give its folder with --base: config.json is enough.");
     const ModelSpec spec = read_model_spec(folder_of(base));
     const Adapter adapter = read_adapter(request.adapter, spec);
     const auto& tensors = adapter.file.tensors();
     const DType own = tensors.empty() ? DType::f32 : tensors.front().dtype;
-    const GgufExportOptions options{type_of(request.type, own), name_of(request.adapter), static_cast<int>(request.threads)};
+    const GgufExportOptions options{type_of(request.type, own), name_of(request.adapter),
+                                    static_cast<int>(request.threads)};
     return export_adapter_gguf(adapter, spec, request.out, options);
 }
 
@@ -81,13 +94,14 @@ std::string report_text(const ExportRequest& request, const GgufReport& report) 
     std::string text = cat(request.out, "\n");
     char line[160];
     for (const auto& [name, type] : report.types) {
-        std::snprintf(line, sizeof line, "  %-5s %5lld tensors %15lld weights %9.1f MiB   relative error (rms) %.2e\n", name.c_str(),
-                      static_cast<long long>(type.tensors), static_cast<long long>(type.elements),
+        std::snprintf(line, sizeof line, "  %-5s %5lld tensors %15lld weights %9.1f MiB   relative error (rms) %.2e\n",
+                      name.c_str(), static_cast<long long>(type.tensors), static_cast<long long>(type.elements),
                       static_cast<double>(type.bytes) / (1 << 20), type.relative_error());
         text += line;
     }
-    std::snprintf(line, sizeof line, "  %.1f MiB in %.1f s, %.2f GB/s of fp32\n", static_cast<double>(report.file_bytes) / (1 << 20),
-                  report.seconds, static_cast<double>(report.source_bytes) / 1e9 / std::max(report.seconds, 1e-9));
+    std::snprintf(line, sizeof line, "  %.1f MiB in %.1f s, %.2f GB/s of fp32\n",
+                  static_cast<double>(report.file_bytes) / (1 << 20), report.seconds,
+                  static_cast<double>(report.source_bytes) / 1e9 / std::max(report.seconds, 1e-9));
     return text + line;
 }
 

@@ -30,7 +30,8 @@ std::vector<Gpu> usable_gpus(const LaunchRequest& request) {
     if (request.device == "cpu") return {};
     const GpuInventory inventory = find_gpus();
     std::vector<Gpu> gpus = visible_gpus(inventory.gpus);
-    log::debug("launch: ", inventory.gpus.size(), " GPUs through ", inventory.found_through.empty() ? "no source" : inventory.found_through, ", ", gpus.size(),
+    log::debug("launch: ", inventory.gpus.size(), " GPUs through ",
+               inventory.found_through.empty() ? "no source" : inventory.found_through, ", ", gpus.size(),
                " of them visible to the ranks");
     return gpus;
 }
@@ -39,27 +40,34 @@ int count_processes(const LaunchRequest& request, const std::vector<Gpu>& gpus) 
     const int count = static_cast<int>(gpus.size());
     if (request.nproc_per_node == "auto") {
         if (count > 0) return count;
-        throw usage_error(request.device == "cpu" ? "with hardware.device cpu there is no GPU to count processes by"
-                                                  : "this machine shows no GPU (or CUDA_VISIBLE_DEVICES hides them) to count processes by",
+        throw usage_error(request.device == "cpu"
+                              ? "with hardware.device cpu there is no GPU to count processes by"
+                              : "this machine shows no GPU (or CUDA_VISIBLE_DEVICES hides them) to count processes by",
                           "Write --nproc_per_node N; unsloth-train doctor says more about GPUs.");
     }
     const int processes = std::stoi(request.nproc_per_node);
-    const bool need_gpus = request.device.starts_with("cuda") || (request.device == "auto" && request.program.empty() && count > 0);
+    const bool need_gpus =
+        request.device.starts_with("cuda") || (request.device == "auto" && request.program.empty() && count > 0);
     if (need_gpus && processes > count)
-        throw usage_error(cat("--nproc_per_node ", processes, ": this machine shows ", count, " GPU(s), and each process takes one"),
-                          "Start fewer, or see what CUDA_VISIBLE_DEVICES hides; --device cpu trains without GPUs.");
+        throw usage_error(
+            cat("--nproc_per_node ", processes, ": this machine shows ", count, " GPU(s), and each process takes one"),
+            "Start fewer, or see what CUDA_VISIBLE_DEVICES hides; --device cpu trains without GPUs.");
     if (request.device.starts_with("cuda:") && processes > 1)
-        throw usage_error(cat("hardware.device ", request.device, " with ", processes, " processes: all would take the same GPU"), "Write --device cuda, and choose GPUs by CUDA_VISIBLE_DEVICES.");
+        throw usage_error(
+            cat("hardware.device ", request.device, " with ", processes, " processes: all would take the same GPU"),
+            "Write --device cuda, and choose GPUs by CUDA_VISIBLE_DEVICES.");
     return processes;
 }
 
-/// Fills in each rank's share of the CPUs: those of its node go to the ranks pinned there, no more than the quota's to all.
+/// Fills in each rank's share of the CPUs: those of its node go to the ranks pinned there, no more than the quota's to
+/// all.
 void share_cpus(std::vector<RankPlan>& plans) {
     const int ranks = static_cast<int>(plans.size()), all = usable_cpus();
     for (RankPlan& plan : plans) {
         int share = all / ranks;
         if (plan.pin.node >= 0) {
-            const auto neighbours = std::count_if(plans.begin(), plans.end(), [&](const RankPlan& other) { return other.pin.node == plan.pin.node; });
+            const auto neighbours = std::count_if(
+                plans.begin(), plans.end(), [&](const RankPlan& other) { return other.pin.node == plan.pin.node; });
             const int own = static_cast<int>(plan.pin.cpus.size()) / static_cast<int>(neighbours);
             const bool quota = all < static_cast<int>(allowed_cpus().size());
             share = quota ? std::min(share, own) : own;
@@ -81,8 +89,11 @@ std::vector<RankPlan> plan_ranks(const LaunchRequest& request) {
         plan.place.nodes = static_cast<int>(request.nnodes);
         if (!request.master_addr.empty()) plan.place.master_address = request.master_addr;
         plan.place.max_restarts = static_cast<int>(request.max_restarts);
-        if (request.no_pin) plan.pin.reason = "--no_pin";
-        else plan.pin = plan_pin(static_cast<std::size_t>(i) < gpus.size() ? gpus[static_cast<std::size_t>(i)].pci : "", allowed);
+        if (request.no_pin)
+            plan.pin.reason = "--no_pin";
+        else
+            plan.pin = plan_pin(static_cast<std::size_t>(i) < gpus.size() ? gpus[static_cast<std::size_t>(i)].pci : "",
+                                allowed);
         plans.push_back(std::move(plan));
     }
     share_cpus(plans);
@@ -105,7 +116,12 @@ Program program_of(const LaunchRequest& request) {
 class Launcher {
   public:
     explicit Launcher(const LaunchRequest& request)
-        : request_(request), plans_(plan_ranks(request)), program_(program_of(request)), inherited_(own_environment()), out_(STDOUT_FILENO), err_(STDERR_FILENO),
+        : request_(request),
+          plans_(plan_ranks(request)),
+          program_(program_of(request)),
+          inherited_(own_environment()),
+          out_(STDOUT_FILENO),
+          err_(STDERR_FILENO),
           shared_(same_file(STDOUT_FILENO, STDERR_FILENO)) {}
 
     int run() {
@@ -137,9 +153,11 @@ class Launcher {
             const ScopedPin pin(plan.pin);
             try {
                 RunningProcess process = start_process(program_, output, inbox_.before());
-                log::debug("launch: rank ", plan.place.rank(), " is pid ", process.pid, ", port ", port, ", OMP_NUM_THREADS ", plan.place.threads, " unless set; ", plan.pin.reason,
+                log::debug("launch: rank ", plan.place.rank(), " is pid ", process.pid, ", port ", port,
+                           ", OMP_NUM_THREADS ", plan.place.threads, " unless set; ", plan.pin.reason,
                            pin.problem().empty() ? "" : cat(" (refused: ", pin.problem(), ")"));
-                supervisor.add(plan.place.rank(), std::move(process), prefix_of(request_.prefix, plan.place.rank(), plan.place.local_rank), !request_.silent);
+                supervisor.add(plan.place.rank(), std::move(process),
+                               prefix_of(request_.prefix, plan.place.rank(), plan.place.local_rank), !request_.silent);
             } catch (...) {
                 supervisor.kill_all();
                 throw;
@@ -152,14 +170,18 @@ class Launcher {
         if (worst >= 0) {
             const int rank = ends[static_cast<std::size_t>(worst)].rank;
             const std::string unseen = supervisor.unseen(rank);
-            if (!unseen.empty()) supervisor.say(cat("the last lines of rank ", rank, " on stderr:\n", unseen.substr(0, unseen.size() - 1)));
+            if (!unseen.empty())
+                supervisor.say(
+                    cat("the last lines of rank ", rank, " on stderr:\n", unseen.substr(0, unseen.size() - 1)));
         }
         supervisor.say(cat(summary(ends, supervisor.asked_to_stop()), "; exit code ", code));
     }
 
-    /// Not where nothing failed or the user asked to stop, and not for mistakes in the configuration or the input, which would come again.
+    /// Not where nothing failed or the user asked to stop, and not for mistakes in the configuration or the input,
+    /// which would come again.
     static bool worth_a_restart(const std::vector<RankEnd>& ends, int code, const Supervisor& supervisor) {
-        return most_telling(ends) >= 0 && supervisor.asked_to_stop() == 0 && code != static_cast<int>(ErrorKind::usage) && code != static_cast<int>(ErrorKind::input);
+        return most_telling(ends) >= 0 && supervisor.asked_to_stop() == 0 &&
+               code != static_cast<int>(ErrorKind::usage) && code != static_cast<int>(ErrorKind::input);
     }
 
     void finish_output() {
@@ -168,8 +190,8 @@ class Launcher {
         err_.drain(give_up);
     }
 
-    // First of all: the driver's library, which planning asks, starts threads, and one that does not inherit a mask takes the signals
-    // that are meant for this inbox.
+    // First of all: the driver's library, which planning asks, starts threads, and one that does not inherit a mask
+    // takes the signals that are meant for this inbox.
     SignalInbox inbox_;
     const LaunchRequest& request_;
     std::vector<RankPlan> plans_;

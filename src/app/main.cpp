@@ -25,23 +25,53 @@ int run(const CommandLine& line) {
     log::set_level(log::parse_level(line.log_level));
     for (const auto& note : line.loaded.notes) log::info(note);
     switch (line.command) {
-        case Command::train: run_train(line); break;
-        case Command::launch: return run_launch(line);
-        case Command::config: run_config(line); break;
-        case Command::data: return run_data(line) ? 0 : code_of(ErrorKind::input);
-        case Command::augment: run_augment(line); break;
-        case Command::score: run_score(line); break;
-        case Command::generate: run_generate(line); break;
-        case Command::tokenize: run_tokenize(line); break;
-        case Command::inspect: return run_inspect(line) ? 0 : code_of(ErrorKind::input);
-        case Command::init: run_init(line); break;
-        case Command::exporting: run_export(line); break;
-        case Command::merge: run_merge(line); break;
-        case Command::quantize: run_quantize(line); break;
-        case Command::bench: run_bench(line); break;
-        case Command::doctor: return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
-        case Command::help: print(help_text(line.help_topic)); break;
-        case Command::version: print(cat("unsloth-train ", version, "\n")); break;
+        case Command::train:
+            run_train(line);
+            break;
+        case Command::launch:
+            return run_launch(line);
+        case Command::config:
+            run_config(line);
+            break;
+        case Command::data:
+            return run_data(line) ? 0 : code_of(ErrorKind::input);
+        case Command::augment:
+            run_augment(line);
+            break;
+        case Command::score:
+            run_score(line);
+            break;
+        case Command::generate:
+            run_generate(line);
+            break;
+        case Command::tokenize:
+            run_tokenize(line);
+            break;
+        case Command::inspect:
+            return run_inspect(line) ? 0 : code_of(ErrorKind::input);
+        case Command::init:
+            run_init(line);
+            break;
+        case Command::exporting:
+            run_export(line);
+            break;
+        case Command::merge:
+            run_merge(line);
+            break;
+        case Command::quantize:
+            run_quantize(line);
+            break;
+        case Command::bench:
+            run_bench(line);
+            break;
+        case Command::doctor:
+            return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
+        case Command::help:
+            print(help_text(line.help_topic));
+            break;
+        case Command::version:
+            print(cat("unsloth-train ", version, "\n"));
+            break;
     }
     return 0;
 }

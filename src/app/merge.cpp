@@ -1,5 +1,5 @@
-// `merge` and `quantize`: model folders made from others, a few rows of a tensor at a time. Only the comparison of logits
-// needs the engine.
+// `merge` and `quantize`: model folders made from others, a few rows of a tensor at a time. Only the comparison of
+// logits needs the engine.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -27,7 +27,8 @@ std::string three_digits(double value) {
 }
 
 std::string megabytes(std::size_t bytes) {
-    return bytes < 10'000'000'000 ? cat(three_digits(static_cast<double>(bytes) / 1e6), " MB") : cat(three_digits(static_cast<double>(bytes) / 1e9), " GB");
+    return bytes < 10'000'000'000 ? cat(three_digits(static_cast<double>(bytes) / 1e6), " MB")
+                                  : cat(three_digits(static_cast<double>(bytes) / 1e9), " GB");
 }
 
 /// The most memory that this process has held, pages of mapped files included; 0 where the system does not say.
@@ -35,7 +36,8 @@ std::size_t peak_memory() {
     std::ifstream status("/proc/self/status");
     std::string line;
     while (std::getline(status, line))
-        if (line.starts_with("VmHWM:")) return static_cast<std::size_t>(std::strtoull(line.c_str() + 6, nullptr, 10)) * 1024;
+        if (line.starts_with("VmHWM:"))
+            return static_cast<std::size_t>(std::strtoull(line.c_str() + 6, nullptr, 10)) * 1024;
     return 0;
 }
 
@@ -43,20 +45,29 @@ std::size_t peak_memory() {
 enum class Values { plain, four_bit, eight_bit };
 
 const char* words_for(Values values) {
-    return values == Values::plain ? "16/32-bit weights" : values == Values::four_bit ? "4-bit weights" : "8-bit weights";
+    return values == Values::plain      ? "16/32-bit weights"
+           : values == Values::four_bit ? "4-bit weights"
+                                        : "8-bit weights";
 }
 
 /// Says what the adapter is merged into, and whether those are the values that it was trained on.
 void describe_values(const MergeRequest& request, const WeightFile& base, const PeftConfig& adapter) {
     const bool file_4bit = base.tensors.quantised_linears() > 0, file_8bit = base.tensors.int8_linears() > 0;
-    const Values into = file_4bit || (request.load_in_4bit && !file_8bit) ? Values::four_bit : file_8bit ? Values::eight_bit : Values::plain;
-    const char* const how = file_4bit ? ", dequantised" : into == Values::four_bit ? ", quantised now as load_in_4bit does, and dequantised" : file_8bit ? ", dequantised" : "";
-    log::info("merging ", request.adapter, " (r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha, adapter.lora.use_rslora ? ", rsLoRA" : "", ") into ", base.checkpoint.folder().string(), ": ",
+    const Values into = file_4bit || (request.load_in_4bit && !file_8bit) ? Values::four_bit
+                        : file_8bit                                       ? Values::eight_bit
+                                                                          : Values::plain;
+    const char* const how = file_4bit                  ? ", dequantised"
+                            : into == Values::four_bit ? ", quantised now as load_in_4bit does, and dequantised"
+                            : file_8bit                ? ", dequantised"
+                                                       : "";
+    log::info("merging ", request.adapter, " (r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha,
+              adapter.lora.use_rslora ? ", rsLoRA" : "", ") into ", base.checkpoint.folder().string(), ": ",
               words_for(into), how);
     Values trained = Values::plain;
     std::string was = "in 16/32 bit", advice;
     switch (trained_on(request.adapter, adapter)) {
-        case TrainedOn::plain: break;
+        case TrainedOn::plain:
+            break;
         case TrainedOn::file_4bit:
             trained = Values::four_bit;
             was = "in 4 bit";
@@ -72,13 +83,17 @@ void describe_values(const MergeRequest& request, const WeightFile& base, const 
             break;
         case TrainedOn::unknown:
             trained = into;
-            log::info("the adapter was trained on ", adapter.base_model_name_or_path, ", which is not here: whether that was quantised is not known");
+            log::info("the adapter was trained on ", adapter.base_model_name_or_path,
+                      ", which is not here: whether that was quantised is not known");
             break;
     }
     if (trained != into)
-        log::warning("the adapter was trained on ", adapter.base_model_name_or_path, " ", was, ", and is merged into ", words_for(into), ": other values than it learnt to correct", advice);
+        log::warning("the adapter was trained on ", adapter.base_model_name_or_path, " ", was, ", and is merged into ",
+                     words_for(into), ": other values than it learnt to correct", advice);
     if (base.spec.tie_word_embeddings && !adapter.lora.modules_to_save.empty())
-        log::warning("embed_tokens and lm_head are tied in the base, and the adapter trained copies of them (modules_to_save): in the merged model they are not tied any more");
+        log::warning(
+            "embed_tokens and lm_head are tied in the base, and the adapter trained copies of them (modules_to_save): "
+            "in the merged model they are not tied any more");
 }
 
 /// Tokenizer, templates and generation config: the adapter's where it has a tokenizer, what is left from the base.
@@ -92,17 +107,23 @@ void write_weights(const MergedModel& model, const StagedFolder& staged, const M
     const auto start = std::chrono::steady_clock::now();
     const WrittenModel written = write_model(model, staged.path(), options);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    log::info(megabytes(written.tensor_bytes), " in ", written.files, written.files == 1 ? " file" : " files", ", ", name_of(resolve_weight_type(options.type, model.spec())), ": ",
-              three_digits(seconds), " s, ", three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ", megabytes(peak_memory()));
+    log::info(megabytes(written.tensor_bytes), " in ", written.files, written.files == 1 ? " file" : " files", ", ",
+              name_of(resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
+              three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
+              megabytes(peak_memory()));
 }
 
 /// How far rounding to this type may move the logits, relative to their spread.
 double tolerance_of(WeightType type) {
     switch (type) {
-        case WeightType::f32: return 1e-4;
-        case WeightType::f16: return 1e-2;
-        case WeightType::bf16: return 5e-2;
-        default: return 0.7;
+        case WeightType::f32:
+            return 1e-4;
+        case WeightType::f16:
+            return 1e-2;
+        case WeightType::bf16:
+            return 5e-2;
+        default:
+            return 0.7;
     }
 }
 
@@ -121,17 +142,23 @@ void verify(const MergeRequest& request, const std::string& base, WeightType typ
     } catch (const Interrupted&) {
         throw;
     } catch (const Error& error) {
-        throw Error(error.kind(), cat("the merged model could not be verified (it stays in ", staged.keep_as("unverified").string(), "): ", error.what()), "--no_verify leaves the comparison out.");
+        throw Error(error.kind(),
+                    cat("the merged model could not be verified (it stays in ", staged.keep_as("unverified").string(),
+                        "): ", error.what()),
+                    "--no_verify leaves the comparison out.");
     } catch (...) {
         log::error("the merged model could not be verified; it stays in ", staged.keep_as("unverified").string());
         throw;
     }
-    log::info("logits of the merged model against base and adapter, ", found.tokens, " tokens of ", found.rows, " rows: relative difference ", three_digits(found.relative), " (at most ",
-              three_digits(tolerance), "), largest ", three_digits(found.max_abs), ", mean ", three_digits(found.mean_abs), ", KL divergence ", three_digits(found.mean_kl),
-              ", same likeliest token ", three_digits(100 * found.top1), " %");
+    log::info("logits of the merged model against base and adapter, ", found.tokens, " tokens of ", found.rows,
+              " rows: relative difference ", three_digits(found.relative), " (at most ", three_digits(tolerance),
+              "), largest ", three_digits(found.max_abs), ", mean ", three_digits(found.mean_abs), ", KL divergence ",
+              three_digits(found.mean_kl), ", same likeliest token ", three_digits(100 * found.top1), " %");
     if (found.relative <= tolerance) return;
-    throw runtime_failure(cat("the merged model differs from base and adapter: the logits' relative difference is ", three_digits(found.relative), ", more than ", three_digits(tolerance)),
-                          cat("The output was not given its name; it stays in ", staged.keep_as("unverified").string()));
+    throw runtime_failure(
+        cat("the merged model differs from base and adapter: the logits' relative difference is ",
+            three_digits(found.relative), ", more than ", three_digits(tolerance)),
+        cat("The output was not given its name; it stays in ", staged.keep_as("unverified").string()));
 }
 
 }  // namespace
@@ -140,7 +167,8 @@ void run_merge(const CommandLine& line) {
     install_interrupt_handlers("Stopping");
     const MergeRequest& request = line.merge;
     StagedFolder staged(request.out);
-    const std::string base_path = request.base.empty() ? read_peft_config(request.adapter).base_model_name_or_path : request.base;
+    const std::string base_path =
+        request.base.empty() ? read_peft_config(request.adapter).base_model_name_or_path : request.base;
     const WeightFile base = WeightFile::open(base_path);
     const Adapter adapter = read_adapter(request.adapter, base.spec);
     describe_values(request, base, adapter.config);
@@ -160,7 +188,8 @@ void run_quantize(const CommandLine& line) {
     StagedFolder staged(request.out);
     const WeightFile base = WeightFile::open(request.model);
     if (const int64_t quantised = base.tensors.quantised_linears() + base.tensors.int8_linears(); quantised > 0)
-        throw input_error(cat(request.model, ": ", quantised, " linears are quantised already"), "Quantise the 16-bit model.");
+        throw input_error(cat(request.model, ": ", quantised, " linears are quantised already"),
+                          "Quantise the 16-bit model.");
     const MergedModel model(base, nullptr);
     write_weights(model, staged, {request.type, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), {}, staged.path());

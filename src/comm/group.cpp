@@ -15,7 +15,8 @@ class StoreGroup final : public StoreBackedGroup {
     explicit StoreGroup(std::unique_ptr<Exchange> exchange) : StoreBackedGroup(std::move(exchange)) {}
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override {
-        UNSLOTH_CHECK(sum.is_cpu() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), "all_reduce takes contiguous fp32 of the CPU");
+        UNSLOTH_CHECK(sum.is_cpu() && sum.scalar_type() == at::kFloat && sum.is_contiguous(),
+                      "all_reduce takes contiguous fp32 of the CPU");
         float* const values = sum.mutable_data_ptr<float>();
         const auto count = static_cast<std::size_t>(sum.numel());
         std::vector<uint8_t> own(count * sizeof(float));
@@ -29,15 +30,18 @@ class StoreGroup final : public StoreBackedGroup {
             }
         });
     }
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) override {
+    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
+                           const std::string& what) override {
         after();
         all_reduce(sum, what);
     }
     void join() override {}
 
-    /// Through all ranks' exchange, since there is no other: ranks of other machines must come, too, which on the CPU they do.
+    /// Through all ranks' exchange, since there is no other: ranks of other machines must come, too, which on the CPU
+    /// they do.
     void broadcast_here(const at::Tensor& values, int root, const std::string& what) override {
-        UNSLOTH_CHECK(values.is_cpu() && values.is_contiguous(), what, ": broadcast takes contiguous values of the CPU");
+        UNSLOTH_CHECK(values.is_cpu() && values.is_contiguous(), what,
+                      ": broadcast takes contiguous values of the CPU");
         auto* const bytes = static_cast<uint8_t*>(values.data_ptr());
         const int from = ranks_here().at(static_cast<std::size_t>(root));
         std::vector<uint8_t> own;
@@ -62,11 +66,13 @@ Group::Group(int rank, const std::vector<std::string>& hosts) : rank_(rank), siz
 
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
     std::vector<std::string> all;
-    exchange_->all({text.begin(), text.end()}, what, [&](int, const std::vector<uint8_t>& bytes) { all.emplace_back(bytes.begin(), bytes.end()); });
+    exchange_->all({text.begin(), text.end()}, what,
+                   [&](int, const std::vector<uint8_t>& bytes) { all.emplace_back(bytes.begin(), bytes.end()); });
     return all;
 }
 
-std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device, std::chrono::seconds timeout) {
+std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device,
+                                  std::chrono::seconds timeout) {
     if (environment.alone()) return nullptr;
     auto exchange = std::make_unique<Exchange>(environment, timeout);
 #if UNSLOTH_CUDA

@@ -18,7 +18,8 @@ struct Names {
     const char *launcher, *rank, *world_size, *local_rank, *local_world_size;
 };
 constexpr Names torchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr Names mpirun{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Names mpirun{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                       "OMPI_COMM_WORLD_LOCAL_SIZE"};
 constexpr Names srun{"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"};
 
 class Reader {
@@ -31,13 +32,16 @@ class Reader {
         int value = 0;
         const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
         if (error != std::errc() || end != text->data() + text->size() || value < least)
-            throw usage_error(cat("the environment variable ", name, " is \"", *text, "\", expected a number from ", least), "It is the launcher's to set.");
+            throw usage_error(
+                cat("the environment variable ", name, " is \"", *text, "\", expected a number from ", least),
+                "It is the launcher's to set.");
         return value;
     }
     int needed(const char* name, int least, const char* because) const {
         if (const std::optional<int> value = number(name, least)) return *value;
         throw usage_error(cat("the environment variable ", because, " is set, ", name, " is not"),
-                          "Start several processes with unsloth-train launch, torchrun, srun or mpirun, or unset it for a single one.");
+                          "Start several processes with unsloth-train launch, torchrun, srun or mpirun, or unset it "
+                          "for a single one.");
     }
     std::string text(const char* name) const { return get_(name).value_or(""); }
     bool set(const char* name) const { return !text(name).empty(); }
@@ -52,7 +56,8 @@ LaunchEnvironment read(const Reader& env, const Names& names) {
     e.world_size = env.needed(names.world_size, 1, names.rank);
     e.rank = env.needed(names.rank, 0, names.world_size);
     if (e.rank >= e.world_size)
-        throw usage_error(cat("the environment says rank ", e.rank, " of ", e.world_size, " (", names.rank, ", ", names.world_size, ")"));
+        throw usage_error(cat("the environment says rank ", e.rank, " of ", e.world_size, " (", names.rank, ", ",
+                              names.world_size, ")"));
     e.local_rank = env.number(names.local_rank, 0).value_or(e.rank);
     e.local_world_size = env.number(names.local_world_size, 1).value_or(std::max(e.local_rank + 1, 1));
     return e;
@@ -63,19 +68,26 @@ void read_meeting_place(const Reader& env, const Names* launcher, LaunchEnvironm
     e.master_address = env.text("MASTER_ADDR");
     const bool one_machine = e.local_world_size == e.world_size;
     if (e.master_address.empty() && launcher == &srun) {
-        const std::string nodes = env.set("SLURM_STEP_NODELIST") ? env.text("SLURM_STEP_NODELIST") : env.text("SLURM_JOB_NODELIST");
+        const std::string nodes =
+            env.set("SLURM_STEP_NODELIST") ? env.text("SLURM_STEP_NODELIST") : env.text("SLURM_JOB_NODELIST");
         e.master_address = first_slurm_host(nodes);
     }
     if (e.master_address.empty() && launcher == &mpirun && one_machine) e.master_address = "127.0.0.1";
     if (e.master_address.empty())
-        throw usage_error(cat(e.world_size, " processes, and the environment variable MASTER_ADDR does not say where they meet"),
-                          "Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
+        throw usage_error(
+            cat(e.world_size, " processes, and the environment variable MASTER_ADDR does not say where they meet"),
+            "Set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
     const std::optional<int> port = env.number("MASTER_PORT", 1);
     const std::optional<int> job = env.number("SLURM_JOB_ID", 0);
-    if (port) e.master_port = *port;
-    else if (launcher == &srun && job) e.master_port = 20000 + *job % 20000;  // below the ports that the kernel hands out
-    else throw usage_error("the environment variable MASTER_PORT is not set", "Set it to a port that is free on rank 0's host.");
-    if (e.master_port > 65535) throw usage_error(cat("the environment variable MASTER_PORT is ", e.master_port, ", ports end at 65535"));
+    if (port)
+        e.master_port = *port;
+    else if (launcher == &srun && job)
+        e.master_port = 20000 + *job % 20000;  // below the ports that the kernel hands out
+    else
+        throw usage_error("the environment variable MASTER_PORT is not set",
+                          "Set it to a port that is free on rank 0's host.");
+    if (e.master_port > 65535)
+        throw usage_error(cat("the environment variable MASTER_PORT is ", e.master_port, ", ports end at 65535"));
 }
 
 }  // namespace
@@ -91,9 +103,12 @@ LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
     const Reader env(get);
     const bool several_tasks = env.set(srun.rank) && env.number(srun.world_size, 1).value_or(1) > 1;
     const Names* launcher = nullptr;
-    if (env.set(torchrun.rank) || env.set(torchrun.world_size)) launcher = &torchrun;
-    else if (env.set(mpirun.rank)) launcher = &mpirun;
-    else if (several_tasks) launcher = &srun;
+    if (env.set(torchrun.rank) || env.set(torchrun.world_size))
+        launcher = &torchrun;
+    else if (env.set(mpirun.rank))
+        launcher = &mpirun;
+    else if (several_tasks)
+        launcher = &srun;
     if (launcher == nullptr) return {};
     LaunchEnvironment e = read(env, *launcher);
     if (launcher == &torchrun) {
@@ -111,8 +126,10 @@ std::vector<std::string> set_nccl_environment(const std::vector<std::pair<std::s
         std::string name = given;
         for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
         if (!name.starts_with(prefix)) name.insert(0, prefix);
-        if (name.size() == prefix.size() || name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != std::string::npos)
-            throw usage_error(cat("distributed.nccl: '", given, "' is no name of a setting"), "Names are those of NCCL's environment variables, such as SOCKET_IFNAME.");
+        if (name.size() == prefix.size() ||
+            name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != std::string::npos)
+            throw usage_error(cat("distributed.nccl: '", given, "' is no name of a setting"),
+                              "Names are those of NCCL's environment variables, such as SOCKET_IFNAME.");
         ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
     }
     std::vector<std::string> all;

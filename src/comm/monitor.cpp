@@ -25,14 +25,23 @@ constexpr const char *alive = "alive", *left = "left", *failed = "failed";
     ::_exit(static_cast<int>(ErrorKind::runtime));
 }
 
-std::string key_of(int rank) { return cat("life/", rank); }
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::string key_of(int rank) {
+    return cat("life/", rank);
+}
+std::vector<uint8_t> bytes_of(const std::string& text) {
+    return {text.begin(), text.end()};
+}
 
 }  // namespace
 
 Monitor::Monitor(const LaunchEnvironment& e, seconds timeout)
-    : rank_(e.rank), size_(e.world_size), place_(cat(e.master_address, ":", e.master_port)), host_(host_name()), timeout_(timeout),
-      lost_after_(std::min(timeout, silence_allowed)), store_(connect_to_store(e, timeout, /*serves=*/false)) {
+    : rank_(e.rank),
+      size_(e.world_size),
+      place_(cat(e.master_address, ":", e.master_port)),
+      host_(host_name()),
+      timeout_(timeout),
+      lost_after_(std::min(timeout, silence_allowed)),
+      store_(connect_to_store(e, timeout, /*serves=*/false)) {
     store_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(lost_after_));
     const auto now = Clock::now();
     for (int r = 0; r < size_; ++r)
@@ -70,7 +79,9 @@ void Monitor::check() {
     const std::lock_guard lock(mutex_);
     if (!failure_) return;
     said_ = true;
-    throw runtime_failure(*failure_, "Look at that rank's output. Saved checkpoints are whole; start again with resume_from_checkpoint auto.");
+    throw runtime_failure(
+        *failure_,
+        "Look at that rank's output. Saved checkpoints are whole; start again with resume_from_checkpoint auto.");
 }
 
 void Monitor::announce(const std::string& error) noexcept {
@@ -94,7 +105,8 @@ void Monitor::on_failure(std::function<void()> release) {
 
 void Monitor::watch() {
     ::prctl(PR_SET_NAME, "ranks' monitor");
-    const auto pause = std::max<std::chrono::milliseconds>(std::chrono::duration_cast<std::chrono::milliseconds>(lost_after_) / 8, std::chrono::milliseconds(200));
+    const auto pause = std::max<std::chrono::milliseconds>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(lost_after_) / 8, std::chrono::milliseconds(200));
     std::unique_lock lock(mutex_);
     while (!ends_) {
         wake_.wait_for(lock, pause, [&] { return ends_; });
@@ -118,7 +130,8 @@ void Monitor::supervise() {
     std::unique_lock lock(mutex_);
     while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [&] { return ends_; }))
         if (looked_ && Clock::now() - *looked_ > lost_after_ + answer_allowed)
-            end_process(cat("rank 0 is gone: the ranks' store at ", place_, " does not answer for ", lost_after_.count(), " s; seen by rank ", rank_, " at ", what_));
+            end_process(cat("rank 0 is gone: the ranks' store at ", place_, " does not answer for ",
+                            lost_after_.count(), " s; seen by rank ", rank_, " at ", what_));
 }
 
 void Monitor::fail(const std::string& message) {
@@ -184,8 +197,8 @@ std::optional<std::string> Monitor::read_peers() {
         }
         const auto silent = std::chrono::duration_cast<seconds>(now - peer.changed);
         if (silent >= lost_after_)
-            return cat("rank ", ranks[i], " (", peer.host, ") gives no sign of life for ", silent.count(), " s: it ended or was stopped; it was last seen at ",
-                       peer.what, "; seen by rank ", rank_);
+            return cat("rank ", ranks[i], " (", peer.host, ") gives no sign of life for ", silent.count(),
+                       " s: it ended or was stopped; it was last seen at ", peer.what, "; seen by rank ", rank_);
     }
     return std::nullopt;
 }
@@ -204,9 +217,11 @@ std::optional<std::string> Monitor::overdue() {
     std::string late;
     for (const auto& [rank, peer] : peers_)
         if (peer.left || peer.number < oldest.number)
-            late += cat(late.empty() ? "" : ", ", "rank ", rank, " (", peer.host, ", ", peer.left ? "has left" : cat("still at ", peer.what), ")");
+            late += cat(late.empty() ? "" : ", ", "rank ", rank, " (", peer.host, ", ",
+                        peer.left ? "has left" : cat("still at ", peer.what), ")");
     return cat(oldest.what, " takes longer than ", timeout_.count(), " s (distributed.ddp_timeout): ",
-               late.empty() ? "all ranks came, and the network does not finish it" : cat("waiting for ", late), "; seen by rank ", rank_);
+               late.empty() ? "all ranks came, and the network does not finish it" : cat("waiting for ", late),
+               "; seen by rank ", rank_);
 }
 
 }  // namespace unsloth::comm

@@ -18,11 +18,12 @@
 
 namespace unsloth::comm {
 
-/// Every rank writes a sign of life into the ranks' store every few seconds, with what it is on its way to, and reads the others'.
-/// A rank is lost when its sign stands still for 12 s (or the timeout, if that is less), when it says that it failed, and when the
-/// rest waits for a collective longer than the timeout. Then check() throws, the release hook ends what blocks the main thread
-/// (NCCL's kernels wait for ever otherwise), and if the main thread does not come to check() within 20 s the process ends with the
-/// message and exit code 4, as it does when the store itself does not answer. The thread has a connection of its own: the main thread's may be blocked.
+/// Every rank writes a sign of life into the ranks' store every few seconds, with what it is on its way to, and reads
+/// the others'. A rank is lost when its sign stands still for 12 s (or the timeout, if that is less), when it says that
+/// it failed, and when the rest waits for a collective longer than the timeout. Then check() throws, the release hook
+/// ends what blocks the main thread (NCCL's kernels wait for ever otherwise), and if the main thread does not come to
+/// check() within 20 s the process ends with the message and exit code 4, as it does when the store itself does not
+/// answer. The thread has a connection of its own: the main thread's may be blocked.
 class Monitor {
   public:
     /// All ranks must have met at the store. runtime Error when it does not answer.
@@ -32,14 +33,15 @@ class Monitor {
     Monitor(const Monitor&) = delete;
     Monitor& operator=(const Monitor&) = delete;
 
-    /// This rank begins the next collective. `done`, where the collective goes on after the call: whether it has ended; called by
-    /// the monitor's thread.
+    /// This rank begins the next collective. `done`, where the collective goes on after the call: whether it has ended;
+    /// called by the monitor's thread.
     void begin(const std::string& what, std::function<bool()> done = nullptr);
     /// runtime Error when a rank is lost.
     void check();
     /// Tells the others that this rank ends by an error; the reason is known to all of them then.
     void announce(const std::string& error) noexcept;
-    /// Called once, by the monitor's thread, when a rank is lost; nullptr: nothing any more (returns when no call is under way).
+    /// Called once, by the monitor's thread, when a rank is lost; nullptr: nothing any more (returns when no call is
+    /// under way).
     void on_failure(std::function<void()> release);
 
   private:
@@ -74,14 +76,14 @@ class Monitor {
     std::condition_variable wake_;
     bool ends_ = false;
     uint64_t beats_ = 0;
-    int64_t number_ = 0;     ///< collectives begun
+    int64_t number_ = 0;  ///< collectives begun
     std::string what_ = "the start";
     std::deque<Pending> pending_;
     std::optional<std::string> failure_;
-    bool said_ = false;      ///< the main thread has seen the failure
+    bool said_ = false;  ///< the main thread has seen the failure
     bool announced_ = false;
     std::function<void()> release_;
-    std::map<int, Peer> peers_;  ///< of the monitor's thread alone
+    std::map<int, Peer> peers_;                ///< of the monitor's thread alone
     std::optional<Clock::time_point> looked_;  ///< when watch() last came back from the store; nullopt: it asks no more
     std::thread thread_, supervisor_;
 };

@@ -21,13 +21,18 @@ namespace {
 
 class NcclGroup final : public StoreBackedGroup {
   public:
-    NcclGroup(std::unique_ptr<Exchange> exchange, at::Device device)
-        : StoreBackedGroup(std::move(exchange)) {
+    NcclGroup(std::unique_ptr<Exchange> exchange, at::Device device) : StoreBackedGroup(std::move(exchange)) {
         // Our monitor names what is late and ends it; c10d's watchdog would end the process with a dump instead.
-        for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) ::setenv(name, "0", /*overwrite=*/0);
+        for (const char* name :
+             {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"})
+            ::setenv(name, "0", /*overwrite=*/0);
         nccl_ = make_nccl(this->exchange().store(), rank(), size());
         const int here = static_cast<int>(ranks_here().size());
-        here_ = here == size() || here == 1 ? nccl_ : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()), this->exchange().store()), place_here(), here);
+        here_ = here == size() || here == 1
+                    ? nccl_
+                    : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()),
+                                                                       this->exchange().store()),
+                                place_here(), here);
         this->exchange().monitor().on_failure([this] { abort(); });
         // Makes the communicator, and shows here, not in the middle of the first step, when it cannot be made.
         const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device));
@@ -45,7 +50,8 @@ class NcclGroup final : public StoreBackedGroup {
         issue(sum, what)->wait();  // the current stream waits, not the host
     }
 
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) override {
+    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
+                           const std::string& what) override {
         if (!beside_) beside_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
         const c10::cuda::CUDAStreamGuard guard(*beside_);
         after();
@@ -73,7 +79,8 @@ class NcclGroup final : public StoreBackedGroup {
     using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
     static Nccl make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
-        return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
+        return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+            store, rank, size, c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
     }
     void abort() {
         nccl_->abort();
@@ -86,13 +93,15 @@ class NcclGroup final : public StoreBackedGroup {
 
     /// NCCL's own stream takes it up after the work of the current one.
     Work issue(const at::Tensor& sum, const std::string& what) {
-        UNSLOTH_CHECK(sum.is_cuda() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), what, ": all_reduce takes contiguous fp32 of a GPU");
+        UNSLOTH_CHECK(sum.is_cuda() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), what,
+                      ": all_reduce takes contiguous fp32 of a GPU");
         std::vector<at::Tensor> tensors{sum};
         check();
         return begin(nccl_->allreduce(tensors), what);
     }
 
-    Nccl nccl_, here_;  ///< of all ranks, and of those of this machine: the same where there is one machine, or nobody else here
+    Nccl nccl_, here_;  ///< of all ranks, and of those of this machine: the same where there is one machine, or nobody
+                        ///< else here
     std::optional<c10::cuda::CUDAStream> beside_;
     std::vector<Work> under_way_;
 };

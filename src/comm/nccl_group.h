@@ -16,14 +16,16 @@ class StoreBackedGroup : public Group {
     void announce(const std::string& error) override { exchange_->monitor().announce(error); }
 
   protected:
-    explicit StoreBackedGroup(std::unique_ptr<Exchange> exchange) : Group(exchange->rank(), exchange->hosts()), exchange_(std::move(exchange)) {}
+    explicit StoreBackedGroup(std::unique_ptr<Exchange> exchange)
+        : Group(exchange->rank(), exchange->hosts()), exchange_(std::move(exchange)) {}
     Exchange& exchange() { return *exchange_; }
 
   private:
     std::unique_ptr<Exchange> exchange_;
 };
 
-/// c10d's ProcessGroupNCCL on `device` (built with UNSLOTH_CUDA only). Communicators are made here, not in the first step.
+/// c10d's ProcessGroupNCCL on `device` (built with UNSLOTH_CUDA only). Communicators are made here, not in the first
+/// step.
 std::unique_ptr<Group> make_nccl_group(std::unique_ptr<Exchange> exchange, at::Device device);
 
 }  // namespace unsloth::comm

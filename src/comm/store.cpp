@@ -22,7 +22,9 @@ C10_DECLARE_int(caffe2_log_level);
 namespace unsloth::comm {
 namespace {
 
-std::string place_of(const LaunchEnvironment& e) { return cat(e.master_address, ":", e.master_port); }
+std::string place_of(const LaunchEnvironment& e) {
+    return cat(e.master_address, ":", e.master_port);
+}
 
 /// Whether somebody listens there.
 bool listens(const addrinfo& address) {
@@ -33,13 +35,15 @@ bool listens(const addrinfo& address) {
     if (error == EINPROGRESS) {
         pollfd waits{fd, POLLOUT, 0};
         socklen_t size = sizeof error;
-        if (::poll(&waits, 1, answer_ms) != 1 || ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = ETIMEDOUT;
+        if (::poll(&waits, 1, answer_ms) != 1 || ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
+            error = ETIMEDOUT;
     }
     ::close(fd);
     return error == 0;
 }
 
-/// c10d's client pauses longer and longer between its attempts, seconds in the end: it is started when there is something to reach.
+/// c10d's client pauses longer and longer between its attempts, seconds in the end: it is started when there is
+/// something to reach.
 bool await_listener(const std::string& host, int port, std::chrono::seconds timeout) {
     constexpr auto pause = std::chrono::milliseconds(20);
     const auto give_up = std::chrono::steady_clock::now() + timeout;
@@ -58,36 +62,44 @@ bool await_listener(const std::string& host, int port, std::chrono::seconds time
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& e, std::chrono::seconds timeout, bool serves) {
+c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& e, std::chrono::seconds timeout,
+                                                 bool serves) {
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(e.master_port);
     options.isServer = serves;
     options.waitWorkers = false;  // the first exchange waits, and knows who is missing
     options.timeout = timeout;
-    if (!serves && !await_listener(e.master_address, e.master_port, timeout)) throw runtime_failure(cat("nobody listens at ", place_of(e)));
+    if (!serves && !await_listener(e.master_address, e.master_port, timeout))
+        throw runtime_failure(cat("nobody listens at ", place_of(e)));
     // An agent's store outlives restarts: each has keys of its own.
-    return c10::make_intrusive<c10d::PrefixStore>(cat("unsloth/", e.restarts), c10::make_intrusive<c10d::TCPStore>(e.master_address, options));
+    return c10::make_intrusive<c10d::PrefixStore>(cat("unsloth/", e.restarts),
+                                                  c10::make_intrusive<c10d::TCPStore>(e.master_address, options));
 }
 
-Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout) : rank_(e.rank), size_(e.world_size), serves_(e.rank == 0 && !e.agent_hosts_store), timeout_(timeout) {
+Exchange::Exchange(const LaunchEnvironment& e, std::chrono::seconds timeout)
+    : rank_(e.rank), size_(e.world_size), serves_(e.rank == 0 && !e.agent_hosts_store), timeout_(timeout) {
     // What c10d prints about a store that does not answer, with its own stack, is said by our errors.
     if (log::level() > log::Level::debug) FLAGS_caffe2_log_level = 3;  // fatal ones alone
     try {
         store_ = connect_to_store(e, timeout, serves_);
     } catch (const std::exception& error) {
         if (serves_)
-            throw runtime_failure(cat("rank 0 cannot serve the ranks' store at port ", e.master_port, ": ", std::string(error.what()).substr(0, 200)),
+            throw runtime_failure(cat("rank 0 cannot serve the ranks' store at port ", e.master_port, ": ",
+                                      std::string(error.what()).substr(0, 200)),
                                   "Is another run using the port? Choose another MASTER_PORT.");
-        throw runtime_failure(cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " within ", timeout.count(), " s"),
-                              "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
+        throw runtime_failure(
+            cat("rank ", e.rank, " did not reach rank 0's store at ", place_of(e), " within ", timeout.count(), " s"),
+            "Is rank 0 running, and does MASTER_ADDR name a host that this machine can reach?");
     }
     const std::string host = host_name();
-    all({host.begin(), host.end()}, "the start of all ranks", [&](int, const std::vector<uint8_t>& name) { hosts_.emplace_back(name.begin(), name.end()); });
+    all({host.begin(), host.end()}, "the start of all ranks",
+        [&](int, const std::vector<uint8_t>& name) { hosts_.emplace_back(name.begin(), name.end()); });
     try {
         monitor_ = std::make_unique<Monitor>(e, timeout);
     } catch (const std::exception& error) {
         log::debug("the ranks' store: ", error.what());
-        throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (at the start); seen by rank ", rank_));
+        throw runtime_failure(
+            cat("rank 0 is gone: the ranks' store does not answer (at the start); seen by rank ", rank_));
     }
 }
 
@@ -103,7 +115,9 @@ Exchange::~Exchange() {
     }
 }
 
-std::string Exchange::key(int64_t number, int rank) const { return cat(number, "/", rank); }
+std::string Exchange::key(int64_t number, int rank) const {
+    return cat(number, "/", rank);
+}
 
 void Exchange::begin(std::vector<uint8_t> own, const std::string& what) {
     if (monitor_) {
@@ -129,18 +143,22 @@ std::vector<uint8_t> Exchange::read(int rank, const std::string& what) {
     const auto deadline = std::chrono::steady_clock::now() + timeout_;
     for (;;) {
         try {
-            store_->wait({key(number_, rank)}, std::min(slice, std::chrono::duration_cast<std::chrono::milliseconds>(timeout_)));
+            store_->wait({key(number_, rank)},
+                         std::min(slice, std::chrono::duration_cast<std::chrono::milliseconds>(timeout_)));
             std::vector<uint8_t> bytes = store_->get(key(number_, rank));
             bytes.pop_back();
             return bytes;
         } catch (const std::exception& error) {
             if (monitor_) monitor_->check();
             if (std::string(error.what()).find("imeout") == std::string::npos)
-                throw runtime_failure(cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
+                throw runtime_failure(
+                    cat("rank 0 is gone: the ranks' store does not answer (", what, "); seen by rank ", rank_));
         }
         if (std::chrono::steady_clock::now() >= deadline)
-            throw runtime_failure(cat("rank ", rank, " did not come to ", what, " within ", timeout_.count(), " s (distributed.ddp_timeout); seen by rank ", rank_),
-                                  "Look at that rank's output: it may have ended, or it works on something that takes longer.");
+            throw runtime_failure(
+                cat("rank ", rank, " did not come to ", what, " within ", timeout_.count(),
+                    " s (distributed.ddp_timeout); seen by rank ", rank_),
+                "Look at that rank's output: it may have ended, or it works on something that takes longer.");
     }
 }
 

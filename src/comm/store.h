@@ -13,8 +13,10 @@
 
 namespace unsloth::comm {
 
-/// A connection to the ranks' store, or, with `serves`, the store; keys of one start do not meet those of another. Throws c10d's errors.
-c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& environment, std::chrono::seconds timeout, bool serves);
+/// A connection to the ranks' store, or, with `serves`, the store; keys of one start do not meet those of another.
+/// Throws c10d's errors.
+c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& environment, std::chrono::seconds timeout,
+                                                 bool serves);
 
 /// Exchanges of bytes between all ranks. Not thread-safe.
 class Exchange {

@@ -45,13 +45,19 @@ void need_exactly_one(const config::ParseRecord& record, const std::string& comm
 
 void check_presence(const CommandLine& line, const config::ParseRecord& record) {
     switch (line.command) {
-        case Command::train: need_model(line, "train"), need_train_file(line, "train", true); break;
-        case Command::score: need_model(line, "score"), need_train_file(line, "score", false); break;
+        case Command::train:
+            need_model(line, "train"), need_train_file(line, "train", true);
+            break;
+        case Command::score:
+            need_model(line, "score"), need_train_file(line, "score", false);
+            break;
         case Command::generate:
             need_model(line, "generate");
             need_exactly_one(record, "generate", "prompt", "file");
             break;
-        case Command::init: need_exactly_one(record, "init", "shape", "model_config"); break;
+        case Command::init:
+            need_exactly_one(record, "init", "shape", "model_config");
+            break;
         case Command::exporting:
             need_exactly_one(record, "export gguf", "model", "adapter");
             if (!line.exporting.base.empty() && line.exporting.adapter.empty())
@@ -60,16 +66,20 @@ void check_presence(const CommandLine& line, const config::ParseRecord& record) 
         case Command::bench:
             if (line.bench.what == BenchSubject::step) need_model(line, "bench step");
             break;
-        case Command::data: need_train_file(line, "data", true); break;
+        case Command::data:
+            need_train_file(line, "data", true);
+            break;
         case Command::merge:
-            if (line.merge.no_verify && !line.merge.verify.empty()) throw usage_error("merge takes --verify or --no_verify, not both");
+            if (line.merge.no_verify && !line.merge.verify.empty())
+                throw usage_error("merge takes --verify or --no_verify, not both");
             config::check_device(line.merge.device, "--device");
             break;
         case Command::config:
             if (line.config.schema && line.config.markdown)
                 throw usage_error("config prints either --schema or --markdown, not both");
             break;
-        default: break;
+        default:
+            break;
     }
 }
 
@@ -123,7 +133,8 @@ std::string overview() {
         constexpr std::size_t width = 14;
         text += "  " + command.name + std::string(width - command.name.size(), ' ') + command.summary + "\n";
     }
-    return text + "  help          The options of a command: unsloth-train help COMMAND. --version prints the version.\n";
+    return text +
+           "  help          The options of a command: unsloth-train help COMMAND. --version prints the version.\n";
 }
 
 constexpr const char* how_to_write =
@@ -133,14 +144,16 @@ constexpr const char* how_to_write =
 
 constexpr const char* exit_codes =
     "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime,\n"
-    "            130 and 143 stopped by SIGINT and SIGTERM after saving; of launch also 128 + the signal that ended a rank.\n";
+    "            130 and 143 stopped by SIGINT and SIGTERM after saving; of launch also 128 + the signal that ended a "
+    "rank.\n";
 
 /// The command that the arguments from `at` on name: of two words where there is one, else of one.
 std::string command_at(const std::vector<std::string>& arguments, std::size_t at) {
     const auto& known = config::commands();
     if (at + 1 < arguments.size()) {
         const std::string both = arguments[at] + " " + arguments[at + 1];
-        if (std::any_of(known.begin(), known.end(), [&](const CommandInfo& command) { return command.name == both; })) return both;
+        if (std::any_of(known.begin(), known.end(), [&](const CommandInfo& command) { return command.name == both; }))
+            return both;
     }
     return arguments[at];
 }
@@ -162,7 +175,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (first == "help") {
         const auto topic =
             std::find_if(arguments.begin() + 1, arguments.end(), [](const auto& a) { return a[0] != '-'; });
-        return help_on(topic == arguments.end() ? "" : command_at(arguments, static_cast<std::size_t>(topic - arguments.begin())));
+        return help_on(
+            topic == arguments.end() ? "" : command_at(arguments, static_cast<std::size_t>(topic - arguments.begin())));
     }
     const CommandInfo& command = config::command_named(names_command ? command_at(arguments, 0) : "train");
     if (asks_help) return help_on(names_command ? command.name : "");

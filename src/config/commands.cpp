@@ -11,29 +11,45 @@ void declare_nothing(OptionSet&, CommandLine&) {}
 
 void declare_launch(OptionSet& options, CommandLine& line) {
     LaunchRequest& launch = line.launch;
-    options.add("nproc_per_node", launch.nproc_per_node, "Processes to start on this machine; auto: one for each GPU that CUDA_VISIBLE_DEVICES shows.")
+    options
+        .add("nproc_per_node", launch.nproc_per_node,
+             "Processes to start on this machine; auto: one for each GPU that CUDA_VISIBLE_DEVICES shows.")
         .value("N|auto")
         .suggested_for({"nproc", "num_processes", "num_gpus", "gpus", "np"});
-    options.add("nnodes", launch.nnodes, "Machines that train together; launch runs on each of them.").at_least(1).suggested_for({"num_machines", "nodes"});
-    options.add("node_rank", launch.node_rank, "Which of the machines this is, from 0.").at_least(0).suggested_for({"machine_rank"});
-    options.add("master_addr", launch.master_addr, "Host of machine 0, where all ranks meet; with one machine this one.")
+    options.add("nnodes", launch.nnodes, "Machines that train together; launch runs on each of them.")
+        .at_least(1)
+        .suggested_for({"num_machines", "nodes"});
+    options.add("node_rank", launch.node_rank, "Which of the machines this is, from 0.")
+        .at_least(0)
+        .suggested_for({"machine_rank"});
+    options
+        .add("master_addr", launch.master_addr, "Host of machine 0, where all ranks meet; with one machine this one.")
         .value("HOST")
         .suggested_for({"main_process_ip", "master_address"});
     options.add("master_port", launch.master_port, "Port there; 0: a free one with one machine, 29500 with several.")
         .at_least(0)
         .at_most(65535)
         .suggested_for({"main_process_port"});
-    options.add("max_restarts", launch.max_restarts,
-                "Start all ranks anew so many times after a failure (not after exit codes 2 and 3, which would come again). They "
-                "continue where training.resume_from_checkpoint says. With one machine; torchrun restarts several.")
+    options
+        .add("max_restarts", launch.max_restarts,
+             "Start all ranks anew so many times after a failure (not after exit codes 2 and 3, which would come "
+             "again). They "
+             "continue where training.resume_from_checkpoint says. With one machine; torchrun restarts several.")
         .at_least(0);
-    options.add("grace_period", launch.grace_period,
-                "Seconds that the other ranks have to stop by themselves after the first failure; then SIGTERM, and SIGKILL 10 s later.")
+    options
+        .add("grace_period", launch.grace_period,
+             "Seconds that the other ranks have to stop by themselves after the first failure; then SIGTERM, and "
+             "SIGKILL 10 s later.")
         .at_least(0);
-    options.add("silent", launch.silent, "Show the output of the machine's first rank alone, as it is; of a rank that failed its last lines on stderr too.");
-    options.add("prefix", launch.prefix, "What stands before each line of a rank's output; {rank} and {local_rank} are replaced.");
-    options.add("no_pin", launch.no_pin, "Leave the ranks' CPUs and memory to the kernel instead of keeping each on the NUMA node of its GPU.");
-    options.add("program", launch.program, "Program to start instead of this one; what follows goes to it unchecked.").value("PATH");
+    options.add("silent", launch.silent,
+                "Show the output of the machine's first rank alone, as it is; of a rank that failed its last lines on "
+                "stderr too.");
+    options.add("prefix", launch.prefix,
+                "What stands before each line of a rank's output; {rank} and {local_rank} are replaced.");
+    options.add("no_pin", launch.no_pin,
+                "Leave the ranks' CPUs and memory to the kernel instead of keeping each on the NUMA node of its GPU.");
+    options.add("program", launch.program, "Program to start instead of this one; what follows goes to it unchecked.")
+        .value("PATH");
 }
 
 void declare_config(OptionSet& options, CommandLine& line) {
@@ -42,38 +58,60 @@ void declare_config(OptionSet& options, CommandLine& line) {
 }
 
 void declare_data_command(OptionSet& options, CommandLine& line) {
-    options.add("n", line.data.n, "Training rows to show; of the evaluation rows one, of those with all labels masked as many.").at_least(0);
+    options
+        .add("n", line.data.n,
+             "Training rows to show; of the evaluation rows one, of those with all labels masked as many.")
+        .at_least(0);
     options.add("json", line.data.json, "Print the findings as JSON.");
     options
-        .add_choice("color", line.data.color, {{"auto", ColorChoice::automatic}, {"always", ColorChoice::always}, {"never", ColorChoice::never}},
-                    "Trained tokens by colour; never: between the brackets U+27E6 and U+27E7. auto: by colour on a terminal, unless NO_COLOR is set.")
+        .add_choice("color", line.data.color,
+                    {{"auto", ColorChoice::automatic}, {"always", ColorChoice::always}, {"never", ColorChoice::never}},
+                    "Trained tokens by colour; never: between the brackets U+27E6 and U+27E7. auto: by colour on a "
+                    "terminal, unless NO_COLOR is set.")
         .suggested_for({"colour"});
 }
 
 void declare_augment(OptionSet& options, CommandLine& line) {
     AugmentRequest& augment = line.augment;
-    options.add("in", augment.in, "Rows to augment: a file, folder or glob; empty: data.train_file.").value("FILE").suggested_for({"input"});
-    options.add("out", augment.out, "JSON Lines file to write: the rows, each followed by its copies.").value("FILE").must_be_given();
-    options.add("eval_out", augment.eval_out, "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
+    options.add("in", augment.in, "Rows to augment: a file, folder or glob; empty: data.train_file.")
+        .value("FILE")
+        .suggested_for({"input"});
+    options.add("out", augment.out, "JSON Lines file to write: the rows, each followed by its copies.")
+        .value("FILE")
+        .must_be_given();
+    options
+        .add("eval_out", augment.eval_out,
+             "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
         .value("FILE");
     options
         .add("thesaurus", augment.thesaurus,
-             "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", \"synonyms\"}.")
+             "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", "
+             "\"synonyms\"}.")
         .value("FILE");
-    options.add("synonym_rate", augment.synonym_rate, "Share of the words with synonyms that become one.").at_least(0).at_most(1);
-    options.add("swap_rate", augment.swap_rate, "Copies in which this share of the words changes places with another one of the line; 0: none.")
+    options.add("synonym_rate", augment.synonym_rate, "Share of the words with synonyms that become one.")
         .at_least(0)
         .at_most(1);
-    options.add("delete_rate", augment.delete_rate, "Copies without this share of the words; 0: none.").at_least(0).at_most(1);
+    options
+        .add("swap_rate", augment.swap_rate,
+             "Copies in which this share of the words changes places with another one of the line; 0: none.")
+        .at_least(0)
+        .at_most(1);
+    options.add("delete_rate", augment.delete_rate, "Copies without this share of the words; 0: none.")
+        .at_least(0)
+        .at_most(1);
     options.add("copies", augment.copies, "Copies of a row by each of these three ways.").at_least(1).at_most(1000);
     options
         .add("back_translations", augment.back_translations,
              "Rows {id, …} whose texts make one more copy each of the row with that id: a file, folder or glob.")
         .value("FILE");
-    options.add("id_column", augment.id_column, "Column that names a row; where rows have none, they go by their number, from 0.").value("NAME");
+    options
+        .add("id_column", augment.id_column,
+             "Column that names a row; where rows have none, they go by their number, from 0.")
+        .value("NAME");
     options
         .add("fields", augment.fields,
-             "Whose texts change: columns of alpaca, prompt_completion and text rows, roles of conversations. Empty: instruction and input; "
+             "Whose texts change: columns of alpaca, prompt_completion and text rows, roles of conversations. Empty: "
+             "instruction and input; "
              "prompt; user.")
         .value("LIST");
 }
@@ -97,8 +135,11 @@ void declare_generate(OptionSet& options, CommandLine& line) {
 }
 
 void declare_tokenize(OptionSet& options, CommandLine& line) {
-    options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.").value("DIR").must_be_given();
-    options.add("template", line.tokenize.chat_template, "Chat template for rows of messages, as data.template.").value("NAME");
+    options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.")
+        .value("DIR")
+        .must_be_given();
+    options.add("template", line.tokenize.chat_template, "Chat template for rows of messages, as data.template.")
+        .value("NAME");
     options.add("decode", line.tokenize.decode, "Turn ids into text; rows are {\"ids\"}.");
     options.add("no_special", line.tokenize.no_special,
                 "Add no special tokens to a text; leave them out when decoding.");
@@ -109,7 +150,10 @@ void declare_tokenize(OptionSet& options, CommandLine& line) {
 }
 
 void declare_inspect(OptionSet& options, CommandLine& line) {
-    options.add("path", line.inspect.path, "Folder of a model or an adapter, or a .gguf file.").value("DIR|FILE").argument().must_be_given();
+    options.add("path", line.inspect.path, "Folder of a model or an adapter, or a .gguf file.")
+        .value("DIR|FILE")
+        .argument()
+        .must_be_given();
     options.add("json", line.inspect.json, "Print the findings as JSON.");
 }
 
@@ -132,32 +176,52 @@ void declare_init(OptionSet& options, CommandLine& line) {
 
 void declare_export(OptionSet& options, CommandLine& line) {
     ExportRequest& request = line.exporting;
-    options.add_choice("format", request.format, {{"gguf", ExportFormat::gguf}}, "gguf: a file for llama.cpp and what builds on it.")
+    options
+        .add_choice("format", request.format, {{"gguf", ExportFormat::gguf}},
+                    "gguf: a file for llama.cpp and what builds on it.")
         .value("gguf")
         .argument()
         .must_be_given();
     options.add("model", request.model, "Model to export, as model.path: 16/32-bit, or 4-bit, which is dequantised.")
         .value("DIR")
         .suggested_for({"path", "model_path", "merged"});
-    options.add("adapter", request.adapter, "PEFT adapter to export alone, instead of --model.").value("DIR").suggested_for({"lora"});
-    options.add("base", request.base, "The adapter's base (of which config.json alone is read); empty: as the adapter names it.")
+    options.add("adapter", request.adapter, "PEFT adapter to export alone, instead of --model.")
+        .value("DIR")
+        .suggested_for({"lora"});
+    options
+        .add("base", request.base,
+             "The adapter's base (of which config.json alone is read); empty: as the adapter names it.")
         .value("DIR")
         .suggested_for({"base_model"});
-    options.add("out", request.out, "File to write, which must not exist.").value("FILE").must_be_given().suggested_for({"output", "outfile"});
+    options.add("out", request.out, "File to write, which must not exist.")
+        .value("FILE")
+        .must_be_given()
+        .suggested_for({"output", "outfile"});
     options
-        .add_choice("type", request.type,
-                    {{"auto", ExportType::automatic}, {"f32", ExportType::f32}, {"f16", ExportType::f16},
-                     {"bf16", ExportType::bf16}, {"q8_0", ExportType::q8_0}, {"q4_0", ExportType::q4_0},
-                     {"q4_k_m", ExportType::q4_k_m}, {"q5_k_m", ExportType::q5_k_m}, {"q6_k", ExportType::q6_k}},
-                    "Type of the weights, mixed as llama-quantize mixes it; auto: the checkpoint's own. q4_k means q4_k_m. "
-                    "Adapters: f32, f16, bf16 or q8_0.")
+        .add_choice(
+            "type", request.type,
+            {{"auto", ExportType::automatic},
+             {"f32", ExportType::f32},
+             {"f16", ExportType::f16},
+             {"bf16", ExportType::bf16},
+             {"q8_0", ExportType::q8_0},
+             {"q4_0", ExportType::q4_0},
+             {"q4_k_m", ExportType::q4_k_m},
+             {"q5_k_m", ExportType::q5_k_m},
+             {"q6_k", ExportType::q6_k}},
+            "Type of the weights, mixed as llama-quantize mixes it; auto: the checkpoint's own. q4_k means q4_k_m. "
+            "Adapters: f32, f16, bf16 or q8_0.")
         .synonym("q4_k", "q4_k_m")
         .synonym("q5_k", "q5_k_m")
         .suggested_for({"outtype", "quantize", "quantization_method"});
     options.add("tokenizer", request.tokenizer, "Folder of the tokenizer; empty: the model's.").value("DIR");
-    options.add("pre", request.pre, "llama.cpp's name of the tokenizer's way of splitting (tokenizer.ggml.pre), where it is not found.")
+    options
+        .add("pre", request.pre,
+             "llama.cpp's name of the tokenizer's way of splitting (tokenizer.ggml.pre), where it is not found.")
         .value("NAME");
-    options.add("threads", request.threads, "Threads that quantise; 0: as many as the machine has. The file does not depend on it.")
+    options
+        .add("threads", request.threads,
+             "Threads that quantise; 0: as many as the machine has. The file does not depend on it.")
         .at_least(0);
 }
 
@@ -166,52 +230,96 @@ Option& weight_type_names(Option& option) {
 }
 
 void declare_shard_size(OptionSet& options, std::string& field) {
-    options.add("max_shard_size", field, "Largest file of weights: bytes, or with a unit (MB, GB, MiB, GiB).").value("SIZE");
+    options.add("max_shard_size", field, "Largest file of weights: bytes, or with a unit (MB, GB, MiB, GiB).")
+        .value("SIZE");
 }
 
 void declare_merge(OptionSet& options, CommandLine& line) {
     MergeRequest& merge = line.merge;
-    options.add("adapter", merge.adapter, "Folder of the adapter.").value("DIR").must_be_given().suggested_for({"adapter_name_or_path"});
-    options.add("base", merge.base, "Model to merge into, in 4, 8 or 16/32 bit; empty: the one that the adapter's config names.").value("DIR").suggested_for({"model", "path"});
+    options.add("adapter", merge.adapter, "Folder of the adapter.")
+        .value("DIR")
+        .must_be_given()
+        .suggested_for({"adapter_name_or_path"});
+    options
+        .add("base", merge.base,
+             "Model to merge into, in 4, 8 or 16/32 bit; empty: the one that the adapter's config names.")
+        .value("DIR")
+        .suggested_for({"model", "path"});
     options.add("out", merge.out, "Folder to make; it must not exist, or be empty.").value("DIR").must_be_given();
     weight_type_names(options.add_choice("dtype", merge.dtype,
-                                         {{"auto", WeightType::automatic}, {"bf16", WeightType::bf16}, {"fp16", WeightType::f16}, {"fp32", WeightType::f32}, {"nf4", WeightType::nf4}},
-                                         "Type of the merged weights. auto: the 16- or 32-bit type that the base's config.json names; nf4: 4 bit as bitsandbytes stores it."));
+                                         {{"auto", WeightType::automatic},
+                                          {"bf16", WeightType::bf16},
+                                          {"fp16", WeightType::f16},
+                                          {"fp32", WeightType::f32},
+                                          {"nf4", WeightType::nf4}},
+                                         "Type of the merged weights. auto: the 16- or 32-bit type that the base's "
+                                         "config.json names; nf4: 4 bit as bitsandbytes stores it."));
     options.add("load_in_4bit", merge.load_in_4bit,
-                "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of the base's own.");
+                "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of "
+                "the base's own.");
     declare_shard_size(options, merge.max_shard_size);
-    options.add("verify", merge.verify, "Text, or file of rows, on which the merged model's logits are compared with those of base and adapter; empty: a text and token rows of the program's own.")
+    options
+        .add("verify", merge.verify,
+             "Text, or file of rows, on which the merged model's logits are compared with those of base and adapter; "
+             "empty: a text and token rows of the program's own.")
         .value("TEXT|FILE");
     options.add("no_verify", merge.no_verify, "Do not compare the logits.");
-    options.add("tolerance", merge.tolerance, "Largest relative difference of the logits; none: 1e-4 for fp32, 1e-2 for fp16, 5e-2 for bf16, 0.7 for nf4.").at_least(0);
-    options.add("device", merge.device, "Where the logits are computed, in float32: auto, cpu, cuda or cuda:N. On the CPU a layer at a time.").value("DEVICE");
+    options
+        .add("tolerance", merge.tolerance,
+             "Largest relative difference of the logits; none: 1e-4 for fp32, 1e-2 for fp16, 5e-2 for bf16, 0.7 for "
+             "nf4.")
+        .at_least(0);
+    options
+        .add("device", merge.device,
+             "Where the logits are computed, in float32: auto, cpu, cuda or cuda:N. On the CPU a layer at a time.")
+        .value("DEVICE");
 }
 
 void declare_quantize(OptionSet& options, CommandLine& line) {
     QuantizeRequest& quantize = line.quantize;
-    options.add("model", quantize.model, "Model in 16 or 32 bit.").value("DIR").must_be_given().suggested_for({"path", "base"});
+    options.add("model", quantize.model, "Model in 16 or 32 bit.")
+        .value("DIR")
+        .must_be_given()
+        .suggested_for({"path", "base"});
     options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").value("DIR").must_be_given();
-    options.add_choice("type", quantize.type, {{"nf4", WeightType::nf4}, {"int8", WeightType::int8}},
-                       "nf4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). Both as bitsandbytes stores them.").suggested_for({"dtype"});
+    options
+        .add_choice("type", quantize.type, {{"nf4", WeightType::nf4}, {"int8", WeightType::int8}},
+                    "nf4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). Both as "
+                    "bitsandbytes stores them.")
+        .suggested_for({"dtype"});
     declare_shard_size(options, quantize.max_shard_size);
 }
 
 void declare_bench(OptionSet& options, CommandLine& line) {
     BenchRequest& bench = line.bench;
     options
-        .add_choice("what", bench.what, {{"step", BenchSubject::step}, {"ops", BenchSubject::ops}, {"gemm", BenchSubject::gemm}, {"nf4", BenchSubject::nf4}, {"scaling", BenchSubject::scaling}, {"comm", BenchSubject::comm}},
-                    "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: the matrix "
-                    "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from tiles and by dequantising; scaling: "
-                    "steps of several processes, started by a launcher, each alone and then together; comm: their sums alone, which needs no model.")
+        .add_choice("what", bench.what,
+                    {{"step", BenchSubject::step},
+                     {"ops", BenchSubject::ops},
+                     {"gemm", BenchSubject::gemm},
+                     {"nf4", BenchSubject::nf4},
+                     {"scaling", BenchSubject::scaling},
+                     {"comm", BenchSubject::comm}},
+                    "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: "
+                    "the matrix "
+                    "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from "
+                    "tiles and by dequantising; scaling: "
+                    "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
+                    "alone, which needs no model.")
         .value("step|ops|gemm|nf4|scaling|comm")
         .argument()
         .must_be_given();
     options.add("batch", bench.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
     options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
-    options.add("min_seq", bench.min_seq, "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.").at_least(0);
+    options
+        .add("min_seq", bench.min_seq,
+             "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
+        .at_least(0);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
-    options.add("tune", bench.tune, "Of gemm and step: time the library's algorithms (of step: by the whole step's time) and print lines for the tables in kernels/.");
+    options.add("tune", bench.tune,
+                "Of gemm and step: time the library's algorithms (of step: by the whole step's time) and print lines "
+                "for the tables in kernels/.");
     options.add("json", bench.json, "Print the results as JSON.");
 }
 
@@ -221,32 +329,38 @@ const std::vector<CommandInfo>& commands() {
     static const std::vector<CommandInfo> all = {
         {Command::train, "train", "--config FILE [--section.key VALUE …]",
          "Train an adapter (or the whole model); the default command.", true, declare_nothing},
-        {Command::launch, "launch", "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
+        {Command::launch, "launch",
+         "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
          "Start a process a GPU, all of which train one model.", false, declare_launch},
         {Command::config, "config", "[--config FILE] [--schema | --markdown] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", true, declare_config},
         {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",
          "Show rows as the model will see them, and count what a run would train on.", true, declare_data_command},
-        {Command::augment, "data augment", "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
-         "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", true, declare_augment},
+        {Command::augment, "data augment",
+         "--in FILE --out FILE [--val_size N --eval_out FILE] [--thesaurus FILE] [--section.key VALUE …]",
+         "Write training rows with copies: synonyms, swapped and deleted words, back-translations.", true,
+         declare_augment},
         {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE]",
          "Log-probabilities and losses of the rows of a file.", true, declare_score},
         {Command::generate, "generate", "--model.path DIR --prompt TEXT | --file FILE [--max_new_tokens N]",
          "Answer prompts, always with the likeliest token.", true, declare_generate},
         {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
          "Turn text or messages into ids, or ids into text.", false, declare_tokenize},
-        {Command::inspect, "inspect", "DIR|FILE [--json]", "What a model or adapter folder or a GGUF file holds, and whether it is sound.",
-         false, declare_inspect},
+        {Command::inspect, "inspect", "DIR|FILE [--json]",
+         "What a model or adapter folder or a GGUF file holds, and whether it is sound.", false, declare_inspect},
         {Command::init, "init", "--shape NAME --out DIR [--quantize nf4]", "Write a model with random weights.", false,
          declare_init},
         {Command::exporting, "export", "gguf --model DIR | --adapter DIR [--base DIR] --out FILE.gguf [--type TYPE]",
          "Write a model or an adapter for llama.cpp.", false, declare_export},
-        {Command::merge, "merge", "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
+        {Command::merge, "merge",
+         "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
          "Merge an adapter into its base: a model folder without adapter.", false, declare_merge},
-        {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|int8]", "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
-        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm [--batch N] [--seq N] [--json]", "Measure speed.", true, declare_bench},
-        {Command::doctor, "doctor", "[--config FILE]", "Look at this machine: what is missing, what is scarce, and what to say in a report.", true,
-         declare_nothing},
+        {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|int8]",
+         "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
+        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm [--batch N] [--seq N] [--json]", "Measure speed.",
+         true, declare_bench},
+        {Command::doctor, "doctor", "[--config FILE]",
+         "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_nothing},
     };
     return all;
 }

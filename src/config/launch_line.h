@@ -8,8 +8,8 @@
 
 namespace unsloth::config {
 
-/// Fills line.launch and, from the ranks' configuration, line.log_level. Usage Error for what either part of the line has wrong, so
-/// that a mistake is said once and not by every rank.
+/// Fills line.launch and, from the ranks' configuration, line.log_level. Usage Error for what either part of the line
+/// has wrong, so that a mistake is said once and not by every rank.
 void read_launch(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line);
 
 }  // namespace unsloth::config

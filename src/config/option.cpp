@@ -37,13 +37,18 @@ std::string element_choices(const Option& option) {
 
 std::string kind_of(const Json& value) {
     switch (value.type()) {
-        case Json::value_t::null: return "null";
-        case Json::value_t::boolean: return cat("the boolean ", value.dump());
+        case Json::value_t::null:
+            return "null";
+        case Json::value_t::boolean:
+            return cat("the boolean ", value.dump());
         case Json::value_t::string:
             return cat("the string ", value.dump(-1, ' ', false, Json::error_handler_t::replace));
-        case Json::value_t::array: return "a list";
-        case Json::value_t::object: return "an object";
-        default: return cat("the number ", value.dump());
+        case Json::value_t::array:
+            return "a list";
+        case Json::value_t::object:
+            return "an object";
+        default:
+            return cat("the number ", value.dump());
     }
 }
 
@@ -95,18 +100,29 @@ bool is_scalar(const Json& value) {
 
 bool has_type(const Option& option, const Json& value) {
     switch (option.type) {
-        case OptionType::boolean: return value.is_boolean();
-        case OptionType::integer: return is_integer(value);
-        case OptionType::number: return is_finite_number(value);
+        case OptionType::boolean:
+            return value.is_boolean();
+        case OptionType::integer:
+            return is_integer(value);
+        case OptionType::number:
+            return is_finite_number(value);
         // Absent is null, so that "" is always a mistake.
-        case OptionType::text: return value.is_string() && !(option.nullable && value.get<std::string>().empty());
-        case OptionType::choice: return value.is_string();
-        case OptionType::text_list: return value.is_array() && all_elements(value, is_text);
-        case OptionType::integer_list: return value.is_array() && all_elements(value, is_integer);
-        case OptionType::integer_map: return value.is_object() && all_elements(value, is_integer);
-        case OptionType::number_map: return value.is_object() && all_elements(value, is_finite_number);
-        case OptionType::scalar_map: return value.is_object() && all_elements(value, is_scalar);
-        case OptionType::object_list: return value.is_array();
+        case OptionType::text:
+            return value.is_string() && !(option.nullable && value.get<std::string>().empty());
+        case OptionType::choice:
+            return value.is_string();
+        case OptionType::text_list:
+            return value.is_array() && all_elements(value, is_text);
+        case OptionType::integer_list:
+            return value.is_array() && all_elements(value, is_integer);
+        case OptionType::integer_map:
+            return value.is_object() && all_elements(value, is_integer);
+        case OptionType::number_map:
+            return value.is_object() && all_elements(value, is_finite_number);
+        case OptionType::scalar_map:
+            return value.is_object() && all_elements(value, is_scalar);
+        case OptionType::object_list:
+            return value.is_array();
     }
     return false;
 }
@@ -179,22 +195,42 @@ bool Option::is_map() const {
 std::string expectation(const Option& option) {
     std::string text;
     switch (option.type) {
-        case OptionType::boolean: text = "true or false"; break;
-        case OptionType::integer: text = "an integer" + bounds_text(option.range); break;
-        case OptionType::number: text = "a number" + bounds_text(option.range); break;
+        case OptionType::boolean:
+            text = "true or false";
+            break;
+        case OptionType::integer:
+            text = "an integer" + bounds_text(option.range);
+            break;
+        case OptionType::number:
+            text = "a number" + bounds_text(option.range);
+            break;
         case OptionType::text:
             if (option.choices.empty()) {
                 text = option.nullable ? "a string that is not empty" : "a string";
                 break;
             }
             [[fallthrough]];
-        case OptionType::choice: text = "one of " + joined(option.choices); break;
-        case OptionType::text_list: text = "a list of strings" + element_choices(option); break;
-        case OptionType::integer_list: text = "a list of integers" + bounds_text(option.range); break;
-        case OptionType::integer_map: text = "an object of integers" + bounds_text(option.range); break;
-        case OptionType::number_map: text = "an object of numbers" + bounds_text(option.range); break;
-        case OptionType::scalar_map: text = "an object of numbers, strings or booleans"; break;
-        case OptionType::object_list: text = "a list of objects"; break;
+        case OptionType::choice:
+            text = "one of " + joined(option.choices);
+            break;
+        case OptionType::text_list:
+            text = "a list of strings" + element_choices(option);
+            break;
+        case OptionType::integer_list:
+            text = "a list of integers" + bounds_text(option.range);
+            break;
+        case OptionType::integer_map:
+            text = "an object of integers" + bounds_text(option.range);
+            break;
+        case OptionType::number_map:
+            text = "an object of numbers" + bounds_text(option.range);
+            break;
+        case OptionType::scalar_map:
+            text = "an object of numbers, strings or booleans";
+            break;
+        case OptionType::object_list:
+            text = "a list of objects";
+            break;
     }
     return option.nullable ? text + ", or null" : text;
 }
@@ -227,9 +263,12 @@ Json parse_flag_text(const Option& option, const std::string& text, const std::s
         case OptionType::boolean:
             if (const auto value = parse_boolean(text)) return *value;
             return text;
-        case OptionType::integer: return number_from_text(text, true);
-        case OptionType::number: return number_from_text(text, false);
-        case OptionType::text: return text;
+        case OptionType::integer:
+            return number_from_text(text, true);
+        case OptionType::number:
+            return number_from_text(text, false);
+        case OptionType::text:
+            return text;
         case OptionType::choice: {
             // "true" is a boolean where the table knows what a boolean means here.
             const auto value = parse_boolean(text);
@@ -240,21 +279,25 @@ Json parse_flag_text(const Option& option, const std::string& text, const std::s
         case OptionType::text_list:
         case OptionType::integer_list:
             return trimmed(text).starts_with('[') ? json_from_text(text, origin) : list_from_text(option, text);
-        default: return json_from_text(text, origin);
+        default:
+            return json_from_text(text, origin);
     }
 }
 
 int64_t parse_byte_size(const std::string& text, const std::string& origin) {
-    static const std::vector<std::pair<std::string, double>> units = {{"", 1},     {"B", 1},      {"KB", 1e3},     {"MB", 1e6},        {"GB", 1e9},
-                                                                      {"TB", 1e12}, {"KIB", 1024}, {"MIB", 1048576}, {"GIB", 1073741824}, {"TIB", 1099511627776}};
+    static const std::vector<std::pair<std::string, double>> units = {
+        {"", 1},      {"B", 1},      {"KB", 1e3},      {"MB", 1e6},         {"GB", 1e9},
+        {"TB", 1e12}, {"KIB", 1024}, {"MIB", 1048576}, {"GIB", 1073741824}, {"TIB", 1099511627776}};
     double number = 0;
     const char* const end = text.data() + text.size();
     const auto [rest, failure] = std::from_chars(text.data(), end, number);
     std::string unit = trimmed(std::string(rest, end));
-    std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    std::transform(unit.begin(), unit.end(), unit.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
     const auto known = std::find_if(units.begin(), units.end(), [&](const auto& one) { return one.first == unit; });
     const double bytes = failure == std::errc() && known != units.end() ? number * known->second : 0;
-    if (!(bytes >= 1 && bytes <= largest_exact_integer)) throw usage_error(cat(origin, ": expected a size such as 5GB, 500MB or 2GiB, found '", text, "'"));
+    if (!(bytes >= 1 && bytes <= largest_exact_integer))
+        throw usage_error(cat(origin, ": expected a size such as 5GB, 500MB or 2GiB, found '", text, "'"));
     return static_cast<int64_t>(bytes);
 }
 

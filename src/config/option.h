@@ -68,7 +68,7 @@ struct Option {
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool positional = false;
-    bool required = false;  ///< of a command's own option
+    bool required = false;                      ///< of a command's own option
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
     std::function<Json()> get;
@@ -116,8 +116,8 @@ void assign(const Option& option, const Json& value, const std::string& origin, 
 /// Throws a usage Error for broken JSON.
 Json parse_flag_text(const Option& option, const std::string& text, const std::string& origin);
 
-/// "5GB", "500 MB", "2GiB", "1000000": bytes, above 0; KB, MB, GB, TB count in thousands, KiB, MiB, GiB, TiB in 1024s. Usage Error,
-/// naming `origin`, for anything else.
+/// "5GB", "500 MB", "2GiB", "1000000": bytes, above 0; KB, MB, GB, TB count in thousands, KiB, MiB, GiB, TiB in 1024s.
+/// Usage Error, naming `origin`, for anything else.
 int64_t parse_byte_size(const std::string& text, const std::string& origin);
 
 /// true/yes/on/1, false/no/off/0, in any case.

@@ -198,7 +198,8 @@ void OptionSet::read_object(const Json& value, const std::string& origin) const 
         given.insert(key);
     }
     for (const auto& option : options_)
-        if (option.required && given.count(option.key) == 0) throw usage_error(cat(origin, ": the key ", option.key, " is missing"));
+        if (option.required && given.count(option.key) == 0)
+            throw usage_error(cat(origin, ": the key ", option.key, " is missing"));
 }
 
 Json OptionSet::object() const {

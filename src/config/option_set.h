@@ -45,10 +45,11 @@ class OptionSet {
     template <class Enum>
     Option& add_choice(std::string key, Enum& field, std::vector<std::pair<std::string, Enum>> names, std::string help);
 
-    /// A list of objects; `declare` declares the keys of one. A string in the list stands for an object with that value of the
-    /// first key.
+    /// A list of objects; `declare` declares the keys of one. A string in the list stands for an object with that value
+    /// of the first key.
     template <class Element>
-    Option& add_list(std::string key, std::vector<Element>& field, void (*declare)(OptionSet&, Element&), std::string help);
+    Option& add_list(std::string key, std::vector<Element>& field, void (*declare)(OptionSet&, Element&),
+                     std::string help);
 
     const std::vector<Section>& sections() const { return sections_; }
     const std::deque<Option>& options() const { return options_; }

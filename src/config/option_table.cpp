@@ -27,10 +27,11 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .shorthand("training", "bf16", "bfloat16")
         .shorthand("training", "fp16", "float16")
         .suggested_for({"torch_dtype", "bnb_4bit_compute_dtype"});
-    options.add_choice("compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
-                       "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
-                       "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
-                       "2 bytes a weight). Adapters, attention and lm_head stay in dtype.");
+    options.add_choice(
+        "compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
+        "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
+        "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
+        "2 bytes a weight). Adapters, attention and lm_head stay in dtype.");
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
              "PEFT adapter folder to continue from. Its own configuration gives r, alpha, patterns and modules; a lora "
@@ -73,9 +74,9 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
 }
 
 std::vector<std::pair<std::string, DataFormat>> row_formats() {
-    return {{"auto", DataFormat::automatic},     {"tokenized", DataFormat::tokenized},
-            {"alpaca", DataFormat::alpaca},      {"messages", DataFormat::messages},
-            {"sharegpt", DataFormat::sharegpt},  {"prompt_completion", DataFormat::prompt_completion},
+    return {{"auto", DataFormat::automatic},        {"tokenized", DataFormat::tokenized},
+            {"alpaca", DataFormat::alpaca},         {"messages", DataFormat::messages},
+            {"sharegpt", DataFormat::sharegpt},     {"prompt_completion", DataFormat::prompt_completion},
             {"preference", DataFormat::preference}, {"text", DataFormat::text}};
 }
 
@@ -83,20 +84,25 @@ void declare_source(OptionSet& options, DataSource& source) {
     options.add("path", source.path, "File, folder or glob, as train_file.").must_be_given();
     options.add_choice("format", source.format, row_formats(), "What a row holds; auto: data.format.");
     options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.").above(0);
-    options.add("split", source.split, "Only files of this split, by their names; empty: all, or train where a folder has one.");
+    options.add("split", source.split,
+                "Only files of this split, by their names; empty: all, or train where a folder has one.");
     options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");
 }
 
 void declare_data(OptionSet& options, DataOptions& data) {
     options.section("data", "Data", "Rows to train and to evaluate on.");
-    options.add("train_file", data.train_file,
-                "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), a folder "
-                "of such files, or a glob.")
+    options
+        .add("train_file", data.train_file,
+             "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), "
+             "a folder "
+             "of such files, or a glob.")
         .value("FILE")
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"});
-    options.add_list("datasets", data.datasets, declare_source,
-                "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
-                "\"columns\"}], all but path optional. Weights, on all or on none, are the sources' shares of an epoch.")
+    options
+        .add_list(
+            "datasets", data.datasets, declare_source,
+            "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
+            "\"columns\"}], all but path optional. Weights, on all or on none, are the sources' shares of an epoch.")
         .suggested_for({"sources", "dataset_mixer", "train_files"});
     options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
         .value("FILE")
@@ -105,17 +111,20 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .add("val_size", data.val_size,
              "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
         .at_least(0);
-    options.add_choice("format", data.format, row_formats(),
-                       "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "
-                       "chosen, rejected; or text. auto looks at the rows' keys.");
+    options.add_choice(
+        "format", data.format, row_formats(),
+        "What a row holds: input_ids; instruction, input, output; messages; conversations; prompt, completion; "
+        "chosen, rejected; or text. auto looks at the rows' keys.");
     options
         .add("columns", data.columns,
-             "Names of columns in the files, by the name that is known here: {\"instruction\": \"question\", \"output\": \"answer\"}.")
+             "Names of columns in the files, by the name that is known here: {\"instruction\": \"question\", "
+             "\"output\": \"answer\"}.")
         .suggested_for({"column_mapping", "field_mapping", "rename_columns"});
     options.add_choice("text_unit", data.text_unit, {{"paragraph", TextUnit::paragraph}, {"file", TextUnit::file}},
                        "What a row of a plain text file is: the lines between two blank ones, or the whole file.");
-    options.add_choice("invalid_utf8", data.invalid_utf8, {{"refuse", InvalidUtf8::refuse}, {"replace", InvalidUtf8::replace}},
-                       "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
+    options.add_choice(
+        "invalid_utf8", data.invalid_utf8, {{"refuse", InvalidUtf8::refuse}, {"replace", InvalidUtf8::replace}},
+        "A row that is not UTF-8: refuse takes it for a bad row, replace makes its broken bytes U+FFFD.");
     options
         .add("template", data.template_name,
              "Chat template: auto (the model's own, else a built-in one that fits its tokens), a name (of one of the "
@@ -132,13 +141,15 @@ void declare_data(OptionSet& options, DataOptions& data) {
     options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
     options
         .add("cache_dir", data.cache_dir,
-             "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's cache folder, "
+             "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's "
+             "cache folder, "
              "for data of 1 MiB or more; empty: none.")
         .value("DIR")
         .suggested_for({"dataset_cache", "tokenized_path", "cache"});
     options
         .add("cache_max_gib", data.cache_max_gib,
-             "GiB that the encoded rows in cache_dir may take: a new file drives out those not used for longest, never one that a run has open; "
+             "GiB that the encoded rows in cache_dir may take: a new file drives out those not used for longest, never "
+             "one that a run has open; "
              "0: no bound.")
         .at_least(0)
         .at_most(100000);
@@ -172,7 +183,8 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"});
     options
         .add("max_tokens_per_batch", training.max_tokens_per_batch,
-             "Tokens of a micro-batch on one device, filled with as many rows as fit, instead of per_device_train_batch_size rows; 0: "
+             "Tokens of a micro-batch on one device, filled with as many rows as fit, instead of "
+             "per_device_train_batch_size rows; 0: "
              "off.")
         .at_least(0)
         .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"});
@@ -228,28 +240,38 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym(false, "none")
         .synonym("unsloth", "full+offload")
         .bare_flag()
-        .suggested_for({"use_gradient_checkpointing", "activation_offloading", "enable_activation_offloading", "offload_activations"});
+        .suggested_for({"use_gradient_checkpointing", "activation_offloading", "enable_activation_offloading",
+                        "offload_activations"});
     options.add("deterministic", training.deterministic,
                 "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.");
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
         .at_least(0);
-    options.add("save_steps", training.save_steps, "Save checkpoint-N, from which the run can be resumed, every so many steps; 0: not by steps.")
+    options
+        .add("save_steps", training.save_steps,
+             "Save checkpoint-N, from which the run can be resumed, every so many steps; 0: not by steps.")
         .at_least(0);
-    options.add("save_minutes", training.save_minutes, "Save checkpoint-N when this many minutes have passed since the last one; 0: not by time.")
+    options
+        .add("save_minutes", training.save_minutes,
+             "Save checkpoint-N when this many minutes have passed since the last one; 0: not by time.")
         .at_least(0);
-    options.add("save_total_limit", training.save_total_limit,
-                "How many checkpoint-N folders are kept, the newest ones and in any case that of the best evaluation; 0: all.")
+    options
+        .add("save_total_limit", training.save_total_limit,
+             "How many checkpoint-N folders are kept, the newest ones and in any case that of the best evaluation; 0: "
+             "all.")
         .at_least(0);
-    options.add("save_grace_seconds", training.save_grace_seconds,
-                "After SIGTERM or SIGINT, a step that would take longer than this is dropped, and the state before it is saved.")
+    options
+        .add("save_grace_seconds", training.save_grace_seconds,
+             "After SIGTERM or SIGINT, a step that would take longer than this is dropped, and the state before it is "
+             "saved.")
         .at_least(0);
     options.add("overwrite_output_dir", training.overwrite_output_dir,
                 "Start afresh in an output_dir that holds a run already; its checkpoints are removed.");
     options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.").at_least(1);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
-             "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there must be one; or a "
+             "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there "
+             "must be one; or a "
              "checkpoint's folder.")
         .value("auto|true|DIR")
         .synonym(true, "true")
@@ -278,29 +300,42 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
     options.section("hardware", "Hardware", "Where the run takes place.");
     options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
     options
-        .add_choice("weight_cache", hardware.weight_cache,
-                    {{"auto", WeightCache::automatic}, {"on", WeightCache::on}, {"off", WeightCache::off}},
-                    "Expand 4-bit weights to the compute type once, on a GPU, instead of a layer at a time in every step "
-                    "(the same results; 2 bytes a weight instead of 0.5); auto: when there is room.")
+        .add_choice(
+            "weight_cache", hardware.weight_cache,
+            {{"auto", WeightCache::automatic}, {"on", WeightCache::on}, {"off", WeightCache::off}},
+            "Expand 4-bit weights to the compute type once, on a GPU, instead of a layer at a time in every step "
+            "(the same results; 2 bytes a weight instead of 0.5); auto: when there is room.")
         .synonym(true, "on")
         .synonym(false, "off");
     options.add("offload_embedding", hardware.offload_embedding,
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
-    options.add_choice("kernels", hardware.kernels, {{"auto", KernelChoice::measured}, {"library", KernelChoice::library}},
-                       "auto: for each matrix product the kernel that measured fastest on this card; library: cuBLASLt's own choice for all of "
+    options.add_choice("kernels", hardware.kernels,
+                       {{"auto", KernelChoice::measured}, {"library", KernelChoice::library}},
+                       "auto: for each matrix product the kernel that measured fastest on this card; library: "
+                       "cuBLASLt's own choice for all of "
                        "them, as on cards that were not measured (to compare with, when results look wrong).");
-    options.add("cuda_graphs", hardware.cuda_graphs,
-                "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "
-                "that small ones do not wait for the host.");
+    options.add(
+        "cuda_graphs", hardware.cuda_graphs,
+        "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "
+        "that small ones do not wait for the host.");
 }
 
 void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
-    options.section("distributed", "Distributed", "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).");
-    options.add("ddp_timeout", distributed.ddp_timeout, "Seconds that ranks wait for each other before they stop with an error.").at_least(1);
-    options.add("ddp_bucket_cap_mb", distributed.ddp_bucket_cap_mb,
-                "MiB of gradients that ranks sum at a time, beside the backward pass; 0: all together after it; -1: 0 within one machine, 25 between several.").at_least(-1);
+    options.section(
+        "distributed", "Distributed",
+        "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).");
+    options
+        .add("ddp_timeout", distributed.ddp_timeout,
+             "Seconds that ranks wait for each other before they stop with an error.")
+        .at_least(1);
+    options
+        .add("ddp_bucket_cap_mb", distributed.ddp_bucket_cap_mb,
+             "MiB of gradients that ranks sum at a time, beside the backward pass; 0: all together after it; -1: 0 "
+             "within one machine, 25 between several.")
+        .at_least(-1);
     options.add("nccl", distributed.nccl,
-                "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": \"eth0\", \"DEBUG\": \"WARN\"}. They win "
+                "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": "
+                "\"eth0\", \"DEBUG\": \"WARN\"}. They win "
                 "over the environment.");
 }
 
@@ -316,8 +351,9 @@ void declare_logging(OptionSet& options, LoggingOptions& logging) {
              "JSON Lines file of metrics; relative paths lie in output_dir; empty: none.")
         .value("FILE");
     options
-        .add("profile", logging.profile,
-             "Time the third step's operators: a table in the log, a Chrome trace (Perfetto) in this file; empty: none.")
+        .add(
+            "profile", logging.profile,
+            "Time the third step's operators: a table in the log, a Chrome trace (Perfetto) in this file; empty: none.")
         .value("FILE");
 }
 

@@ -30,9 +30,10 @@ struct Assignment {
 /// Flags and positional arguments in their order. Usage Error for an unknown one or a missing value.
 std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options);
 
-/// The flags in front, up to the first argument that is no flag of `options`; `used`: how many arguments they are. Usage Error for a
-/// missing value.
-std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options, std::size_t& used);
+/// The flags in front, up to the first argument that is no flag of `options`; `used`: how many arguments they are.
+/// Usage Error for a missing value.
+std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options,
+                                            std::size_t& used);
 
 /// The name that "--some-name=value" calls, "some_name"; nothing for an argument that is no flag.
 std::optional<std::string> flag_name(const std::string& argument);

@@ -33,7 +33,8 @@ constexpr int deepest = 64;
 
 // The library keeps the last of two equal keys without a word.
 Json::parser_callback_t refuse_oddities(const std::string& file) {
-    return [file, seen = std::vector<std::set<std::string>>()](int depth, Json::parse_event_t event, Json& parsed) mutable {
+    return [file, seen = std::vector<std::set<std::string>>()](int depth, Json::parse_event_t event,
+                                                               Json& parsed) mutable {
         if (depth > deepest) throw usage_error(cat(file, ": lists and objects nest deeper than ", deepest, " levels"));
         if (event == Json::parse_event_t::object_start) seen.emplace_back();
         if (event == Json::parse_event_t::object_end) seen.pop_back();

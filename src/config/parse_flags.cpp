@@ -133,7 +133,8 @@ std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, c
     return FlagReader(arguments, options).read();
 }
 
-std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options, std::size_t& used) {
+std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options,
+                                            std::size_t& used) {
     return FlagReader(arguments, options).read_leading(used);
 }
 

@@ -38,13 +38,20 @@ Json object_schema(const OptionSet& options) {
 
 Json type_schema(const Option& option) {
     switch (option.type) {
-        case OptionType::boolean: return {{"type", "boolean"}};
-        case OptionType::integer: return number_schema("integer", option.range);
-        case OptionType::number: return number_schema("number", option.range);
-        case OptionType::text: return text_schema(option);
-        case OptionType::choice: return choice_schema(option);
-        case OptionType::text_list: return {{"type", "array"}, {"items", text_schema(option)}};
-        case OptionType::integer_list: return {{"type", "array"}, {"items", number_schema("integer", option.range)}};
+        case OptionType::boolean:
+            return {{"type", "boolean"}};
+        case OptionType::integer:
+            return number_schema("integer", option.range);
+        case OptionType::number:
+            return number_schema("number", option.range);
+        case OptionType::text:
+            return text_schema(option);
+        case OptionType::choice:
+            return choice_schema(option);
+        case OptionType::text_list:
+            return {{"type", "array"}, {"items", text_schema(option)}};
+        case OptionType::integer_list:
+            return {{"type", "array"}, {"items", number_schema("integer", option.range)}};
         case OptionType::integer_map:
             return {{"type", "object"}, {"additionalProperties", number_schema("integer", option.range)}};
         case OptionType::number_map:

@@ -62,15 +62,18 @@ void check_data(const Config& config) {
     const DataOptions& data = config.data;
     if (!data.train_file.empty() && !data.datasets.empty())
         throw usage_error("data.train_file and data.datasets are both given", "Training rows come from one of them.");
-    const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(), [](const DataSource& source) { return source.weight.has_value(); });
+    const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(),
+                                        [](const DataSource& source) { return source.weight.has_value(); });
     if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(data.datasets.size()))
         throw usage_error("data.datasets: some sources have a weight and some have none",
                           "Give every source a weight, or none: then each row is taken once an epoch.");
     if (data.train_on_prompt && data.train_on_last_turn_only)
-        throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other", "Leave one of them out.");
+        throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other",
+                          "Leave one of them out.");
     if (data.packing && config.training.max_tokens_per_batch > 0)
-        throw usage_error("data.packing and training.max_tokens_per_batch are both given",
-                          "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
+        throw usage_error(
+            "data.packing and training.max_tokens_per_batch are both given",
+            "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
     const bool evaluates = data.eval_file || data.val_size > 0;
     if (data.eval_file && data.val_size > 0)
         throw usage_error("data.eval_file and data.val_size are both given", "Evaluation rows come from one of them.");
@@ -129,7 +132,8 @@ void check_schedule(const TrainingOptions& training) {
 void check_training(const TrainingOptions& training) {
     if (training.output_dir.empty()) throw usage_error("training.output_dir is empty", "Name a folder to write to.");
     if (training.resume_from_checkpoint && training.overwrite_output_dir)
-        throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given", "Go on with the run, or start it afresh.");
+        throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given",
+                          "Go on with the run, or start it afresh.");
     check_schedule(training);
 }
 

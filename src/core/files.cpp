@@ -23,7 +23,9 @@ struct Descriptor {
     }
 };
 
-std::string reason() { return std::strerror(errno); }
+std::string reason() {
+    return std::strerror(errno);
+}
 
 }  // namespace
 
@@ -35,7 +37,8 @@ std::string read_file(const std::filesystem::path& path) {
 
 void sync_path(const std::filesystem::path& path) {
     const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (file.fd < 0 || ::fsync(file.fd) != 0) throw runtime_failure(cat("cannot flush ", path.string(), ": ", reason()));
+    if (file.fd < 0 || ::fsync(file.fd) != 0)
+        throw runtime_failure(cat("cannot flush ", path.string(), ": ", reason()));
 }
 
 void remove_or_warn(const std::filesystem::path& path) {
@@ -50,7 +53,8 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
     file.finish();
 }
 
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to) {
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,
+                const std::filesystem::path& to) {
     for (const auto& file : files) {
         const auto target = to / file.lexically_relative(from);
         std::filesystem::create_directories(target.parent_path());
@@ -79,7 +83,7 @@ void AtomicText::finish() {
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
     const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    struct stat status {};
+    struct stat status{};
     if (file.fd < 0 || ::fstat(file.fd, &status) != 0)
         throw input_error(cat("cannot open ", path.string(), ": ", reason()));
     if (!S_ISREG(status.st_mode)) throw input_error(cat("cannot open ", path.string(), ": not a regular file"));

@@ -30,7 +30,8 @@ void ContentHash::add_field(std::string_view text) {
 std::string ContentHash::hex() const {
     const XXH128_hash_t hash = XXH3_128bits_digest(&state_->xxh);
     char text[33];
-    std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(hash.high64), static_cast<unsigned long long>(hash.low64));
+    std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                  static_cast<unsigned long long>(hash.low64));
     return text;
 }
 

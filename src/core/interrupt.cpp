@@ -12,14 +12,16 @@
 namespace unsloth {
 namespace {
 
-// `timeout` signals a process and then its group, service managers and launchers signal the same process in turn: what comes twice
-// within this time is one request.
+// `timeout` signals a process and then its group, service managers and launchers signal the same process in turn: what
+// comes twice within this time is one request.
 constexpr int64_t one_request_ms = 200;
 
 std::atomic<int> remembered_signal{0};
 std::atomic<int64_t> remembered_at_ms{0};
 std::atomic<const char*> announced{nullptr};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free, "only lock-free atomics may be used in a signal handler");
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
+                  std::atomic<const char*>::is_always_lock_free,
+              "only lock-free atomics may be used in a signal handler");
 
 int64_t now_ms() {
     timespec now{};
@@ -35,8 +37,9 @@ void on_signal(int signal) {
         ::_exit(128 + signal);
     }
     remembered_at_ms = now_ms();
-    for (const std::string_view text : {std::string_view("\n"), std::string_view(announced.load()), std::string_view("; once more stops at once.\n")})
-        [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
+    for (const std::string_view text : {std::string_view("\n"), std::string_view(announced.load()),
+                                        std::string_view("; once more stops at once.\n")}) [[maybe_unused]]
+        const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 }  // namespace
@@ -47,7 +50,7 @@ Interrupted::~Interrupted() = default;
 void install_interrupt_handlers(const char* words) {
     announced = words;
     remembered_signal = 0;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);

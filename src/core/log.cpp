@@ -16,7 +16,8 @@ Decoration* decoration = nullptr;
 
 spdlog::logger& sink() {
     static const auto logger = [] {
-        auto made = std::make_shared<spdlog::logger>("unsloth", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+        auto made =
+            std::make_shared<spdlog::logger>("unsloth", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
         made->set_pattern("%^[%H:%M:%S] %L%$ %v");
         made->set_level(spdlog::level::trace);
         made->flush_on(spdlog::level::trace);
@@ -27,11 +28,16 @@ spdlog::logger& sink() {
 
 spdlog::level::level_enum to_spdlog(Level level) {
     switch (level) {
-        case Level::debug: return spdlog::level::debug;
-        case Level::info: return spdlog::level::info;
-        case Level::warning: return spdlog::level::warn;
-        case Level::error: return spdlog::level::err;
-        case Level::off: return spdlog::level::off;
+        case Level::debug:
+            return spdlog::level::debug;
+        case Level::info:
+            return spdlog::level::info;
+        case Level::warning:
+            return spdlog::level::warn;
+        case Level::error:
+            return spdlog::level::err;
+        case Level::off:
+            return spdlog::level::off;
     }
     return spdlog::level::info;
 }
@@ -47,8 +53,12 @@ Level parse_level(std::string_view name) {
     throw usage_error(cat("log level: expected debug, info, warning, error or off, found '", name, "'"));
 }
 
-void set_level(Level level) { current_level = level; }
-Level level() { return current_level; }
+void set_level(Level level) {
+    current_level = level;
+}
+Level level() {
+    return current_level;
+}
 
 void write(Level level, const std::string& message) {
     const std::lock_guard lock(write_mutex);

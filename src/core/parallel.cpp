@@ -10,7 +10,8 @@ namespace unsloth {
 
 void parallel_ranges(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body, int threads) {
     if (count <= 0) return;
-    const int64_t wanted = threads > 0 ? threads : static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+    const int64_t wanted =
+        threads > 0 ? threads : static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
     const int64_t ranges = std::clamp<int64_t>(count / std::max<int64_t>(grain, 1), 1, wanted);
     std::exception_ptr failure;
     std::mutex guard;

@@ -29,8 +29,11 @@ fs::path plain(const fs::path& path) {
 void refuse_existing(const fs::path& target) {
     std::error_code failure;
     if (!fs::exists(fs::symlink_status(target, failure))) return;
-    if (!fs::is_directory(target, failure)) throw usage_error(cat(target.string(), " exists and is not a folder"), "Name another folder for the output.");
-    if (!fs::is_empty(target, failure)) throw usage_error(cat(target.string(), " exists and is not empty"), "Name another folder for the output, or remove this one first.");
+    if (!fs::is_directory(target, failure))
+        throw usage_error(cat(target.string(), " exists and is not a folder"), "Name another folder for the output.");
+    if (!fs::is_empty(target, failure))
+        throw usage_error(cat(target.string(), " exists and is not empty"),
+                          "Name another folder for the output, or remove this one first.");
 }
 
 void rename_folder(const fs::path& from, const fs::path& to) {
@@ -40,7 +43,8 @@ void rename_folder(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target, Existing existing) : target_(plain(target)), temporary_(temporary_name(target_)), existing_(existing) {
+StagedFolder::StagedFolder(const fs::path& target, Existing existing)
+    : target_(plain(target)), temporary_(temporary_name(target_)), existing_(existing) {
     if (existing_ == Existing::refuse) refuse_existing(target_);
     std::error_code failure;
     fs::create_directories(target_.parent_path(), failure);
@@ -54,7 +58,8 @@ void StagedFolder::create() {
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
         std::error_code failure;
         fs::remove_all(temporary_, failure);  // of an earlier process with this number, where there are no locks
-        if (!fs::create_directory(temporary_, failure)) throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failure.message()));
+        if (!fs::create_directory(temporary_, failure))
+            throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failure.message()));
         fd_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd_ >= 0 && claim_temporary(fd_, temporary_)) return;
         let_go();  // another process has just taken it for abandoned, and removes it
@@ -92,8 +97,11 @@ void StagedFolder::commit() {
 void StagedFolder::rename_into_place() {
     const fs::path old = target_.string() + cat(".old-", ::getpid());
     const bool replaces = existing_ == Existing::replace && fs::exists(target_);
-    if (replaces) rename_folder(target_, old);
-    else refuse_existing(target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
+    if (replaces)
+        rename_folder(target_, old);
+    else
+        refuse_existing(
+            target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
     try {
         rename_folder(temporary_, target_);
     } catch (...) {

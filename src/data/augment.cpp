@@ -9,11 +9,11 @@
 
 #include "data/columns.h"
 #include "data/figures.h"
-#include "unsloth/core/hash.h"
 #include "data/prompt_texts.h"
 #include "data/row_errors.h"
 #include "data/words.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/data/sampler.h"
 #include "unsloth/data/source.h"
@@ -34,7 +34,8 @@ const char* name_of(Way way) {
 std::string id_text(const Json& id) {
     if (id.is_string()) return id.get<std::string>();
     if (id.is_number_integer()) return id.dump();
-    throw BadRow{cat("the id is ", shown(id), ": expected a string or a whole number"), "--id_column names another column."};
+    throw BadRow{cat("the id is ", shown(id), ": expected a string or a whole number"),
+                 "--id_column names another column."};
 }
 
 uint64_t key_of(const std::string& id) {
@@ -52,13 +53,15 @@ struct SourceRow {
     bool repaired = false;
 };
 
-/// Calls `use` for each row of a source, in order; false from it, or a BadRow thrown in it, makes a bad row: an Error, or with
-/// `skip_bad_rows` a count, which is returned.
-int64_t for_each_row(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows, const std::function<void(SourceRow&)>& use) {
+/// Calls `use` for each row of a source, in order; false from it, or a BadRow thrown in it, makes a bad row: an Error,
+/// or with `skip_bad_rows` a count, which is returned.
+int64_t for_each_row(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows,
+                     const std::function<void(SourceRow&)>& use) {
     SourceReader reader({source}, options);
     int64_t bad = 0;
     for (SourceReader::Part part = reader.next(); !part.chunk.empty(); part = reader.next()) {
-        if (const int signal = interrupt_requested(); signal != 0) throw Interrupted(signal, "stopped; nothing was written");
+        if (const int signal = interrupt_requested(); signal != 0)
+            throw Interrupted(signal, "stopped; nothing was written");
         for (std::size_t i = 0; i < part.chunk.size(); ++i) {
             SourceRow row{part.file.get(), part.chunk.row(i), part.first_id + part.chunk.row(i).index, {}, false};
             try {
@@ -111,7 +114,8 @@ class Augmenter {
                 write_copies(row, out);
             }
         });
-        UNSLOTH_CHECK(next == rows_.size(), "the input changed while it was read: ", next, " of ", rows_.size(), " rows");
+        UNSLOTH_CHECK(next == rows_.size(), "the input changed while it was read: ", next, " of ", rows_.size(),
+                      " rows");
         if (eval_out) eval_out->finish();
         out.finish();
         return std::move(result_);
@@ -121,25 +125,32 @@ class Augmenter {
     void check_request() {
         const DataOptions& data = config_.data;
         if (request_.in.empty() && !data.datasets.empty())
-            throw usage_error("data augment takes one source, and data.datasets lists several", "Name one with --in FILE.");
-        if (request_.in.empty() && data.train_file.empty()) throw usage_error("data augment needs --in FILE", "Or a configuration with data.train_file.");
+            throw usage_error("data augment takes one source, and data.datasets lists several",
+                              "Name one with --in FILE.");
+        if (request_.in.empty() && data.train_file.empty())
+            throw usage_error("data augment needs --in FILE", "Or a configuration with data.train_file.");
         if (data.val_size > 0 && request_.eval_out.empty())
             throw usage_error("data.val_size is set: data augment needs --eval_out FILE for the rows that are held out",
-                              "Copies of a held-out row would be trained on; so these rows go to a file of their own, for data.eval_file.");
+                              "Copies of a held-out row would be trained on; so these rows go to a file of their own, "
+                              "for data.eval_file.");
         if (data.val_size == 0 && !request_.eval_out.empty())
-            throw usage_error("--eval_out is given, and data.val_size holds no rows out", "Say how many: --val_size 0.05, or a number of rows.");
+            throw usage_error("--eval_out is given, and data.val_size holds no rows out",
+                              "Say how many: --val_size 0.05, or a number of rows.");
         if (request_.out == request_.eval_out) throw usage_error("--out and --eval_out name the same file");
         if (!request_.thesaurus.empty() && request_.synonym_rate > 0) ways_.push_back(Way::synonym);
         if (request_.swap_rate > 0) ways_.push_back(Way::swap);
         if (request_.delete_rate > 0) ways_.push_back(Way::remove);
         if (ways_.empty() && request_.back_translations.empty())
-            throw usage_error("data augment has nothing to do", "Give --thesaurus FILE, --swap_rate X, --delete_rate X or --back_translations FILE.");
+            throw usage_error("data augment has nothing to do",
+                              "Give --thesaurus FILE, --swap_rate X, --delete_rate X or --back_translations FILE.");
     }
 
-    /// The source with its format found under the names of data.columns; its rows are then read under the files' own names.
+    /// The source with its format found under the names of data.columns; its rows are then read under the files' own
+    /// names.
     SourceFiles source_of(const std::string& path) const {
         const DataOptions& data = config_.data;
-        SourceFiles source = resolve({.path = path, .format = data.format, .columns = data.columns}, options_, data.skip_bad_rows);
+        SourceFiles source =
+            resolve({.path = path, .format = data.format, .columns = data.columns}, options_, data.skip_bad_rows);
         source.columns.clear();
         return source;
     }
@@ -148,27 +159,31 @@ class Augmenter {
         std::error_code ignored;
         for (const auto& file : input_.files)
             if (!out.empty() && std::filesystem::equivalent(file, out, ignored))
-                throw usage_error(cat(out, " is the input itself"), "Write to another file: the rows as they are stay the ones to augment.");
+                throw usage_error(cat(out, " is the input itself"),
+                                  "Write to another file: the rows as they are stay the ones to augment.");
     }
 
     /// The first pass: which rows there are, their ids, and which of them are held out.
     void find_ids() {
         result_.bad = for_each_row(input_, options_, config_.data.skip_bad_rows, [&](SourceRow& row) {
             if (holds(row.columns, provenance_column))
-                throw input_error(cat(row.file->place(row.raw.line), ": the row is a copy that data augment made"), "Augment the rows that it was made of.");
+                throw input_error(cat(row.file->place(row.raw.line), ": the row is a copy that data augment made"),
+                                  "Augment the rows that it was made of.");
             (void)dumped(row.columns, "the row");
             (void)texts_of(row.columns, fields_);
             const bool has_id = row.columns.contains(request_.id_column);
             if (!has_ids_) has_ids_ = has_id;
             if (*has_ids_ != has_id)
-                throw BadRow{cat("column \"", request_.id_column, "\" is ", has_id ? "here, and not in the rows before" : "missing, and the rows before have it"),
+                throw BadRow{cat("column \"", request_.id_column, "\" is ",
+                                 has_id ? "here, and not in the rows before" : "missing, and the rows before have it"),
                              "Give every row an id, or none; --id_column names another column."};
             if (has_id || !request_.back_translations.empty()) remember(row, id_of(row));
             rows_.push_back(row.number);
         });
         result_.read = result_.bad + static_cast<int64_t>(rows_.size());
         if (rows_.empty()) throw input_error(cat(input_.name, ": none of its ", result_.read, " rows can be used"));
-        for (const int64_t place : validation_places(rows_, config_.data.val_size, static_cast<uint64_t>(config_.training.seed)))
+        for (const int64_t place :
+             validation_places(rows_, config_.data.val_size, static_cast<uint64_t>(config_.training.seed)))
             held_out_.push_back(rows_[static_cast<std::size_t>(place)]);
     }
 
@@ -179,8 +194,10 @@ class Augmenter {
     void remember(const SourceRow& row, const std::string& id) {
         const auto [known, is_new] = row_of_id_.emplace(id, row.number);
         if (!is_new)
-            throw input_error(cat(row.file->place(row.raw.line), ": id ", id, " is that of row ", known->second, " (from 0) too"),
-                              "Give each row an id of its own, or --id_column a name that no column has: then rows go by their numbers.");
+            throw input_error(
+                cat(row.file->place(row.raw.line), ": id ", id, " is that of row ", known->second, " (from 0) too"),
+                "Give each row an id of its own, or --id_column a name that no column has: then rows go by their "
+                "numbers.");
     }
 
     void read_back_translations() {
@@ -188,21 +205,25 @@ class Augmenter {
         std::optional<Error> first_unknown;
         for_each_row(source, options_, config_.data.skip_bad_rows, [&](SourceRow& row) {
             if (!row.columns.contains(request_.id_column))
-                throw BadRow{cat("column \"", request_.id_column, "\" is missing (found: ", column_list(row.columns), ")"),
-                             "Back-translations name the row that they belong to; --id_column names another column."};
+                throw BadRow{
+                    cat("column \"", request_.id_column, "\" is missing (found: ", column_list(row.columns), ")"),
+                    "Back-translations name the row that they belong to; --id_column names another column."};
             const std::string id = id_text(row.columns[request_.id_column]);
             NamedTexts texts = texts_of(row.columns, fields_);
             const auto known = row_of_id_.find(id);
             if (known == row_of_id_.end()) {
                 ++result_.back_translations_unknown;
-                if (!first_unknown) first_unknown = input_error(cat(row.file->place(row.raw.line), ": no row of the input has id ", id));
+                if (!first_unknown)
+                    first_unknown =
+                        input_error(cat(row.file->place(row.raw.line), ": no row of the input has id ", id));
             } else if (std::binary_search(held_out_.begin(), held_out_.end(), known->second)) {
                 ++result_.back_translations_held_out;
             } else {
                 back_translations_[known->second].push_back(std::move(texts));
             }
         });
-        if (back_translations_.empty() && result_.back_translations_held_out == 0 && first_unknown) throw *first_unknown;
+        if (back_translations_.empty() && result_.back_translations_held_out == 0 && first_unknown)
+            throw *first_unknown;
     }
 
     static std::string line_of(const SourceRow& row) {
@@ -212,9 +233,12 @@ class Augmenter {
 
     std::string changed(Way way, const std::string& text, CopyDraws& draws) const {
         switch (way) {
-            case Way::synonym: return with_synonyms(text, thesaurus_, request_.synonym_rate, draws);
-            case Way::swap: return with_swaps(text, request_.swap_rate, draws);
-            case Way::remove: return with_deletions(text, request_.delete_rate, draws);
+            case Way::synonym:
+                return with_synonyms(text, thesaurus_, request_.synonym_rate, draws);
+            case Way::swap:
+                return with_swaps(text, request_.swap_rate, draws);
+            case Way::remove:
+                return with_deletions(text, request_.delete_rate, draws);
         }
         return text;
     }
@@ -248,7 +272,8 @@ class Augmenter {
             try {
                 write(ways_.size(), found->second[k], {{"of", of}, {"by", "back_translation"}, {"copy", k}});
             } catch (const BadRow& reason) {
-                throw input_error(cat(request_.back_translations, ": the row with id ", id, ": ", reason.message), reason.advice);
+                throw input_error(cat(request_.back_translations, ": the row with id ", id, ": ", reason.message),
+                                  reason.advice);
             }
         }
     }
@@ -274,12 +299,18 @@ AugmentResult augment_rows(const Config& config, const AugmentRequest& request) 
 }
 
 std::string describe(const AugmentResult& result) {
-    std::string text = cat(grouped(result.read), " rows read", result.bad > 0 ? cat(", ", grouped(result.bad), " of them bad and left out") : "", "; ",
-                           grouped(result.kept), " to train on, ", grouped(result.held_out), " held out for evaluation");
+    std::string text =
+        cat(grouped(result.read), " rows read",
+            result.bad > 0 ? cat(", ", grouped(result.bad), " of them bad and left out") : "", "; ",
+            grouped(result.kept), " to train on, ", grouped(result.held_out), " held out for evaluation");
     for (const AugmentCounts& copies : result.copies)
-        text += cat("\n", copies.by, ": ", grouped(copies.made), " copies", copies.unchanged > 0 ? cat(" (", grouped(copies.unchanged), " more would have repeated a row)") : "");
-    if (result.back_translations_held_out > 0) text += cat("\nback-translations of held-out rows, not used: ", grouped(result.back_translations_held_out));
-    if (result.back_translations_unknown > 0) text += cat("\nback-translations whose id no row has, not used: ", grouped(result.back_translations_unknown));
+        text +=
+            cat("\n", copies.by, ": ", grouped(copies.made), " copies",
+                copies.unchanged > 0 ? cat(" (", grouped(copies.unchanged), " more would have repeated a row)") : "");
+    if (result.back_translations_held_out > 0)
+        text += cat("\nback-translations of held-out rows, not used: ", grouped(result.back_translations_held_out));
+    if (result.back_translations_unknown > 0)
+        text += cat("\nback-translations whose id no row has, not used: ", grouped(result.back_translations_unknown));
     return text;
 }
 

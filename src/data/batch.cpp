@@ -15,8 +15,8 @@ bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
 
 void append(Batch& batch, const Sample& sample) {
     const std::size_t T = sample.ids.size();
-    UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ",
-                  T, ", ", sample.labels.size(), ", ", sample.positions.size());
+    UNSLOTH_CHECK(sample.labels.size() == T && sample.positions.size() == T, "row ", sample.row, ": lengths ", T, ", ",
+                  sample.labels.size(), ", ", sample.positions.size());
     UNSLOTH_CHECK(sample.row >= 0 && sample.row <= std::numeric_limits<int32_t>::max(), "row ", sample.row);
     const int32_t dropout_row = sample.dropout_row.value_or(static_cast<int32_t>(sample.row));
     for (std::size_t t = 0; t < T; ++t) {
@@ -59,8 +59,7 @@ Batch make_batch(const std::vector<const Sample*>& samples) {
 }
 
 int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions) {
-    UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(),
-                  " positions");
+    UNSLOTH_CHECK(labels.size() == positions.size(), labels.size(), " labels, ", positions.size(), " positions");
     int64_t targets = 0;
     for (std::size_t t = 1; t < labels.size(); ++t)
         targets += labels[t] != ignore_label && !begins_segment(positions, t);

@@ -21,7 +21,7 @@ class PlainStream : public ByteStream {
   public:
     explicit PlainStream(const std::filesystem::path& path) : path_(path) {
         fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        struct stat status {};
+        struct stat status{};
         if (fd_ < 0 || ::fstat(fd_, &status) != 0) refuse("open", std::strerror(errno));
         if (!S_ISREG(status.st_mode)) refuse("open", "not a regular file");
         (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL);
@@ -58,7 +58,8 @@ class PlainStream : public ByteStream {
 };
 
 [[noreturn]] void damaged(const PlainStream& file, const char* kind, const std::string& reason) {
-    throw input_error(cat(file.name(), ": the ", kind, " data is damaged: ", reason), "Fetch or compress the file again.");
+    throw input_error(cat(file.name(), ": the ", kind, " data is damaged: ", reason),
+                      "Fetch or compress the file again.");
 }
 
 /// What the two decompressors share: a block of compressed bytes that is refilled when it is used up.

@@ -14,8 +14,8 @@ namespace unsloth {
 class ByteStream {
   public:
     virtual ~ByteStream() = default;
-    /// Fills `to` as far as the stream reaches; fewer bytes only at its end. Input Error when the file cannot be read, or its
-    /// compressed data is damaged or ends too early.
+    /// Fills `to` as far as the stream reaches; fewer bytes only at its end. Input Error when the file cannot be read,
+    /// or its compressed data is damaged or ends too early.
     virtual std::size_t read(std::span<char> to) = 0;
 };
 

@@ -39,12 +39,14 @@ std::string build_id() {
             for (int i = 0; i < module->dlpi_phnum; ++i) {
                 const auto& segment = module->dlpi_phdr[i];
                 const uintptr_t begin = module->dlpi_addr + segment.p_vaddr;
-                if (segment.p_type == PT_LOAD) inside |= wanted.address >= begin && wanted.address < begin + segment.p_memsz;
+                if (segment.p_type == PT_LOAD)
+                    inside |= wanted.address >= begin && wanted.address < begin + segment.p_memsz;
                 if (segment.p_type != PT_NOTE) continue;
                 for (uintptr_t at = begin; at + sizeof(ElfW(Nhdr)) <= begin + segment.p_memsz;) {
                     const auto* note = reinterpret_cast<const ElfW(Nhdr)*>(at);
                     const uintptr_t content = at + sizeof *note + (note->n_namesz + 3) / 4 * 4;
-                    if (note->n_type == NT_GNU_BUILD_ID) id.assign(reinterpret_cast<const char*>(content), note->n_descsz);
+                    if (note->n_type == NT_GNU_BUILD_ID)
+                        id.assign(reinterpret_cast<const char*>(content), note->n_descsz);
                     at = content + (note->n_descsz + 3) / 4 * 4;
                 }
             }
@@ -55,16 +57,18 @@ std::string build_id() {
     return search.id;
 }
 
-/// A lock between processes, held as long as the object lives. A file system without locks goes unlocked: the rename is atomic
-/// in any case, and only work is done twice.
+/// A lock between processes, held as long as the object lives. A file system without locks goes unlocked: the rename is
+/// atomic in any case, and only work is done twice.
 class FileLock {
   public:
     explicit FileLock(const fs::path& path) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
         bool told = false;
         while (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
             if (errno != EWOULDBLOCK && errno != EINTR) break;
-            if (!std::exchange(told, true)) log::info("waiting for another process, which encodes the same rows (", path.string(), ")");
-            if (const int signal = interrupt_requested(); signal != 0) throw Interrupted(signal, "stopped while waiting for another process");
+            if (!std::exchange(told, true))
+                log::info("waiting for another process, which encodes the same rows (", path.string(), ")");
+            if (const int signal = interrupt_requested(); signal != 0)
+                throw Interrupted(signal, "stopped while waiting for another process");
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
         }
     }
@@ -91,18 +95,20 @@ std::string hash_content(const fs::path& path) {
     return hash.hex();
 }
 
-/// Content hash of a data file. That of a large one is remembered together with what the system says about the file; one that
-/// changed within the last seconds is not, for its next change might leave the same time.
+/// Content hash of a data file. That of a large one is remembered together with what the system says about the file;
+/// one that changed within the last seconds is not, for its next change might leave the same time.
 std::string content_hash(const fs::path& path, const fs::path& folder) {
     constexpr int64_t large = int64_t{8} << 20, settled_seconds = 3;
-    struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) throw input_error(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
-    if (status.st_size < large || ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0)
+        throw input_error(cat("cannot open ", path.string(), ": ", std::strerror(errno)));
+    if (status.st_size < large ||
+        ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
         return hash_content(path);
     ContentHash identity;
     identity.add_field(fs::absolute(path).string());
-    identity.add_field(cat(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtim.tv_sec, " ", status.st_mtim.tv_nsec, " ",
-                           status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec));
+    identity.add_field(cat(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtim.tv_sec, " ",
+                           status.st_mtim.tv_nsec, " ", status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec));
     const fs::path memo = folder / ("hash-" + identity.hex());
     constexpr std::size_t digits = 32;
     if (fs::exists(memo))
@@ -117,9 +123,10 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
     key.add_field(version);
     key.add_field(build_id());
     key.add_field(cache.encoder_fingerprint);
-    key.add_field(cat(options.train_on_prompt, " ", options.train_on_last_turn_only, " ", options.max_seq_length, " ", options.max_positions, " ",
-                      options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows, " ", options.keep_all_masked, " ",
-                      static_cast<int>(options.reader.text_unit), " ", static_cast<int>(options.reader.invalid_utf8)));
+    key.add_field(cat(options.train_on_prompt, " ", options.train_on_last_turn_only, " ", options.max_seq_length, " ",
+                      options.max_positions, " ", options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows,
+                      " ", options.keep_all_masked, " ", static_cast<int>(options.reader.text_unit), " ",
+                      static_cast<int>(options.reader.invalid_utf8)));
     for (const SourceFiles& source : sources) {
         key.add_field(cat("source ", static_cast<int>(source.format)));
         for (const auto& [ours, theirs] : source.columns) key.add_field(ours), key.add_field(theirs);
@@ -144,14 +151,17 @@ Dataset dataset_of(CachedRows rows, const DatasetOptions& options) {
 
 std::optional<CachedRows> open_known(const fs::path& path) {
     std::optional<CachedRows> rows = open_cache_file(path);
-    if (rows) log::info(rows->store->rows(), " encoded rows of format ", format_name(rows->report.format), " from the cache: ", path.string());
+    if (rows)
+        log::info(rows->store->rows(), " encoded rows of format ", format_name(rows->report.format),
+                  " from the cache: ", path.string());
     return rows;
 }
 
 bool make_folder(const CacheOptions& cache) {
     std::error_code failure;
     fs::create_directories(cache.folder, failure);
-    if (!failure && ::access(cache.folder.c_str(), W_OK | X_OK) != 0) failure = std::error_code(errno, std::generic_category());
+    if (!failure && ::access(cache.folder.c_str(), W_OK | X_OK) != 0)
+        failure = std::error_code(errno, std::generic_category());
     if (!failure) return true;
     const std::string what = cat("cannot use ", cache.folder.string(), " as data.cache_dir: ", failure.message());
     if (cache.must_work) throw runtime_failure(what, "Choose another folder, or set it to \"\" to go without a cache.");
@@ -183,16 +193,19 @@ CacheOptions cache_options(const std::string& cache_dir) {
     options.least_bytes = worthwhile;
     const char* const caches = std::getenv("XDG_CACHE_HOME");
     const char* const home = std::getenv("HOME");
-    if (caches != nullptr && *caches == '/') options.folder = fs::path(caches) / "unsloth-train";
-    else if (home != nullptr && *home == '/') options.folder = fs::path(home) / ".cache" / "unsloth-train";
+    if (caches != nullptr && *caches == '/')
+        options.folder = fs::path(caches) / "unsloth-train";
+    else if (home != nullptr && *home == '/')
+        options.folder = fs::path(home) / ".cache" / "unsloth-train";
     return options;
 }
 
-Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder,
-                    const CacheOptions& cache) {
+Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options,
+                    const EncoderOnDemand& encoder, const CacheOptions& cache) {
     if (cache.folder.empty()) return Dataset::load(sources, options, encoder);
     std::vector<SourceFiles> files;
-    for (const DataSource& source : sources) files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
+    for (const DataSource& source : sources)
+        files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
     if (total_bytes(files) < cache.least_bytes || !make_folder(cache)) return Dataset::load(sources, options, encoder);
 
     const fs::path path = cache.folder / (key_of(files, options, cache) + ".rows");
@@ -207,7 +220,9 @@ Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions
     CacheWriter writer(path);
     writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
     auto rows = open_cache_file(path);
-    if (!rows) throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"), "Check the disk, or choose another data.cache_dir.");
+    if (!rows)
+        throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"),
+                              "Check the disk, or choose another data.cache_dir.");
     log::info("the encoded rows are in the cache now: ", path.string());
     if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
     return dataset_of(std::move(*rows), options);

@@ -55,8 +55,12 @@ uint64_t hash_mapped(const MappedFile& file, std::size_t offset, std::size_t siz
 }
 
 std::string to_json(const LoadReport& report) {
-    const nlohmann::json json = {{"rows", report.rows}, {"bad_rows", report.bad_rows}, {"masked_rows", report.masked_rows},
-                                 {"augmented_rows", report.augmented_rows}, {"format", report.format}, {"warnings", report.warnings}};
+    const nlohmann::json json = {{"rows", report.rows},
+                                 {"bad_rows", report.bad_rows},
+                                 {"masked_rows", report.masked_rows},
+                                 {"augmented_rows", report.augmented_rows},
+                                 {"format", report.format},
+                                 {"warnings", report.warnings}};
     return json.dump();
 }
 
@@ -66,7 +70,8 @@ std::optional<LoadReport> from_json(std::string_view text) {
         const nlohmann::json json = nlohmann::json::parse(text);
         for (const char* count : {"rows", "bad_rows", "masked_rows", "augmented_rows", "format"})
             if (!json.at(count).is_number_integer()) return std::nullopt;
-        LoadReport report{json.at("rows"), json.at("bad_rows"), json.at("masked_rows"), json.at("augmented_rows"), json.at("format"), json.at("warnings")};
+        LoadReport report{json.at("rows"),           json.at("bad_rows"), json.at("masked_rows"),
+                          json.at("augmented_rows"), json.at("format"),   json.at("warnings")};
         if (report.format < DataFormat::automatic || report.format > DataFormat::text) return std::nullopt;
         return report;
     } catch (const nlohmann::json::exception&) {
@@ -81,12 +86,16 @@ constexpr std::size_t round_up(std::size_t size) {
 /// What is wrong with a file's header, or nullptr.
 const char* defect(const MappedFile& file, const Header& header) {
     const std::size_t size = file.bytes().size();
-    if (std::memcmp(header.mark, magic, sizeof magic) != 0 || header.own_hash != header_hash(header)) return "its header is not sound";
+    if (std::memcmp(header.mark, magic, sizeof magic) != 0 || header.own_hash != header_hash(header))
+        return "its header is not sound";
     // Before anything is computed from them, which could overflow.
-    if (header.words > size || header.records > size || header.report_bytes > size) return "its size is not what its header says";
+    if (header.words > size || header.records > size || header.report_bytes > size)
+        return "its size is not what its header says";
     const std::size_t words = sizeof header + header.words * sizeof(int32_t), tail = round_up(words);
-    if (size != tail + header.records * sizeof(RowRecord) + header.report_bytes) return "its size is not what its header says";
-    if (hash_mapped(file, sizeof header, header.words * sizeof(int32_t)) != header.words_hash) return "its tokens do not match their checksum";
+    if (size != tail + header.records * sizeof(RowRecord) + header.report_bytes)
+        return "its size is not what its header says";
+    if (hash_mapped(file, sizeof header, header.words * sizeof(int32_t)) != header.words_hash)
+        return "its tokens do not match their checksum";
     if (hash_mapped(file, tail, size - tail) != header.tail_hash) return "its rows do not match their checksum";
     return nullptr;
 }
@@ -103,8 +112,9 @@ int64_t least_words(const RowRecord& row) {
 bool is_sound(const RowRecord& row, std::size_t words) {
     const auto upto_length = [&](int32_t count, int32_t least) { return count >= least && count <= row.length; };
     const auto end = static_cast<int64_t>(words);
-    return row.length > 0 && upto_length(row.targets, 0) && upto_length(row.segments, 1) && upto_length(row.longest, 1) && row.source >= 0 &&
-           row.start >= 0 && row.start <= end && least_words(row) <= end - row.start;
+    return row.length > 0 && upto_length(row.targets, 0) && upto_length(row.segments, 1) &&
+           upto_length(row.longest, 1) && row.source >= 0 && row.start >= 0 && row.start <= end &&
+           least_words(row) <= end - row.start;
 }
 
 }  // namespace
@@ -122,7 +132,9 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
         log::warning(path.string(), ": this file of the cache is damaged: ", what, "; the rows are encoded again");
         return std::nullopt;
     };
-    if (const char* what = bytes.size() < sizeof header ? "it is cut off" : defect(store->file, header); what != nullptr) return damaged(what);
+    if (const char* what = bytes.size() < sizeof header ? "it is cut off" : defect(store->file, header);
+        what != nullptr)
+        return damaged(what);
     const std::byte* const tail = bytes.data() + round_up(sizeof header + header.words * sizeof(int32_t));
     store->words = {reinterpret_cast<const int32_t*>(bytes.data() + sizeof header), header.words};
     store->records = {reinterpret_cast<const RowRecord*>(tail), header.records};
@@ -133,7 +145,8 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
     return CachedRows{std::move(store), std::move(*report)};
 }
 
-CacheWriter::CacheWriter(const std::filesystem::path& path) : path_(path), temporary_(path.string() + ".tmp-" + std::to_string(::getpid())) {
+CacheWriter::CacheWriter(const std::filesystem::path& path)
+    : path_(path), temporary_(path.string() + ".tmp-" + std::to_string(::getpid())) {
     fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     check(fd_ >= 0, "create");
     try {
@@ -154,8 +167,9 @@ CacheWriter::~CacheWriter() {
 void CacheWriter::check(bool ok, const char* what) const {
     if (ok) return;
     const std::string reason = std::strerror(errno);
-    throw runtime_failure(cat("cannot ", what, " ", temporary_.string(), ": ", reason),
-                          "Free some space, choose another folder with data.cache_dir, or set it to \"\" to go without a cache.");
+    throw runtime_failure(
+        cat("cannot ", what, " ", temporary_.string(), ": ", reason),
+        "Free some space, choose another folder with data.cache_dir, or set it to \"\" to go without a cache.");
 }
 
 void CacheWriter::write(std::string_view bytes) {

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "unsloth/core/hash.h"
 #include "data/load_rows.h"
+#include "unsloth/core/hash.h"
 
 namespace unsloth {
 
@@ -18,8 +18,8 @@ struct CachedRows {
 /// Maps a file and verifies it; nothing when there is none, or (with a warning) when it is damaged.
 std::optional<CachedRows> open_cache_file(const std::filesystem::path& path);
 
-/// Writes a file. Without finish(), nothing of it stays; with it, the file counts as used as long as the object lives (see CacheFileUse).
-/// Runtime Error when the disk does not take it.
+/// Writes a file. Without finish(), nothing of it stays; with it, the file counts as used as long as the object lives
+/// (see CacheFileUse). Runtime Error when the disk does not take it.
 class CacheWriter : public RowSink {
   public:
     explicit CacheWriter(const std::filesystem::path& path);

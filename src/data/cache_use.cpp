@@ -35,8 +35,9 @@ class Descriptor {
 
 /// Whether `path` still names the file that is open: it may have been removed, or replaced, before it was locked.
 bool names_file(const fs::path& path, int fd) {
-    struct stat opened {}, named {};
-    return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    struct stat opened{}, named{};
+    return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
 }
 
 struct Candidate {
@@ -52,7 +53,8 @@ struct Candidate {
 /// Only a file that nobody holds can be locked exclusively; a lock that fails for any reason leaves the file.
 bool remove_unused(const fs::path& path) {
     const Descriptor file(path);
-    return file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && names_file(path, file.get()) && ::unlink(path.c_str()) == 0;
+    return file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && names_file(path, file.get()) &&
+           ::unlink(path.c_str()) == 0;
 }
 
 }  // namespace
@@ -86,7 +88,7 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
     int64_t bytes = 0;
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(folder, none)) {
-        struct stat status {};
+        struct stat status{};
         if (entry.path().extension() != ".rows" || ::stat(entry.path().c_str(), &status) != 0) continue;
         files.push_back({status.st_mtim, entry.path(), status.st_size});
         bytes += status.st_size;
@@ -100,8 +102,8 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
         removed_bytes += file.bytes;
     }
     if (removed > 0)
-        log::info("removed ", removed, " files of encoded rows (", removed_bytes >> 20, " MiB), those not used for longest, from the cache ",
-                  folder.string(), " (data.cache_max_gib)");
+        log::info("removed ", removed, " files of encoded rows (", removed_bytes >> 20,
+                  " MiB), those not used for longest, from the cache ", folder.string(), " (data.cache_max_gib)");
 }
 
 }  // namespace unsloth

@@ -7,7 +7,8 @@
 
 namespace unsloth {
 
-/// A file that this process reads: as long as the object lives, no process removes it from the cache (a shared lock says so).
+/// A file that this process reads: as long as the object lives, no process removes it from the cache (a shared lock
+/// says so).
 class CacheFileUse {
   public:
     CacheFileUse() = default;
@@ -17,16 +18,17 @@ class CacheFileUse {
     CacheFileUse& operator=(const CacheFileUse&) = delete;
     ~CacheFileUse();
 
-    /// Marks the file as used, and as used now. Nothing when there is no such file. Where the file system has no locks the file is
-    /// used without one; there nothing is ever removed.
+    /// Marks the file as used, and as used now. Nothing when there is no such file. Where the file system has no locks
+    /// the file is used without one; there nothing is ever removed.
     static std::optional<CacheFileUse> begin(const std::filesystem::path& path);
 
   private:
     int fd_ = -1;
 };
 
-/// Removes files of rows (*.rows) from a cache's folder, those that were used longest ago first, until they take no more than
-/// `max_bytes` together. Files in use stay, whatever they take. Logs what was removed; what cannot be removed stays.
+/// Removes files of rows (*.rows) from a cache's folder, those that were used longest ago first, until they take no
+/// more than `max_bytes` together. Files in use stay, whatever they take. Logs what was removed; what cannot be removed
+/// stays.
 void prune_cache(const std::filesystem::path& folder, int64_t max_bytes);
 
 }  // namespace unsloth

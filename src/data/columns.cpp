@@ -14,7 +14,8 @@ using Json = nlohmann::ordered_json;
 /// Whether brackets are nested at most `limit` deep.
 bool nested_within(const Json& value, int limit) {
     if (!value.is_structured()) return true;
-    return limit > 0 && std::all_of(value.begin(), value.end(), [&](const Json& part) { return nested_within(part, limit - 1); });
+    return limit > 0 &&
+           std::all_of(value.begin(), value.end(), [&](const Json& part) { return nested_within(part, limit - 1); });
 }
 
 }  // namespace
@@ -49,11 +50,11 @@ std::string shown(const Json& value) {
 const Json& required(const Json& row, const char* column, DataFormat format) {
     const auto found = row.find(column);
     if (found == row.end())
-        throw BadRow{
-            cat("column \"", column, "\" is missing; a row of format ", format_name(format),
-                " needs it (found: ", column_list(row), ")"),
-            "All rows of a source must have the format of the first, or the one that data.format names; data.columns renames "
-            "columns."};
+        throw BadRow{cat("column \"", column, "\" is missing; a row of format ", format_name(format),
+                         " needs it (found: ", column_list(row), ")"),
+                     "All rows of a source must have the format of the first, or the one that data.format names; "
+                     "data.columns renames "
+                     "columns."};
     return *found;
 }
 

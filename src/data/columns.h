@@ -22,7 +22,8 @@ std::string optional_string(const nlohmann::ordered_json& row, const char* colum
 /// Whether the row has the column, with something other than null and an empty text in it (as the cells of tables are).
 bool holds(const nlohmann::ordered_json& row, const char* column);
 
-/// The value's JSON text; BadRow when it is nested so deeply that writing it out would exhaust the stack. `where` names the place.
+/// The value's JSON text; BadRow when it is nested so deeply that writing it out would exhaust the stack. `where` names
+/// the place.
 std::string dumped(const nlohmann::ordered_json& value, const std::string& where);
 
 }  // namespace unsloth

@@ -54,7 +54,8 @@ bool read_weight(const Json& message, const std::string& role, const std::string
     const auto found = message.find("weight");
     if (found == message.end() || found->is_null()) return true;
     if (!found->is_number() || (*found != 0 && *found != 1))
-        throw BadRow{cat(where, ".weight: expected 0 or 1, found ", shown(*found)), "The loss counts a message or leaves it out."};
+        throw BadRow{cat(where, ".weight: expected 0 or 1, found ", shown(*found)),
+                     "The loss counts a message or leaves it out."};
     if (role != "assistant" && *found != 0)
         throw BadRow{cat(where, ".weight: only messages of the assistant are learnt, found one of ", role),
                      "data.train_on_prompt: true trains on all messages."};
@@ -88,7 +89,8 @@ class Builder {
         }
     }
 
-    /// What a template needs beside roles and contents: the messages as they are. `messages` is an array of all that were added.
+    /// What a template needs beside roles and contents: the messages as they are. `messages` is an array of all that
+    /// were added.
     void keep_json(const Json& row, const Json& messages) {
         Conversation& conversation = result_.conversation;
         if (const auto tools = row.find("tools"); tools != row.end() && !tools->is_null() && !tools->empty()) {
@@ -99,7 +101,8 @@ class Builder {
             conversation.messages_json = dumped(messages, "messages");
         } else if (says_more_) {
             Json whole = messages;
-            for (std::size_t i = 0; i < whole.size(); ++i) whole[i]["content"] = conversation.turns[i].content;  // parts are joined
+            for (std::size_t i = 0; i < whole.size(); ++i)
+                whole[i]["content"] = conversation.turns[i].content;  // parts are joined
             conversation.messages_json = dumped(whole, "messages");
         }
     }
@@ -117,8 +120,9 @@ class Builder {
 
 std::string sharegpt_role(const std::string& name, const std::string& where) {
     static const std::map<std::string, std::string> roles = {
-        {"human", "user"},      {"user", "user"},       {"gpt", "assistant"}, {"assistant", "assistant"}, {"chatgpt", "assistant"},
-        {"model", "assistant"}, {"system", "system"},   {"tool", "tool"},     {"observation", "tool"},    {"function", "tool"}};
+        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"}, {"assistant", "assistant"},
+        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"}, {"tool", "tool"},
+        {"observation", "tool"},  {"function", "tool"}};
     const auto found = roles.find(name);
     if (found != roles.end()) return found->second;
     std::string known;
@@ -139,7 +143,8 @@ WeightedConversation sharegpt_conversation(const Json& row) {
     Json storage;
     const Json& turns = array_column(row, "conversations", DataFormat::sharegpt, "{from, value}", storage);
     Builder builder;
-    if (std::string system = optional_string(row, "system"); !system.empty()) builder.add(Json::object(), "system", std::move(system), "system");
+    if (std::string system = optional_string(row, "system"); !system.empty())
+        builder.add(Json::object(), "system", std::move(system), "system");
     for (const Json& turn : turns) {
         const std::string where = cat("conversations[", &turn - &turns.front(), "]");
         if (!turn.is_object()) throw BadRow{cat(where, ": expected an object {from, value}, found ", shown(turn)), ""};
@@ -147,13 +152,15 @@ WeightedConversation sharegpt_conversation(const Json& row) {
         const char* const from = openai ? "role" : "from";
         const char* const value = openai ? "content" : "value";
         for (const char* key : {from, value})
-            if (!turn.contains(key)) throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(turn), ")"), ""};
+            if (!turn.contains(key))
+                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(turn), ")"), ""};
         const std::string role = sharegpt_role(as_string(turn[from], cat(where, ".", from)), where);
         builder.add(turn, role, content_text(turn[value], cat(where, ".", value)), where);
     }
     if (row.contains("tools")) {
         Json messages = Json::array();
-        for (const Message& turn : builder.result().conversation.turns) messages.push_back(Json{{"role", turn.role}, {"content", turn.content}});
+        for (const Message& turn : builder.result().conversation.turns)
+            messages.push_back(Json{{"role", turn.role}, {"content", turn.content}});
         builder.keep_json(row, messages);
     }
     return std::move(builder.result());
@@ -162,13 +169,15 @@ WeightedConversation sharegpt_conversation(const Json& row) {
 WeightedConversation prompt_completion_conversation(const Json& row) {
     Json prompt_storage, completion_storage;
     const Json& prompt = array_column(row, "prompt", DataFormat::prompt_completion, "{role, content}", prompt_storage);
-    const Json& completion = array_column(row, "completion", DataFormat::prompt_completion, "{role, content}", completion_storage);
+    const Json& completion =
+        array_column(row, "completion", DataFormat::prompt_completion, "{role, content}", completion_storage);
     Builder builder;
     builder.mask_what_follows(true);
     builder.add_openai(prompt, "prompt");
     builder.mask_what_follows(false);
     builder.add_openai(completion, "completion");
-    builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(), false) != builder.result().learnt.end();
+    builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(),
+                                                false) != builder.result().learnt.end();
     if (builder.needs_json() || row.contains("tools")) {
         Json messages = Json::array();
         for (const Json* part : {&prompt, &completion})

@@ -49,7 +49,9 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options) {
 }
 
 DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options) {
-    return resolve({.path = path.string(), .format = options.format, .columns = options.reader.columns}, options.reader, options.skip_bad_rows).format;
+    return resolve({.path = path.string(), .format = options.format, .columns = options.reader.columns}, options.reader,
+                   options.skip_bad_rows)
+        .format;
 }
 
 Dataset::Dataset() : store_(std::make_shared<Store>()) {}
@@ -66,7 +68,8 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     stats_.warnings = std::move(file.warnings);
 }
 
-Dataset Dataset::load(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder) {
+Dataset Dataset::load(const std::vector<DataSource>& sources, const DatasetOptions& options,
+                      const EncoderOnDemand& encoder) {
     std::vector<SourceFiles> files;
     for (const DataSource& source : sources) files.push_back(resolve(source, options.reader, options.skip_bad_rows));
     MemorySink sink;
@@ -75,7 +78,9 @@ Dataset Dataset::load(const std::vector<DataSource>& sources, const DatasetOptio
 }
 
 Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder) {
-    return load(std::vector<DataSource>{{.path = path.string(), .format = options.format, .columns = options.reader.columns}}, options, [=] { return encoder; });
+    return load(
+        std::vector<DataSource>{{.path = path.string(), .format = options.format, .columns = options.reader.columns}},
+        options, [=] { return encoder; });
 }
 
 Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
@@ -124,7 +129,9 @@ int64_t Dataset::longest_segment(int64_t i) const {
 
 std::string Dataset::fingerprint() const {
     ContentHash hash;
-    const auto add = [&](const auto* values, std::size_t count) { hash.add({reinterpret_cast<const char*>(values), count * sizeof *values}); };
+    const auto add = [&](const auto* values, std::size_t count) {
+        hash.add({reinterpret_cast<const char*>(values), count * sizeof *values});
+    };
     for (const int64_t i : rows_) {
         const RowRecord& record = store_->record(i);
         const int64_t named[] = {record.source_row, record.length, record.targets, record.segments, record.source};
@@ -146,7 +153,8 @@ std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const
 
 std::pair<Dataset, Dataset> Dataset::by_targets() const {
     std::vector<int64_t> trained, masked;
-    for (int64_t i = 0; i < size(); ++i) (targets(i) > 0 ? trained : masked).push_back(rows_[static_cast<std::size_t>(i)]);
+    for (int64_t i = 0; i < size(); ++i)
+        (targets(i) > 0 ? trained : masked).push_back(rows_[static_cast<std::size_t>(i)]);
     DatasetStats file = stats_;
     file.masked_rows += static_cast<int64_t>(masked.size());
     return {Dataset(store_, std::move(trained), file), Dataset(store_, std::move(masked), file)};

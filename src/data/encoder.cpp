@@ -4,9 +4,9 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "unsloth/core/hash.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
@@ -50,9 +50,9 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow text(std::string_view text) const override {
         const auto eos = tokenizer_.eos_id();
         if (!eos)
-            throw input_error(cat("the tokenizer in ", tokenizer_.folder().string(),
-                                  " names no EOS token to end texts with"),
-                              "Set eos_token in its tokenizer_config.json.");
+            throw input_error(
+                cat("the tokenizer in ", tokenizer_.folder().string(), " names no EOS token to end texts with"),
+                "Set eos_token in its tokenizer_config.json.");
         EncodedRow row;
         row.ids = tokenizer_.encode(text, true);
         if (row.ids.empty() || row.ids.back() != *eos) row.ids.push_back(*eos);  // a text may bring its own
@@ -63,8 +63,8 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow alpaca(const AlpacaFields& fields) const override {
         if (!alpaca_prompts_) return messages(conversation(fields));
         const std::string prompt = alpaca_prompt(fields.instruction, fields.input, fields.system);
-        return examined(row_of(
-            encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output))));
+        return examined(
+            row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output))));
     }
 
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
@@ -86,9 +86,12 @@ class TokenizerEncoder : public RowEncoder {
 
     std::string subject(RowDoubt doubt) const override {
         switch (doubt) {
-            case RowDoubt::double_bos: return tokenizer_.bos_id() ? tokenizer_.token(*tokenizer_.bos_id()) : "";
-            case RowDoubt::open_end: return stop_tokens();
-            case RowDoubt::guessed_template: return chat_template_.name();
+            case RowDoubt::double_bos:
+                return tokenizer_.bos_id() ? tokenizer_.token(*tokenizer_.bos_id()) : "";
+            case RowDoubt::open_end:
+                return stop_tokens();
+            case RowDoubt::guessed_template:
+                return chat_template_.name();
         }
         return {};
     }
@@ -96,11 +99,13 @@ class TokenizerEncoder : public RowEncoder {
   private:
     EncodedRow examined(EncodedRow row) const {
         const auto bos = tokenizer_.bos_id();
-        if (bos && row.ids.size() > 1 && row.ids[0] == *bos && row.ids[1] == *bos) row.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
+        if (bos && row.ids.size() > 1 && row.ids[0] == *bos && row.ids[1] == *bos)
+            row.doubts |= static_cast<uint32_t>(RowDoubt::double_bos);
         const auto& stops = tokenizer_.stop_ids();
         if (row.trained.empty() || row.trained.back().second == 0) return row;
         const int32_t last = row.ids[static_cast<std::size_t>(row.trained.back().second - 1)];
-        if (std::find(stops.begin(), stops.end(), last) == stops.end()) row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
+        if (std::find(stops.begin(), stops.end(), last) == stops.end())
+            row.doubts |= static_cast<uint32_t>(RowDoubt::open_end);
         return row;
     }
 
@@ -136,11 +141,13 @@ std::string RowEncoder::subject(RowDoubt) const {
 
 std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name) {
     std::vector<std::filesystem::path> files;
-    for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                             "vocab.json", "merges.txt", "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"})
+    for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+                             "added_tokens.json", "vocab.json", "merges.txt", "config.json", "generation_config.json",
+                             "chat_template.jinja", "chat_template.json"})
         files.push_back(tokenizer_folder / name);
     std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(tokenizer_folder / "additional_chat_templates", none)) files.push_back(entry.path());
+    for (const auto& entry : std::filesystem::directory_iterator(tokenizer_folder / "additional_chat_templates", none))
+        files.push_back(entry.path());
     std::sort(files.begin(), files.end());
     files.emplace_back(template_name);  // a template may be a file of its own
     ContentHash hash;
@@ -153,7 +160,8 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
         hash.add_field(file.filename().string());
         hash.add_field(content);
         const std::string extension = file.extension().string();
-        const bool may_hold_template = extension == ".jinja" || file.filename().string().find("template") != std::string::npos ||
+        const bool may_hold_template = extension == ".jinja" ||
+                                       file.filename().string().find("template") != std::string::npos ||
                                        file.filename() == "tokenizer_config.json" || file == template_name;
         dated |= may_hold_template && content.find("strftime_now") != std::string_view::npos;
     }

@@ -26,13 +26,13 @@ std::vector<int32_t> integers(const Json& value, const char* column) {
     result.reserve(value.size());
     for (const Json& element : value) {
         const bool integer = element.is_number_integer();
-        const bool fits = integer &&
-                          (!element.is_number_unsigned() ||
-                           element.get<uint64_t>() <= std::numeric_limits<int32_t>::max()) &&
-                          element.get<int64_t>() >= std::numeric_limits<int32_t>::min();
+        const bool fits =
+            integer &&
+            (!element.is_number_unsigned() || element.get<uint64_t>() <= std::numeric_limits<int32_t>::max()) &&
+            element.get<int64_t>() >= std::numeric_limits<int32_t>::min();
         if (!fits)
-            throw BadRow{cat(column, "[", result.size(), "]: expected ",
-                             integer ? "a 32-bit integer" : "an integer", ", found ", shown(element)),
+            throw BadRow{cat(column, "[", result.size(), "]: expected ", integer ? "a 32-bit integer" : "an integer",
+                             ", found ", shown(element)),
                          ""};
         result.push_back(element.get<int32_t>());
     }
@@ -68,10 +68,9 @@ void check_ids(const FormattedRow& row, int64_t vocab_size, bool from_tokenizer)
     const auto outside = [&](int32_t id) { return id < 0 || id >= limit; };
     for (std::size_t t = 0; t < row.ids.size(); ++t)
         if (outside(row.ids[t]))
-            throw BadRow{
-                cat(from_tokenizer ? "token " : "input_ids[", t, from_tokenizer ? "" : "]", " has id ",
-                    row.ids[t], ", outside the model's vocabulary (0 ... ", limit - 1, ")"),
-                from_tokenizer ? "The tokenizer does not belong to this model." : ""};
+            throw BadRow{cat(from_tokenizer ? "token " : "input_ids[", t, from_tokenizer ? "" : "]", " has id ",
+                             row.ids[t], ", outside the model's vocabulary (0 ... ", limit - 1, ")"),
+                         from_tokenizer ? "The tokenizer does not belong to this model." : ""};
     for (std::size_t t = 0; t < row.labels.size(); ++t)
         if (row.labels[t] != ignore_label && outside(row.labels[t]))
             throw BadRow{cat("labels[", t, "] is ", row.labels[t],
@@ -93,8 +92,7 @@ void check_positions(const std::vector<int32_t>& positions) {
 /// Targets of a row whose positions may be implied.
 int64_t targets_of(const FormattedRow& row) {
     if (!row.positions.empty()) return count_targets(row.labels, row.positions);
-    return std::count_if(row.labels.begin() + 1, row.labels.end(),
-                         [](int32_t label) { return label != ignore_label; });
+    return std::count_if(row.labels.begin() + 1, row.labels.end(), [](int32_t label) { return label != ignore_label; });
 }
 
 void cut(FormattedRow& row, int64_t max_seq_length) {
@@ -139,15 +137,21 @@ DataFormat detect_format(const Json& row) {
     if (has(row, "text")) return DataFormat::text;
 
     std::string advice =
-        "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {conversations: [{from, value}]}, "
-        "{instruction, input?, output, system?}, {prompt, completion}, {chosen, rejected} and {text}. data.columns renames columns";
+        "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {conversations: [{from, "
+        "value}]}, "
+        "{instruction, input?, output, system?}, {prompt, completion}, {chosen, rejected} and {text}. data.columns "
+        "renames columns";
     const auto rename = [&](const char* first, const char* second) {
         advice += cat(": data.columns: {\"instruction\": \"", first, "\", \"output\": \"", second, "\"}");
     };
-    if (has(row, "question") && has(row, "answer")) rename("question", "answer");
-    else if (has(row, "query") && has(row, "response")) rename("query", "response");
-    else if (has(row, "instruction") && has(row, "response")) rename("instruction", "response");
-    else if (has(row, "prompt") && has(row, "response")) rename("prompt", "response");
+    if (has(row, "question") && has(row, "answer"))
+        rename("question", "answer");
+    else if (has(row, "query") && has(row, "response"))
+        rename("query", "response");
+    else if (has(row, "instruction") && has(row, "response"))
+        rename("instruction", "response");
+    else if (has(row, "prompt") && has(row, "response"))
+        rename("prompt", "response");
     throw BadRow{cat("cannot tell the format from the columns (", column_list(row), ")"), advice + "."};
 }
 
@@ -155,8 +159,11 @@ RowFormatter::RowFormatter(DataFormat format, const RowOptions& options, const R
     : format_(format), options_(options), encoder_(encoder) {
     UNSLOTH_CHECK(format != DataFormat::automatic, "the format must be known by now");
     if (format == DataFormat::preference)
-        throw input_error("rows of format preference (chosen, rejected) are for preference training, which comes with a later version",
-                          "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column prompt.");
+        throw input_error(
+            "rows of format preference (chosen, rejected) are for preference training, which comes with a later "
+            "version",
+            "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
+            "prompt.");
     if (format != DataFormat::tokenized && encoder == nullptr)
         throw input_error(
             cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
@@ -177,7 +184,8 @@ FormattedRow RowFormatter::format(const Json& row) const {
         case DataFormat::messages:
         case DataFormat::sharegpt: {
             const bool openai = format_ == DataFormat::messages;
-            EncodedRow ids = encode_conversation(openai ? openai_conversation(row) : sharegpt_conversation(row), learnt);
+            EncodedRow ids =
+                encode_conversation(openai ? openai_conversation(row) : sharegpt_conversation(row), learnt);
             return encoded(std::move(ids), learnt);
         }
         case DataFormat::text:
@@ -201,14 +209,17 @@ EncodedRow RowFormatter::encode_alpaca(const Json& row) const {
 EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<bool>& learnt) const {
     const Json& prompt = required(row, "prompt", format_);
     const Json& completion = required(row, "completion", format_);
-    if (prompt.is_array() || completion.is_array()) return encode_conversation(prompt_completion_conversation(row), learnt);
-    return encoder_->prompt_completion(as_string(prompt, "column \"prompt\""), as_string(completion, "column \"completion\""));
+    if (prompt.is_array() || completion.is_array())
+        return encode_conversation(prompt_completion_conversation(row), learnt);
+    return encoder_->prompt_completion(as_string(prompt, "column \"prompt\""),
+                                       as_string(completion, "column \"completion\""));
 }
 
 /// `learnt`: of each trained span whether it is learnt after all; empty: all.
 EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const {
     const Conversation& conversation = row.conversation;
-    EncodedRow ids = conversation.messages_json.empty() ? encoder_->messages(conversation.turns) : encoder_->whole_conversation(conversation);
+    EncodedRow ids = conversation.messages_json.empty() ? encoder_->messages(conversation.turns)
+                                                        : encoder_->whole_conversation(conversation);
     if (!row.names_weights && !options_.train_on_last_turn_only) return ids;
     if (ids.trained.size() != row.learnt.size())
         throw BadRow{cat("the chat template marks ", ids.trained.size(), " of the ", row.learnt.size(),
@@ -248,12 +259,14 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
     FormattedRow result;
     result.ids = std::move(row.ids);
     result.doubts = row.doubts;
-    if (options_.train_on_prompt) result.labels = result.ids;
-    else result.labels.assign(result.ids.size(), ignore_label);
+    if (options_.train_on_prompt)
+        result.labels = result.ids;
+    else
+        result.labels.assign(result.ids.size(), ignore_label);
     for (std::size_t span = 0; span < row.trained.size(); ++span) {
         const auto [begin, end] = row.trained[span];
-        UNSLOTH_CHECK(0 <= begin && begin <= end && end <= static_cast<int32_t>(result.ids.size()),
-                      "trained span [", begin, ", ", end, ") of ", result.ids.size(), " tokens");
+        UNSLOTH_CHECK(0 <= begin && begin <= end && end <= static_cast<int32_t>(result.ids.size()), "trained span [",
+                      begin, ", ", end, ") of ", result.ids.size(), " tokens");
         if (learnt.empty() || learnt[span])
             std::copy(result.ids.begin() + begin, result.ids.begin() + end, result.labels.begin() + begin);
         else
@@ -266,14 +279,12 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
 
 void RowFormatter::finish(FormattedRow& row) const {
     cut(row, options_.max_seq_length);
-    const int64_t last = row.positions.empty()
-                             ? static_cast<int64_t>(row.ids.size()) - 1
-                             : *std::max_element(row.positions.begin(), row.positions.end());
+    const int64_t last = row.positions.empty() ? static_cast<int64_t>(row.ids.size()) - 1
+                                               : *std::max_element(row.positions.begin(), row.positions.end());
     if (options_.max_positions > 0 && last >= options_.max_positions)
-        throw BadRow{
-            cat("the row has ", row.ids.size(), " tokens and reaches position ", last, "; the model allows ",
-                options_.max_positions, " positions (max_position_embeddings)"),
-            cat("Set model.max_seq_length to ", options_.max_positions, " or less, so that rows are cut.")};
+        throw BadRow{cat("the row has ", row.ids.size(), " tokens and reaches position ", last, "; the model allows ",
+                         options_.max_positions, " positions (max_position_embeddings)"),
+                     cat("Set model.max_seq_length to ", options_.max_positions, " or less, so that rows are cut.")};
     row.targets = targets_of(row);
 }
 

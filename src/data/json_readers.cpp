@@ -69,10 +69,13 @@ class JsonArray : public RowReader {
 
   private:
     [[noreturn]] void refuse(const char* reason) const {
-        throw input_error(cat(place(line_), ": not valid JSON: ", reason), "The file must be one array of JSON objects.");
+        throw input_error(cat(place(line_), ": not valid JSON: ", reason),
+                          "The file must be one array of JSON objects.");
     }
 
-    [[noreturn]] void refuse_large() const { refuse("an element is larger than 64 MiB: is a closing bracket or quote missing?"); }
+    [[noreturn]] void refuse_large() const {
+        refuse("an element is larger than 64 MiB: is a closing bracket or quote missing?");
+    }
 
     /// Skips white space and gives the byte behind it; 0 at the end of the file, which is an error unless `at_end`.
     char peek(bool at_end = false) {
@@ -90,8 +93,8 @@ class JsonArray : public RowReader {
         }
     }
 
-    /// Bytes of the element at the front of the window. Brackets outside of strings are counted, not matched: the parser
-    /// does that.
+    /// Bytes of the element at the front of the window. Brackets outside of strings are counted, not matched: the
+    /// parser does that.
     std::size_t element_size() {
         std::size_t at = 0;
         int64_t depth = 0;
@@ -127,11 +130,13 @@ class JsonArray : public RowReader {
 
 }  // namespace
 
-std::unique_ptr<RowReader> read_json_lines(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window) {
+std::unique_ptr<RowReader> read_json_lines(const std::filesystem::path& path, const ReaderOptions& options,
+                                           TextWindow window) {
     return std::make_unique<JsonLines>(path, options, std::move(window));
 }
 
-std::unique_ptr<RowReader> read_json_array(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window) {
+std::unique_ptr<RowReader> read_json_array(const std::filesystem::path& path, const ReaderOptions& options,
+                                           TextWindow window) {
     return std::make_unique<JsonArray>(path, options, std::move(window));
 }
 

@@ -11,9 +11,10 @@
 namespace unsloth {
 
 struct Line {
-    std::string_view text;  ///< without LF or CRLF; valid until the next call. Empty when the line is longer than the limit
-    int64_t number = 0;     ///< from 1
-    int64_t bytes = 0;      ///< of the whole line
+    std::string_view
+        text;  ///< without LF or CRLF; valid until the next call. Empty when the line is longer than the limit
+    int64_t number = 0;  ///< from 1
+    int64_t bytes = 0;   ///< of the whole line
 };
 
 inline bool is_blank(std::string_view line) {

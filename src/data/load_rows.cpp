@@ -75,18 +75,20 @@ std::string list_places(const Noted& noted) {
 
 Error error_at(const Rejected& row) {
     const char* const skip = "(data.skip_bad_rows: true leaves such rows out and counts them.)";
-    return input_error(cat(row.place, ": ", row.reason.message), row.reason.advice.empty() ? skip : row.reason.advice + "\n  " + skip);
+    return input_error(cat(row.place, ": ", row.reason.message),
+                       row.reason.advice.empty() ? skip : row.reason.advice + "\n  " + skip);
 }
 
 void refuse_masked(const Losses& lost, int64_t rows) {
     const bool cut = lost.masked_after_cut > 0;
-    throw input_error(cat(lost.masked.first.front(), ": all labels are masked, nothing is left to train on (", lost.masked.count, " of ", rows,
-                          " rows", cut ? cat(", ", lost.masked_after_cut, " of them since they were cut") : "", ": ",
-                          list_places(lost.masked), ")"),
-                      cat("`unsloth-train data` with the same options shows such rows as the model sees them. ",
-                          cut ? "Raise model.max_seq_length, so that the answers are not cut off. " : "",
-                          "data.skip_bad_rows: true leaves such rows out and counts them; data.train_on_prompt: true "
-                          "trains on prompts too."));
+    throw input_error(
+        cat(lost.masked.first.front(), ": all labels are masked, nothing is left to train on (", lost.masked.count,
+            " of ", rows, " rows", cut ? cat(", ", lost.masked_after_cut, " of them since they were cut") : "", ": ",
+            list_places(lost.masked), ")"),
+        cat("`unsloth-train data` with the same options shows such rows as the model sees them. ",
+            cut ? "Raise model.max_seq_length, so that the answers are not cut off. " : "",
+            "data.skip_bad_rows: true leaves such rows out and counts them; data.train_on_prompt: true "
+            "trains on prompts too."));
 }
 
 /// `subject`: see RowEncoder::subject(); may be empty.
@@ -105,7 +107,8 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
     return {};
 }
 
-std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std::string& name, const RowEncoder* encoder) {
+std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std::string& name,
+                                     const RowEncoder* encoder) {
     std::vector<std::string> warnings;
     if (lost.bad > 0) {
         std::string text = cat(name, ": skipped ", lost.bad, " bad of ", rows, " rows:");
@@ -113,14 +116,16 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
         warnings.push_back(lost.bad > static_cast<int64_t>(lost.first_bad.size()) ? text + "\n  ..." : text);
     }
     if (lost.masked.count > 0)
-        warnings.push_back(cat(name, ": left out ", lost.masked.count, " of ", rows, " rows whose labels are all masked: ", list_places(lost.masked)));
+        warnings.push_back(cat(name, ": left out ", lost.masked.count, " of ", rows,
+                               " rows whose labels are all masked: ", list_places(lost.masked)));
     if (lost.repaired.count > 0)
-        warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows, " rows: ",
-                               list_places(lost.repaired)));
+        warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows,
+                               " rows: ", list_places(lost.repaired)));
     for (std::size_t d = 0; d < doubts.size(); ++d)
         if (const Noted& noted = lost.doubtful[d]; noted.count > 0)
-            warnings.push_back(cat(name, ": ", noted.count, " of ", rows, " rows ", doubt_text(doubts[d], encoder ? encoder->subject(doubts[d]) : ""),
-                                   ": ", list_places(noted)));
+            warnings.push_back(cat(name, ": ", noted.count, " of ", rows, " rows ",
+                                   doubt_text(doubts[d], encoder ? encoder->subject(doubts[d]) : ""), ": ",
+                                   list_places(noted)));
     return warnings;
 }
 
@@ -132,7 +137,8 @@ struct Encoded {
 
 class RowLoader {
   public:
-    RowLoader(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder) : options_(options) {
+    RowLoader(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder)
+        : options_(options) {
         for (const SourceFiles& source : sources) formatters_.emplace_back(source.format, options, encoder);
     }
 
@@ -151,7 +157,8 @@ class RowLoader {
         Losses& lost = result.lost;
         const auto reject = [&](BadRow reason) {
             ++lost.bad;
-            if (lost.first_bad.size() < shown_rows) lost.first_bad.push_back({part.file->place(raw.line), std::move(reason)});
+            if (lost.first_bad.size() < shown_rows)
+                lost.first_bad.push_back({part.file->place(raw.line), std::move(reason)});
             return false;
         };
         const auto place = [&] { return part.file->place(raw.line); };
@@ -187,7 +194,8 @@ int worker_count(int asked) {
 }
 
 void stop_when_asked() {
-    if (const int signal = interrupt_requested(); signal != 0) throw Interrupted(signal, "stopped while the data was read; nothing was written");
+    if (const int signal = interrupt_requested(); signal != 0)
+        throw Interrupted(signal, "stopped while the data was read; nothing was written");
 }
 
 std::string name_of(const std::vector<SourceFiles>& sources) {
@@ -203,10 +211,12 @@ Error error_at(const RowReader& file, int64_t line, const BadRow& reason) {
 }
 
 bool all_tokenized(const std::vector<SourceFiles>& sources) {
-    return std::all_of(sources.begin(), sources.end(), [](const SourceFiles& source) { return source.format == DataFormat::tokenized; });
+    return std::all_of(sources.begin(), sources.end(),
+                       [](const SourceFiles& source) { return source.format == DataFormat::tokenized; });
 }
 
-LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder, RowSink& sink) {
+LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder,
+                     RowSink& sink) {
     const RowLoader loader(sources, options, encoder);
     SourceReader reader(sources, options.reader);
     Losses lost;
@@ -223,17 +233,21 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
         sink.append(std::move(encoded.rows));
         add(lost, std::move(encoded.lost));
     };
-    run_in_order<SourceReader::Part, Encoded>(worker_count(options.workers), next, [&](const SourceReader::Part& part) { return loader.encode(part); }, take);
+    run_in_order<SourceReader::Part, Encoded>(
+        worker_count(options.workers), next, [&](const SourceReader::Part& part) { return loader.encode(part); }, take);
 
     const std::string name = name_of(sources);
     if (lost.masked.count > 0 && !options.skip_bad_rows) refuse_masked(lost, reader.rows());
     if (kept == 0) {
-        const std::string why = lost.first_bad.empty() ? "" : cat("; the first: ", lost.first_bad[0].place, ": ", lost.first_bad[0].reason.message);
-        throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ", lost.masked.count,
-                              " with all labels masked)", why));
+        const std::string why = lost.first_bad.empty() ? ""
+                                                       : cat("; the first: ", lost.first_bad[0].place, ": ",
+                                                             lost.first_bad[0].reason.message);
+        throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ",
+                              lost.masked.count, " with all labels masked)", why));
     }
-    LoadReport report{reader.rows(), lost.bad, lost.masked.count, lost.augmented, sources.front().format,
-                      warnings_of(lost, reader.rows(), name, encoder)};
+    LoadReport report{reader.rows(),          lost.bad,
+                      lost.masked.count,      lost.augmented,
+                      sources.front().format, warnings_of(lost, reader.rows(), name, encoder)};
     if (cut > 0)
         report.warnings.push_back(cat(name, ": cut ", cut, " of ", reader.rows(), " rows at ", options.max_seq_length,
                                       " tokens (model.max_seq_length)"));

@@ -31,8 +31,9 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options);
 /// Whether no source needs a tokenizer.
 bool all_tokenized(const std::vector<SourceFiles>& sources);
 
-/// Reads all rows of the sources, whose formats are known. Input Errors as Dataset::load says. Interrupted when a signal asked
-/// the program to stop.
-LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder, RowSink& sink);
+/// Reads all rows of the sources, whose formats are known. Input Errors as Dataset::load says. Interrupted when a
+/// signal asked the program to stop.
+LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder,
+                     RowSink& sink);
 
 }  // namespace unsloth

@@ -26,7 +26,8 @@ void check_options(const LoaderOptions& options) {
     if (options.packing) at_least_one(options.max_seq_length, "model.max_seq_length (with data.packing)");
     if (options.max_tokens_per_batch > 0 && !options.source_weights.empty())
         throw usage_error("training.max_tokens_per_batch and weights in data.datasets are both given",
-                          "Their number of steps would differ from epoch to epoch; take rows (per_device_train_batch_size) or packing.");
+                          "Their number of steps would differ from epoch to epoch; take rows "
+                          "(per_device_train_batch_size) or packing.");
     UNSLOTH_CHECK(options.world_size > 0 && options.rank >= 0 && options.rank < options.world_size, "rank ",
                   options.rank, " of ", options.world_size);
 }
@@ -49,7 +50,8 @@ int64_t sum_of_largest(std::vector<int64_t> values, int64_t count) {
 std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity) {
     std::vector<std::size_t> longest_first(lengths.size());
     std::iota(longest_first.begin(), longest_first.end(), 0);
-    std::stable_sort(longest_first.begin(), longest_first.end(), [&](std::size_t a, std::size_t b) { return lengths[a] > lengths[b]; });
+    std::stable_sort(longest_first.begin(), longest_first.end(),
+                     [&](std::size_t a, std::size_t b) { return lengths[a] > lengths[b]; });
 
     std::vector<std::vector<int64_t>> rows;
     std::set<std::pair<int64_t, std::size_t>> open;  // {room, row}
@@ -81,7 +83,8 @@ StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
     if (!fills_by_tokens()) return;
     const int64_t longest = *std::max_element(unit_tokens_.begin(), unit_tokens_.end());
     if (longest > options_.max_tokens_per_batch)
-        throw usage_error(cat("training.max_tokens_per_batch is ", options_.max_tokens_per_batch, ", and the longest row has ", longest, " tokens"),
+        throw usage_error(cat("training.max_tokens_per_batch is ", options_.max_tokens_per_batch,
+                              ", and the longest row has ", longest, " tokens"),
                           "Raise it, or lower model.max_seq_length, so that rows are cut.");
     enter_epoch(0);
 }
@@ -102,7 +105,8 @@ void StepLoader::make_units() {
         return;
     }
     std::map<int32_t, std::vector<int64_t>> samples;
-    for (int64_t i = 0; i < dataset_.size(); ++i) samples[options_.source_weights.empty() ? 0 : dataset_.source(i)].push_back(i);
+    for (int64_t i = 0; i < dataset_.size(); ++i)
+        samples[options_.source_weights.empty() ? 0 : dataset_.source(i)].push_back(i);
     for (const auto& [source, of_source] : samples) {
         std::vector<int64_t> lengths;
         for (const int64_t i : of_source) lengths.push_back(dataset_.tokens(i));
@@ -116,7 +120,8 @@ void StepLoader::make_units() {
 void StepLoader::make_mixture() {
     mixture_.resize(options_.source_weights.size());
     for (std::size_t u = 0; u < units_.size(); ++u) {
-        const auto source = static_cast<std::size_t>(dataset_.source(members_[static_cast<std::size_t>(units_[u].first)]));
+        const auto source =
+            static_cast<std::size_t>(dataset_.source(members_[static_cast<std::size_t>(units_[u].first)]));
         UNSLOTH_CHECK(source < mixture_.size(), "source ", source, " of ", mixture_.size(), " weights");
         mixture_[source].places.push_back(static_cast<int64_t>(u));
     }
@@ -133,7 +138,8 @@ int64_t StepLoader::steps_per_epoch() const {
 }
 
 int64_t StepLoader::batches_per_epoch() const {
-    return fills_by_tokens() ? static_cast<int64_t>(batch_ends_.size()) : ceil_div(rows_per_epoch(), options_.per_device_train_batch_size);
+    return fills_by_tokens() ? static_cast<int64_t>(batch_ends_.size())
+                             : ceil_div(rows_per_epoch(), options_.per_device_train_batch_size);
 }
 
 int64_t StepLoader::round_rows() const {
@@ -141,7 +147,8 @@ int64_t StepLoader::round_rows() const {
 }
 
 int64_t StepLoader::rounds_per_epoch() const {
-    return fills_by_tokens() ? ceil_div(batches_per_epoch(), options_.world_size) : ceil_div(rows_per_epoch(), round_rows());
+    return fills_by_tokens() ? ceil_div(batches_per_epoch(), options_.world_size)
+                             : ceil_div(rows_per_epoch(), round_rows());
 }
 
 /// The places in the epoch's order of what all ranks take in a round.
@@ -150,7 +157,8 @@ std::pair<int64_t, int64_t> StepLoader::round_places(int64_t round) const {
     return {begin_of_batch(round * options_.world_size), begin_of_batch((round + 1) * options_.world_size)};
 }
 
-/// With max_tokens_per_batch: where a micro-batch begins in the epoch's order; its end for those that the epoch does not have.
+/// With max_tokens_per_batch: where a micro-batch begins in the epoch's order; its end for those that the epoch does
+/// not have.
 int64_t StepLoader::begin_of_batch(int64_t batch) const {
     return batch == 0 ? 0 : batch_ends_[static_cast<std::size_t>(std::min(batch, batches_per_epoch()) - 1)];
 }
@@ -158,8 +166,7 @@ int64_t StepLoader::begin_of_batch(int64_t batch) const {
 int64_t StepLoader::total_steps(double num_train_epochs, int64_t max_steps) const {
     if (max_steps >= 0) return max_steps;
     if (!(num_train_epochs > 0) || !std::isfinite(num_train_epochs))
-        throw usage_error(
-            cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
+        throw usage_error(cat("training.num_train_epochs is ", num_train_epochs, ": expected a number above 0"));
     return static_cast<int64_t>(std::ceil(num_train_epochs * static_cast<double>(steps_per_epoch())));
 }
 
@@ -184,7 +191,8 @@ BatchLimits StepLoader::limits() const {
         for (std::size_t b = 0; b < batch_ends_.size(); ++b) {
             const int64_t begin = b == 0 ? 0 : batch_ends_[b - 1];
             int64_t tokens = 0;
-            for (int64_t place = begin; place < batch_ends_[b]; ++place) tokens += unit_tokens_[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])];
+            for (int64_t place = begin; place < batch_ends_[b]; ++place)
+                tokens += unit_tokens_[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])];
             limits.tokens = std::max(limits.tokens, tokens);
             rows = std::max(rows, batch_ends_[b] - begin);
         }
@@ -210,8 +218,7 @@ StepBatch StepLoader::step(int64_t number) {
     enter_epoch(step.epoch_index);
 
     const int64_t first_round = in_epoch * options_.gradient_accumulation_steps;
-    const int64_t last_round =
-        std::min(first_round + options_.gradient_accumulation_steps, rounds_per_epoch());
+    const int64_t last_round = std::min(first_round + options_.gradient_accumulation_steps, rounds_per_epoch());
     for (int64_t round = first_round; round < last_round; ++round) {
         const auto [begin, end] = round_places(round);
         count(begin, end, step);
@@ -248,8 +255,8 @@ void StepLoader::count_repetitions() {
     for (const int64_t unit : order_) repetition_.push_back(seen[static_cast<std::size_t>(unit)]++);
 }
 
-/// The k-th repetition of a row counts as row + k x (number of row ids), a row that there is not; of the epoch's first coming there is
-/// nothing to say. 31 bits name 2^31 such rows, and beyond them names come again.
+/// The k-th repetition of a row counts as row + k x (number of row ids), a row that there is not; of the epoch's first
+/// coming there is nothing to say. 31 bits name 2^31 such rows, and beyond them names come again.
 std::optional<int32_t> StepLoader::dropout_row(int64_t row, int64_t place) const {
     const int64_t repetition = repetition_.empty() ? 0 : repetition_[static_cast<std::size_t>(place)];
     if (repetition == 0) return std::nullopt;
@@ -263,11 +270,13 @@ void StepLoader::fill_by_tokens(uint32_t epoch) {
     for (const int64_t unit : order_) lengths.push_back(unit_tokens_[static_cast<std::size_t>(unit)]);
     std::vector<std::vector<int64_t>> batches = pack_rows(lengths, options_.max_tokens_per_batch);
     std::vector<int64_t> names;  // a batch goes by its first row
-    for (const auto& batch : batches) names.push_back(unit_rows_[static_cast<std::size_t>(order_[static_cast<std::size_t>(batch.front())])]);
+    for (const auto& batch : batches)
+        names.push_back(unit_rows_[static_cast<std::size_t>(order_[static_cast<std::size_t>(batch.front())])]);
     std::vector<int64_t> filled;
     batch_ends_.clear();
     for (const int64_t b : epoch_order(names, options_.seed, epoch, options_.shuffle, LotUse::batch_order)) {
-        for (const int64_t place : batches[static_cast<std::size_t>(b)]) filled.push_back(order_[static_cast<std::size_t>(place)]);
+        for (const int64_t place : batches[static_cast<std::size_t>(b)])
+            filled.push_back(order_[static_cast<std::size_t>(place)]);
         batch_ends_.push_back(static_cast<int64_t>(filled.size()));
     }
     order_ = std::move(filled);
@@ -287,9 +296,9 @@ void StepLoader::count(int64_t begin, int64_t end, StepBatch& step) const {
     }
 }
 
-/// Our part of a round, as places in the epoch's order, ascending: of rows equal numbers, the first ranks taking one more where they do
-/// not come out even, so that the ranks' tokens differ little; of micro-batches filled by tokens the one of our number, if the epoch
-/// has it.
+/// Our part of a round, as places in the epoch's order, ascending: of rows equal numbers, the first ranks taking one
+/// more where they do not come out even, so that the ranks' tokens differ little; of micro-batches filled by tokens the
+/// one of our number, if the epoch has it.
 std::vector<int64_t> StepLoader::own_places(int64_t round) const {
     const auto [begin, end] = round_places(round);
     std::vector<int64_t> own;
@@ -306,9 +315,12 @@ std::vector<int64_t> StepLoader::own_places(int64_t round) const {
     return share_of(places);
 }
 
-/// Longest rows first, each to the rank that has least tokens so far and may still take a row (Graham's rule for equal loads).
+/// Longest rows first, each to the rank that has least tokens so far and may still take a row (Graham's rule for equal
+/// loads).
 std::vector<int64_t> StepLoader::share_of(std::vector<int64_t> places) const {
-    const auto tokens = [&](int64_t place) { return unit_tokens_[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])]; };
+    const auto tokens = [&](int64_t place) {
+        return unit_tokens_[static_cast<std::size_t>(order_[static_cast<std::size_t>(place)])];
+    };
     const auto ranks = static_cast<std::size_t>(options_.world_size);
     std::vector<std::size_t> room(ranks, places.size() / ranks);
     for (std::size_t r = 0; r < places.size() % ranks; ++r) ++room[r];
@@ -340,10 +352,9 @@ Batch StepLoader::micro_batch(const std::vector<int64_t>& places) const {
     return batch;
 }
 
-EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_size)
-    : dataset_(std::move(dataset)) {
-    UNSLOTH_CHECK(max_tokens > 0 && world_size > 0 && rank >= 0 && rank < world_size, max_tokens,
-                  " tokens, rank ", rank);
+EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_size) : dataset_(std::move(dataset)) {
+    UNSLOTH_CHECK(max_tokens > 0 && world_size > 0 && rank >= 0 && rank < world_size, max_tokens, " tokens, rank ",
+                  rank);
     int64_t number = 0;
     for (int64_t begin = 0, end = 0; begin < dataset_.size(); begin = end, ++number) {
         int64_t tokens = 0;

@@ -13,10 +13,10 @@
 
 namespace unsloth {
 
-/// Pieces of work come from next(), which `workers` threads call one at a time until it gives nothing; each runs make(piece) on its
-/// own, and take(result) is called in the order of the pieces on the calling thread. No worker runs more than a few results
-/// ahead. The first exception, in the order of the pieces, of next, of make or of take is thrown here after the workers have
-/// ended.
+/// Pieces of work come from next(), which `workers` threads call one at a time until it gives nothing; each runs
+/// make(piece) on its own, and take(result) is called in the order of the pieces on the calling thread. No worker runs
+/// more than a few results ahead. The first exception, in the order of the pieces, of next, of make or of take is
+/// thrown here after the workers have ended.
 template <class Piece, class Result, class Next, class Make, class Take>
 class OrderedWorkers {
   public:
@@ -109,8 +109,8 @@ class OrderedWorkers {
     std::map<int64_t, Outcome> done_;
     int64_t next_ = 0;
     int64_t taken_ = 0;
-    bool reading_ = false;  ///< a worker is in next()
-    bool stop_ = false;     ///< no more pieces
+    bool reading_ = false;              ///< a worker is in next()
+    bool stop_ = false;                 ///< no more pieces
     std::vector<std::thread> threads_;  ///< last: they use everything above
 };
 

@@ -25,7 +25,8 @@ Library open_library() {
     const std::filesystem::path path = std::filesystem::path(own.dli_fname).parent_path() / "libunsloth_parquet.so";
     void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     const auto find = [&](auto& function, const char* name) {
-        if (handle != nullptr) function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, name));
+        if (handle != nullptr)
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, name));
         if (function == nullptr && library.missing.empty()) library.missing = ::dlerror();
     };
     find(library.open, "unsloth_parquet_open");
@@ -62,7 +63,8 @@ class Parquet : public RowReader {
 
   private:
     [[noreturn]] void refuse() const {
-        throw input_error(cat(name(), ": cannot be read as Parquet: ", error_), "The file is damaged, or it was not copied as a whole.");
+        throw input_error(cat(name(), ": cannot be read as Parquet: ", error_),
+                          "The file is damaged, or it was not copied as a whole.");
     }
 
     char error_[512] = {};
@@ -74,7 +76,8 @@ class Parquet : public RowReader {
 
 std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options) {
     if (!library().missing.empty())
-        throw input_error(cat(path.string(), ": is a Parquet file, and the library that reads them cannot be opened: ", library().missing),
+        throw input_error(cat(path.string(), ": is a Parquet file, and the library that reads them cannot be opened: ",
+                              library().missing),
                           "It is built where scripts/setup.sh could install pyarrow. Or convert the file: "
                           "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)");
     return std::make_unique<Parquet>(path, options);

@@ -23,12 +23,17 @@ struct FieldNames {
 
 FieldNames names_of(DataFormat format) {
     switch (format) {
-        case DataFormat::alpaca: return {{"instruction", "input", "system", "output"}, {"instruction", "input"}};
-        case DataFormat::prompt_completion: return {{"prompt", "completion"}, {"prompt"}};
+        case DataFormat::alpaca:
+            return {{"instruction", "input", "system", "output"}, {"instruction", "input"}};
+        case DataFormat::prompt_completion:
+            return {{"prompt", "completion"}, {"prompt"}};
         case DataFormat::messages:
-        case DataFormat::sharegpt: return {{"user", "system", "assistant", "tool"}, {"user"}};
-        case DataFormat::text: return {{"text"}, {}};
-        default: return {};
+        case DataFormat::sharegpt:
+            return {{"user", "system", "assistant", "tool"}, {"user"}};
+        case DataFormat::text:
+            return {{"text"}, {}};
+        default:
+            return {};
     }
 }
 
@@ -47,7 +52,8 @@ void visit_content(Json& content, const std::string& name, const Visit& visit) {
     }
 }
 
-void visit_messages(Json& messages, const std::string& column, const TextFields& fields, const Visit& visit, const std::string& only_role = {}) {
+void visit_messages(Json& messages, const std::string& column, const TextFields& fields, const Visit& visit,
+                    const std::string& only_role = {}) {
     for (std::size_t i = 0; i < messages.size(); ++i) {
         Json& message = messages[i];
         const std::string where = cat(column, "[", i, "]");
@@ -55,16 +61,18 @@ void visit_messages(Json& messages, const std::string& column, const TextFields&
         const bool sharegpt = !message.contains("role") && message.contains("from");
         const char* const speaker = sharegpt ? "from" : "role";
         const char* const content = sharegpt ? "value" : "content";
-        if (!message.contains(speaker)) throw BadRow{cat(where, ": \"role\" is missing (found: ", column_list(message), ")"), ""};
+        if (!message.contains(speaker))
+            throw BadRow{cat(where, ": \"role\" is missing (found: ", column_list(message), ")"), ""};
         const std::string& written = as_string(message[speaker], cat(where, ".", speaker));
-        const std::string role = fields.format == DataFormat::sharegpt ? sharegpt_role(written, cat(where, ".", speaker)) : written;
+        const std::string role =
+            fields.format == DataFormat::sharegpt ? sharegpt_role(written, cat(where, ".", speaker)) : written;
         const bool wanted = only_role.empty() ? fields.names.contains(role) : role == only_role;
         if (wanted && message.contains(content)) visit_content(message[content], cat(where, ".", content), visit);
     }
 }
 
-/// Runs `use` on a column that holds an array, or an array's JSON text (as in tables), which is written again if `use` changed it.
-/// False: it holds something else.
+/// Runs `use` on a column that holds an array, or an array's JSON text (as in tables), which is written again if `use`
+/// changed it. False: it holds something else.
 bool with_array(Json& value, const std::string& column, const std::function<void(Json&)>& use) {
     if (value.is_array()) return use(value), true;
     if (!value.is_string() || !value.get_ref<const std::string&>().starts_with('[')) return false;
@@ -93,7 +101,8 @@ void visit_texts(Json& row, const TextFields& fields, const Visit& visit) {
             if (fields.names.contains(name)) visit_column(row, fields, name, visit);
         return;
     }
-    if (fields.format == DataFormat::sharegpt && fields.names.contains("system")) visit_column(row, fields, "system", visit);
+    if (fields.format == DataFormat::sharegpt && fields.names.contains("system"))
+        visit_column(row, fields, "system", visit);
     const std::string name = fields.format == DataFormat::messages ? "messages" : "conversations";
     const std::string column = fields.column(name);
     const auto found = row.find(column);
@@ -105,23 +114,27 @@ void visit_texts(Json& row, const TextFields& fields, const Visit& visit) {
 }  // namespace
 
 std::string TextFields::column(const std::string& name) const {
-    const auto found = std::find_if(columns.begin(), columns.end(), [&](const auto& entry) { return entry.first == name; });
+    const auto found =
+        std::find_if(columns.begin(), columns.end(), [&](const auto& entry) { return entry.first == name; });
     return found == columns.end() ? name : found->second;
 }
 
 TextFields text_fields(DataFormat format, const ColumnNames& columns, const std::vector<std::string>& asked) {
     const FieldNames names = names_of(format);
     if (names.known.empty())
-        throw input_error(cat("rows of format ", format_name(format), " hold no texts that could be changed"), "Augment the rows that they were made of.");
+        throw input_error(cat("rows of format ", format_name(format), " hold no texts that could be changed"),
+                          "Augment the rows that they were made of.");
     std::string known;
     for (const std::string& name : names.known) known += cat(known.empty() ? "" : ", ", name);
     for (const std::string& name : asked)
         if (std::find(names.known.begin(), names.known.end(), name) == names.known.end())
-            throw usage_error(cat("--fields: rows of format ", format_name(format), " have no '", name, "'"), cat("They have: ", known, "."));
+            throw usage_error(cat("--fields: rows of format ", format_name(format), " have no '", name, "'"),
+                              cat("They have: ", known, "."));
     const std::vector<std::string>& chosen = asked.empty() ? names.usual : asked;
     if (chosen.empty())
-        throw usage_error(cat("rows of format ", format_name(format), " have no prompt: all of their text is trained on"),
-                          "--fields text changes it all the same.");
+        throw usage_error(
+            cat("rows of format ", format_name(format), " have no prompt: all of their text is trained on"),
+            "--fields text changes it all the same.");
     return {format, columns, {chosen.begin(), chosen.end()}};
 }
 
@@ -141,7 +154,9 @@ void set_texts(Json& row, const TextFields& fields, const NamedTexts& texts) {
         text = *found->second;
         left.erase(found);
     });
-    if (!left.empty()) throw BadRow{cat("the row it belongs to has no ", left.begin()->first), "Both must have the same columns and the same messages."};
+    if (!left.empty())
+        throw BadRow{cat("the row it belongs to has no ", left.begin()->first),
+                     "Both must have the same columns and the same messages."};
 }
 
 }  // namespace unsloth

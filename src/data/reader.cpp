@@ -118,9 +118,10 @@ nlohmann::ordered_json RowReader::parse(const RawRow& row, bool* repaired) const
     } else if (options_.invalid_utf8 == InvalidUtf8::replace) {
         columns = parse_text(repair_utf8(row.text));
     } else {
-        throw BadRow{cat("not valid UTF-8 at byte ", invalid + 1, " of the row"),
-                     "Convert the file (iconv -f LATIN1 -t UTF-8 FILE > OUT), or set data.invalid_utf8 to replace: such bytes "
-                     "become U+FFFD."};
+        throw BadRow{
+            cat("not valid UTF-8 at byte ", invalid + 1, " of the row"),
+            "Convert the file (iconv -f LATIN1 -t UTF-8 FILE > OUT), or set data.invalid_utf8 to replace: such bytes "
+            "become U+FFFD."};
     }
     rename(columns, options_.columns);
     return columns;
@@ -136,7 +137,8 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
     const std::string_view head = window.rest();
     if (head.starts_with("PAR1")) return read_parquet(path, options);
     if (const OtherKind other = other_kind(head); other.what != nullptr)
-        throw input_error(cat(path.string(), ": is ", other.what, "; expected JSON Lines, a JSON array, CSV, TSV, plain text or Parquet"),
+        throw input_error(cat(path.string(), ": is ", other.what,
+                              "; expected JSON Lines, a JSON array, CSV, TSV, plain text or Parquet"),
                           cat("Convert it first: ", other.advice));
     if (head.starts_with(utf8_mark)) window.skip(utf8_mark.size());
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "unsloth/core/hash.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/hash.h"
 
 namespace unsloth {
 namespace {
@@ -48,7 +48,8 @@ std::vector<LengthBin> bins_of(const std::vector<int64_t>& sorted) {
     if (sorted.empty()) return bins;
     const int64_t width = bin_width(sorted.back() + 1);
     for (int64_t from = 0; from <= sorted.back(); from += width) {
-        const auto begin = std::lower_bound(sorted.begin(), sorted.end(), from), end = std::lower_bound(begin, sorted.end(), from + width);
+        const auto begin = std::lower_bound(sorted.begin(), sorted.end(), from),
+                   end = std::lower_bound(begin, sorted.end(), from + width);
         bins.push_back({from, from + width - 1, end - begin});
     }
     return bins;
@@ -78,7 +79,8 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
         lengths.push_back(static_cast<int64_t>(ids.size()));
         if (const auto earlier = by_ids.find(ids); earlier) {
             ++report.duplicates;
-            if (report.first_duplicates.size() < listed_duplicates) report.first_duplicates.emplace_back(rows.row(i), rows.row(*earlier));
+            if (report.first_duplicates.size() < listed_duplicates)
+                report.first_duplicates.emplace_back(rows.row(i), rows.row(*earlier));
         } else {
             by_ids.add(ids, i);
         }
@@ -128,8 +130,10 @@ DataReport make_report(const TrainingData& data, const Config& config, std::stri
     if (data.eval) {
         RowsByIds eval_ids(*data.eval);
         report.eval = report_on(*data.eval, eval_ids);
-        report.eval->source = parted ? cat("held out of the training rows by data.val_size ", config.data.val_size) : *config.data.eval_file;
-        for (int64_t i = 0; i < data.eval->size(); ++i) report.shared += train_ids.find(data.eval->sample(i).ids).has_value();
+        report.eval->source = parted ? cat("held out of the training rows by data.val_size ", config.data.val_size)
+                                     : *config.data.eval_file;
+        for (int64_t i = 0; i < data.eval->size(); ++i)
+            report.shared += train_ids.find(data.eval->sample(i).ids).has_value();
         report.eval->held_out = parted;
         if (parted) {
             report.train.read += data.eval->size();

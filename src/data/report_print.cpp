@@ -24,7 +24,8 @@ std::string right(const std::string& text, std::size_t width) {
 
 /// "  truncated             12   cut at 2,048 tokens".
 std::string line(const std::string& label, int64_t number, const std::string& remark = {}) {
-    return cat("  ", padded(label, label_width), right(grouped(number), number_width), remark.empty() ? "" : "   " + remark, "\n");
+    return cat("  ", padded(label, label_width), right(grouped(number), number_width),
+               remark.empty() ? "" : "   " + remark, "\n");
 }
 
 /// The lines of a text that comes from outside.
@@ -51,8 +52,9 @@ std::string histogram(const SetReport& set) {
     for (const LengthBin& bin : set.lengths) {
         if (bin.to < set.shortest) continue;
         const int64_t bar = (bin.rows * longest_bar + most - 1) / most;
-        text += cat("  ", right(cat(grouped(bin.from), " - ", grouped(bin.to)), label_width + 3), right(grouped(bin.rows), number_width - 3), "  ",
-                    std::string(static_cast<std::size_t>(bar), '#'), "\n");
+        text += cat("  ", right(cat(grouped(bin.from), " - ", grouped(bin.to)), label_width + 3),
+                    right(grouped(bin.rows), number_width - 3), "  ", std::string(static_cast<std::size_t>(bar), '#'),
+                    "\n");
     }
     return text;
 }
@@ -61,22 +63,27 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     std::string text = cat("\n", title, ": ", set.source, " (", format_name(set.format), ")\n");
     if (!held_out) {
         text += line("read", set.read);
-        text += line("dropped", set.bad + set.masked, cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked"));
+        text += line("dropped", set.bad + set.masked,
+                     cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked"));
     }
     text += line("rows", set.rows);
     text += line("truncated", set.truncated);
     text += line("duplicates", set.duplicates, duplicates_text(set));
-    text += line("tokens", set.tokens, cat(grouped(set.trained_tokens), " of them trained (", percent(set.trained_tokens, set.tokens), ")"));
+    text += line("tokens", set.tokens,
+                 cat(grouped(set.trained_tokens), " of them trained (", percent(set.trained_tokens, set.tokens), ")"));
     if (set.rows == 0) return text;
-    text += cat("  ", padded("length", label_width), "shortest ", grouped(set.shortest), ", median ", grouped(set.median), ", 95 % up to ",
-                grouped(set.p95), ", longest ", grouped(set.longest), " tokens\n");
+    text +=
+        cat("  ", padded("length", label_width), "shortest ", grouped(set.shortest), ", median ", grouped(set.median),
+            ", 95 % up to ", grouped(set.p95), ", longest ", grouped(set.longest), " tokens\n");
     return text + histogram(set);
 }
 
 std::string batch_text(const StepsReport& steps) {
     const LoaderOptions& options = steps.options;
-    const std::string batch = options.max_tokens_per_batch > 0 ? cat("at most ", grouped(options.max_tokens_per_batch), " tokens")
-                                                               : cat(options.per_device_train_batch_size, options.packing ? " packed rows" : " rows");
+    const std::string batch =
+        options.max_tokens_per_batch > 0
+            ? cat("at most ", grouped(options.max_tokens_per_batch), " tokens")
+            : cat(options.per_device_train_batch_size, options.packing ? " packed rows" : " rows");
     return cat(batch, " x ", options.gradient_accumulation_steps, " micro-batches on one device");
 }
 
@@ -89,48 +96,68 @@ std::string steps_text(const StepsReport& steps) {
     text += line("tokens", epoch.tokens, cat("an epoch, ", grouped(epoch.labels), " of them trained"));
     if (steps.options.packing)
         text += line("packed rows", steps.rows_per_epoch,
-                     cat("an epoch, of at most ", grouped(steps.options.max_seq_length), " tokens, ", percent(epoch.tokens, epoch.room), " full"));
-    if (steps.options.max_tokens_per_batch > 0) text += cat("  ", padded("filled", label_width), right(percent(epoch.tokens, epoch.room), number_width), "\n");
+                     cat("an epoch, of at most ", grouped(steps.options.max_seq_length), " tokens, ",
+                         percent(epoch.tokens, epoch.room), " full"));
+    if (steps.options.max_tokens_per_batch > 0)
+        text += cat("  ", padded("filled", label_width), right(percent(epoch.tokens, epoch.room), number_width), "\n");
     return text;
 }
 
 std::string samples_text(const DataReport& report, const Tokenizer* tokenizer, Marks marks) {
     if (report.samples.empty()) return {};
-    std::string text = marks == Marks::colour ? "Rows as the model sees them: what is trained is green, what is masked is faint.\n"
-                                              : "Rows as the model sees them: what is trained stands between \u27e6 and \u27e7.\n";
+    std::string text = marks == Marks::colour
+                           ? "Rows as the model sees them: what is trained is green, what is masked is faint.\n"
+                           : "Rows as the model sees them: what is trained stands between \u27e6 and \u27e7.\n";
     for (const auto& [set, sample] : report.samples) {
         int64_t trained = 0;
         for (const auto& [begin, end] : target_ranges(sample)) trained += end - begin;
-        text += cat("\n--- ", set == "masked" ? "all labels masked" : set, ", row ", sample.row, ": ", grouped(static_cast<int64_t>(sample.ids.size())),
-                    " tokens, ", grouped(trained), " trained\n", show_tokens(sample, tokenizer, marks));
+        text += cat("\n--- ", set == "masked" ? "all labels masked" : set, ", row ", sample.row, ": ",
+                    grouped(static_cast<int64_t>(sample.ids.size())), " tokens, ", grouped(trained), " trained\n",
+                    show_tokens(sample, tokenizer, marks));
     }
     return text;
 }
 
 Json json_of(const SetReport& set) {
-    Json json{{"source", set.source},       {"format", format_name(set.format)}, {"read", set.read},
-              {"dropped", {{"bad", set.bad}, {"all_labels_masked", set.masked}}}, {"rows", set.rows},
-              {"truncated", set.truncated}, {"duplicates", set.duplicates},      {"first_duplicates", set.first_duplicates},
-              {"tokens", set.tokens},       {"trained_tokens", set.trained_tokens},
-              {"length", {{"shortest", set.shortest}, {"median", set.median}, {"p95", set.p95}, {"longest", set.longest}}}};
+    Json json{
+        {"source", set.source},
+        {"format", format_name(set.format)},
+        {"read", set.read},
+        {"dropped", {{"bad", set.bad}, {"all_labels_masked", set.masked}}},
+        {"rows", set.rows},
+        {"truncated", set.truncated},
+        {"duplicates", set.duplicates},
+        {"first_duplicates", set.first_duplicates},
+        {"tokens", set.tokens},
+        {"trained_tokens", set.trained_tokens},
+        {"length", {{"shortest", set.shortest}, {"median", set.median}, {"p95", set.p95}, {"longest", set.longest}}}};
     json["histogram"] = Json::array();
-    for (const LengthBin& bin : set.lengths) json["histogram"].push_back({{"from", bin.from}, {"to", bin.to}, {"rows", bin.rows}});
+    for (const LengthBin& bin : set.lengths)
+        json["histogram"].push_back({{"from", bin.from}, {"to", bin.to}, {"rows", bin.rows}});
     return json;
 }
 
 Json json_of(const StepsReport& steps) {
     const EpochCounts& epoch = steps.first_epoch;
-    Json json{{"steps_per_epoch", steps.steps_per_epoch}, {"total_steps", steps.total_steps}, {"rows_per_epoch", epoch.rows},
-              {"tokens_per_epoch", epoch.tokens},         {"trained_tokens_per_epoch", epoch.labels}};
+    Json json{{"steps_per_epoch", steps.steps_per_epoch},
+              {"total_steps", steps.total_steps},
+              {"rows_per_epoch", epoch.rows},
+              {"tokens_per_epoch", epoch.tokens},
+              {"trained_tokens_per_epoch", epoch.labels}};
     if (steps.options.packing) json["packed_rows_per_epoch"] = steps.rows_per_epoch;
     if (epoch.room > 0) json["efficiency"] = static_cast<double>(epoch.tokens) / static_cast<double>(epoch.room);
     return json;
 }
 
 Json json_of(const std::string& set, const Sample& sample, const Tokenizer* tokenizer) {
-    Json json{{"set", set}, {"row", sample.row}, {"ids", sample.ids}, {"labels", sample.labels}, {"trained", target_ranges(sample)}};
+    Json json{{"set", set},
+              {"row", sample.row},
+              {"ids", sample.ids},
+              {"labels", sample.labels},
+              {"trained", target_ranges(sample)}};
     const bool segments = std::count(sample.positions.begin(), sample.positions.end(), 0) > 1;
-    if (segments || (!sample.positions.empty() && sample.positions.front() != 0)) json["position_ids"] = sample.positions;
+    if (segments || (!sample.positions.empty() && sample.positions.front() != 0))
+        json["position_ids"] = sample.positions;
     if (tokenizer != nullptr) json["text"] = tokenizer->decode(sample.ids, false);
     return json;
 }
@@ -142,15 +169,18 @@ std::string report_text(const DataReport& report, const Tokenizer* tokenizer, Ma
     text += set_text("Training rows", report.train, false);
     if (report.eval) {
         text += set_text("Evaluation rows", *report.eval, report.eval->held_out);
-        text += line("shared", report.shared, report.shared > 0 ? "have the tokens of a training row: their loss says little" : "");
+        text += line("shared", report.shared,
+                     report.shared > 0 ? "have the tokens of a training row: their loss says little" : "");
     }
     if (report.steps) text += steps_text(*report.steps);
     if (!report.warnings.empty()) text += "\nWarnings\n";
     for (const std::string& warning : report.warnings) text += indented(warning);
     if (!report.refusal.empty()) text += "\nA run with this configuration stops:\n" + indented(report.refusal);
-    const int64_t dropped = report.train.bad + report.train.masked + (report.eval && !report.eval->held_out ? report.eval->bad + report.eval->masked : 0);
+    const int64_t dropped = report.train.bad + report.train.masked +
+                            (report.eval && !report.eval->held_out ? report.eval->bad + report.eval->masked : 0);
     if (!report.refusal.empty() && report.steps && dropped > 0)
-        text += cat("  The figures are those of a run with data.skip_bad_rows: true, which leaves out these ", grouped(dropped), " rows.\n");
+        text += cat("  The figures are those of a run with data.skip_bad_rows: true, which leaves out these ",
+                    grouped(dropped), " rows.\n");
     return text.starts_with('\n') ? text.substr(1) : text;
 }
 

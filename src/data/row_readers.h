@@ -10,12 +10,15 @@
 namespace unsloth {
 
 // Each takes a window that begins behind the byte order mark.
-std::unique_ptr<RowReader> read_json_lines(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window);
-std::unique_ptr<RowReader> read_json_array(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window);
-std::unique_ptr<RowReader> read_plain_text(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window);
+std::unique_ptr<RowReader> read_json_lines(const std::filesystem::path& path, const ReaderOptions& options,
+                                           TextWindow window);
+std::unique_ptr<RowReader> read_json_array(const std::filesystem::path& path, const ReaderOptions& options,
+                                           TextWindow window);
+std::unique_ptr<RowReader> read_plain_text(const std::filesystem::path& path, const ReaderOptions& options,
+                                           TextWindow window);
 /// `delimiter` 0: found in the header.
-std::unique_ptr<RowReader> read_table(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window,
-                                      char delimiter);
+std::unique_ptr<RowReader> read_table(const std::filesystem::path& path, const ReaderOptions& options,
+                                      TextWindow window, char delimiter);
 /// Not from a window: Parquet is read from its end.
 std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options);
 

@@ -11,11 +11,13 @@ std::filesystem::path run_tokenizer_folder(const Config& config, const std::file
 
 Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
     if (!Tokenizer::exists(folder))
-        throw input_error(cat(folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
-                          "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
+        throw input_error(
+            cat(folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
+            "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
     Tokenizer loaded = Tokenizer::load(folder);
     if (vocab_size > 0 && loaded.vocab_size() > vocab_size)
-        throw input_error(cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1, ", the model's vocabulary ends at ", vocab_size - 1),
+        throw input_error(cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1,
+                              ", the model's vocabulary ends at ", vocab_size - 1),
                           "Use the tokenizer that belongs to the checkpoint.");
     return loaded;
 }

@@ -20,9 +20,8 @@ int64_t validation_count(double val_size, int64_t rows) {
     constexpr double slack = 1e-9;  // 0.07 of 100 rows are 7, although 0.07 * 100 > 7
     const double wanted = val_size < 1 ? std::ceil(val_size * static_cast<double>(rows) - slack) : val_size;
     if (wanted >= static_cast<double>(rows) && wanted > 0)
-        throw usage_error(
-            cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
-            "Choose a smaller one, or name an eval_file.");
+        throw usage_error(cat("data.val_size is ", val_size, ", which leaves none of the ", rows, " rows to train on"),
+                          "Choose a smaller one, or name an eval_file.");
     return static_cast<int64_t>(wanted);
 }
 
@@ -32,20 +31,19 @@ uint64_t row_lot(uint64_t seed, int64_t row, uint32_t epoch, LotUse use) {
     const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
     const auto high = [](uint64_t value) { return static_cast<uint32_t>(value >> 32); };
     const auto id = static_cast<uint64_t>(row);
-    const PhiloxWords words =
-        philox4x32(low(seed), high(seed), low(id), high(id), epoch, static_cast<uint32_t>(use));
+    const PhiloxWords words = philox4x32(low(seed), high(seed), low(id), high(id), epoch, static_cast<uint32_t>(use));
     return static_cast<uint64_t>(words.w[0]) << 32 | words.w[1];
 }
 
-std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, uint32_t epoch, bool shuffle, LotUse use) {
+std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, uint32_t epoch, bool shuffle,
+                                 LotUse use) {
     std::vector<int64_t> order(rows.size());
     std::iota(order.begin(), order.end(), 0);
     if (!shuffle) return order;
 
     const auto row_at = [&](int64_t place) { return rows[static_cast<std::size_t>(place)]; };
     std::vector<uint64_t> lots(rows.size());
-    std::transform(rows.begin(), rows.end(), lots.begin(),
-                   [&](int64_t row) { return row_lot(seed, row, epoch, use); });
+    std::transform(rows.begin(), rows.end(), lots.begin(), [&](int64_t row) { return row_lot(seed, row, epoch, use); });
     std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
         return std::pair(lots[static_cast<std::size_t>(a)], row_at(a)) <
                std::pair(lots[static_cast<std::size_t>(b)], row_at(b));
@@ -56,7 +54,8 @@ std::vector<int64_t> epoch_order(std::span<const int64_t> rows, uint64_t seed, u
 std::vector<int64_t> validation_places(std::span<const int64_t> rows, double val_size, uint64_t seed) {
     const auto wanted = static_cast<std::size_t>(validation_count(val_size, static_cast<int64_t>(rows.size())));
     std::vector<std::pair<uint64_t, int64_t>> lots;  // {lot, place}
-    for (std::size_t i = 0; i < rows.size(); ++i) lots.emplace_back(row_lot(seed, rows[i], 0, LotUse::validation_split), static_cast<int64_t>(i));
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        lots.emplace_back(row_lot(seed, rows[i], 0, LotUse::validation_split), static_cast<int64_t>(i));
     std::sort(lots.begin(), lots.end());
     std::vector<int64_t> places;
     for (std::size_t k = 0; k < wanted; ++k) places.push_back(lots[k].second);
@@ -77,12 +76,14 @@ std::vector<int64_t> mixture_counts(std::span<const int64_t> source_rows, std::s
     return counts;
 }
 
-std::vector<int64_t> mixture_order(std::span<const MixtureSource> sources, std::span<const int64_t> rows, uint64_t seed, uint32_t epoch,
-                                   bool shuffle) {
+std::vector<int64_t> mixture_order(std::span<const MixtureSource> sources, std::span<const int64_t> rows, uint64_t seed,
+                                   uint32_t epoch, bool shuffle) {
     struct Taken {
         uint64_t lot;
         int64_t row, pass, place;
-        bool operator<(const Taken& other) const { return std::tie(lot, row, pass) < std::tie(other.lot, other.row, other.pass); }
+        bool operator<(const Taken& other) const {
+            return std::tie(lot, row, pass) < std::tie(other.lot, other.row, other.pass);
+        }
     };
     std::vector<Taken> taken;
     for (const MixtureSource& source : sources) {

@@ -11,7 +11,7 @@ namespace {
 using Range = std::pair<int64_t, int64_t>;
 
 constexpr const char* trained_colour = "\x1b[1;32m";  // bold green
-constexpr const char* masked_colour = "\x1b[2m";       // faint
+constexpr const char* masked_colour = "\x1b[2m";      // faint
 constexpr const char* no_colour = "\x1b[0m";
 constexpr const char* open_bracket = "\u27e6";
 constexpr const char* close_bracket = "\u27e7";
@@ -34,7 +34,8 @@ std::vector<Run> runs_of(const Sample& sample) {
     std::vector<Run> runs;
     for (std::size_t t = 0; t < sample.ids.size(); ++t) {
         const bool trained = is_target(sample, t), begins = begins_segment(sample, t);
-        if (runs.empty() || begins || trained != runs.back().trained) runs.push_back({{static_cast<int64_t>(t), static_cast<int64_t>(t)}, trained, begins});
+        if (runs.empty() || begins || trained != runs.back().trained)
+            runs.push_back({{static_cast<int64_t>(t), static_cast<int64_t>(t)}, trained, begins});
         ++runs.back().tokens.second;
     }
     return runs;
@@ -46,7 +47,8 @@ std::span<const int32_t> front(const std::vector<int32_t>& ids, int64_t count) {
 
 std::string id_list(const std::vector<int32_t>& ids, Range tokens) {
     std::string text;
-    for (int64_t t = tokens.first; t < tokens.second; ++t) text += cat(t == tokens.first ? "" : " ", ids[static_cast<std::size_t>(t)]);
+    for (int64_t t = tokens.first; t < tokens.second; ++t)
+        text += cat(t == tokens.first ? "" : " ", ids[static_cast<std::size_t>(t)]);
     return text;
 }
 
@@ -54,8 +56,10 @@ std::string id_list(const std::vector<int32_t>& ids, Range tokens) {
 std::string coloured(const std::string& text, const char* colour) {
     std::string out = colour;
     for (const char c : text) {
-        if (c == '\n') out += cat(no_colour, "\n", colour);
-        else out += c;
+        if (c == '\n')
+            out += cat(no_colour, "\n", colour);
+        else
+            out += c;
     }
     return out + no_colour;
 }
@@ -78,8 +82,10 @@ std::vector<Range> target_ranges(const Sample& sample) {
     return ranges;
 }
 
-std::vector<std::string> decode_runs(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const std::vector<Range>& runs) {
-    // A decoder may treat the beginning of a text in its own way (SentencePiece drops a space there), so a run is what the text grows by.
+std::vector<std::string> decode_runs(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+                                     const std::vector<Range>& runs) {
+    // A decoder may treat the beginning of a text in its own way (SentencePiece drops a space there), so a run is what
+    // the text grows by.
     std::vector<std::string> texts;
     std::string before;
     for (const auto& [begin, end] : runs) {
@@ -127,8 +133,10 @@ std::string show_tokens(const Sample& sample, const Tokenizer* tokenizer, Marks 
     }
     std::string out;
     for (std::size_t r = 0; r < runs.size(); ++r) {
-        if (r > 0 && runs[r].begins_segment) out += "\n-- the next segment --\n";
-        else if (r > 0 && tokenizer == nullptr) out += " ";
+        if (r > 0 && runs[r].begins_segment)
+            out += "\n-- the next segment --\n";
+        else if (r > 0 && tokenizer == nullptr)
+            out += " ";
         out += marked(printable(texts[r]), runs[r].trained, marks);
     }
     return out + "\n";

@@ -22,7 +22,9 @@ bool is_data_file(const fs::path& path) {
     const std::string name = path.filename().string();
     if (name.starts_with('.') || name.starts_with('_')) return false;
     // What the datasets library leaves beside its files.
-    if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" || name == "state.json") return false;
+    if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" ||
+        name == "state.json")
+        return false;
     const std::string last = path.extension().string();
     const bool compressed = last == ".gz" || last == ".zst";
     const std::string kind = compressed ? path.stem().extension().string() : last;
@@ -46,14 +48,16 @@ Paths matches(const std::string& pattern) {
     Paths paths;
     if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
-    if (status != 0 && status != GLOB_NOMATCH) throw input_error(cat("cannot look up ", pattern, ": glob's error ", status));
+    if (status != 0 && status != GLOB_NOMATCH)
+        throw input_error(cat("cannot look up ", pattern, ": glob's error ", status));
     std::sort(paths.begin(), paths.end());
     return paths;
 }
 
 bool belongs_to(const fs::path& file, const fs::path& root, const std::string& split) {
     const std::string name = file.filename().string();
-    if (name.starts_with(split) && name.size() > split.size() && std::string_view("-._").find(name[split.size()]) != std::string_view::npos)
+    if (name.starts_with(split) && name.size() > split.size() &&
+        std::string_view("-._").find(name[split.size()]) != std::string_view::npos)
         return true;
     const fs::path folders = file.lexically_relative(root).parent_path();
     return std::find(folders.begin(), folders.end(), fs::path(split)) != folders.end();
@@ -61,7 +65,8 @@ bool belongs_to(const fs::path& file, const fs::path& root, const std::string& s
 
 Paths of_split(const Paths& files, const fs::path& root, const std::string& split) {
     Paths kept;
-    std::copy_if(files.begin(), files.end(), std::back_inserter(kept), [&](const fs::path& file) { return belongs_to(file, root, split); });
+    std::copy_if(files.begin(), files.end(), std::back_inserter(kept),
+                 [&](const fs::path& file) { return belongs_to(file, root, split); });
     return kept;
 }
 
@@ -70,14 +75,17 @@ Paths of_split(const Paths& files, const fs::path& root, const std::string& spli
 Paths files_of(const std::string& path, const std::string& split) {
     const fs::path root(path);
     Paths files;
-    const bool folder = fs::is_directory(root), pattern = !fs::exists(root) && path.find_first_of("*?[") != std::string::npos;
+    const bool folder = fs::is_directory(root),
+               pattern = !fs::exists(root) && path.find_first_of("*?[") != std::string::npos;
     if (!folder && !pattern) return {root};
     if (folder) {
         add_folder(root, files);
     } else {
         for (const fs::path& match : matches(path)) {
-            if (fs::is_directory(match)) add_folder(match, files);
-            else files.push_back(match);
+            if (fs::is_directory(match))
+                add_folder(match, files);
+            else
+                files.push_back(match);
         }
     }
     std::sort(files.begin(), files.end());
@@ -93,7 +101,8 @@ Paths files_of(const std::string& path, const std::string& split) {
     Paths kept = of_split(files, root, split);
     if (kept.empty())
         throw input_error(cat(path, ": none of its ", files.size(), " files belongs to the split ", split),
-                          cat("Files of a split are named such as ", split, "-00000.parquet or ", split, ".jsonl, or lie in a folder ", split, "/."));
+                          cat("Files of a split are named such as ", split, "-00000.parquet or ", split,
+                              ".jsonl, or lie in a folder ", split, "/."));
     return kept;
 }
 
@@ -106,7 +115,8 @@ bool SourceReader::open_next() {
         ++file_;
         if (file_ == sources_[source_].files.size()) {
             if (next_id_ == source_begin_)
-                throw input_error(cat(sources_[source_].name, ": has no rows"), "Expected one JSON object on each line, or another known form.");
+                throw input_error(cat(sources_[source_].name, ": has no rows"),
+                                  "Expected one JSON object on each line, or another known form.");
             source_begin_ = next_id_;
             ++source_;
             file_ = 0;
@@ -134,7 +144,8 @@ SourceReader::Part SourceReader::next() {
         part.first_id = first_id_;
         next_id_ += static_cast<int64_t>(part.chunk.size());
         if (next_id_ > std::numeric_limits<int32_t>::max())
-            throw input_error(cat(sources_[source_].name, ": more rows than a row number of 32 bits can name"), "Take fewer files.");
+            throw input_error(cat(sources_[source_].name, ": more rows than a row number of 32 bits can name"),
+                              "Take fewer files.");
         return part;
     }
     return part;
@@ -155,7 +166,8 @@ DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, 
                     const DataFormat format = detect_format(row);
                     std::string columns;
                     for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
-                    log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(format), " (columns ", columns, ")");
+                    log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(format), " (columns ",
+                              columns, ")");
                     return format;
                 } catch (const BadRow& bad) {
                     if (!first) first = error_at(*file, raw.line, bad);
@@ -165,7 +177,8 @@ DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, 
         }
     }
     if (first) throw *first;
-    throw input_error(cat(source.name, ": has no rows"), "Expected one JSON object on each line, or another known form.");
+    throw input_error(cat(source.name, ": has no rows"),
+                      "Expected one JSON object on each line, or another known form.");
 }
 
 SourceFiles resolve(const DataSource& source, const ReaderOptions& options, bool skip_bad_rows) {

@@ -28,9 +28,9 @@ struct RowRecord {
 };
 static_assert(sizeof(RowRecord) == 40);
 
-/// Rows encoded into words: a row's ids; then its labels unless all tokens are trained: as they are (given_labels), or, where
-/// each is the token's id or ignore_label, the number of trained runs and the [begin, end) of each; then its positions if they
-/// are not 0, 1, 2, ....
+/// Rows encoded into words: a row's ids; then its labels unless all tokens are trained: as they are (given_labels), or,
+/// where each is the token's id or ignore_label, the number of trained runs and the [begin, end) of each; then its
+/// positions if they are not 0, 1, 2, ....
 struct StorePart {
     std::vector<int32_t> words;
     std::vector<RowRecord> records;

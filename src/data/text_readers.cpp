@@ -23,7 +23,8 @@ std::vector<std::string> split_fields(std::string_view record, char delimiter) {
                 const std::size_t begin = quote + 1;
                 quote = record.find('"', begin);
                 if (quote == std::string_view::npos)
-                    throw BadRow{cat("field ", fields.size() + 1, " has no closing quote"), "A quote in a quoted field is written twice."};
+                    throw BadRow{cat("field ", fields.size() + 1, " has no closing quote"),
+                                 "A quote in a quoted field is written twice."};
                 field += record.substr(begin, quote - begin);
                 at = quote + 1;
                 if (at < record.size() && record[at] == '"') field += '"', quote = at;
@@ -42,17 +43,22 @@ std::vector<std::string> split_fields(std::string_view record, char delimiter) {
     }
 }
 
-/// Whether a quoted field is still open at the end of a line that began inside of one (`open`) or not. A quote opens a field
-/// only at its beginning, so an inch mark in an unquoted field joins no lines. `delimiter` 0: any that find_delimiter knows.
+/// Whether a quoted field is still open at the end of a line that began inside of one (`open`) or not. A quote opens a
+/// field only at its beginning, so an inch mark in an unquoted field joins no lines. `delimiter` 0: any that
+/// find_delimiter knows.
 bool ends_in_quotes(std::string_view line, bool open, char delimiter) {
-    const auto is_delimiter = [&](char c) { return delimiter != '\0' ? c == delimiter : c == ',' || c == ';' || c == '\t'; };
+    const auto is_delimiter = [&](char c) {
+        return delimiter != '\0' ? c == delimiter : c == ',' || c == ';' || c == '\t';
+    };
     bool field_begins = !open;
     for (std::size_t at = 0; at < line.size(); ++at) {
         const char c = line[at];
         if (open) {
             if (c != '"') continue;
-            if (at + 1 < line.size() && line[at + 1] == '"') ++at;
-            else open = false;
+            if (at + 1 < line.size() && line[at + 1] == '"')
+                ++at;
+            else
+                open = false;
         } else {
             if (c == '"' && field_begins) open = true;
             field_begins = is_delimiter(c);
@@ -90,7 +96,8 @@ class Table : public RowReader {
             refuse_header(record, bad.message);
         }
         std::set<std::string> seen;
-        if (columns_.size() > most_columns) refuse_header(record, cat("it has ", columns_.size(), " columns; up to ", most_columns, " are read"));
+        if (columns_.size() > most_columns)
+            refuse_header(record, cat("it has ", columns_.size(), " columns; up to ", most_columns, " are read"));
         for (const std::string& name : columns_)
             if (!seen.insert(name).second) refuse_header(record, cat("two columns are named \"", name, "\""));
     }
@@ -111,8 +118,10 @@ class Table : public RowReader {
         bool open = ends_in_quotes(line.text, false, delimiter_);
         while (open && lines_.next(line)) {
             record.bytes += line.bytes + 1;
-            if (record.bytes > max_row_bytes) text.resize(begin);  // parse() refuses it by its size
-            else (text += '\n') += line.text;
+            if (record.bytes > max_row_bytes)
+                text.resize(begin);  // parse() refuses it by its size
+            else
+                (text += '\n') += line.text;
             open = ends_in_quotes(line.text, open, delimiter_);
         }
         return true;
@@ -123,7 +132,8 @@ class Table : public RowReader {
             throw BadRow{cat("the record has ", fields.size(), " fields, the header ", columns_.size()),
                          "Fields that hold delimiters, line ends or quotes stand in quotes."};
         nlohmann::ordered_json row = nlohmann::ordered_json::object();
-        // The names differ: appended as they are, where a lookup of each would take time with the square of their number.
+        // The names differ: appended as they are, where a lookup of each would take time with the square of their
+        // number.
         auto& members = row.get_ref<nlohmann::ordered_json::object_t&>();
         for (std::size_t i = 0; i < fields.size(); ++i) members.emplace_back(columns_[i], std::move(fields[i]));
         return row;
@@ -144,8 +154,12 @@ class Table : public RowReader {
 class PlainText : public RowReader {
   public:
     PlainText(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window)
-        : RowReader(path, options), lines_(std::move(window), max_row_bytes), whole_file_(options.text_unit == TextUnit::file) {}
-    std::string kind() const override { return whole_file_ ? "plain text, one document" : "plain text, a row for each paragraph"; }
+        : RowReader(path, options),
+          lines_(std::move(window), max_row_bytes),
+          whole_file_(options.text_unit == TextUnit::file) {}
+    std::string kind() const override {
+        return whole_file_ ? "plain text, one document" : "plain text, a row for each paragraph";
+    }
 
   protected:
     bool take(std::string& text, Record& record) override {
@@ -160,7 +174,8 @@ class PlainText : public RowReader {
             if (text.size() > begin) text += '\n';
             text += line.text;
             if (!blank) end = text.size();
-            record.bytes = static_cast<int64_t>(std::max<std::size_t>(text.size() - begin, static_cast<std::size_t>(line.bytes)));
+            record.bytes =
+                static_cast<int64_t>(std::max<std::size_t>(text.size() - begin, static_cast<std::size_t>(line.bytes)));
             if (record.bytes > max_row_bytes) text.resize(begin), end = begin;
         } while (record.bytes <= max_row_bytes && lines_.next(line));
         if (record.bytes > max_row_bytes) skip_rest(record);
@@ -185,12 +200,13 @@ class PlainText : public RowReader {
 
 }  // namespace
 
-std::unique_ptr<RowReader> read_table(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window,
-                                      char delimiter) {
+std::unique_ptr<RowReader> read_table(const std::filesystem::path& path, const ReaderOptions& options,
+                                      TextWindow window, char delimiter) {
     return std::make_unique<Table>(path, options, std::move(window), delimiter);
 }
 
-std::unique_ptr<RowReader> read_plain_text(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window) {
+std::unique_ptr<RowReader> read_plain_text(const std::filesystem::path& path, const ReaderOptions& options,
+                                           TextWindow window) {
     return std::make_unique<PlainText>(path, options, std::move(window));
 }
 

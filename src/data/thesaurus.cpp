@@ -17,7 +17,8 @@ constexpr const char* forms =
     "Expected {\"word\": [\"synonym\", ...], ...}, or JSON Lines of {\"word\": \"...\", \"synonyms\": [\"...\", ...]}.";
 
 const Json& strings(const Json& list, const std::string& where) {
-    const bool fits = list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& entry) { return entry.is_string(); });
+    const bool fits =
+        list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& entry) { return entry.is_string(); });
     if (!fits) throw input_error(cat(where, ": expected a list of synonyms, found ", shown(list)), forms);
     return list;
 }
@@ -38,7 +39,8 @@ Thesaurus Thesaurus::load(const std::filesystem::path& path) {
     };
     // A file of one object is no JSON Lines of {word, synonyms}, unless it is a single such line.
     const Json whole = Json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-    const bool single_line = whole.is_object() && whole.size() == 2 && whole.contains("word") && whole["word"].is_string() && whole.contains("synonyms");
+    const bool single_line = whole.is_object() && whole.size() == 2 && whole.contains("word") &&
+                             whole["word"].is_string() && whole.contains("synonyms");
     if (whole.is_object() && !single_line) {
         for (const auto& [word, list] : whole.items()) add_all(word, list, cat(path.string(), ": \"", word, "\""));
     } else {
@@ -48,7 +50,8 @@ Thesaurus Thesaurus::load(const std::filesystem::path& path) {
                 const std::string where = reader->place(chunk.row(i).line);
                 try {
                     const Json row = reader->parse(chunk.row(i));
-                    if (!row.contains("word") || !row.contains("synonyms")) throw BadRow{"expected {\"word\", \"synonyms\"}", ""};
+                    if (!row.contains("word") || !row.contains("synonyms"))
+                        throw BadRow{"expected {\"word\", \"synonyms\"}", ""};
                     add_all(as_string(row["word"], "word"), row["synonyms"], where);
                 } catch (const BadRow& bad) {
                     throw input_error(cat(where, ": ", bad.message), forms);

@@ -30,8 +30,7 @@ void sort_by_digit(std::span<const int32_t> ids_T, int shift, const std::vector<
 
 TokenOrder sort_tokens(std::span<const int32_t> ids_T) {
     TokenOrder result;
-    UNSLOTH_CHECK(ids_T.size() <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()),
-                  "batch too large");
+    UNSLOTH_CHECK(ids_T.size() <= static_cast<std::size_t>(std::numeric_limits<int32_t>::max()), "batch too large");
     if (ids_T.empty()) return result;
     const auto [smallest, largest] = std::minmax_element(ids_T.begin(), ids_T.end());
     UNSLOTH_CHECK(*smallest >= 0, "negative token id ", *smallest);

@@ -19,7 +19,8 @@ void refuse_augmented(const DatasetStats& stats) {
     if (stats.augmented_rows == 0) return;
     throw usage_error(cat("data.val_size is set, and the training rows hold ", stats.augmented_rows,
                           " augmented copies: copies of rows that are held out would be trained on"),
-                      "Let `unsloth-train data augment --val_size N --eval_out FILE` hold rows out before it makes copies, and name that FILE as "
+                      "Let `unsloth-train data augment --val_size N --eval_out FILE` hold rows out before it makes "
+                      "copies, and name that FILE as "
                       "data.eval_file instead.");
 }
 
@@ -56,11 +57,12 @@ LoaderOptions loader_options(const Config& config, int rank, int world_size) {
 }
 
 TrainingData load_training_data(const Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder, const std::string& fingerprint,
-                                const LoadChoices& choices) {
+                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder,
+                                const std::string& fingerprint, const LoadChoices& choices) {
     const DataOptions& data = config.data;
     if (data.train_file.empty() && data.datasets.empty())
-        throw usage_error("data.train_file is not set", "Name a file of rows to train on, or several sources in data.datasets.");
+        throw usage_error("data.train_file is not set",
+                          "Name a file of rows to train on, or several sources in data.datasets.");
     if (data.eval_file && data.val_size != 0)
         throw usage_error("both data.eval_file and data.val_size are set",
                           "Choose one: a file of its own, or a part of the training rows.");

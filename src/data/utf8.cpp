@@ -16,7 +16,10 @@ Sequence sequence_at(std::string_view text) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const unsigned char lead = byte(0);
     if (lead < 0x80) return {1, true};
-    const std::size_t length = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : lead >= 0xF0 && lead <= 0xF4 ? 4 : 0;
+    const std::size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                               : lead >= 0xE0 && lead <= 0xEF ? 3
+                               : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                              : 0;
     if (length == 0) return {1, false};
     // The second byte's range excludes overlong forms, surrogates and what lies above U+10FFFF.
     const unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
@@ -35,7 +38,8 @@ std::size_t first_invalid_utf8(std::string_view text) {
         // Most text is ASCII: eight bytes at a time.
         constexpr uint64_t high_bits = 0x8080808080808080u;
         uint64_t word = 0;
-        if (at + sizeof word <= text.size() && (std::memcpy(&word, text.data() + at, sizeof word), (word & high_bits) == 0)) {
+        if (at + sizeof word <= text.size() &&
+            (std::memcpy(&word, text.data() + at, sizeof word), (word & high_bits) == 0)) {
             at += sizeof word;
             continue;
         }

@@ -13,8 +13,10 @@ namespace {
 
 using Range = std::pair<std::size_t, std::size_t>;
 
-constexpr std::array<std::string_view, 10> opening = {"\"", "'", "(", "\u201c", "\u2018", "\u00ab", "\u201e", "\u201a", "\u00bf", "\u00a1"};
-constexpr std::array<std::string_view, 14> closing = {"\"", "'", ")", "\u201d", "\u2019", "\u00bb", "\u201c", ".", ",", ";", ":", "!", "?", "\u2026"};
+constexpr std::array<std::string_view, 10> opening = {"\"",     "'",      "(",      "\u201c", "\u2018",
+                                                      "\u00ab", "\u201e", "\u201a", "\u00bf", "\u00a1"};
+constexpr std::array<std::string_view, 14> closing = {"\"", "'", ")", "\u201d", "\u2019", "\u00bb", "\u201c",
+                                                      ".",  ",", ";", ":",      "!",      "?",      "\u2026"};
 
 template <std::size_t n>
 bool is_one_of(const std::array<std::string_view, n>& set, std::string_view character) {
@@ -130,7 +132,8 @@ std::vector<Word> free_words(std::string_view text) {
     for (const std::string_view chunk : split_white_space(text)) {
         auto begin = static_cast<std::size_t>(chunk.data() - text.data());
         std::size_t end = begin + chunk.size();
-        line += static_cast<std::size_t>(std::count(text.begin() + static_cast<std::ptrdiff_t>(seen), text.begin() + static_cast<std::ptrdiff_t>(begin), '\n'));
+        line += static_cast<std::size_t>(std::count(text.begin() + static_cast<std::ptrdiff_t>(seen),
+                                                    text.begin() + static_cast<std::ptrdiff_t>(begin), '\n'));
         seen = begin;
         while (range < kept.size() && kept[range].second <= begin) ++range;
         if (range < kept.size() && kept[range].first < end) continue;
@@ -185,8 +188,9 @@ std::string with_deletions(std::string_view text, double rate, CopyDraws& draws)
         if (word.follows_punctuation || draws.unit() >= rate || changes.size() + 1 == words.size()) continue;
         Range range{word.begin, word.end};
         while (range.first > gone && is_blank_byte(text[range.first - 1])) --range.first;
-        if (range.first == word.begin || range.first == 0 || text[range.first - 1] == '\n') {  // at the beginning of a line, or of what is left of it
-            range.first = word.begin;  // the line stays as far in
+        if (range.first == word.begin || range.first == 0 ||
+            text[range.first - 1] == '\n') {  // at the beginning of a line, or of what is left of it
+            range.first = word.begin;         // the line stays as far in
             while (range.second < text.size() && is_blank_byte(text[range.second])) ++range.second;
             if (range.second == word.end) continue;  // punctuation would begin the line, or nothing be left
         }

@@ -16,7 +16,7 @@ class CopyDraws {
   public:
     /// `use` tells kinds of copies apart.
     CopyDraws(uint64_t seed, uint64_t row, uint32_t copy, uint32_t use);
-    double unit();                   ///< in [0, 1)
+    double unit();                     ///< in [0, 1)
     std::size_t below(std::size_t n);  ///< 0 ... n - 1; n > 0
 
   private:
@@ -33,16 +33,17 @@ struct Word {
     bool follows_punctuation = false;  ///< directly: an opening quote or bracket stands before it
 };
 
-/// The words that may be changed: letters alone, none but the first in upper case, between white space, line ends and simple
-/// punctuation (quotes, round brackets, the marks that end clauses). What stands in code fences, between backquotes on a line, in
+/// The words that may be changed: letters alone, none but the first in upper case, between white space, line ends and
+/// simple punctuation (quotes, round brackets, the marks that end clauses). What stands in code fences, between
+/// backquotes on a line, in
 /// {...}, [...] or <...> is none, nor is anything with a digit, an underscore, a hyphen or an apostrophe.
 std::vector<Word> free_words(std::string_view text);
 
 /// Synonyms by word, in lower case.
 class Thesaurus {
   public:
-    /// A JSON object {"word": ["synonym", ...], ...}, or JSON Lines of {"word", "synonyms"}; words in any case, none twice in an
-    /// object. Input Error with file and key or line.
+    /// A JSON object {"word": ["synonym", ...], ...}, or JSON Lines of {"word", "synonyms"}; words in any case, none
+    /// twice in an object. Input Error with file and key or line.
     static Thesaurus load(const std::filesystem::path& path);
 
     /// nullptr: none.
@@ -55,12 +56,14 @@ class Thesaurus {
     std::unordered_map<std::string, std::vector<std::string>> synonyms_;
 };
 
-/// Each free word that has synonyms becomes one of them with probability `rate`, each as likely; a capital in front stays one.
+/// Each free word that has synonyms becomes one of them with probability `rate`, each as likely; a capital in front
+/// stays one.
 std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, double rate, CopyDraws& draws);
 /// Each free word changes places with another one of its line with probability `rate`; punctuation stays where it is.
 std::string with_swaps(std::string_view text, double rate, CopyDraws& draws);
-/// Each free word that no opening punctuation precedes goes with probability `rate`, with the blanks before it (those behind it at
-/// the beginning of a line, where a word stays that stands alone or before punctuation). One word always stays.
+/// Each free word that no opening punctuation precedes goes with probability `rate`, with the blanks before it (those
+/// behind it at the beginning of a line, where a word stays that stands alone or before punctuation). One word always
+/// stays.
 std::string with_deletions(std::string_view text, double rate, CopyDraws& draws);
 
 }  // namespace unsloth

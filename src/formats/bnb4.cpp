@@ -192,7 +192,8 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
 void dequantize_rows(const Quant4View& weight, int64_t row_begin, int64_t row_end, float* out) {
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ",
                   row_end);
-    dequantize_4bit_range(weight, row_begin * weight.cols, row_end * weight.cols, out, [](float value) { return value; });
+    dequantize_4bit_range(weight, row_begin * weight.cols, row_end * weight.cols, out,
+                          [](float value) { return value; });
 }
 
 void dequantize_absmax(const Quant4View& weight, float* out) {

@@ -83,9 +83,12 @@ Quant4View Quant4Owned::view() const {
 
 Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads) {
     return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
-        parallel_ranges(blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
-            quantize_nf4_blocks(w + begin * quant4_block, rows * cols, begin, end, packed, absmax);
-        }, threads);
+        parallel_ranges(
+            blocks, blocks_per_thread,
+            [&](int64_t begin, int64_t end) {
+                quantize_nf4_blocks(w + begin * quant4_block, rows * cols, begin, end, packed, absmax);
+            },
+            threads);
     });
 }
 
@@ -95,15 +98,18 @@ Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int t
     const int64_t group_rows = aligned_rows * std::max<int64_t>(1, (1 << 16) / (aligned_rows * cols));
     const int64_t groups = (rows + group_rows - 1) / group_rows;
     return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
-        parallel_ranges(groups, std::max<int64_t>(1, blocks_per_thread * quant4_block / (group_rows * cols)), [&](int64_t begin, int64_t end) {
-            std::vector<float> values(static_cast<std::size_t>(group_rows * cols));
-            for (int64_t group = begin; group < end; ++group) {
-                const int64_t first = group * group_rows, last = std::min(rows, first + group_rows);
-                read(first, last, values.data());
-                quantize_nf4_blocks(values.data(), rows * cols, first * cols / quant4_block,
-                                    last == rows ? blocks : last * cols / quant4_block, packed, absmax);
-            }
-        }, threads);
+        parallel_ranges(
+            groups, std::max<int64_t>(1, blocks_per_thread * quant4_block / (group_rows * cols)),
+            [&](int64_t begin, int64_t end) {
+                std::vector<float> values(static_cast<std::size_t>(group_rows * cols));
+                for (int64_t group = begin; group < end; ++group) {
+                    const int64_t first = group * group_rows, last = std::min(rows, first + group_rows);
+                    read(first, last, values.data());
+                    quantize_nf4_blocks(values.data(), rows * cols, first * cols / quant4_block,
+                                        last == rows ? blocks : last * cols / quant4_block, packed, absmax);
+                }
+            },
+            threads);
     });
 }
 

@@ -28,15 +28,18 @@ std::string where(const TensorView& tensor) {
 
 void check_maxima(const TensorView& maxima, int64_t rows) {
     if (maxima.dtype != DType::f32 || maxima.elements() != rows || maxima.shape.size() > 2)
-        throw input_error(cat(where(maxima), ": expected F32 [", rows, "], found ", safetensors_name(maxima.dtype), " ", shape_text(maxima.shape)));
+        throw input_error(cat(where(maxima), ": expected F32 [", rows, "], found ", safetensors_name(maxima.dtype), " ",
+                              shape_text(maxima.shape)));
     for (int64_t row = 0; row < rows; ++row)
-        if (!std::isfinite(maximum_of_row(maxima, row))) throw input_error(cat(where(maxima), ": the value of row ", row, " is not finite"));
+        if (!std::isfinite(maximum_of_row(maxima, row)))
+            throw input_error(cat(where(maxima), ": the value of row ", row, " is not finite"));
 }
 
 void check_format(const TensorView& format) {
     const bool is_byte = format.dtype == DType::u8 && format.elements() == 1;
     if (is_byte && format.data[0] == std::byte{0}) return;
-    throw input_error(cat(where(format), ": only row-major INT8 weights (0) are read, found ", is_byte ? std::to_string(static_cast<int>(format.data[0])) : std::string("no single byte")),
+    throw input_error(cat(where(format), ": only row-major INT8 weights (0) are read, found ",
+                          is_byte ? std::to_string(static_cast<int>(format.data[0])) : std::string("no single byte")),
                       "Save the model again with a current version of bitsandbytes.");
 }
 
@@ -68,7 +71,8 @@ void Int8Weight::drop() const noexcept {
 std::optional<Int8Weight> find_int8(const Checkpoint& checkpoint, const std::string& weight_name) {
     const TensorView* const codes = checkpoint.find(weight_name);
     const TensorView* const maxima = checkpoint.find(int8_maxima_name(weight_name));
-    if (codes == nullptr || maxima == nullptr || codes->dtype != DType::i8 || codes->shape.size() != 2) return std::nullopt;
+    if (codes == nullptr || maxima == nullptr || codes->dtype != DType::i8 || codes->shape.size() != 2)
+        return std::nullopt;
     Int8Weight weight{codes, maxima, checkpoint.find(int8_format_name(weight_name)), codes->shape[0], codes->shape[1]};
     check_maxima(*maxima, weight.rows);
     if (weight.format != nullptr) check_format(*weight.format);
@@ -76,7 +80,8 @@ std::optional<Int8Weight> find_int8(const Checkpoint& checkpoint, const std::str
 }
 
 void dequantize_rows(const Int8Weight& weight, int64_t row_begin, int64_t row_end, float* out) {
-    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ", row_end);
+    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ",
+                  row_end);
     const auto* code = reinterpret_cast<const int8_t*>(weight.codes->data.data()) + row_begin * weight.cols;
     for (int64_t row = row_begin; row < row_end; ++row) {
         const float maximum = maximum_of_row(*weight.maxima, row);
@@ -90,12 +95,15 @@ void quantize_int8_rows(const float* w, int64_t rows, int64_t cols, int8_t* code
         for (int64_t i = 0; i < cols; ++i) largest = std::max(largest, std::fabs(f16_to_f32(f32_to_f16(w[i]))));
         maxima[row] = largest;
         const float scale = largest > 0 ? 1.0F / largest * 127.0F : 0.0F;  // two roundings, as bitsandbytes on a CPU
-        for (int64_t i = 0; i < cols; ++i) codes[i] = static_cast<int8_t>(std::nearbyint(f16_to_f32(f32_to_f16(w[i])) * scale));
+        for (int64_t i = 0; i < cols; ++i)
+            codes[i] = static_cast<int8_t>(std::nearbyint(f16_to_f32(f32_to_f16(w[i])) * scale));
     }
 }
 
 std::vector<TensorDecl> int8_declarations(const std::string& weight_name, int64_t rows, int64_t cols) {
-    return {{weight_name, DType::i8, {rows, cols}}, {int8_maxima_name(weight_name), DType::f32, {rows}}, {int8_format_name(weight_name), DType::u8, {}}};
+    return {{weight_name, DType::i8, {rows, cols}},
+            {int8_maxima_name(weight_name), DType::f32, {rows}},
+            {int8_format_name(weight_name), DType::u8, {}}};
 }
 
 }  // namespace unsloth

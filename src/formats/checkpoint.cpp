@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* single_file = "model.safetensors";
-constexpr const char* no_pickle = "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.";
+constexpr const char* no_pickle =
+    "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.";
 constexpr const char* index_file = "model.safetensors.index.json";
 
 std::optional<std::string> environment(const char* name) {
@@ -84,7 +85,9 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
             throw input_error(cat(index.string(), ": weight_map.", item.key(), ": the shard name '", shard,
                                   "' is refused: a shard lies in the folder of its index"));
         if (!shard.ends_with(".safetensors"))
-            throw input_error(cat(index.string(), ": weight_map.", item.key(), ": the shard '", shard, "' is no .safetensors file"), no_pickle);
+            throw input_error(
+                cat(index.string(), ": weight_map.", item.key(), ": the shard '", shard, "' is no .safetensors file"),
+                no_pickle);
         shards.emplace(item.key(), shard);
     }
     return shards;
@@ -123,9 +126,8 @@ Checkpoint Checkpoint::open(const std::string& path) {
         } else if (fs::exists(place / index_file)) {
             checkpoint.open_shards(place / index_file);
         } else {
-            throw input_error(
-                cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
-                no_pickle);
+            throw input_error(cat(place.string(), ": neither ", single_file, " nor ", index_file, " is there"),
+                              no_pickle);
         }
     }
     for (const auto& [name, tensor] : checkpoint.tensors_) checkpoint.names_.push_back(name);

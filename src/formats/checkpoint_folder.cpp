@@ -31,7 +31,8 @@ std::optional<int64_t> step_of(const std::string& name, std::string* suffix = nu
 
 /// Whether a path that a file names stays below the folder that it is meant for.
 bool is_below(const fs::path& name) {
-    return !name.empty() && name.is_relative() && name.has_filename() && std::none_of(name.begin(), name.end(), [](const fs::path& part) { return part == ".." || part == "."; });
+    return !name.empty() && name.is_relative() && name.has_filename() &&
+           std::none_of(name.begin(), name.end(), [](const fs::path& part) { return part == ".." || part == "."; });
 }
 
 std::string hash_of(const fs::path& path) {
@@ -47,7 +48,10 @@ std::string manifest_of(const fs::path& folder) {
         if (!entry.is_directory()) files.push_back(entry.path());
     std::sort(files.begin(), files.end());
     OrderedJson list = OrderedJson::array();
-    for (const fs::path& file : files) list.push_back({{"name", file.lexically_relative(folder).generic_string()}, {"bytes", fs::file_size(file)}, {"xxh3_128", hash_of(file)}});
+    for (const fs::path& file : files)
+        list.push_back({{"name", file.lexically_relative(folder).generic_string()},
+                        {"bytes", fs::file_size(file)},
+                        {"xxh3_128", hash_of(file)}});
     return OrderedJson{{"version", manifest_version}, {"files", std::move(list)}}.dump(2) + "\n";
 }
 
@@ -57,8 +61,10 @@ std::vector<CheckpointFolder> list_checkpoints(const fs::path& output_dir) {
     std::vector<CheckpointFolder> found;
     std::error_code failed;
     for (const auto& entry : fs::directory_iterator(output_dir, failed))
-        if (const auto step = step_of(entry.path().filename().string()); step && entry.is_directory(failed)) found.push_back({entry.path(), *step});
-    std::sort(found.begin(), found.end(), [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
+        if (const auto step = step_of(entry.path().filename().string()); step && entry.is_directory(failed))
+            found.push_back({entry.path(), *step});
+    std::sort(found.begin(), found.end(),
+              [](const CheckpointFolder& a, const CheckpointFolder& b) { return a.step > b.step; });
     return found;
 }
 
@@ -87,7 +93,8 @@ std::optional<std::string> find_damage(const fs::path& checkpoint) {
             if (!fs::is_regular_file(path)) return cat(name, " is missing");
             if (const auto bytes = static_cast<int64_t>(fs::file_size(path)); bytes != file.required_integer("bytes"))
                 return cat(name, " has ", bytes, " bytes instead of ", file.required_integer("bytes"));
-            if (hash_of(path) != file.text("xxh3_128").value_or("")) return cat(name, " was changed since it was written");
+            if (hash_of(path) != file.text("xxh3_128").value_or(""))
+                return cat(name, " was changed since it was written");
         }
     } catch (const std::exception& error) {
         return error.what();
@@ -98,7 +105,8 @@ std::optional<std::string> find_damage(const fs::path& checkpoint) {
 void remove_old_checkpoints(const fs::path& output_dir, int64_t limit, std::optional<int64_t> best) {
     if (limit == 0) return;
     const std::vector<CheckpointFolder> all = list_checkpoints(output_dir);
-    const bool has_best = best && std::any_of(all.begin(), all.end(), [&](const CheckpointFolder& c) { return c.step == *best; });
+    const bool has_best =
+        best && std::any_of(all.begin(), all.end(), [&](const CheckpointFolder& c) { return c.step == *best; });
     int64_t room = limit - (has_best ? 1 : 0);
     for (std::size_t i = 0; i < all.size(); ++i) {
         if (has_best && all[i].step == *best) continue;
@@ -112,7 +120,9 @@ void remove_unfinished_checkpoints(const fs::path& output_dir) {
     std::vector<fs::path> found;
     for (const auto& entry : fs::directory_iterator(output_dir, failed)) {
         std::string suffix;
-        if (step_of(entry.path().filename().string(), &suffix) && (suffix.starts_with(".tmp-") || suffix.starts_with(".old-"))) found.push_back(entry.path());
+        if (step_of(entry.path().filename().string(), &suffix) &&
+            (suffix.starts_with(".tmp-") || suffix.starts_with(".old-")))
+            found.push_back(entry.path());
     }
     for (const fs::path& path : found) {
         std::string suffix;

@@ -86,7 +86,9 @@ void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
     const std::set<std::string> companions = list_int8(inspection, checkpoint);
     for (const std::string& name : checkpoint.names()) {
         std::string weight_name;
-        if (companions.count(name) != 0 || (is_quant4_companion(name, &weight_name) && quantised.count(weight_name) != 0)) continue;
+        if (companions.count(name) != 0 ||
+            (is_quant4_companion(name, &weight_name) && quantised.count(weight_name) != 0))
+            continue;
         if (quantised.count(name) == 0) {
             add_plain(inspection, checkpoint.at(name));
             continue;

@@ -65,7 +65,8 @@ class Resolver {
         if (!source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": is quantised to 8 bit, but only the linears of the layers may be"));
         } else if (source.tensor->shape != source.rule.shape) {
-            problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found I8 ", shape_text(source.tensor->shape)));
+            problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found I8 ",
+                                       shape_text(source.tensor->shape)));
         }
     }
 
@@ -74,7 +75,8 @@ class Resolver {
         const TensorView& tensor = *source.tensor;
         const std::string found = cat(safetensors_name(tensor.dtype), " ", shape_text(tensor.shape));
         if (tensor.dtype == DType::i8 && source.rule.may_be_quantised) {
-            problems_.unusable.add(cat(name, ": found ", found, ", 8-bit codes without their ", int8_maxima_name(name)));
+            problems_.unusable.add(
+                cat(name, ": found ", found, ", 8-bit codes without their ", int8_maxima_name(name)));
         } else if (tensor.dtype == DType::u8 && source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": found ", found, ", packed codes without their quant_state"));
         } else if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {

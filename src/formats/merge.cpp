@@ -42,7 +42,8 @@ std::vector<float> floats_of(const TensorView& tensor) {
 
 std::span<const std::byte> bytes_of_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_t row_end) {
     const auto row_bytes = static_cast<std::size_t>(cols) * size_of(tensor.dtype);
-    return tensor.data.subspan(static_cast<std::size_t>(row_begin) * row_bytes, static_cast<std::size_t>(row_end - row_begin) * row_bytes);
+    return tensor.data.subspan(static_cast<std::size_t>(row_begin) * row_bytes,
+                               static_cast<std::size_t>(row_end - row_begin) * row_bytes);
 }
 
 void drop_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_t row_end) noexcept {
@@ -59,7 +60,8 @@ void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_
 }
 
 void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
-    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule_.hf_name, ": rows ", row_begin, " to ", row_end);
+    UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule_.hf_name, ": rows ", row_begin,
+                  " to ", row_end);
     if (saved_ != nullptr) {
         const auto rows = bytes_of_rows(*saved_, cols(), row_begin, row_end);
         return convert_to_f32(saved_->dtype, rows.data(), (row_end - row_begin) * cols(), out);
@@ -76,7 +78,8 @@ void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
     if (saved_ != nullptr) return drop_rows(*saved_, cols(), row_begin, row_end);
     if (quantised_) return;  // open() read the base
     if (!base_->quantised()) drop_rows(*base_->tensor, cols(), row_begin, row_end);
-    if (base_->quantised() && row_end == rows()) base_->drop();  // codes of 4 bits and block maxima have no rows of their own
+    if (base_->quantised() && row_end == rows())
+        base_->drop();  // codes of 4 bits and block maxima have no rows of their own
 }
 
 MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, bool base_in_4bit)
@@ -86,7 +89,8 @@ MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, bool ba
 }
 
 const TensorView* MergedModel::saved_module(const TensorRule& rule) const {
-    if (adapter_ == nullptr || (rule.role != TensorRole::embed_tokens && rule.role != TensorRole::lm_head)) return nullptr;
+    if (adapter_ == nullptr || (rule.role != TensorRole::embed_tokens && rule.role != TensorRole::lm_head))
+        return nullptr;
     const auto& saved = adapter_->config.lora.modules_to_save;
     const std::string module = rule.role == TensorRole::lm_head ? "lm_head" : "embed_tokens";
     return std::find(saved.begin(), saved.end(), module) == saved.end() ? nullptr : &adapter_->saved_module(module);
@@ -131,13 +135,15 @@ MergedTensor MergedModel::open(const TensorRule& rule) const {
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
     auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
-    for (const LayerLora& layer : adapter_->layers) count += std::count_if(layer.begin(), layer.end(), [](const LoraModule& module) { return module.r > 0; });
+    for (const LayerLora& layer : adapter_->layers)
+        count += std::count_if(layer.begin(), layer.end(), [](const LoraModule& module) { return module.r > 0; });
     return count;
 }
 
 namespace {
 
-/// Whether the run that wrote this folder would have quantised a 16-bit base while loading; false where it does not say.
+/// Whether the run that wrote this folder would have quantised a 16-bit base while loading; false where it does not
+/// say.
 bool run_quantised(const std::filesystem::path& adapter_folder) {
     const auto path = adapter_folder / "run_config.json";
     if (!std::filesystem::exists(path)) return false;

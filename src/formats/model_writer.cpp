@@ -18,15 +18,18 @@
 namespace unsloth {
 namespace {
 
-constexpr int64_t slab_bytes = 8 << 20;     // of one tensor's stored form
+constexpr int64_t slab_bytes = 8 << 20;      // of one tensor's stored form
 constexpr int64_t piece_elements = 1 << 15;  // that a thread computes at a time: 128 KiB stay in a core's cache
 
 /// The bits of the smallest positive fp32 value that rounds to an infinity of this type.
 uint32_t first_infinite(DType type) {
     switch (type) {
-        case DType::f16: return bits_of_float(65520.0F);
-        case DType::bf16: return 0x7F7F8000U;
-        default: return 0x7F800000U;
+        case DType::f16:
+            return bits_of_float(65520.0F);
+        case DType::bf16:
+            return 0x7F7F8000U;
+        default:
+            return 0x7F800000U;
     }
 }
 
@@ -36,8 +39,11 @@ void require_values_fit(const float* values, int64_t n, DType type, const std::s
     for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU);
     if (largest < first_infinite(type)) return;
     const float value = std::bit_cast<float>(largest);
-    if (largest >= 0x7F800000U) throw input_error(cat("tensor '", name, "' would hold a value that is not finite (", value, ")"), "The base or the adapter is damaged, or its training diverged.");
-    throw input_error(cat("tensor '", name, "' would hold ", value, ", which is too large for ", name_of(type)), "Write another type: --dtype bf16 or fp32.");
+    if (largest >= 0x7F800000U)
+        throw input_error(cat("tensor '", name, "' would hold a value that is not finite (", value, ")"),
+                          "The base or the adapter is damaged, or its training diverged.");
+    throw input_error(cat("tensor '", name, "' would hold ", value, ", which is too large for ", name_of(type)),
+                      "Write another type: --dtype bf16 or fp32.");
 }
 
 class Writer {
@@ -61,7 +67,8 @@ class Writer {
         const auto shards = split_into_shards(sizes, options_.shard_bytes);
         for (std::size_t i = 0; i < shards.size(); ++i) write_shard(shards[i], shard_file_name(i, shards.size()));
         written_.files = shards.size();
-        if (shards.size() > 1) write_file_atomically(folder_ / shard_index_file, shard_index_json(where_, written_.tensor_bytes));
+        if (shards.size() > 1)
+            write_file_atomically(folder_ / shard_index_file, shard_index_json(where_, written_.tensor_bytes));
         write_config();
         return written_;
     }
@@ -76,7 +83,8 @@ class Writer {
     /// NF4 weights that the adapter leaves alone are taken over as they lie: to quantise them again would change them.
     const Quant4Weight* taken_over(const TensorRule& rule) const {
         const Quant4Weight* const weight = type_of(rule) == WeightType::nf4 ? model_.unchanged_quant4(rule) : nullptr;
-        const bool same_form = weight != nullptr && weight->type == Quant4Type::nf4 && weight->view.nested() && weight->parts.front()->dtype == DType::u8;
+        const bool same_form = weight != nullptr && weight->type == Quant4Type::nf4 && weight->view.nested() &&
+                               weight->parts.front()->dtype == DType::u8;
         return same_form ? weight : nullptr;
     }
 
@@ -86,7 +94,8 @@ class Writer {
             for (const TensorView* part : weight->parts) declared.push_back({part->name, part->dtype, part->shape});
             return declared;
         }
-        if (type_of(rule) == WeightType::nf4) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype_);
+        if (type_of(rule) == WeightType::nf4)
+            return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype_);
         if (type_of(rule) == WeightType::int8) return int8_declarations(rule.hf_name, rule.shape[0], rule.shape[1]);
         return {{rule.hf_name, dtype_, rule.shape}};
     }
@@ -95,7 +104,8 @@ class Writer {
         std::error_code unknown;
         const auto space = std::filesystem::space(folder_, unknown);
         if (unknown || space.available >= written_.tensor_bytes) return;
-        throw runtime_failure(cat("not enough space for ", folder_.string(), ": ", written_.tensor_bytes / 1'000'000, " MB to write, ", space.available / 1'000'000, " MB free"),
+        throw runtime_failure(cat("not enough space for ", folder_.string(), ": ", written_.tensor_bytes / 1'000'000,
+                                  " MB to write, ", space.available / 1'000'000, " MB free"),
                               "Free some space, or choose another folder.");
     }
 
@@ -139,45 +149,54 @@ class Writer {
             take(tensor, begin, end, DType::f32, out);
         };
         const Quant4Owned made = quantize_nf4(tensor.rows(), tensor.cols(), read, options_.threads);
-        for (const TensorBlob& blob : quant4_tensors(tensor.rule().hf_name, made, dtype_)) writer.append(blob.decl.name, blob.data);
+        for (const TensorBlob& blob : quant4_tensors(tensor.rule().hf_name, made, dtype_))
+            writer.append(blob.decl.name, blob.data);
     }
 
     void write_plain(SafetensorsWriter& writer, const MergedTensor& tensor) const {
-        write_slabs(writer, tensor, size_of(dtype_), dtype_, [&](int64_t, int64_t rows, const float* values, std::byte* out) {
-            convert_from_f32(dtype_, values, rows * tensor.cols(), out);
-        });
+        write_slabs(writer, tensor, size_of(dtype_), dtype_,
+                    [&](int64_t, int64_t rows, const float* values, std::byte* out) {
+                        convert_from_f32(dtype_, values, rows * tensor.cols(), out);
+                    });
     }
 
     void write_int8(SafetensorsWriter& writer, const MergedTensor& tensor) const {
         const std::string& name = tensor.rule().hf_name;
         std::vector<float> maxima(static_cast<std::size_t>(tensor.rows()));
-        write_slabs(writer, tensor, 1, DType::f16, [&](int64_t first, int64_t rows, const float* values, std::byte* out) {
-            quantize_int8_rows(values, rows, tensor.cols(), reinterpret_cast<int8_t*>(out), maxima.data() + first);
-        });
+        write_slabs(
+            writer, tensor, 1, DType::f16, [&](int64_t first, int64_t rows, const float* values, std::byte* out) {
+                quantize_int8_rows(values, rows, tensor.cols(), reinterpret_cast<int8_t*>(out), maxima.data() + first);
+            });
         writer.append(int8_maxima_name(name), std::as_bytes(std::span(maxima)));
         constexpr std::byte row_major{0};
         writer.append(int8_format_name(name), std::span(&row_major, 1));
     }
 
-    /// The tensor under its own name, a slab at a time. encode(first row, rows, values, out) makes of some rows in fp32, which `fits`
-    /// can hold, what is stored, `item` bytes an element; it runs in several threads at once.
+    /// The tensor under its own name, a slab at a time. encode(first row, rows, values, out) makes of some rows in
+    /// fp32, which `fits` can hold, what is stored, `item` bytes an element; it runs in several threads at once.
     template <class Encode>
-    void write_slabs(SafetensorsWriter& writer, const MergedTensor& tensor, std::size_t item, DType fits, const Encode& encode) const {
+    void write_slabs(SafetensorsWriter& writer, const MergedTensor& tensor, std::size_t item, DType fits,
+                     const Encode& encode) const {
         const int64_t rows = tensor.rows(), cols = tensor.cols(), row_bytes = cols * static_cast<int64_t>(item);
-        const int64_t slab_rows = std::clamp<int64_t>(slab_bytes / row_bytes, 1, rows), piece_rows = std::max<int64_t>(1, piece_elements / cols);
+        const int64_t slab_rows = std::clamp<int64_t>(slab_bytes / row_bytes, 1, rows),
+                      piece_rows = std::max<int64_t>(1, piece_elements / cols);
         std::vector<std::byte> slab(static_cast<std::size_t>(slab_rows * row_bytes));
         for (int64_t first = 0; first < rows; first += slab_rows) {
             stop_if_interrupted();
             const int64_t last = std::min(rows, first + slab_rows);
-            parallel_ranges(last - first, piece_rows, [&](int64_t begin, int64_t end) {
-                std::vector<float> values(static_cast<std::size_t>(std::min(piece_rows, end - begin) * cols));
-                for (int64_t row = begin; row < end; row += piece_rows) {
-                    const int64_t stop = std::min(end, row + piece_rows);
-                    take(tensor, first + row, first + stop, fits, values.data());
-                    encode(first + row, stop - row, values.data(), slab.data() + row * row_bytes);
-                }
-            }, options_.threads);
-            writer.append(tensor.rule().hf_name, std::span(slab).first(static_cast<std::size_t>((last - first) * row_bytes)));
+            parallel_ranges(
+                last - first, piece_rows,
+                [&](int64_t begin, int64_t end) {
+                    std::vector<float> values(static_cast<std::size_t>(std::min(piece_rows, end - begin) * cols));
+                    for (int64_t row = begin; row < end; row += piece_rows) {
+                        const int64_t stop = std::min(end, row + piece_rows);
+                        take(tensor, first + row, first + stop, fits, values.data());
+                        encode(first + row, stop - row, values.data(), slab.data() + row * row_bytes);
+                    }
+                },
+                options_.threads);
+            writer.append(tensor.rule().hf_name,
+                          std::span(slab).first(static_cast<std::size_t>((last - first) * row_bytes)));
         }
     }
 
@@ -197,7 +216,9 @@ class Writer {
     void write_config() const {
         ModelSpec spec = model_.spec();
         spec.dtype = dtype_;
-        write_file_atomically(folder_ / "config.json", write_model_config(spec, quantization(), read_file(model_.base().checkpoint.folder() / "config.json")));
+        write_file_atomically(
+            folder_ / "config.json",
+            write_model_config(spec, quantization(), read_file(model_.base().checkpoint.folder() / "config.json")));
     }
 
     const MergedModel& model_;
@@ -218,14 +239,19 @@ WeightType resolve_weight_type(WeightType type, const ModelSpec& spec) {
 
 DType storage_dtype(WeightType type, const ModelSpec& spec) {
     switch (type) {
-        case WeightType::f32: return DType::f32;
-        case WeightType::bf16: return DType::bf16;
-        case WeightType::f16: return DType::f16;
-        default: return spec.dtype;
+        case WeightType::f32:
+            return DType::f32;
+        case WeightType::bf16:
+            return DType::bf16;
+        case WeightType::f16:
+            return DType::f16;
+        default:
+            return spec.dtype;
     }
 }
 
-WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder, const ModelWriteOptions& options) {
+WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder,
+                         const ModelWriteOptions& options) {
     return Writer(model, folder, options).write();
 }
 

@@ -48,8 +48,11 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"parameters", state.parameters}};
     if (state.best_eval) json["best_eval"] = *state.best_eval;
     if (const auto& p = state.plateau)
-        json["plateau"] = {{"learning_rate", p->learning_rate}, {"best", p->best}, {"has_best", p->has_best},
-                           {"bad_evaluations", p->bad_evaluations}, {"cooldown_left", p->cooldown_left}};
+        json["plateau"] = {{"learning_rate", p->learning_rate},
+                           {"best", p->best},
+                           {"has_best", p->has_best},
+                           {"bad_evaluations", p->bad_evaluations},
+                           {"cooldown_left", p->cooldown_left}};
     write_file_atomically(folder / file_name, json.dump(2) + "\n");
 }
 
@@ -58,7 +61,9 @@ RunState read_run_state(const std::filesystem::path& folder) {
     const auto parsed = formats::parse_json<OrderedJson>(read_file(source), source);
     const ObjectReader json(parsed, source);
     if (json.required_integer("version") > version)
-        throw input_error(cat(source, ": format ", json.required_integer("version"), ", this program knows formats up to ", version), "Update unsloth-train.");
+        throw input_error(
+            cat(source, ": format ", json.required_integer("version"), ", this program knows formats up to ", version),
+            "Update unsloth-train.");
     RunState state;
     state.step = at_least(json, "step", 0);
     state.updates = at_least(json, "updates", 0);
@@ -69,8 +74,9 @@ RunState read_run_state(const std::filesystem::path& folder) {
     state.best_eval = json.number("best_eval");
     state.best_step = at_least(json, "best_step", 0);
     if (const auto plateau = json.object("plateau"))
-        state.plateau = RunState::Plateau{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"), plateau->boolean("has_best", false),
-                                          at_least(*plateau, "bad_evaluations", 0), at_least(*plateau, "cooldown_left", 0)};
+        state.plateau = RunState::Plateau{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"),
+                                          plateau->boolean("has_best", false), at_least(*plateau, "bad_evaluations", 0),
+                                          at_least(*plateau, "cooldown_left", 0)};
     state.per_device_train_batch_size = at_least(json, "per_device_train_batch_size", 1);
     state.gradient_accumulation_steps = at_least(json, "gradient_accumulation_steps", 1);
     state.world_size = at_least(json, "world_size", 1);

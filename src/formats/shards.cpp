@@ -18,7 +18,8 @@ std::string shard_index_json(const std::map<std::string, std::string>& file_of_t
     return index.dump(2) + "\n";
 }
 
-std::vector<std::vector<std::size_t>> split_into_shards(const std::vector<std::size_t>& item_bytes, std::size_t largest) {
+std::vector<std::vector<std::size_t>> split_into_shards(const std::vector<std::size_t>& item_bytes,
+                                                        std::size_t largest) {
     std::vector<std::vector<std::size_t>> shards(1);
     std::size_t filled = 0;
     for (std::size_t i = 0; i < item_bytes.size(); ++i) {

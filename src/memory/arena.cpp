@@ -14,10 +14,13 @@ namespace unsloth::memory {
 
 Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
     try {
-        slab_ = at::empty({std::max<int64_t>(plan_.total_bytes(), 1)}, at::TensorOptions().dtype(at::kByte).device(device));
+        slab_ =
+            at::empty({std::max<int64_t>(plan_.total_bytes(), 1)}, at::TensorOptions().dtype(at::kByte).device(device));
     } catch (const c10::Error&) {  // LibTorch's text says neither what for nor what helps
-        throw runtime_failure(cat("cannot allocate ", human_bytes(plan_.total_bytes()), " on ", device.str(), " for:\n", plan_.table()),
-                              "Lower per_device_train_batch_size or max_seq_length, set gradient_checkpointing to full, or free the device.");
+        throw runtime_failure(
+            cat("cannot allocate ", human_bytes(plan_.total_bytes()), " on ", device.str(), " for:\n", plan_.table()),
+            "Lower per_device_train_batch_size or max_seq_length, set gradient_checkpointing to full, or free the "
+            "device.");
     }
 }
 
@@ -30,8 +33,10 @@ Arena Arena::host(Plan plan, at::Device device) {
     const cudaError_t status = cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocDefault);
     if (status != cudaSuccess) {
         (void)cudaGetLastError();
-        throw runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (", cudaGetErrorString(status), ") for:\n", plan.table()),
-                              "Choose a gradient_checkpointing that keeps less or does not offload, or lower per_device_train_batch_size or max_seq_length.");
+        throw runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (",
+                                  cudaGetErrorString(status), ") for:\n", plan.table()),
+                              "Choose a gradient_checkpointing that keeps less or does not offload, or lower "
+                              "per_device_train_batch_size or max_seq_length.");
     }
     const at::Tensor slab = at::from_blob(data, {bytes}, [](void* memory) { cudaFreeHost(memory); }, at::kByte);
     return Arena(std::move(plan), slab);
@@ -83,7 +88,8 @@ DeviceMemory device_memory(at::Device device) {
 
 int64_t peak_allocated_bytes([[maybe_unused]] at::Device device) {
 #ifdef UNSLOTH_CUDA
-    if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+    if (device.is_cuda())
+        return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 #endif
     return 0;
 }
@@ -96,7 +102,8 @@ void reset_peak([[maybe_unused]] at::Device device) {
 
 int64_t allocation_count([[maybe_unused]] at::Device device) {
 #ifdef UNSLOTH_CUDA
-    if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocation[0].allocated;
+    if (device.is_cuda())
+        return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocation[0].allocated;
 #endif
     return 0;
 }

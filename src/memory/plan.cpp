@@ -12,7 +12,9 @@ namespace {
 
 constexpr int64_t alignment = 512;  // what cuBLASLt and cuDNN like best, and a multiple of every element size
 
-int64_t aligned(int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+int64_t aligned(int64_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
@@ -90,8 +92,8 @@ std::string Plan::table() const {
     std::string text;
     char line[160];
     for (const auto& [name, group] : rows) {
-        std::snprintf(line, sizeof line, "  %-28s %5lld buffers %12s\n", name.c_str(), static_cast<long long>(group.count),
-                      human_bytes(group.bytes).c_str());
+        std::snprintf(line, sizeof line, "  %-28s %5lld buffers %12s\n", name.c_str(),
+                      static_cast<long long>(group.count), human_bytes(group.bytes).c_str());
         text += line;
     }
     std::snprintf(line, sizeof line, "  %-28s %5zu buffers %12s (%s saved by sharing)", "total", entries_.size(),

@@ -12,11 +12,12 @@
 namespace unsloth::model {
 namespace {
 
-/// Layers whose kept matrices are on the device at once when they live in host memory: one computes while the other moves. The layer
-/// inputs have one more, because a layer writes the next one's.
+/// Layers whose kept matrices are on the device at once when they live in host memory: one computes while the other
+/// moves. The layer inputs have one more, because a layer writes the next one's.
 constexpr int64_t slots = 2, input_slots = 3;
 
-/// One buffer: how it is planned and where its tensor goes (layers may share it). The plan and the constructor walk the same list.
+/// One buffer: how it is planned and where its tensor goes (layers may share it). The plan and the constructor walk the
+/// same list.
 struct Spec {
     std::string group, name;
     std::vector<int64_t> sizes;
@@ -42,7 +43,8 @@ class Lister {
     std::vector<Spec> list(Owner owner) {
         for (int64_t i = 0; i < spec_.num_layers; ++i)
             saved(i, owner.layers[static_cast<std::size_t>(i)], owner.host_layers[static_cast<std::size_t>(i)]);
-        add("layer inputs", "x out", {sizes_.tokens, spec_.hidden_size}, dtype_, memory::forward | memory::head, owner.output);
+        add("layer inputs", "x out", {sizes_.tokens, spec_.hidden_size}, dtype_, memory::forward | memory::head,
+            owner.output);
         scratch(owner.scratch);
         head(owner.head);
         tokens(owner.tokens);
@@ -60,10 +62,10 @@ class Lister {
         }
     }
 
-    /// A matrix or statistic of layer i: its own when the layer keeps it, one for all otherwise; in slots, with a place in host memory,
-    /// when it is offloaded.
-    void keep(int64_t i, const std::string& name, std::vector<int64_t> shape, at::ScalarType dtype, bool kept, at::Tensor& target,
-              at::Tensor* host, int64_t slot_count = slots) {
+    /// A matrix or statistic of layer i: its own when the layer keeps it, one for all otherwise; in slots, with a place
+    /// in host memory, when it is offloaded.
+    void keep(int64_t i, const std::string& name, std::vector<int64_t> shape, at::ScalarType dtype, bool kept,
+              at::Tensor& target, at::Tensor* host, int64_t slot_count = slots) {
         constexpr uint8_t through_head = memory::forward | memory::head | memory::backward;
         if (!sizes_.training || !kept) {
             // A recomputed layer's buffers are dead while the head runs.
@@ -80,12 +82,11 @@ class Lister {
         const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
         const Keep keeps = sizes_.checkpointing.keep;
         const bool attention = keeps != Keep::input, rest = keeps == Keep::everything || keeps == Keep::but_mlp;
-        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor LayerSaved::*member) {
+        const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor LayerSaved::* member) {
             keep(i, name, {t, columns}, dtype_, kept, a.*member, &(host.*member));
         };
-        const auto small = [&](const char* name, std::vector<int64_t> shape, at::ScalarType dtype, bool kept, at::Tensor& target) {
-            keep(i, name, std::move(shape), dtype, kept, target, nullptr);
-        };
+        const auto small = [&](const char* name, std::vector<int64_t> shape, at::ScalarType dtype, bool kept,
+                               at::Tensor& target) { keep(i, name, std::move(shape), dtype, kept, target, nullptr); };
         if (sizes_.training) {
             keep(i, "x", {t, d}, dtype_, true, a.x_TD, &host.x_TD, input_slots);
         } else {  // without a backward pass two buffers take turns
@@ -104,8 +105,10 @@ class Lister {
         matrix("mid", d, rest, &LayerSaved::mid_TD);
         small("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
         small("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
-        matrix("gate_up", row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r), keeps == Keep::everything, &LayerSaved::gate_up_full);
-        small("u_down", {t, layout_[Group::down].r}, dtype_, true, a.u_down_TR);  // so that a recompute ends before the activation
+        matrix("gate_up", row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
+               keeps == Keep::everything, &LayerSaved::gate_up_full);
+        small("u_down", {t, layout_[Group::down].r}, dtype_, true,
+              a.u_down_TR);  // so that a recompute ends before the activation
     }
 
     void scratch(Scratch& s) {
@@ -116,8 +119,7 @@ class Lister {
         };
         add_scratch("h", widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers, s.h_full);
         add_scratch("act", spec_.intermediate_size + layout_[Group::down].r, layers, s.act_full);
-        if (sizes_.dropout)
-            add_scratch("dropped", std::max(widest, spec_.intermediate_size), layers, s.dropped);
+        if (sizes_.dropout) add_scratch("dropped", std::max(widest, spec_.intermediate_size), layers, s.dropped);
         if (sizes_.fp8) {
             const int64_t columns = std::max({widest, sizes_.training ? layout_[Group::qkv].n : 0,
                                               (sizes_.training ? 2 : 1) * spec_.intermediate_size});
@@ -191,14 +193,16 @@ Lister make_lister(const ModelSpec& spec, const LayerLayout& layout, const Activ
                    at::Device device) {
     Lister lister(spec, layout, sizes, dtype);
     lister.lse_elements_ = over_windows(spec, [&](const ops::AttentionShape& shape) {
-        return ops::attention_lse_elements(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments, sizes.longest);
+        return ops::attention_lse_elements(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
+                                           sizes.longest);
     });
     return lister;
 }
 
 int64_t workspace_bytes(const ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype, at::Device device) {
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
-        return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments, sizes.longest);
+        return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
+                                        sizes.longest);
     });
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
@@ -207,29 +211,36 @@ int64_t workspace_bytes(const ModelSpec& spec, const ActivationSizes& sizes, at:
 
 }  // namespace
 
-void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                       at::Device device, memory::Plan& plan, memory::Plan& host_plan) {
+void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                       at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan) {
     std::vector<LayerSaved> layers(static_cast<std::size_t>(spec.num_layers)), host_layers(layers.size());
     at::Tensor output;
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
-    for (const Spec& buffer : make_lister(spec, layout, sizes, dtype, device).list({layers, host_layers, output, scratch, head, tokens}))
-        (buffer.host ? host_plan : plan).add(buffer.group, buffer.name,
-                 c10::multiply_integers(buffer.sizes) * static_cast<int64_t>(c10::elementSize(buffer.dtype)), buffer.phases);
+    for (const Spec& buffer :
+         make_lister(spec, layout, sizes, dtype, device).list({layers, host_layers, output, scratch, head, tokens}))
+        (buffer.host ? host_plan : plan)
+            .add(buffer.group, buffer.name,
+                 c10::multiply_integers(buffer.sizes) * static_cast<int64_t>(c10::elementSize(buffer.dtype)),
+                 buffer.phases);
     plan.add("workspace", "workspace", workspace_bytes(spec, sizes, dtype, device));
 }
 
-Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                         const memory::Arena& arena, const memory::Arena* host)
-    : sizes_(sizes), full_layers_(static_cast<std::size_t>(spec.num_layers)), host_layers_(full_layers_.size()), moved_(full_layers_.size()) {
+Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                         at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host)
+    : sizes_(sizes),
+      full_layers_(static_cast<std::size_t>(spec.num_layers)),
+      host_layers_(full_layers_.size()),
+      moved_(full_layers_.size()) {
     Lister lister = make_lister(spec, layout, sizes, dtype, arena.device());
     for (const Spec& buffer : lister.list({full_layers_, host_layers_, full_output_, full_scratch_, head_, tokens_})) {
         const memory::Arena& from = buffer.host ? *host : arena;
         const at::Tensor tensor = from.tensor(from.plan().find(buffer.name), buffer.sizes, buffer.dtype);
         for (at::Tensor* target : buffer.targets) *target = tensor;
     }
-    workspace_ = arena.tensor(arena.plan().find("workspace"), {workspace_bytes(spec, sizes, dtype, arena.device())}, at::kByte);
+    workspace_ =
+        arena.tensor(arena.plan().find("workspace"), {workspace_bytes(spec, sizes, dtype, arena.device())}, at::kByte);
     layers_ = full_layers_;
     scratch_ = full_scratch_;  // of which fp8 is not cut: its shape changes from product to product
     output_TD_ = full_output_;
@@ -243,17 +254,18 @@ void Activations::resize(int64_t tokens) {
     for (std::size_t i = 0; i < layers_.size(); ++i) {
         const LayerSaved& full = full_layers_[i];
         LayerSaved& a = layers_[i];
-        for (const auto member : {&LayerSaved::x_TD, &LayerSaved::rstd1_T, &LayerSaved::u_qkv_TR, &LayerSaved::qk_raw_TN,
-                                  &LayerSaved::rstd_q_TH, &LayerSaved::rstd_k_TK, &LayerSaved::qkv_TN, &LayerSaved::o_full,
-                                  &LayerSaved::mid_TD, &LayerSaved::rstd2_T, &LayerSaved::u_gate_up_TR, &LayerSaved::gate_up_full,
-                                  &LayerSaved::u_down_TR})
+        for (const auto member : {&LayerSaved::x_TD, &LayerSaved::rstd1_T, &LayerSaved::u_qkv_TR,
+                                  &LayerSaved::qk_raw_TN, &LayerSaved::rstd_q_TH, &LayerSaved::rstd_k_TK,
+                                  &LayerSaved::qkv_TN, &LayerSaved::o_full, &LayerSaved::mid_TD, &LayerSaved::rstd2_T,
+                                  &LayerSaved::u_gate_up_TR, &LayerSaved::gate_up_full, &LayerSaved::u_down_TR})
             a.*member = cut(full.*member);
         moved_[i].clear();
-        for (const auto member : {&LayerSaved::x_TD, &LayerSaved::qk_raw_TN, &LayerSaved::qkv_TN, &LayerSaved::o_full, &LayerSaved::mid_TD,
-                                  &LayerSaved::gate_up_full})
+        for (const auto member : {&LayerSaved::x_TD, &LayerSaved::qk_raw_TN, &LayerSaved::qkv_TN, &LayerSaved::o_full,
+                                  &LayerSaved::mid_TD, &LayerSaved::gate_up_full})
             if ((host_layers_[i].*member).defined()) moved_[i].push_back({a.*member, cut(host_layers_[i].*member)});
     }
-    for (const auto member : {&Scratch::h_full, &Scratch::act_full, &Scratch::g_full, &Scratch::dqkv_full, &Scratch::dropped})
+    for (const auto member :
+         {&Scratch::h_full, &Scratch::act_full, &Scratch::g_full, &Scratch::dqkv_full, &Scratch::dropped})
         scratch_.*member = cut(full_scratch_.*member);
     output_TD_ = cut(full_output_);
 }

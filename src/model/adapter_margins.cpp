@@ -41,21 +41,25 @@ std::vector<int64_t> elements_of(const LayerLayout& layout, const std::vector<Sh
 at::Tensor place(const Shape& shape, const GroupMargins& margins) {
     const int64_t first = shape.slice->r_begin + shape.first;
     switch (shape.part) {
-        case Shape::Part::a: return margins.a_RK.narrow(0, first, shape.r);
-        case Shape::Part::a_transposed: return margins.a_KR.narrow(1, first, shape.r);
-        case Shape::Part::b: return margins.b_NR.narrow(0, shape.slice->n_begin, shape.slice->n).narrow(1, first, shape.r);
+        case Shape::Part::a:
+            return margins.a_RK.narrow(0, first, shape.r);
+        case Shape::Part::a_transposed:
+            return margins.a_KR.narrow(1, first, shape.r);
+        case Shape::Part::b:
+            return margins.b_NR.narrow(0, shape.slice->n_begin, shape.slice->n).narrow(1, first, shape.r);
     }
     return {};
 }
 
-ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout, const std::vector<LayerMargins>& margins,
-                          const memory::Arena& arena) {
+ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
+                          const std::vector<LayerMargins>& margins, const memory::Arena& arena) {
     const bool transposed = !margins.empty() && margins.front()[0].a_KR.defined();
     std::vector<ops::FillBlock> blocks;
     std::vector<int64_t> runs;
     for (const Shape& shape : shapes_of(layout, adapters.layers(), transposed)) {
         while (static_cast<int>(runs.size()) <= shape.layer) runs.push_back(static_cast<int64_t>(blocks.size()));
-        const GroupMargins& group = margins.at(static_cast<std::size_t>(shape.layer))[static_cast<std::size_t>(shape.group)];
+        const GroupMargins& group =
+            margins.at(static_cast<std::size_t>(shape.layer))[static_cast<std::size_t>(shape.group)];
         ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
         const Projection projection = shape.slice->projection;
         if (shape.used && shape.part == Shape::Part::b) {
@@ -68,7 +72,8 @@ ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const Lay
     }
     while (runs.size() < adapters.layers().size()) runs.push_back(static_cast<int64_t>(blocks.size()));
     const memory::BufferId id = arena.plan().find(table_name);
-    return ops::FillTable(ctx, std::move(blocks), std::move(runs), arena.tensor(id, {arena.plan().entry(id).bytes}, at::kByte));
+    return ops::FillTable(ctx, std::move(blocks), std::move(runs),
+                          arena.tensor(id, {arena.plan().entry(id).bytes}, at::kByte));
 }
 
 }  // namespace
@@ -82,9 +87,10 @@ Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& l
     }
 }
 
-void AdapterMargins::plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device, bool transposed,
-                          memory::Plan& plan) {
-    plan.add("adapters", table_name, ops::FillTable::bytes(device, elements_of(layout, shapes_of(layout, lora, transposed))));
+void AdapterMargins::plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device,
+                          bool transposed, memory::Plan& plan) {
+    plan.add("adapters", table_name,
+             ops::FillTable::bytes(device, elements_of(layout, shapes_of(layout, lora, transposed))));
 }
 
 AdapterMargins::AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,

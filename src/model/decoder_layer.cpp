@@ -49,10 +49,12 @@ ops::Site backward_site(const LayerContext& c, int norm) {
     return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
 }
 
-// Each of these makes rows that a product reads, and, where the base is in 8 bits, returns their codes (empty otherwise). All codes
-// lie in one scratch buffer: those of one product are dead when the next are made.
+// Each of these makes rows that a product reads, and, where the base is in 8 bits, returns their codes (empty
+// otherwise). All codes lie in one scratch buffer: those of one product are dead when the next are made.
 
-bool in_fp8(const LayerWeights& w) { return w[Group::qkv].fp8.has_value(); }
+bool in_fp8(const LayerWeights& w) {
+    return w[Group::qkv].fp8.has_value();
+}
 
 ops::Fp8Matrix quantised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TC) {
     if (!in_fp8(w)) return {};
@@ -61,8 +63,9 @@ ops::Fp8Matrix quantised(const LayerContext& c, const LayerWeights& w, const at:
     return codes;
 }
 
-ops::Fp8Matrix normalised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TD, const at::Tensor& weight_D,
-                          const at::Tensor& h_TD, const at::Tensor& rstd_T, ops::Site site) {
+ops::Fp8Matrix normalised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TD,
+                          const at::Tensor& weight_D, const at::Tensor& h_TD, const at::Tensor& rstd_T,
+                          ops::Site site) {
     if (!in_fp8(w)) {
         ops::rms_norm_forward(c.group.ctx, x_TD, weight_D, c.spec.rms_norm_eps, h_TD, rstd_T, site);
         return {};
@@ -72,7 +75,8 @@ ops::Fp8Matrix normalised(const LayerContext& c, const LayerWeights& w, const at
     return codes;
 }
 
-ops::Fp8Matrix activated(const LayerContext& c, const LayerWeights& w, const at::Tensor& gate_up_T2F, const at::Tensor& act_TF) {
+ops::Fp8Matrix activated(const LayerContext& c, const LayerWeights& w, const at::Tensor& gate_up_T2F,
+                         const at::Tensor& act_TF) {
     if (!in_fp8(w)) {
         ops::swiglu_forward(c.group.ctx, gate_up_T2F, act_TF);
         return {};
@@ -83,7 +87,8 @@ ops::Fp8Matrix activated(const LayerContext& c, const LayerWeights& w, const at:
 }
 
 /// act_TF holds dact and becomes the activation; gate_up_T2F becomes its gradient, whose codes are returned.
-ops::Fp8Matrix activation_backward(const LayerContext& c, const LayerWeights& w, const at::Tensor& act_TF, const at::Tensor& gate_up_T2F) {
+ops::Fp8Matrix activation_backward(const LayerContext& c, const LayerWeights& w, const at::Tensor& act_TF,
+                                   const at::Tensor& gate_up_T2F) {
     if (!in_fp8(w)) {
         ops::swiglu_backward(c.group.ctx, act_TF, gate_up_T2F, act_TF);
         return {};
@@ -115,8 +120,10 @@ void normalise_heads_backward(const LayerContext& c, const LayerWeights& w, cons
     const ModelSpec& spec = c.spec;
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
-    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.q_norm_d, a.rstd_q_TH, grad.q_THd, norm_gradient(c, TensorRole::q_norm));
-    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.k_norm_d, a.rstd_k_TK, grad.k_TKd, norm_gradient(c, TensorRole::k_norm));
+    ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.q_norm_d, a.rstd_q_TH, grad.q_THd,
+                            norm_gradient(c, TensorRole::q_norm));
+    ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.k_norm_d, a.rstd_k_TK, grad.k_TKd,
+                            norm_gradient(c, TensorRole::k_norm));
 }
 
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
@@ -141,10 +148,12 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
 
 ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer) {
     const int64_t window = spec.sliding_window.empty() ? 0 : spec.sliding_window[static_cast<std::size_t>(layer)];
-    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window, 1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
+    return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window,
+            1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
 }
 
-void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD, LayerSteps steps) {
+void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD,
+                   LayerSteps steps) {
     ops::Context& ctx = c.group.ctx;
     const LayerLayout& layout = c.group.layout;
     const ModelSpec& spec = c.spec;
@@ -188,7 +197,8 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     if (steps.down) {
         // 8 activation
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-        const ops::Fp8Matrix act8 = activated(c, w, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
+        const ops::Fp8Matrix act8 =
+            activated(c, w, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
         multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act8, x_next_TD, a.mid_TD);
@@ -219,32 +229,36 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     weight_backward(c.group, Group::gate_up, a.gate_up_full, h_TD);
     // 5 output projection
     const at::Tensor g_o = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::o].r);
-    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()), u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
+    const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
+                     u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
     input_backward(c.group, Group::o, w[Group::o], g_o, quantised(c, w, g_TD), u_o, do_TN);
     weight_backward(c.group, Group::o, g_o, o_TN);
     // 4 attention
     const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
-    ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments, heads_view(do_TN, 0, spec.num_heads, spec.head_dim),
-                            v.q_THd, v.k_TKd, v.v_TKd, heads_view(o_TN, 0, spec.num_heads, spec.head_dim), a.lse, grad.q_THd,
-                            grad.k_TKd, grad.v_TKd);
+    ops::attention_backward(ctx, attention_shape(spec, c.layer()), c.tokens.segments,
+                            heads_view(do_TN, 0, spec.num_heads, spec.head_dim), v.q_THd, v.k_TKd, v.v_TKd,
+                            heads_view(o_TN, 0, spec.num_heads, spec.head_dim), a.lse, grad.q_THd, grad.k_TKd,
+                            grad.v_TKd);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
     ops::Fp8Matrix dqkv8;
     if (in_fp8(w) && input_gradient && !spec.qk_norm) {
         dqkv8 = ops::fp8_view(c.scratch.fp8, dqkv_TN.size(0), dqkv_TN.size(1));
-        ops::rope_apply_fp8(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true, dqkv8);
+        ops::rope_apply_fp8(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
+                            /*backward=*/true, dqkv8);
     } else {
         ops::rope_apply(ctx, grad.qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true);
         if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
         if (input_gradient) dqkv8 = quantised(c, w, dqkv_TN);
     }
     // 2 q, k, v
-    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv8, a.u_qkv_TR, input_gradient ? h_TD : at::Tensor());
+    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv8, a.u_qkv_TR,
+                   input_gradient ? h_TD : at::Tensor());
     // 1 norm, onto the residual stream's gradient
     if (input_gradient) {
-        ops::rms_norm_backward(ctx, h_TD, a.x_TD, w.input_norm_D, a.rstd1_T, g_TD, norm_gradient(c, TensorRole::input_norm),
-                               backward_site(c, 0), /*y_TD=*/h_TD);
+        ops::rms_norm_backward(ctx, h_TD, a.x_TD, w.input_norm_D, a.rstd1_T, g_TD,
+                               norm_gradient(c, TensorRole::input_norm), backward_site(c, 0), /*y_TD=*/h_TD);
     } else {
         ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T);
     }

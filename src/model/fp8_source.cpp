@@ -14,12 +14,18 @@ struct Buffer {
 };
 
 std::vector<Buffer> buffers_of(const GroupLayout& group, at::ScalarType dtype) {
-    return {{"W codes", group.n, group.k, at::kFloat8_e4m3fn}, {"W scales", group.n, 1, at::kFloat},
-            {"W^T codes", group.k, group.n, at::kFloat8_e4m3fn}, {"W^T scales", group.k, 1, at::kFloat},
-            {"A", group.r, group.k, dtype}, {"A^T", group.k, group.r, dtype}, {"sB", group.n, group.r, dtype}};
+    return {{"W codes", group.n, group.k, at::kFloat8_e4m3fn},
+            {"W scales", group.n, 1, at::kFloat},
+            {"W^T codes", group.k, group.n, at::kFloat8_e4m3fn},
+            {"W^T scales", group.k, 1, at::kFloat},
+            {"A", group.r, group.k, dtype},
+            {"A^T", group.k, group.r, dtype},
+            {"sB", group.n, group.r, dtype}};
 }
 
-std::string buffer_name(int64_t layer, Group g, const char* what) { return cat("layer ", layer, " ", name_of(g), " ", what); }
+std::string buffer_name(int64_t layer, Group g, const char* what) {
+    return cat("layer ", layer, " ", name_of(g), " ", what);
+}
 
 }  // namespace
 
@@ -27,7 +33,8 @@ void Fp8Source::plan(const ModelSpec& spec, const LayerLayout& layout, at::Scala
     for (int64_t layer = 0; layer < spec.num_layers; ++layer)
         for (const Group g : all_groups)
             for (const Buffer& b : buffers_of(layout[g], dtype))
-                plan.add("layer weights", buffer_name(layer, g, b.name), b.rows * b.columns * static_cast<int64_t>(c10::elementSize(b.type)));
+                plan.add("layer weights", buffer_name(layer, g, b.name),
+                         b.rows * b.columns * static_cast<int64_t>(c10::elementSize(b.type)));
 }
 
 Fp8Source::Fp8Source(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
@@ -38,11 +45,13 @@ Fp8Source::Fp8Source(ops::Context& ctx, const ModelSpec& spec, const LayerLayout
         for (const Group g : all_groups) {
             std::vector<at::Tensor> made;
             for (const Buffer& b : buffers_of(layout[g], dtype))
-                made.push_back(arena.tensor(arena.plan().find(buffer_name(static_cast<int64_t>(layer), g, b.name)), {b.rows, b.columns}, b.type));
-            for (std::size_t margin = 4; margin < made.size(); ++margin) made[margin].zero_();  // what no module uses stays 0 for good
+                made.push_back(arena.tensor(arena.plan().find(buffer_name(static_cast<int64_t>(layer), g, b.name)),
+                                            {b.rows, b.columns}, b.type));
+            for (std::size_t margin = 4; margin < made.size(); ++margin)
+                made[margin].zero_();  // what no module uses stays 0 for good
             const auto index = static_cast<std::size_t>(g);
-            layers_[layer].groups[index] = GroupWeights({{made[0], made[1].squeeze(1)}, {made[2], made[3].squeeze(1)}}, made[4], made[5], made[6],
-                                                        stored.biases[index]);
+            layers_[layer].groups[index] = GroupWeights({{made[0], made[1].squeeze(1)}, {made[2], made[3].squeeze(1)}},
+                                                        made[4], made[5], made[6], stored.biases[index]);
         }
         lend_norms(stored, layers_[layer]);
     }

@@ -10,7 +10,9 @@ int level_of(const Parameter& p, int64_t num_layers) {
     return p.role == TensorRole::embed_tokens ? -1 : static_cast<int>(num_layers);
 }
 
-int64_t bytes(const GradientStretch& s) { return (s.end - s.begin) * static_cast<int64_t>(sizeof(float)); }
+int64_t bytes(const GradientStretch& s) {
+    return (s.end - s.begin) * static_cast<int64_t>(sizeof(float));
+}
 
 }  // namespace
 
@@ -18,7 +20,8 @@ std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t 
     const std::vector<Parameter>& parameters = table.parameters();
     std::vector<GradientStretch> stretches;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        const int64_t begin = parameters[i].offset, end = i + 1 < parameters.size() ? parameters[i + 1].offset : table.flat_elements();
+        const int64_t begin = parameters[i].offset,
+                      end = i + 1 < parameters.size() ? parameters[i + 1].offset : table.flat_elements();
         const int level = level_of(parameters[i], num_layers);
         if (!stretches.empty() && stretches.back().level == level) {
             stretches.back().end = end;
@@ -26,7 +29,8 @@ std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t 
             stretches.push_back({begin, end, level});
         }
     }
-    std::stable_sort(stretches.begin(), stretches.end(), [](const auto& a, const auto& b) { return a.level > b.level; });
+    std::stable_sort(stretches.begin(), stretches.end(),
+                     [](const auto& a, const auto& b) { return a.level > b.level; });
     std::vector<GradientStretch> joined;
     const auto of_layer = [&](const GradientStretch& s) { return s.level >= 0 && s.level < num_layers; };
     for (const GradientStretch& next : stretches) {

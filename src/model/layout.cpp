@@ -19,11 +19,15 @@ Group group_of(Projection p) {
     switch (p) {
         case Projection::q:
         case Projection::k:
-        case Projection::v: return Group::qkv;
-        case Projection::o: return Group::o;
+        case Projection::v:
+            return Group::qkv;
+        case Projection::o:
+            return Group::o;
         case Projection::gate:
-        case Projection::up: return Group::gate_up;
-        case Projection::down: break;
+        case Projection::up:
+            return Group::gate_up;
+        case Projection::down:
+            break;
     }
     return Group::down;
 }

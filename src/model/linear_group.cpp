@@ -64,8 +64,12 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
     for (const Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
         if (!has_adapter(c, slice)) continue;
         const Parameter& a = *c.adapters->a(c.layer, slice.projection);
-        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]), .b = dropped_input(c, slice.projection, x_TK),
-                          .out = c.parameters->gradient(a), .transpose_a = true, .beta = 1.0, .label = label(Product::dA, g)});
+        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]),
+                          .b = dropped_input(c, slice.projection, x_TK),
+                          .out = c.parameters->gradient(a),
+                          .transpose_a = true,
+                          .beta = 1.0,
+                          .label = label(Product::dA, g)});
     }
 }
 
@@ -81,24 +85,31 @@ void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
 
 void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
     for (const Slice& slice : c.layout[g].slices)
-        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n), .b = x_TK,
-                          .out = c.parameters->gradient(*base_parameter(c, slice, TensorRole::linear)), .transpose_a = true, .beta = 1.0,
+        ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
+                          .b = x_TK,
+                          .out = c.parameters->gradient(*base_parameter(c, slice, TensorRole::linear)),
+                          .transpose_a = true,
+                          .beta = 1.0,
                           .label = label(Product::dW, g)});
 }
 
 /// dx += mask_p ∘ (v_p · A_p) for every projection: the adapters' share when each has its own mask.
-void add_masked_adapter_terms(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& v_TR, const at::Tensor& dx_TK) {
+void add_masked_adapter_terms(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& v_TR,
+                              const at::Tensor& dx_TK) {
     const at::Tensor term = c.dropped.narrow(1, 0, dx_TK.size(1));
     for (const Slice& slice : c.layout[g].slices) {
         if (!has_adapter(c, slice)) continue;
-        ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, slice.r), .b = w.a_RK.narrow(0, slice.r_begin, slice.r), .out = term});
-        ops::dropout(c.ctx, term, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice.projection), dx_TK, /*accumulate=*/true);
+        ops::gemm(
+            c.ctx,
+            {.a = v_TR.narrow(1, slice.r_begin, slice.r), .b = w.a_RK.narrow(0, slice.r_begin, slice.r), .out = term});
+        ops::dropout(c.ctx, term, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice.projection), dx_TK,
+                     /*accumulate=*/true);
     }
 }
 
 /// dx = dy·W, and with `folded` + v·A.
-void multiply_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const ops::Fp8Matrix& dy8,
-                       const at::Tensor& dx_TK, bool folded) {
+void multiply_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full,
+                       const ops::Fp8Matrix& dy8, const at::Tensor& dx_TK, bool folded) {
     const GroupLayout& layout = c.layout[g];
     if (w.fp8) {
         ops::GemmFp8 product{.x = dy8, .w = w.fp8->backward_KN, .out = dx_TK};
@@ -111,18 +122,23 @@ void multiply_backward(const GroupContext& c, Group g, const GroupWeights& w, co
     }
     if (w.packed) {
         const ops::Region region(c.ctx, label(Product::dx, g));
-        ops::Nf4Gemm product{.weights = w.packed->weights, .transposed = true, .x = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)),
+        ops::Nf4Gemm product{.weights = w.packed->weights,
+                             .transposed = true,
+                             .x = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)),
                              .out = dx_TK};
         if (folded) product.tail_weight = w.a_RK;
         return ops::nf4_gemm(c.ctx, product, w.packed->backward);
     }
-    ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)), .b = folded ? w.backward_NRK : w.w_NK, .out = dx_TK,
+    ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)),
+                      .b = folded ? w.backward_NRK : w.w_NK,
+                      .out = dx_TK,
                       .label = label(Product::dx, g)});
 }
 
 }  // namespace
 
-void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& u_TR) {
+void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
+                          const at::Tensor& u_TR) {
     const GroupLayout& layout = c.layout[g];
     if (layout.r == 0 || c.adapters == nullptr) return;
     const at::Tensor x_TK = x_full.narrow(1, 0, layout.k), tail_TR = x_full.narrow(1, layout.k, layout.r);
@@ -134,17 +150,21 @@ void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w,
                 ops::zero_2d(c.ctx, tail);
                 continue;
             }
-            ops::gemm(c.ctx, {.a = dropped_input(c, slice.projection, x_TK), .b = w.a_RK.narrow(0, slice.r_begin, slice.r),
-                              .out = tail, .transpose_b = true, .label = label(Product::u, g)});
+            ops::gemm(c.ctx, {.a = dropped_input(c, slice.projection, x_TK),
+                              .b = w.a_RK.narrow(0, slice.r_begin, slice.r),
+                              .out = tail,
+                              .transpose_b = true,
+                              .label = label(Product::u, g)});
         }
         if (u_TR.defined()) ops::copy_2d(c.ctx, tail_TR, u_TR);
     } else {
-        ops::lora_u(c.ctx, {.x_TK = x_TK, .a_RK = w.a_RK, .u_TR = tail_TR, .copy_TR = u_TR, .label = label(Product::u, g)});
+        ops::lora_u(c.ctx,
+                    {.x_TK = x_TK, .a_RK = w.a_RK, .u_TR = tail_TR, .copy_TR = u_TR, .label = label(Product::u, g)});
     }
 }
 
-void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const ops::Fp8Matrix& x8,
-                      const at::Tensor& y_TN, const at::Tensor& residual_TN) {
+void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
+                      const ops::Fp8Matrix& x8, const at::Tensor& y_TN, const at::Tensor& residual_TN) {
     const GroupLayout& layout = c.layout[g];
     const bool folded = layout.r > 0 && c.adapters != nullptr;
     if (w.fp8) {
@@ -160,14 +180,18 @@ void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, con
     }
     if (w.packed) {
         const ops::Region region(c.ctx, label(Product::forward, g));
-        ops::Nf4Gemm product{.weights = w.packed->weights, .x = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k), .out = y_TN};
+        ops::Nf4Gemm product{
+            .weights = w.packed->weights, .x = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k), .out = y_TN};
         if (folded) product.tail_weight = w.b_NR;
         if (residual_TN.defined()) product.residual = residual_TN;
         if (w.bias_N.defined()) product.bias = w.bias_N;
         return ops::nf4_gemm(c.ctx, product, w.packed->forward);
     }
-    ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k), .b = folded ? w.forward_NKR : w.w_NK,
-                      .out = y_TN, .transpose_b = true, .label = label(Product::forward, g)};
+    ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k),
+                      .b = folded ? w.forward_NKR : w.w_NK,
+                      .out = y_TN,
+                      .transpose_b = true,
+                      .label = label(Product::forward, g)};
     if (residual_TN.defined()) {
         product.beta = 1.0;
         product.c = residual_TN;
@@ -176,16 +200,22 @@ void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, con
     ops::gemm(c.ctx, product);
 }
 
-void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const ops::Fp8Matrix& dy8,
-                    const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full,
+                    const ops::Fp8Matrix& dy8, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
     const GroupLayout& layout = c.layout[g];
     const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
     const bool adapted = layout.r > 0 && c.adapters != nullptr;
     at::Tensor v_TR;
     if (adapted) {
         v_TR = dy_full.narrow(1, layout.n, layout.r);
-        ops::lora_dy(c.ctx, {.dy_TN = dy_TN, .b_NR = w.b_NR, .u_TR = u_TR, .v_TR = v_TR, .slices = lora_slices(c, g),
-                             .label = label(Product::dy, g), .label_v = label(Product::v, g), .label_db = label(Product::dB, g)});
+        ops::lora_dy(c.ctx, {.dy_TN = dy_TN,
+                             .b_NR = w.b_NR,
+                             .u_TR = u_TR,
+                             .v_TR = v_TR,
+                             .slices = lora_slices(c, g),
+                             .label = label(Product::dy, g),
+                             .label_v = label(Product::v, g),
+                             .label_db = label(Product::dB, g)});
     }
     if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;

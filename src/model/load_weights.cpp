@@ -28,7 +28,9 @@ at::Tensor mapped_tensor(const TensorView& view) {
 at::Tensor matrix_of(const TensorSource& source, at::ScalarType dtype) {
     if (!source.int8) return mapped_tensor(*source.tensor);
     const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
-    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) { source.read_f32(begin, end, values.data_ptr<float>() + begin * source.cols()); });
+    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
+        source.read_f32(begin, end, values.data_ptr<float>() + begin * source.cols());
+    });
     return values.to(dtype);
 }
 
@@ -40,25 +42,30 @@ at::Tensor host_array(const T* data, int64_t count, at::ScalarType type) {
 /// Uniform in [-bound, bound] from the counter (seed, tensor's index, element): the same on any machine.
 void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_t tensor) {
     for (int64_t i = 0; i < count; i += 4) {
-        const PhiloxWords words = philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
-                                             static_cast<uint32_t>(i / 4), static_cast<uint32_t>((i / 4) >> 32), tensor, 0x10A);
-        for (int64_t j = i; j < std::min(count, i + 4); ++j) out[j] = (2.0F * unit_float(words.w[j - i]) - 1.0F) * bound;
+        const PhiloxWords words =
+            philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(i / 4),
+                       static_cast<uint32_t>((i / 4) >> 32), tensor, 0x10A);
+        for (int64_t j = i; j < std::min(count, i + 4); ++j)
+            out[j] = (2.0F * unit_float(words.w[j - i]) - 1.0F) * bound;
     }
 }
 
 }  // namespace
 
 /// Where a projection lies; with `reads` its values, too.
-StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source, bool reads) const {
+StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source,
+                                    bool reads) const {
     const Held how = held(source);
     if (how == Held::file_map && !source.quantised()) return mapped_tensor(*source.tensor);
     const auto keep = [&](const char* what, at::ScalarType type, const at::Tensor& values) {
         const memory::BufferId id = arena.plan().find(part_name(source.rule.hf_name, what));
-        const at::Tensor to = arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
+        const at::Tensor to =
+            arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
         if (reads) to.copy_(values.view({-1}));
         return to;
     };
-    if (how == Held::file_map || how == Held::packed) return load_packed(source, how == Held::packed ? PlacePart(keep) : nullptr);
+    if (how == Held::file_map || how == Held::packed)
+        return load_packed(source, how == Held::packed ? PlacePart(keep) : nullptr);
     StoredWeight stored;
     if (how == Held::matrix) {
         const at::ScalarType type = matrix_type(source);
@@ -66,14 +73,22 @@ StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& aren
     } else if (how == Held::tiles) {
         ops::Nf4Tiles made;
         if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
-        stored = ops::Nf4Tiles{keep("tiles", at::kByte, made.tiles), keep("nested absmax", at::kFloat, made.nested_absmax),
-                               keep("tables", at::kFloat, made.tables), made.nested_offset, source.rows(), source.cols()};
+        stored = ops::Nf4Tiles{keep("tiles", at::kByte, made.tiles),
+                               keep("nested absmax", at::kFloat, made.nested_absmax),
+                               keep("tables", at::kFloat, made.tables),
+                               made.nested_offset,
+                               source.rows(),
+                               source.cols()};
     } else {
         ops::Quant4Tensor made;
         if (reads) made = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
-        stored = ops::Quant4Tensor{keep("packed", at::kByte, made.packed), keep("absmax", at::kByte, made.absmax),
-                                   keep("nested absmax", at::kFloat, made.nested_absmax), keep("tables", at::kFloat, made.tables),
-                                   made.nested_offset, source.rows(), source.cols()};
+        stored = ops::Quant4Tensor{keep("packed", at::kByte, made.packed),
+                                   keep("absmax", at::kByte, made.absmax),
+                                   keep("nested absmax", at::kFloat, made.nested_absmax),
+                                   keep("tables", at::kFloat, made.tables),
+                                   made.nested_offset,
+                                   source.rows(),
+                                   source.cols()};
     }
     if (reads) source.drop();
     return stored;
@@ -83,14 +98,18 @@ StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& aren
 StoredWeight ModelPlan::load_packed(const TensorSource& source, const PlacePart& keep) const {
     const Quant4View& view = source.quant4->view;
     const int64_t blocks = view.blocks(), nested_blocks = (blocks + quant4_nested_block - 1) / quant4_nested_block;
-    const auto place = [&](const char* what, const at::Tensor& host) { return keep ? keep(what, host.scalar_type(), host) : host; };
+    const auto place = [&](const char* what, const at::Tensor& host) {
+        return keep ? keep(what, host.scalar_type(), host) : host;
+    };
     ops::Quant4Tensor stored;
     stored.rows = view.rows;
     stored.cols = view.cols;
     stored.nested_offset = view.nested_offset;
     stored.packed = place("packed", host_array(view.packed, (view.elements() + 1) / 2, at::kByte));
-    stored.absmax = place("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte) : host_array(view.absmax_f32, blocks, at::kFloat));
-    if (view.nested()) stored.nested_absmax = place("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
+    stored.absmax = place("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte)
+                                                  : host_array(view.absmax_f32, blocks, at::kFloat));
+    if (view.nested())
+        stored.nested_absmax = place("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
     at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
     tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
     if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
@@ -109,14 +128,19 @@ at::Tensor ModelPlan::load_vector(const memory::Arena& arena, const TensorSource
 
 at::Tensor ModelPlan::load_bias(const memory::Arena& arena, int layer, Group g) const {
     const GroupLayout& group = layout_[g];
-    if (std::none_of(group.slices.begin(), group.slices.end(), [&](const Slice& s) { return spec().has_bias(s.projection); })) return {};
+    if (std::none_of(group.slices.begin(), group.slices.end(),
+                     [&](const Slice& s) { return spec().has_bias(s.projection); }))
+        return {};
     const at::Tensor joined = at::zeros({group.n}, at::kFloat);
     for (const Slice& slice : group.slices)
-        if (const TensorSource* bias = file_->tensors.bias(layer, slice.projection)) bias->read_f32(joined.data_ptr<float>() + slice.n_begin);
-    return arena.tensor(arena.plan().find(cat("bias ", layer, " ", name_of(g))), {group.n}, request_.dtype).copy_(joined);
+        if (const TensorSource* bias = file_->tensors.bias(layer, slice.projection))
+            bias->read_f32(joined.data_ptr<float>() + slice.n_begin);
+    return arena.tensor(arena.plan().find(cat("bias ", layer, " ", name_of(g))), {group.n}, request_.dtype)
+        .copy_(joined);
 }
 
-std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory::Arena& arena, SharedLoading& shared) const {
+std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory::Arena& arena,
+                                                SharedLoading& shared) const {
     const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
     std::vector<StoredLayer> layers(static_cast<std::size_t>(spec().num_layers));
     for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer) {
@@ -142,12 +166,18 @@ std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory:
     return layers;
 }
 
-OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters, SharedLoading& shared) const {
+OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters,
+                                   SharedLoading& shared) const {
     const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
     const auto matrix = [&](const TensorSource& source, const std::string& buffer, const memory::Arena& where) {
-        if (masters && request_.dtype == at::kFloat) return parameters->value(*parameters->table().find(source.rule.role, -1, Projection::q, Parameter::Kind::base));
-        const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype), values = mapped_tensor(*source.tensor);
-        const auto read = [&](int64_t begin, int64_t end) { out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin)); };
+        if (masters && request_.dtype == at::kFloat)
+            return parameters->value(
+                *parameters->table().find(source.rule.role, -1, Projection::q, Parameter::Kind::base));
+        const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype),
+                         values = mapped_tensor(*source.tensor);
+        const auto read = [&](int64_t begin, int64_t end) {
+            out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin));
+        };
         if (&where == &arena) {
             shared.read_rows(out, read);
         } else {
@@ -162,8 +192,11 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Are
     const bool tied = &embed == &head;
     // Trained apart from each other (modules_to_save), tied matrices become two.
     const bool untied = tied && request_.lora && !request_.lora->modules_to_save.empty();
-    outer.lm_head_VD = !tied ? matrix(head, head.rule.hf_name, arena) : untied ? matrix(embed, "lm_head copy", arena) : outer.embed_VD;
-    outer.final_norm_D = masters ? parameters->value(*parameters->table().find(TensorRole::final_norm, -1, Projection::q, Parameter::Kind::base))
+    outer.lm_head_VD = !tied    ? matrix(head, head.rule.hf_name, arena)
+                       : untied ? matrix(embed, "lm_head copy", arena)
+                                : outer.embed_VD;
+    outer.final_norm_D = masters ? parameters->value(*parameters->table().find(TensorRole::final_norm, -1,
+                                                                               Projection::q, Parameter::Kind::base))
                                  : load_vector(arena, &file_->tensors.of(TensorRole::final_norm));
     return outer;
 }
@@ -210,7 +243,8 @@ void ModelPlan::initialise_base(const Parameter& p, const at::Tensor& value, Sha
 void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const {
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
         const auto master = [&](TensorRole role) {
-            const Parameter* p = parameters.table().find(role, static_cast<int>(layer), Projection::q, Parameter::Kind::base);
+            const Parameter* p =
+                parameters.table().find(role, static_cast<int>(layer), Projection::q, Parameter::Kind::base);
             return p == nullptr ? at::Tensor() : parameters.value(*p);
         };
         layers[layer].input_norm_D = master(TensorRole::input_norm);
@@ -220,7 +254,8 @@ void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<Stor
     }
 }
 
-/// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else as it lies.
+/// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else
+/// as it lies.
 StoredWeight ModelPlan::frozen_weight(ops::Context& ctx, const TensorSource& linear) const {
     if (linear.quantised()) return ops::upload(ctx, linear.quant4->view);
     const at::Tensor matrix = matrix_of(linear, matrix_type(linear));
@@ -228,9 +263,11 @@ StoredWeight ModelPlan::frozen_weight(ops::Context& ctx, const TensorSource& lin
     return matrix;
 }
 
-/// A group's projections as one matrix of the compute type on the device, with the values that their stored form stands for.
+/// A group's projections as one matrix of the compute type on the device, with the values that their stored form stands
+/// for.
 at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const {
-    const at::Tensor joined = at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
+    const at::Tensor joined =
+        at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
     for (const Slice& slice : layout_[g].slices) {
         const TensorSource& linear = file_->tensors.linear(layer, slice.projection);
         expand(ctx, frozen_weight(ctx, linear), joined.narrow(0, slice.n_begin, slice.n));
@@ -239,11 +276,15 @@ at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const 
     return joined;
 }
 
-std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
+std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vector<StoredLayer> layers,
+                                                     const memory::Arena& arena, const Adapters* adapters,
                                                      const Parameters* masters, SharedLoading& shared) const {
-    if (!resident_source()) return std::make_unique<ScratchSource>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, request_.nf4_chooser, request_.trains);
+    if (!resident_source())
+        return std::make_unique<ScratchSource>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters,
+                                               request_.nf4_chooser, request_.trains);
     if (request_.fp8) {
-        auto source = std::make_unique<Fp8Source>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters);
+        auto source =
+            std::make_unique<Fp8Source>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters);
         for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer)
             for (const Group g : all_groups) {
                 if (shared.reads(layer)) source->load(ctx, layer, g, joined_group(ctx, layer, g));
@@ -251,7 +292,8 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
             }
         return source;
     }
-    auto source = std::make_unique<ResidentSource>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena, adapters, masters);
+    auto source = std::make_unique<ResidentSource>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena,
+                                                   adapters, masters);
     if (masters != nullptr) return source;
     for (const TensorSource& linear : file_->tensors.all()) {
         if (linear.rule.role != TensorRole::linear || !shared.reads(linear.rule.layer)) continue;
@@ -283,13 +325,15 @@ ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
     if (!lora_layers_.empty()) parts.adapters = std::make_unique<Adapters>(*parts.parameters, lora_layers_);
     std::vector<StoredLayer> layers = load_layers(ctx, arena, shared);
     if (parts.full_finetuning) lend_master_norms(*parts.parameters, layers);
-    parts.source = make_source(ctx, std::move(layers), arena, parts.adapters.get(), parts.full_finetuning ? parts.parameters.get() : nullptr, shared);
-    if (!host_.entries().empty()) parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
+    parts.source = make_source(ctx, std::move(layers), arena, parts.adapters.get(),
+                               parts.full_finetuning ? parts.parameters.get() : nullptr, shared);
+    if (!host_.entries().empty())
+        parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
     parts.outer = load_outer(arena, parts.host_memory.get(), parts.parameters.get(), shared);
     shared.finish();
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
-    parts.activations =
-        std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype, *parts.step_memory, parts.host_memory.get());
+    parts.activations = std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype,
+                                                      *parts.step_memory, parts.host_memory.get());
     return parts;
 }
 

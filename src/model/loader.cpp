@@ -11,27 +11,42 @@ namespace unsloth::model {
 
 at::ScalarType scalar_type(DType type) {
     switch (type) {
-        case DType::f32: return at::kFloat;
-        case DType::bf16: return at::kBFloat16;
-        case DType::f16: return at::kHalf;
-        case DType::f64: return at::kDouble;
-        case DType::i64: return at::kLong;
-        case DType::i32: return at::kInt;
-        case DType::i16: return at::kShort;
-        case DType::i8: return at::kChar;
-        case DType::u8: return at::kByte;
-        case DType::boolean: return at::kBool;
-        case DType::f8_e4m3: return at::kFloat8_e4m3fn;
-        case DType::f8_e5m2: return at::kFloat8_e5m2;
+        case DType::f32:
+            return at::kFloat;
+        case DType::bf16:
+            return at::kBFloat16;
+        case DType::f16:
+            return at::kHalf;
+        case DType::f64:
+            return at::kDouble;
+        case DType::i64:
+            return at::kLong;
+        case DType::i32:
+            return at::kInt;
+        case DType::i16:
+            return at::kShort;
+        case DType::i8:
+            return at::kChar;
+        case DType::u8:
+            return at::kByte;
+        case DType::boolean:
+            return at::kBool;
+        case DType::f8_e4m3:
+            return at::kFloat8_e4m3fn;
+        case DType::f8_e5m2:
+            return at::kFloat8_e5m2;
     }
     throw CheckError("no such dtype");
 }
 
-ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request) : file_(std::move(file)), request_(std::move(request)) {
+ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request)
+    : file_(std::move(file)), request_(std::move(request)) {
     const bool full = request_.finetuning_type == FinetuningType::full;
     if (full && file_->tensors.quantised_linears() + file_->tensors.int8_linears() > 0)
-        throw usage_error(cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ", file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
-                          "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
+        throw usage_error(
+            cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ",
+                file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
+            "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
     if (request_.adapter) {
         adapter_ = std::make_shared<const Adapter>(read_adapter(*request_.adapter, spec()));
         const double dropout = request_.lora ? request_.lora->lora_dropout : adapter_->config.lora.lora_dropout;
@@ -51,42 +66,57 @@ ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request
 }
 
 void ModelPlan::require_fp8() const {
-    const auto refuse = [](const std::string& what, const char* advice) { throw usage_error("model.compute_dtype fp8 " + what, advice); };
+    const auto refuse = [](const std::string& what, const char* advice) {
+        throw usage_error("model.compute_dtype fp8 " + what, advice);
+    };
     if (request_.finetuning_type == FinetuningType::full && request_.trains)
         refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
-    if (!ops::fp8_available(request_.device)) refuse(cat("needs compute capability 8.9; ", request_.device.str(), " has less"), "Leave compute_dtype out.");
-    if (request_.device.is_cuda() && request_.dtype != at::kBFloat16) refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
+    if (!ops::fp8_available(request_.device))
+        refuse(cat("needs compute capability 8.9; ", request_.device.str(), " has less"), "Leave compute_dtype out.");
+    if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
+        refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
     for (const Group g : all_groups)
         if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
-            refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k), "Leave compute_dtype out.");
+            refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
+                   "Leave compute_dtype out.");
 }
 
 /// Weights of 8 bit stay what they are: to quantise them a second time would lose twice.
-bool ModelPlan::quantises(const TensorSource& source) const { return request_.load_in_4bit && !source.quantised() && !source.int8; }
+bool ModelPlan::quantises(const TensorSource& source) const {
+    return request_.load_in_4bit && !source.quantised() && !source.int8;
+}
 
-at::ScalarType ModelPlan::matrix_type(const TensorSource& source) const { return source.int8 ? request_.dtype : scalar_type(source.tensor->dtype); }
+at::ScalarType ModelPlan::matrix_type(const TensorSource& source) const {
+    return source.int8 ? request_.dtype : scalar_type(source.tensor->dtype);
+}
 
-bool ModelPlan::expands_4bit() const { return request_.device.is_cuda() && request_.weight_cache; }
+bool ModelPlan::expands_4bit() const {
+    return request_.device.is_cuda() && request_.weight_cache;
+}
 
 bool ModelPlan::embedding_on_host() const {
-    const bool trained = table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
+    const bool trained =
+        table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
     return request_.device.is_cuda() && request_.offload_embedding && !trained && !spec().tie_word_embeddings;
 }
 
 bool ModelPlan::resident_source() const {
     if (request_.fp8 || (request_.finetuning_type == FinetuningType::full && request_.trains)) return true;
     const auto& all = file_->tensors.all();
-    const bool any_4bit = std::any_of(all.begin(), all.end(), [&](const TensorSource& source) { return source.rule.role == TensorRole::linear && (source.quantised() || quantises(source)); });
+    const bool any_4bit = std::any_of(all.begin(), all.end(), [&](const TensorSource& source) {
+        return source.rule.role == TensorRole::linear && (source.quantised() || quantises(source));
+    });
     return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
 
-/// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles is slower than
-/// expanding rows, so that a layer must not need both.
+/// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles
+/// is slower than expanding rows, so that a layer must not need both.
 bool ModelPlan::tiles_serve() const {
     if (!request_.nf4_chooser || resident_source()) return false;
     const int64_t tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens;
     const auto serves = [&](const GroupLayout& group, bool transposed) {
-        return request_.nf4_chooser(tokens, group.n, group.k, transposed).kernel != ops::Nf4GemmChoice::Kernel::dequantize;
+        return request_.nf4_chooser(tokens, group.n, group.k, transposed).kernel !=
+               ops::Nf4GemmChoice::Kernel::dequantize;
     };
     return std::all_of(std::begin(all_groups), std::end(all_groups), [&](Group g) {
         return serves(layout_[g], false) && (!request_.trains || serves(layout_[g], true));
@@ -112,7 +142,9 @@ void ModelPlan::plan_linear(const TensorSource& source) {
     const Held how = held(source);
     if (how == Held::file_map || resident_source()) return;
     const int64_t elements = source.rows() * source.cols(), blocks = (elements + quant4_block - 1) / quant4_block;
-    const auto add = [&](const char* what, int64_t bytes) { resident_.add("base weights", part_name(name, what), bytes); };
+    const auto add = [&](const char* what, int64_t bytes) {
+        resident_.add("base weights", part_name(name, what), bytes);
+    };
     if (how == Held::matrix) {
         add("matrix", elements * static_cast<int64_t>(c10::elementSize(matrix_type(source))));
         return;
@@ -141,8 +173,11 @@ void ModelPlan::plan_resident() {
         const TensorRule& rule = source.rule;
         const int64_t elements = source.rows() * source.cols();
         switch (rule.role) {
-            case TensorRole::linear: plan_linear(source); break;
-            case TensorRole::bias: break;  // joined by group below
+            case TensorRole::linear:
+                plan_linear(source);
+                break;
+            case TensorRole::bias:
+                break;  // joined by group below
             case TensorRole::embed_tokens:
             case TensorRole::lm_head:
                 // fp32 masters are read in place; everything else needs a copy in the compute type on the device.
@@ -156,7 +191,8 @@ void ModelPlan::plan_resident() {
     }
     for (int64_t layer = 0; layer < spec().num_layers; ++layer)
         for (const Group g : all_groups)
-            if (std::any_of(layout_[g].slices.begin(), layout_[g].slices.end(), [&](const Slice& s) { return spec().has_bias(s.projection); }))
+            if (std::any_of(layout_[g].slices.begin(), layout_[g].slices.end(),
+                            [&](const Slice& s) { return spec().has_bias(s.projection); }))
                 resident_.add("biases", cat("bias ", layer, " ", name_of(g)), layout_[g].n * item);
     if (request_.lora && spec().tie_word_embeddings && !request_.lora->modules_to_save.empty())
         resident_.add("embeddings", "lm_head copy", spec().vocab_size * spec().hidden_size * item);
@@ -178,12 +214,14 @@ void ModelPlan::set_sizes(const ActivationSizes& sizes) {
     request_.sizes.fp8 = request_.fp8;
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     request_.sizes.trains_embedding =
-        request_.trains && table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
+        request_.trains && table_ &&
+        table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
     step_ = host_ = memory::Plan();
     Activations::plan(spec(), layout_, request_.sizes, request_.dtype, request_.device, step_, host_);
     if (embedding_on_host()) {
         const TensorSource& embed = file_->tensors.of(TensorRole::embed_tokens);
-        host_.add("embeddings", embed.rule.hf_name, embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
+        host_.add("embeddings", embed.rule.hf_name,
+                  embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
     }
     step_.place();
     host_.place();
@@ -196,18 +234,27 @@ void ModelPlan::set_weight_cache(bool on) {
 
 std::string ModelPlan::table_text() const {
     const std::string host = host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table());
-    const std::string beside = request_.device.is_cpu() ? "" : cat("\nscalars, and what the allocator rounds up ", memory::human_bytes(memory::beside_arenas_bytes));
-    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, beside, "\nin all ", memory::human_bytes(total_bytes()));
+    const std::string beside = request_.device.is_cpu() ? ""
+                                                        : cat("\nscalars, and what the allocator rounds up ",
+                                                              memory::human_bytes(memory::beside_arenas_bytes));
+    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, beside, "\nin all ",
+               memory::human_bytes(total_bytes()));
 }
 
 std::string ModelPlan::base_description() const {
     const int64_t quantised = file_->tensors.quantised_linears();
-    const std::string expanded = request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)" : expands_4bit() ? cat(", expanded to ", c10::toString(request_.dtype), " while loading") : "";
+    const std::string expanded = request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)"
+                                 : expands_4bit()
+                                     ? cat(", expanded to ", c10::toString(request_.dtype), " while loading")
+                                     : "";
     if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
     if (const int64_t int8 = file_->tensors.int8_linears(); int8 > 0)
-        return cat(int8, " linears in 8 bit, dequantised to ", request_.fp8 ? "fp8 (e4m3, a scale for each row)" : c10::toString(request_.dtype), " while loading");
-    if (request_.finetuning_type == FinetuningType::full) return cat("fp32 masters, compute ", c10::toString(request_.dtype));
-    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded) : cat("kept in 16/32 bit", expanded);
+        return cat(int8, " linears in 8 bit, dequantised to ",
+                   request_.fp8 ? "fp8 (e4m3, a scale for each row)" : c10::toString(request_.dtype), " while loading");
+    if (request_.finetuning_type == FinetuningType::full)
+        return cat("fp32 masters, compute ", c10::toString(request_.dtype));
+    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded)
+                                 : cat("kept in 16/32 bit", expanded);
 }
 
 }  // namespace unsloth::model

@@ -14,8 +14,8 @@
 namespace unsloth::model {
 namespace {
 
-/// A host vector into the first elements of a device tensor, without waiting: the pinned copy lives until the device has read it
-/// (LibTorch's pinned allocator keeps it).
+/// A host vector into the first elements of a device tensor, without waiting: the pinned copy lives until the device
+/// has read it (LibTorch's pinned allocator keeps it).
 void copy_ints(const std::vector<int32_t>& from, const at::Tensor& to) {
     const auto count = static_cast<int64_t>(from.size());
     UNSLOTH_CHECK(count <= to.numel(), count, " integers for ", to.numel());
@@ -39,15 +39,17 @@ Model::Model(ops::Context& ctx, ModelParts parts) : ctx_(ctx), parts_(std::move(
     lowest_trained_layer_ = 0;
     if (!parts_.full_finetuning) {
         while (lowest_trained_layer_ < static_cast<int>(parts_.lora.size()) &&
-               std::all_of(parts_.lora[static_cast<std::size_t>(lowest_trained_layer_)].begin(),
-                           parts_.lora[static_cast<std::size_t>(lowest_trained_layer_)].end(),
-                           [](const LoraModule& m) { return m.r == 0; }))
+               std::all_of(
+                   parts_.lora[static_cast<std::size_t>(lowest_trained_layer_)].begin(),
+                   parts_.lora[static_cast<std::size_t>(lowest_trained_layer_)].end(),
+                   [](const LoraModule& m) { return m.r == 0; }))
             ++lowest_trained_layer_;
         if (trains_embedding_) lowest_trained_layer_ = 0;
     }
     const ActivationSizes& sizes = parts_.activations->sizes();
     if (sizes.training && sizes.checkpointing.offload)
-        offload_ = std::make_unique<Offload>(ctx_, *parts_.activations, static_cast<int>(parts_.spec.num_layers), lowest_trained_layer_);
+        offload_ = std::make_unique<Offload>(ctx_, *parts_.activations, static_cast<int>(parts_.spec.num_layers),
+                                             lowest_trained_layer_);
 }
 
 const Parameter* Model::outer_parameter(TensorRole role) const {
@@ -75,14 +77,23 @@ void Model::reached(int level) {
 }
 
 LayerContext Model::layer_context(int layer, const TokenInputs& inputs) {
-    const GroupContext group{ctx_, parts_.layout, layer, parts_.adapters.get(), parts_.parameters.get(), parts_.full_finetuning,
-                             inputs.row_T.defined() ? parts_.lora_dropout : 0.0, inputs.row_T, inputs.offset_T,
-                             parts_.activations->scratch().dropped, on_module ? &on_module : nullptr};
+    const GroupContext group{ctx_,
+                             parts_.layout,
+                             layer,
+                             parts_.adapters.get(),
+                             parts_.parameters.get(),
+                             parts_.full_finetuning,
+                             inputs.row_T.defined() ? parts_.lora_dropout : 0.0,
+                             inputs.row_T,
+                             inputs.offset_T,
+                             parts_.activations->scratch().dropped,
+                             on_module ? &on_module : nullptr};
     return {parts_.spec, group, inputs, parts_.activations->scratch()};
 }
 
 at::Tensor Model::layer_output(int64_t layer) const {
-    return layer + 1 < parts_.spec.num_layers ? parts_.activations->layer(layer + 1).x_TD : parts_.activations->output_TD();
+    return layer + 1 < parts_.spec.num_layers ? parts_.activations->layer(layer + 1).x_TD
+                                              : parts_.activations->output_TD();
 }
 
 // --- inputs --------------------------------------------------------------------------------------------------------
@@ -99,7 +110,8 @@ void Model::make_rope_table(int64_t longest_position) {
     const TokenBuffers& tokens = parts_.activations->tokens();
     inputs_.cos_Tp = tokens.cos_Tp.narrow(0, 0, tokens_);
     inputs_.sin_Tp = tokens.sin_Tp.narrow(0, 0, tokens_);
-    ops::rope_table(ctx_, tokens.positions_T.narrow(0, 0, tokens_), inv_freq_, rope_scaling_, inputs_.cos_Tp, inputs_.sin_Tp);
+    ops::rope_table(ctx_, tokens.positions_T.narrow(0, 0, tokens_), inv_freq_, rope_scaling_, inputs_.cos_Tp,
+                    inputs_.sin_Tp);
 }
 
 void Model::upload(const Batch& batch) {
@@ -148,13 +160,15 @@ void Model::embed() {
 
 // --- layers --------------------------------------------------------------------------------------------------------
 
-/// Issues the work of a pass: as it comes the first time that a micro-batch has this shape (libraries choose algorithms then), recorded
-/// from the second time on.
+/// Issues the work of a pass: as it comes the first time that a micro-batch has this shape (libraries choose algorithms
+/// then), recorded from the second time on.
 void Model::issue_or_record(Pass pass, const std::function<void()>& work) {
     constexpr std::size_t most_recordings = 16;
     const auto address = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<std::intptr_t>(p)); };
-    const bool records = parts_.records && ctx_.is_cuda() && inputs_.segments.uniform && !on_module && ctx_.profiler == nullptr;
-    const std::vector<int64_t> shape{static_cast<int64_t>(pass), tokens_, inputs_.segments.count(), address(ctx_.scalars), address(ctx_.outcome)};
+    const bool records =
+        parts_.records && ctx_.is_cuda() && inputs_.segments.uniform && !on_module && ctx_.profiler == nullptr;
+    const std::vector<int64_t> shape{static_cast<int64_t>(pass), tokens_, inputs_.segments.count(),
+                                     address(ctx_.scalars), address(ctx_.outcome)};
     if (!records || (recordings_.size() == most_recordings && recordings_.count(shape) == 0)) return work();
     Recording& recording = recordings_[shape];
     if (++recording.seen == 1) return work();
@@ -177,7 +191,8 @@ void Model::forward_layers(std::vector<KvCache>* caches, bool training) {
         for (int layer = 0; layer < static_cast<int>(parts_.spec.num_layers); ++layer) {
             if (offloads) offload_->before_forward(layer);
             const LayerWeights& weights = parts_.source->ready(ctx_, layer, tokens_);
-            layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), layer_output(layer));
+            layer_forward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer),
+                          layer_output(layer));
             if (offloads) offload_->after_forward(layer);
             parts_.source->release(layer);
             if (on_module) on_module(cat("model.layers.", layer), layer_output(layer));
@@ -199,7 +214,8 @@ void Model::backward_layers() {
             if (offload_ != nullptr) offload_->before_backward(layer);
             const LayerWeights& weights = parts_.source->ready(ctx_, layer, tokens_);
             const bool input_gradient = layer > lowest_trained_layer_ || trains_embedding_;
-            layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep, input_gradient);
+            layer_backward(layer_context(layer, inputs_), weights, parts_.activations->layer(layer), keep,
+                           input_gradient);
             parts_.source->release(layer);
             reached(layer);
         }
@@ -210,7 +226,8 @@ void Model::embedding_gradient() {
     const ops::Region region(ctx_, "embedding");
     const TokenBuffers& tokens = parts_.activations->tokens();
     const at::Tensor g_TD = parts_.activations->scratch().g_full.narrow(1, 0, parts_.spec.hidden_size);
-    ops::embedding_backward(ctx_, g_TD, tokens.order_T.narrow(0, 0, tokens_), tokens.unique_u.narrow(0, 0, distinct_ids_),
+    ops::embedding_backward(ctx_, g_TD, tokens.order_T.narrow(0, 0, tokens_),
+                            tokens.unique_u.narrow(0, 0, distinct_ids_),
                             tokens.starts_u1.narrow(0, 0, distinct_ids_ + 1),
                             parts_.parameters->gradient(*outer_parameter(TensorRole::embed_tokens)));
 }
@@ -226,16 +243,23 @@ void Model::gather_head_rows(int64_t rows) {
                           head.h_nD.narrow(0, 0, rows), head.rstd_n.narrow(0, 0, rows), site);
 }
 
-/// Logits of rows [first, first + rows) and their losses; with `gradient` the logits become their gradient and h its own.
+/// Logits of rows [first, first + rows) and their losses; with `gradient` the logits become their gradient and h its
+/// own.
 void Model::head_chunk(int64_t first, int64_t rows, bool gradient) {
     const HeadBuffers& head = parts_.activations->head();
     const at::Tensor h_CD = head.h_nD.narrow(0, first, rows), logits_CV = head.logits_CV.narrow(0, 0, rows);
     const at::Tensor targets_C = parts_.activations->tokens().target_ids_n.narrow(0, first, rows);
-    ops::gemm(ctx_, {.a = h_CD, .b = parts_.outer.lm_head_VD, .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
+    ops::gemm(
+        ctx_,
+        {.a = h_CD, .b = parts_.outer.lm_head_VD, .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
     ops::cross_entropy(ctx_, logits_CV, targets_C, head.loss_n.narrow(0, first, rows), gradient);
     if (!gradient) return;
     if (const Parameter* trained = outer_parameter(TensorRole::lm_head))
-        ops::gemm(ctx_, {.a = logits_CV, .b = h_CD, .out = parts_.parameters->gradient(*trained), .transpose_a = true, .beta = 1.0,
+        ops::gemm(ctx_, {.a = logits_CV,
+                         .b = h_CD,
+                         .out = parts_.parameters->gradient(*trained),
+                         .transpose_a = true,
+                         .beta = 1.0,
                          .label = "gemm dW lm_head"});
     ops::gemm(ctx_, {.a = logits_CV, .b = parts_.outer.lm_head_VD, .out = h_CD, .label = "gemm dx lm_head"});
 }
@@ -254,7 +278,8 @@ void Model::head_forward_backward(const Batch& batch) {
     const Parameter* norm = parts_.full_finetuning ? outer_parameter(TensorRole::final_norm) : nullptr;
     ops::zero_2d(ctx_, dx_nD);
     ops::rms_norm_backward(ctx_, head.h_nD.narrow(0, 0, rows), head.x_nD.narrow(0, 0, rows), parts_.outer.final_norm_D,
-                           head.rstd_n.narrow(0, 0, rows), dx_nD, norm ? parts_.parameters->gradient(*norm) : at::Tensor());
+                           head.rstd_n.narrow(0, 0, rows), dx_nD,
+                           norm ? parts_.parameters->gradient(*norm) : at::Tensor());
     ops::zero_2d(ctx_, g_TD);
     ops::scatter_rows(ctx_, dx_nD, parts_.activations->tokens().target_index_n.narrow(0, 0, rows), g_TD);
 }
@@ -308,7 +333,8 @@ std::vector<KvCache> Model::make_caches(int64_t capacity) const {
     const auto options = at::TensorOptions().dtype(parts_.dtype).device(ctx_.device());
     std::vector<KvCache> caches;
     for (int64_t layer = 0; layer < parts_.spec.num_layers; ++layer)
-        caches.push_back({at::empty({capacity, parts_.spec.kv_size()}, options), at::empty({capacity, parts_.spec.kv_size()}, options)});
+        caches.push_back({at::empty({capacity, parts_.spec.kv_size()}, options),
+                          at::empty({capacity, parts_.spec.kv_size()}, options)});
     return caches;
 }
 
@@ -342,10 +368,12 @@ std::string Model::describe_site(uint32_t code) const {
     if (code == all_finite) return "nowhere";
     // What enters a layer is what the one before made: a reader should look there.
     if (code == 0) return "the embeddings (forward)";
-    if (code <= 2 * layers) return cat("layer ", (code - 1) / 2, ", output of its ", code % 2 == 0 ? "MLP" : "attention", " (forward)");
+    if (code <= 2 * layers)
+        return cat("layer ", (code - 1) / 2, ", output of its ", code % 2 == 0 ? "MLP" : "attention", " (forward)");
     if (code == 2 * layers + 1) return "the loss";
     const uint32_t back = code - 2 * layers - 2;
-    return cat("layer ", layers - 1 - back / 2, ", gradient of its ", back % 2 == 0 ? "MLP" : "attention", " (backward)");
+    return cat("layer ", layers - 1 - back / 2, ", gradient of its ", back % 2 == 0 ? "MLP" : "attention",
+               " (backward)");
 }
 
 }  // namespace unsloth::model

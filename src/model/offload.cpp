@@ -6,7 +6,8 @@ Offload::Offload(ops::Context& ctx, const Activations& activations, int layers, 
     : copies_(ctx, layers), activations_(activations), layers_(layers), lowest_(lowest) {}
 
 void Offload::before_forward(int layer) {
-    // This layer writes into the slots of the layer before the previous one (its output into those of the one before that).
+    // This layer writes into the slots of the layer before the previous one (its output into those of the one before
+    // that).
     if (moves(layer - 2)) copies_.compute_waits(layer - 2);
 }
 

@@ -15,7 +15,9 @@ bool uses_8bit(const Parameter& p, Optimizer optimizer) {
     return optimizer == Optimizer::adamw_8bit && !embedding && p.elements() >= small_tensor;
 }
 
-int64_t blocks(const Parameter& p) { return (p.elements() + ops::optimizer_block - 1) / ops::optimizer_block; }
+int64_t blocks(const Parameter& p) {
+    return (p.elements() + ops::optimizer_block - 1) / ops::optimizer_block;
+}
 
 struct BlockCounts {
     int64_t slots32 = 0, slots8 = 0;
@@ -23,7 +25,8 @@ struct BlockCounts {
 
 BlockCounts count_blocks(const ParameterTable& table, Optimizer optimizer) {
     BlockCounts counts;
-    for (const Parameter& p : table.parameters()) (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) += blocks(p);
+    for (const Parameter& p : table.parameters())
+        (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) += blocks(p);
     return counts;
 }
 
@@ -32,7 +35,7 @@ struct Flat {
     const char* name;
     int64_t elements;
     at::ScalarType dtype;
-    at::Tensor ops::AdamwState::*member;
+    at::Tensor ops::AdamwState::* member;
 };
 
 std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer, bool trains) {
@@ -77,9 +80,10 @@ ParameterTable ParameterTable::lora(const ModelSpec& spec, const std::vector<Lay
             const int64_t r = lora[layer][static_cast<std::size_t>(p)].r;
             if (r == 0) return;
             const bool is_a = kind == Parameter::Kind::lora_a;
-            std::vector<int64_t> shape = is_a ? std::vector{r, spec.in_features(p)} : std::vector{spec.out_features(p), r};
-            table.add({kind, is_a ? lora_a_name(static_cast<int>(layer), p) : lora_b_name(static_cast<int>(layer), p), TensorRole::linear,
-                       static_cast<int>(layer), p, std::move(shape)});
+            std::vector<int64_t> shape =
+                is_a ? std::vector{r, spec.in_features(p)} : std::vector{spec.out_features(p), r};
+            table.add({kind, is_a ? lora_a_name(static_cast<int>(layer), p) : lora_b_name(static_cast<int>(layer), p),
+                       TensorRole::linear, static_cast<int>(layer), p, std::move(shape)});
         };
         // A's of a group lie together, so that one product can yield all their gradients.
         for (int p = 0; p < projection_count; ++p) add(static_cast<Projection>(p), Parameter::Kind::lora_a);
@@ -87,7 +91,11 @@ ParameterTable ParameterTable::lora(const ModelSpec& spec, const std::vector<Lay
     }
     for (const std::string& module : modules_to_save) {
         const TensorRole role = module == "embed_tokens" ? TensorRole::embed_tokens : TensorRole::lm_head;
-        table.add({Parameter::Kind::base, saved_module_name(module), role, -1, Projection::q,
+        table.add({Parameter::Kind::base,
+                   saved_module_name(module),
+                   role,
+                   -1,
+                   Projection::q,
                    {spec.vocab_size, spec.hidden_size}});
     }
     return table;
@@ -109,7 +117,8 @@ int64_t ParameterTable::trainable_elements() const {
 
 const Parameter* ParameterTable::find(TensorRole role, int layer, Projection projection, Parameter::Kind kind) const {
     for (const Parameter& p : parameters_) {
-        const bool same_projection = (role != TensorRole::linear && role != TensorRole::bias) || p.projection == projection;
+        const bool same_projection =
+            (role != TensorRole::linear && role != TensorRole::bias) || p.projection == projection;
         if (p.role == role && p.layer == layer && p.kind == kind && same_projection) return &p;
     }
     return nullptr;
@@ -118,7 +127,8 @@ const Parameter* ParameterTable::find(TensorRole role, int layer, Projection pro
 void Parameters::plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan) {
     for (const Flat& flat : flat_buffers(table, optimizer, trains)) {
         const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
-        plan.add(state ? "optimizer state" : flat.name, flat.name, flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+        plan.add(state ? "optimizer state" : flat.name, flat.name,
+                 flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
     }
     if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.flat_elements()));
 }

@@ -14,7 +14,8 @@ float* nested_offset(StoredWeight& weight) {
 
 void SharedLoading::expect(const StoredWeight& weight, int reader) {
     if (const auto* rows = std::get_if<ops::Quant4Tensor>(&weight)) {
-        for (const at::Tensor& values : {rows->packed, rows->absmax, rows->nested_absmax, rows->tables}) expect(values, reader);
+        for (const at::Tensor& values : {rows->packed, rows->absmax, rows->nested_absmax, rows->tables})
+            expect(values, reader);
     } else if (const auto* tiles = std::get_if<ops::Nf4Tiles>(&weight)) {
         for (const at::Tensor& values : {tiles->tiles, tiles->nested_absmax, tiles->tables}) expect(values, reader);
     } else {
@@ -43,7 +44,8 @@ void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, S
     const auto each = [&](const auto& visit) {
         for (std::size_t layer = 0; layer < layers.size(); ++layer)
             for (std::size_t p = 0; p < layers[layer].projections.size(); ++p)
-                if (float* offset = nested_offset(layers[layer].projections[p])) visit(*offset, offsets.data_ptr<float>()[layer * projection_count + p]);
+                if (float* offset = nested_offset(layers[layer].projections[p]))
+                    visit(*offset, offsets.data_ptr<float>()[layer * projection_count + p]);
     };
     each([](float own, float& sent) { sent = own; });
     const at::Tensor there = offsets.to(device);

@@ -34,7 +34,8 @@ class SharedLoading {
     std::vector<std::pair<at::Tensor, int>> expected_;
 };
 
-/// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for everyone.
+/// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
+/// everyone.
 void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, SharedLoading& shared);
 
 }  // namespace unsloth::model

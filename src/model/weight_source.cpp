@@ -8,11 +8,15 @@
 namespace unsloth::model {
 namespace {
 
-std::string scratch_name(Group g) { return cat("scratch ", name_of(g)); }
-std::string resident_name(int64_t layer, Group g) { return cat("layer ", layer, " ", name_of(g)); }
+std::string scratch_name(Group g) {
+    return cat("scratch ", name_of(g));
+}
+std::string resident_name(int64_t layer, Group g) {
+    return cat("layer ", layer, " ", name_of(g));
+}
 
-GroupWeights make_group(const GroupLayout& layout, at::ScalarType dtype, const memory::Arena& arena, const std::string& name,
-                        const at::Tensor& bias) {
+GroupWeights make_group(const GroupLayout& layout, at::ScalarType dtype, const memory::Arena& arena,
+                        const std::string& name, const at::Tensor& bias) {
     at::Tensor buffer = arena.tensor(arena.plan().find(name), {layout.n + layout.r, layout.leading()}, dtype);
     if (layout.r > 0) buffer.zero_();  // margins that no module uses stay 0 for good
     return GroupWeights(layout, buffer, bias);
@@ -30,7 +34,11 @@ GroupWeights::GroupWeights(const GroupLayout& layout, at::Tensor whole, at::Tens
 }
 
 GroupWeights::GroupWeights(Fp8Weights base, at::Tensor a, at::Tensor a_transposed, at::Tensor b, at::Tensor bias)
-    : fp8(std::move(base)), a_KR(std::move(a_transposed)), bias_N(std::move(bias)), a_RK(std::move(a)), b_NR(std::move(b)) {}
+    : fp8(std::move(base)),
+      a_KR(std::move(a_transposed)),
+      bias_N(std::move(bias)),
+      a_RK(std::move(a)),
+      b_NR(std::move(b)) {}
 
 LayerMargins LayerWeights::margins() const {
     LayerMargins result;
@@ -67,13 +75,19 @@ void lend_norms(const StoredLayer& stored, LayerWeights& weights) {
 
 void ScratchSource::plan(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
     for (const Group g : all_groups)
-        plan.add("expanded layer", scratch_name(g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
+        plan.add("expanded layer", scratch_name(g),
+                 layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
                  memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
 }
 
-ScratchSource::ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
-                             const memory::Arena& arena, const Adapters* adapters, ops::Nf4GemmChooser chooser, bool trains)
-    : layout_(layout), layers_(std::move(layers)), tiles_(layers_.size()), chooser_(std::move(chooser)), trains_(trains) {
+ScratchSource::ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
+                             std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
+                             ops::Nf4GemmChooser chooser, bool trains)
+    : layout_(layout),
+      layers_(std::move(layers)),
+      tiles_(layers_.size()),
+      chooser_(std::move(chooser)),
+      trains_(trains) {
     expanded_.fill(-1);
     for (const Group g : all_groups)
         scratch_.groups[static_cast<std::size_t>(g)] = make_group(layout[g], dtype, arena, scratch_name(g), {});
@@ -82,7 +96,8 @@ ScratchSource::ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::S
         for (const Group g : all_groups) {
             std::vector<ops::Nf4Tiles> group;
             for (const Slice& slice : layout_[g].slices)
-                if (const auto* tiles = std::get_if<ops::Nf4Tiles>(&layers_[layer].projections[static_cast<std::size_t>(slice.projection)]))
+                if (const auto* tiles = std::get_if<ops::Nf4Tiles>(
+                        &layers_[layer].projections[static_cast<std::size_t>(slice.projection)]))
                     group.push_back(*tiles);
             if (group.size() == layout_[g].slices.size()) tiles_[layer][static_cast<std::size_t>(g)] = std::move(group);
         }
@@ -91,7 +106,8 @@ ScratchSource::ScratchSource(ops::Context& ctx, const LayerLayout& layout, at::S
 
 /// Biases and norms are read where they are.
 void ScratchSource::lend(const StoredLayer& stored) {
-    for (const Group g : all_groups) scratch_.groups[static_cast<std::size_t>(g)].bias_N = stored.biases[static_cast<std::size_t>(g)];
+    for (const Group g : all_groups)
+        scratch_.groups[static_cast<std::size_t>(g)].bias_N = stored.biases[static_cast<std::size_t>(g)];
     lend_norms(stored, scratch_);
 }
 
@@ -105,7 +121,8 @@ std::optional<PackedWeights> ScratchSource::packed(int layer, Group g, int64_t t
     return result;
 }
 
-/// Expands the groups whose products read the scratch and that do not lie there yet; 4-bit rows of all of them in one launch.
+/// Expands the groups whose products read the scratch and that do not lie there yet; 4-bit rows of all of them in one
+/// launch.
 void ScratchSource::expand_layer(ops::Context& ctx, int layer) {
     std::vector<Quant4View> rows;
     std::vector<at::Tensor> outs;
@@ -115,7 +132,8 @@ void ScratchSource::expand_layer(ops::Context& ctx, int layer) {
         held = layer;
         for (const Slice& slice : layout_[g].slices) {
             const at::Tensor out_NK = scratch_[g].w_NK.narrow(0, slice.n_begin, slice.n);
-            const StoredWeight& weight = layers_[static_cast<std::size_t>(layer)].projections[static_cast<std::size_t>(slice.projection)];
+            const StoredWeight& weight =
+                layers_[static_cast<std::size_t>(layer)].projections[static_cast<std::size_t>(slice.projection)];
             if (const auto* quantised = std::get_if<ops::Quant4Tensor>(&weight)) {
                 rows.push_back(quantised->view());
                 outs.push_back(out_NK);
@@ -158,19 +176,20 @@ void ScratchSource::assume_held(int layer) {
 void ResidentSource::plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
     for (int64_t layer = 0; layer < spec.num_layers; ++layer)
         for (const Group g : all_groups)
-            plan.add("layer weights", resident_name(layer, g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)));
+            plan.add("layer weights", resident_name(layer, g),
+                     layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
-ResidentSource::ResidentSource(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
-                               std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
-                               const Parameters* masters)
+ResidentSource::ResidentSource(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout,
+                               at::ScalarType dtype, std::vector<StoredLayer> layers, const memory::Arena& arena,
+                               const Adapters* adapters, const Parameters* masters)
     : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), masters_(masters) {
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
         const StoredLayer& stored = layers.at(layer);
         for (const Group g : all_groups) {
             const auto index = static_cast<std::size_t>(g);
-            layers_[layer].groups[index] = make_group(layout[g], dtype, arena, resident_name(static_cast<int64_t>(layer), g),
-                                                      stored.biases[index]);
+            layers_[layer].groups[index] = make_group(
+                layout[g], dtype, arena, resident_name(static_cast<int64_t>(layer), g), stored.biases[index]);
         }
         lend_norms(stored, layers_[layer]);
     }
@@ -194,7 +213,8 @@ void ResidentSource::refresh_from_masters(ops::Context& ctx, int layer) {
             };
             ops::copy_2d(ctx, masters_->value(*find(TensorRole::linear)), group.w_NK.narrow(0, slice.n_begin, slice.n));
             if (const Parameter* bias = find(TensorRole::bias))
-                ops::copy_2d(ctx, masters_->value(*bias).unsqueeze(0), group.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
+                ops::copy_2d(ctx, masters_->value(*bias).unsqueeze(0),
+                             group.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
         }
     }
 }

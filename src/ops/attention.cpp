@@ -13,8 +13,8 @@ constexpr int64_t most_head_dim = 256;
 void check_shape(const AttentionShape& shape) {
     UNSLOTH_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0,
                   "attention: ", shape.heads, " heads cannot share ", shape.kv_heads, " kv heads");
-    UNSLOTH_CHECK(shape.head_dim > 0 && shape.head_dim <= most_head_dim, "attention: head_dim ",
-                  shape.head_dim, " is not between 1 and ", most_head_dim);
+    UNSLOTH_CHECK(shape.head_dim > 0 && shape.head_dim <= most_head_dim, "attention: head_dim ", shape.head_dim,
+                  " is not between 1 and ", most_head_dim);
     UNSLOTH_CHECK(shape.window >= 0, "attention: window ", shape.window);
     UNSLOTH_CHECK(shape.scale > 0, "attention: the scale is not set");
 }
@@ -26,49 +26,46 @@ void check_segments(const Context& ctx, const Segments& s) {
     for (std::size_t i = 1; i < s.q_offsets.size(); ++i) {
         const int32_t q = s.q_offsets[i] - s.q_offsets[i - 1], k = s.k_offsets[i] - s.k_offsets[i - 1];
         UNSLOTH_CHECK(q > 0 && k >= q, "attention: segment ", i - 1, " has ", q, " queries and ", k, " keys");
-        UNSLOTH_CHECK(q <= s.max_q && k <= s.max_k, "attention: segment ", i - 1,
-                      " is longer than the longest: ", q, " > ", s.max_q, " or ", k, " > ", s.max_k);
+        UNSLOTH_CHECK(q <= s.max_q && k <= s.max_k, "attention: segment ", i - 1, " is longer than the longest: ", q,
+                      " > ", s.max_q, " or ", k, " > ", s.max_k);
         UNSLOTH_CHECK(!s.uniform || (q == s.max_q && k == s.max_q), "attention: segments are not uniform");
     }
     if (!ctx.is_cuda()) return;
     for (const at::Tensor* x : {&s.q_offsets_device, &s.k_offsets_device})
         UNSLOTH_CHECK(x->defined() && x->device() == ctx.device() && x->scalar_type() == at::kInt &&
                           x->is_contiguous() && x->numel() >= s.count() + 1,
-                      "attention: segment offsets must be on ", ctx.device(), " as int32, at least ",
-                      s.count() + 1);
+                      "attention: segment offsets must be on ", ctx.device(), " as int32, at least ", s.count() + 1);
 }
 
 void check_rows(const at::Tensor& x, const char* name, int64_t tokens, int64_t heads, int64_t head_dim,
                 const at::Tensor& like) {
-    UNSLOTH_CHECK(
-        x.defined() && x.dim() == 3 && x.size(0) == tokens && x.size(1) == heads && x.size(2) == head_dim,
-        "attention: ", name, " is ", x.defined() ? x.sizes() : at::IntArrayRef{}, ", expected [", tokens,
-        ", ", heads, ", ", head_dim, "]");
+    UNSLOTH_CHECK(x.defined() && x.dim() == 3 && x.size(0) == tokens && x.size(1) == heads && x.size(2) == head_dim,
+                  "attention: ", name, " is ", x.defined() ? x.sizes() : at::IntArrayRef{}, ", expected [", tokens,
+                  ", ", heads, ", ", head_dim, "]");
     UNSLOTH_CHECK(head_dim == 1 || x.stride(2) == 1, "attention: ", name,
                   "'s last dimension must be contiguous, its strides are ", x.strides());
-    UNSLOTH_CHECK(x.scalar_type() == like.scalar_type() && x.device() == like.device(), "attention: ", name,
-                  " is ", x.scalar_type(), " on ", x.device(), ", q is ", like.scalar_type(), " on ",
-                  like.device());
+    UNSLOTH_CHECK(x.scalar_type() == like.scalar_type() && x.device() == like.device(), "attention: ", name, " is ",
+                  x.scalar_type(), " on ", x.device(), ", q is ", like.scalar_type(), " on ", like.device());
 }
 
 void check_lse(const at::Tensor& lse, const AttentionShape& shape, int64_t tokens, const at::Tensor& q) {
     const at::ScalarType expected = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    UNSLOTH_CHECK(lse.scalar_type() == expected && lse.is_contiguous() &&
-                      lse.numel() >= shape.heads * tokens && lse.device() == q.device(),
-                  "attention: lse is ", lse.scalar_type(), " ", lse.sizes(), " on ", lse.device(),
-                  ", expected ", expected, " with ", shape.heads * tokens, " elements on ", q.device());
+    UNSLOTH_CHECK(lse.scalar_type() == expected && lse.is_contiguous() && lse.numel() >= shape.heads * tokens &&
+                      lse.device() == q.device(),
+                  "attention: lse is ", lse.scalar_type(), " ", lse.sizes(), " on ", lse.device(), ", expected ",
+                  expected, " with ", shape.heads * tokens, " elements on ", q.device());
 }
 
-void check_inputs(const Context& ctx, const AttentionShape& shape, const Segments& segments,
-                  const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
+void check_inputs(const Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q,
+                  const at::Tensor& k, const at::Tensor& v, const at::Tensor& out) {
     check_shape(shape);
     check_segments(ctx, segments);
     const int64_t t = segments.q_offsets.back(), s = segments.k_offsets.back();
     UNSLOTH_CHECK(q.defined() && q.device() == ctx.device(), "attention: q is not on ", ctx.device());
     const at::ScalarType type = q.scalar_type();
-    UNSLOTH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf ||
-                      (type == at::kDouble && !ctx.is_cuda()),
-                  "attention: dtype ", type, " is not supported");
+    UNSLOTH_CHECK(
+        type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (type == at::kDouble && !ctx.is_cuda()),
+        "attention: dtype ", type, " is not supported");
     check_rows(q, "q", t, shape.heads, shape.head_dim, q);
     check_rows(k, "k", s, shape.kv_heads, shape.head_dim, q);
     check_rows(v, "v", s, shape.kv_heads, shape.head_dim, q);
@@ -89,9 +86,9 @@ AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, 
 #endif
 }
 
-void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
-                       const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
-                       const at::Tensor& out_THd, const at::Tensor& lse) {
+void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
+                       const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
+                       const at::Tensor& lse) {
     const Region region(ctx, "attention");
     check_inputs(ctx, shape, segments, q_THd, k_SKd, v_SKd, out_THd);
     if (lse.defined()) check_lse(lse, shape, q_THd.size(0), q_THd);
@@ -103,10 +100,10 @@ void attention_forward(Context& ctx, const AttentionShape& shape, const Segments
     attention_cpu_forward(shape, segments, args);
 }
 
-void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
-                        const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
-                        const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse,
-                        const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd) {
+void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& dout_THd,
+                        const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
+                        const at::Tensor& out_THd, const at::Tensor& lse, const at::Tensor& dq_THd,
+                        const at::Tensor& dk_SKd, const at::Tensor& dv_SKd) {
     const Region region(ctx, "attention_backward");
     check_inputs(ctx, shape, segments, q_THd, k_SKd, v_SKd, out_THd);
     UNSLOTH_CHECK(lse.defined(), "attention: the backward pass needs the forward's lse");
@@ -118,31 +115,27 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
     const AttentionBackward args{dout_THd, q_THd, k_SKd, v_SKd, out_THd, lse, dq_THd, dk_SKd, dv_SKd};
 #if UNSLOTH_CUDA
     if (ctx.is_cuda())
-        return attention_cuda_backward(ctx, shape, segments, args,
-                                       choose_backward(ctx, shape, segments, args));
+        return attention_cuda_backward(ctx, shape, segments, args, choose_backward(ctx, shape, segments, args));
 #endif
     attention_cpu_backward(shape, segments, args);
 }
 
-int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                            bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
-                            bool backward) {
+int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
+                            int64_t tokens, int64_t segments, int64_t longest, bool backward) {
     check_shape(shape);
-    UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= tokens, "attention: ", tokens,
-                  " tokens in ", segments, " segments of at most ", longest);
+    UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= tokens, "attention: ", tokens, " tokens in ",
+                  segments, " segments of at most ", longest);
 #if UNSLOTH_CUDA
     if (device.is_cuda())
-        return attention_cuda_workspace(shape, dtype, device, deterministic, tokens, segments, longest,
-                                        backward);
+        return attention_cuda_workspace(shape, dtype, device, deterministic, tokens, segments, longest, backward);
 #endif
-    UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ",
-                  device, deterministic && backward ? ", deterministic" : "");
+    UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ", device,
+                  deterministic && backward ? ", deterministic" : "");
     return 0;
 }
 
 int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType /*dtype*/, at::Device /*device*/,
-                               bool /*deterministic*/, int64_t tokens, int64_t /*segments*/,
-                               int64_t /*longest*/) {
+                               bool /*deterministic*/, int64_t tokens, int64_t /*segments*/, int64_t /*longest*/) {
     check_shape(shape);
     return shape.heads * tokens;
 }

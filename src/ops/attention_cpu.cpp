@@ -26,22 +26,21 @@ struct Block {
 
 /// Calls visit(block, first chunk of the segment?, segment) for all blocks.
 template <class Visit>
-void for_each_block(const AttentionShape& shape, int64_t q_begin, int64_t q_count, int64_t k_begin,
-                    int64_t k_count, const Visit& visit) {
+void for_each_block(const AttentionShape& shape, int64_t q_begin, int64_t q_count, int64_t k_begin, int64_t k_count,
+                    const Visit& visit) {
     const int64_t shift = k_count - q_count, group = shape.heads / shape.kv_heads;
     for (int64_t first = 0; first < q_count; first += block_rows) {
         const int64_t rows = std::min(block_rows, q_count - first);
         const int64_t low = shape.window > 0 ? std::max<int64_t>(0, first + shift - shape.window + 1) : 0;
         const int64_t high = first + rows + shift;
-        const at::Tensor position_r1 =
-            at::arange(first + shift, first + shift + rows, at::kLong).unsqueeze(1);
+        const at::Tensor position_r1 = at::arange(first + shift, first + shift + rows, at::kLong).unsqueeze(1);
         const at::Tensor key_1n = at::arange(low, high, at::kLong).unsqueeze(0);
         at::Tensor hidden_rn = key_1n > position_r1;
         if (shape.window > 0) hidden_rn.logical_or_(key_1n <= position_r1 - shape.window);
         const int64_t most = std::max<int64_t>(1, most_scores / (group * rows * (high - low)));
         for (int64_t kv = 0; kv < shape.kv_heads; kv += most)
-            visit(Block{q_begin + first, rows, k_begin + low, high - low, kv,
-                        std::min(most, shape.kv_heads - kv), group, hidden_rn});
+            visit(Block{q_begin + first, rows, k_begin + low, high - low, kv, std::min(most, shape.kv_heads - kv),
+                        group, hidden_rn});
     }
 }
 
@@ -64,10 +63,7 @@ at::Tensor query_matrix(const at::Tensor& x_THd, const Block& b) {
 
 /// The block's part of a key-sided tensor [S, K, d] in the compute dtype as [c, n, d].
 at::Tensor key_matrix(const at::Tensor& x_SKd, const Block& b) {
-    return x_SKd.narrow(0, b.k_first, b.keys)
-        .narrow(1, b.kv_first, b.chunk)
-        .permute({1, 0, 2})
-        .to(compute_type(x_SKd));
+    return x_SKd.narrow(0, b.k_first, b.keys).narrow(1, b.kv_first, b.chunk).permute({1, 0, 2}).to(compute_type(x_SKd));
 }
 
 /// The block's part of lse, stored [H, T], as a view [c, g, r].
@@ -82,17 +78,14 @@ at::Tensor lse_matrix(const at::Tensor& lse, int64_t heads, int64_t tokens) {
 }
 
 /// scale q k^T with -inf where hidden, as [c, g, r, n].
-at::Tensor masked_scores(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k,
-                         const Block& b) {
-    at::Tensor scores =
-        at::bmm(q, k.transpose(1, 2)).mul_(shape.scale).view({b.chunk, b.group, b.rows, b.keys});
+at::Tensor masked_scores(const AttentionShape& shape, const at::Tensor& q, const at::Tensor& k, const Block& b) {
+    at::Tensor scores = at::bmm(q, k.transpose(1, 2)).mul_(shape.scale).view({b.chunk, b.group, b.rows, b.keys});
     return scores.masked_fill_(b.hidden_rn, -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace
 
-void attention_cpu_forward(const AttentionShape& shape, const Segments& segments,
-                           const AttentionForward& args) {
+void attention_cpu_forward(const AttentionShape& shape, const Segments& segments, const AttentionForward& args) {
     const int64_t tokens = args.q.size(0), d = shape.head_dim;
     const at::Tensor lse_HT = args.lse.defined() ? lse_matrix(args.lse, shape.heads, tokens) : at::Tensor();
     const auto forward = [&](const Block& b) {
@@ -106,27 +99,23 @@ void attention_cpu_forward(const AttentionShape& shape, const Segments& segments
     for (int64_t s = 0; s < segments.count(); ++s) {
         const auto i = static_cast<std::size_t>(s);
         const int64_t q0 = segments.q_offsets[i], k0 = segments.k_offsets[i];
-        for_each_block(shape, q0, segments.q_offsets[i + 1] - q0, k0, segments.k_offsets[i + 1] - k0,
-                       forward);
+        for_each_block(shape, q0, segments.q_offsets[i + 1] - q0, k0, segments.k_offsets[i + 1] - k0, forward);
     }
 }
 
-void attention_cpu_backward(const AttentionShape& shape, const Segments& segments,
-                            const AttentionBackward& args) {
+void attention_cpu_backward(const AttentionShape& shape, const Segments& segments, const AttentionBackward& args) {
     const at::ScalarType type = compute_type(args.q);
     const int64_t tokens = args.q.size(0), d = shape.head_dim;
     const at::Tensor lse_HT = lse_matrix(args.lse, shape.heads, tokens);
     for (int64_t s = 0; s < segments.count(); ++s) {
         const auto i = static_cast<std::size_t>(s);
-        const int64_t q0 = segments.q_offsets[i], k0 = segments.k_offsets[i],
-                      keys = segments.k_offsets[i + 1] - k0;
+        const int64_t q0 = segments.q_offsets[i], k0 = segments.k_offsets[i], keys = segments.k_offsets[i + 1] - k0;
         // Several blocks of queries add to a key's gradients: summed in the compute dtype, rounded once at
         // the end.
         const at::Tensor dk_Knd = at::zeros({shape.kv_heads, keys, d}, args.q.options().dtype(type));
         const at::Tensor dv_Knd = at::zeros_like(dk_Knd);
         const auto backward = [&](const Block& b) {
-            const at::Tensor q = query_matrix(args.q, b), k = key_matrix(args.k, b),
-                             dout = query_matrix(args.dout, b);
+            const at::Tensor q = query_matrix(args.q, b), k = key_matrix(args.k, b), dout = query_matrix(args.dout, b);
             const at::Tensor delta = (dout * query_matrix(args.out, b)).sum(-1, /*keepdim=*/true);
             at::Tensor p = masked_scores(shape, q, k, b).sub_(lse_view(lse_HT, b).unsqueeze(-1)).exp_();
             p = p.view({b.chunk, b.group * b.rows, b.keys});

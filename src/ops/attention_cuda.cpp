@@ -126,18 +126,15 @@ void set_dense_strides(CudnnCase& c) {
 CudnnCase forward_case(const AttentionShape& shape, const AttentionForward& args) {
     CudnnCase c = base_case(shape, args.q.scalar_type());
     c.statistics = args.lse.defined();
-    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v),
-    c.out = strides_of(args.out);
+    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v), c.out = strides_of(args.out);
     return c;
 }
 
-CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form,
-                        bool deterministic) {
+CudnnCase backward_case(const AttentionShape& shape, const AttentionBackward& args, CudaForm form, bool deterministic) {
     CudnnCase c = base_case(shape, args.q.scalar_type());
     c.backward = 1;
     c.deterministic = deterministic;
-    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v),
-    c.out = strides_of(args.out);
+    c.q = strides_of(args.q), c.k = strides_of(args.k), c.v = strides_of(args.v), c.out = strides_of(args.out);
     c.dout = strides_of(args.dout);
     if (form == CudaForm::packed) {  // through dense copies: see attention_cudnn.h
         c.dq = dense_strides(shape.heads, shape.head_dim);
@@ -156,8 +153,8 @@ struct CudnnCall {
 
 /// The calls that serve a batch in cuDNN's dense or packed form: one, but for a packed backward of several
 /// groups.
-std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments,
-                                CudaForm form, const Kind& kind) {
+std::vector<CudnnCall> calls_of(CudnnCase c, const AttentionShape& shape, const Segments& segments, CudaForm form,
+                                const Kind& kind) {
     const PackedGroup all{0, segments.count(), segments.max_q};
     if (form == CudaForm::dense) {
         set_length(c, shape, all.count, all.longest);
@@ -227,8 +224,7 @@ bool fits(const Context& ctx, const CudnnCase& c) {
 }
 
 bool fit(const Context& ctx, const std::vector<CudnnCall>& calls) {
-    return std::all_of(calls.begin(), calls.end(),
-                       [&](const CudnnCall& call) { return fits(ctx, call.plan); });
+    return std::all_of(calls.begin(), calls.end(), [&](const CudnnCall& call) { return fits(ctx, call.plan); });
 }
 
 bool warn_unaligned() {
@@ -258,14 +254,12 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const CudaForm form = form_of(shape, segments, args.q.scalar_type(), ctx.device());
     CudaChoice choice{form, form};
     if (form == CudaForm::portable) return choice;
-    const bool repeatable =
-        !ctx.deterministic ||
-        (form == CudaForm::dense &&
-         deterministic_bytes(shape, segments.q_offsets.back(), segments.max_q) <= deterministic_workspace);
+    const bool repeatable = !ctx.deterministic ||
+                            (form == CudaForm::dense && deterministic_bytes(shape, segments.q_offsets.back(),
+                                                                            segments.max_q) <= deterministic_workspace);
     const bool usable =
         repeatable &&
-        (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) ||
-         warn_unaligned());
+        (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) || warn_unaligned());
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
     if (!usable ||
         !fit(ctx, calls_of(backward_case(shape, args, form, ctx.deterministic), shape, segments, form, kind)))
@@ -353,13 +347,12 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
         const auto a =
             portable_arguments(shape, segments, args.q, args.k, args.v, args.out, args.lse, choice.lse_order);
         const kernels::PortableAttentionGradients g{rows_of(args.dout), rows_of(args.dq), rows_of(args.dk),
-                                                    rows_of(args.dv),
-                                                    static_cast<float*>(ctx.workspace.data_ptr())};
+                                                    rows_of(args.dv), static_cast<float*>(ctx.workspace.data_ptr())};
         return kernels::attention_portable_backward(a, g, static_cast<cudaStream_t>(ctx.stream()));
     }
     const Kind kind = kind_of(shape, args.q.scalar_type(), ctx.device());
-    const auto calls = calls_of(backward_case(shape, args, choice.kernels, ctx.deterministic), shape,
-                                segments, choice.kernels, kind);
+    const auto calls =
+        calls_of(backward_case(shape, args, choice.kernels, ctx.deterministic), shape, segments, choice.kernels, kind);
     kernels::CudnnPointers p;
     p.q = args.q.data_ptr(), p.k = args.k.data_ptr(), p.v = args.v.data_ptr(), p.out = args.out.data_ptr();
     p.statistics = args.lse.data_ptr<float>();
@@ -400,8 +393,8 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
         if (found != r.served.end()) return found->second;
     }
     const PackedLimits planned = planned_sizes(kind);
-    const CudnnCase c = planned.tokens > 0 ? largest_dense(shape, dtype, planned)
-                                           : largest_dense(shape, dtype, {256, 1, 256});
+    const CudnnCase c =
+        planned.tokens > 0 ? largest_dense(shape, dtype, planned) : largest_dense(shape, dtype, {256, 1, 256});
     const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
     log::info("attention with head_dim ", shape.head_dim, " in ",
               dtype_of(dtype) == DType::bf16 ? "bfloat16" : "float16", ": ",
@@ -411,8 +404,7 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
 }
 
 int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
-                                 bool backward) {
+                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest, bool backward) {
     const Kind kind = kind_of(shape, dtype, device);
     {
         Registry& r = registry();
@@ -423,8 +415,7 @@ int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dty
                                      alignment);  // the portable backward's delta
     if (!cudnn_serves(shape, dtype, device)) return most;
     const auto consider = [&](const CudnnCase& c, bool back, bool repeatable) {
-        if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable))
-            most = std::max(most, *bytes);
+        if (const std::optional<int64_t> bytes = ask(device, c, back, repeatable)) most = std::max(most, *bytes);
     };
     const PackedLimits sizes{tokens, segments, longest};
     const CudnnCase dense = largest_dense(shape, dtype, sizes);

@@ -13,10 +13,8 @@ struct AttentionBackward {
     at::Tensor dout, q, k, v, out, lse, dq, dk, dv;
 };
 
-void attention_cpu_forward(const AttentionShape& shape, const Segments& segments,
-                           const AttentionForward& args);
-void attention_cpu_backward(const AttentionShape& shape, const Segments& segments,
-                            const AttentionBackward& args);
+void attention_cpu_forward(const AttentionShape& shape, const Segments& segments, const AttentionForward& args);
+void attention_cpu_backward(const AttentionShape& shape, const Segments& segments, const AttentionBackward& args);
 
 #if UNSLOTH_CUDA
 /// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels.
@@ -40,8 +38,7 @@ void attention_cuda_backward(Context& ctx, const AttentionShape& shape, const Se
 /// Whether cuDNN serves this kind of attention in both directions, with equal lengths (asked once per kind).
 bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device device);
 int64_t attention_cuda_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
-                                 bool backward);
+                                 bool deterministic, int64_t tokens, int64_t segments, int64_t longest, bool backward);
 #endif
 
 }  // namespace unsloth::ops

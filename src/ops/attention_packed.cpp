@@ -25,12 +25,10 @@ int64_t bucket(int64_t n, int64_t least, int64_t most) {
 }  // namespace
 
 int64_t packed_tokens(const PackedLimits& limits, int64_t tokens) {
-    return round_to_tile(tokens <= limits.tokens ? limits.tokens
-                                                 : next_power_of_two(std::max(tokens, least_tokens)));
+    return round_to_tile(tokens <= limits.tokens ? limits.tokens : next_power_of_two(std::max(tokens, least_tokens)));
 }
 
-PackedBucket packed_bucket(const PackedLimits& limits, int64_t segments, int64_t longest,
-                           int64_t least_batch) {
+PackedBucket packed_bucket(const PackedLimits& limits, int64_t segments, int64_t longest, int64_t least_batch) {
     return {bucket(segments, least_batch, limits.segments),
             round_to_tile(bucket(longest, least_length, limits.longest))};
 }
@@ -39,8 +37,7 @@ int64_t packed_area(const PackedLimits& limits, int64_t tokens, int64_t longest)
     const bool planned = tokens <= limits.tokens && longest <= limits.longest;
     const int64_t t = planned ? limits.tokens : tokens;
     const int64_t l = std::max(planned ? limits.longest : longest, least_length);
-    return std::max(packed_tokens(limits, tokens),
-                    std::max<int64_t>(1, t / l) * packed_bucket(limits, 1, l).length);
+    return std::max(packed_tokens(limits, tokens), std::max<int64_t>(1, t / l) * packed_bucket(limits, 1, l).length);
 }
 
 std::vector<PackedGroup> packed_groups(const PackedLimits& limits, const std::vector<int32_t>& offsets) {

@@ -33,8 +33,7 @@ int64_t packed_tokens(const PackedLimits& limits, int64_t tokens);
 
 /// B and S to the next power of two (at least `least_batch` and 256), but not beyond what was planned; S a
 /// multiple of 128.
-PackedBucket packed_bucket(const PackedLimits& limits, int64_t segments, int64_t longest,
-                           int64_t least_batch = 1);
+PackedBucket packed_bucket(const PackedLimits& limits, int64_t segments, int64_t longest, int64_t least_batch = 1);
 
 /// Most B x S that a group may take: about the tokens, and enough for as many of the longest segments as they
 /// hold.

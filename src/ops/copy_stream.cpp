@@ -50,10 +50,12 @@ void CopyStream::wait_for_compute() {
 }
 
 void CopyStream::copy(const at::Tensor& from, const at::Tensor& to) {
-    UNSLOTH_CHECK(from.is_contiguous() && to.is_contiguous() && from.nbytes() == to.nbytes(), "copy of ", from.nbytes(), " bytes to ", to.nbytes());
+    UNSLOTH_CHECK(from.is_contiguous() && to.is_contiguous() && from.nbytes() == to.nbytes(), "copy of ", from.nbytes(),
+                  " bytes to ", to.nbytes());
 #ifdef UNSLOTH_CUDA
     if (cuda_ != nullptr) {
-        UNSLOTH_CUDA_CHECK(cudaMemcpyAsync(to.data_ptr(), from.const_data_ptr(), from.nbytes(), cudaMemcpyDefault, cuda_->stream));
+        UNSLOTH_CUDA_CHECK(
+            cudaMemcpyAsync(to.data_ptr(), from.const_data_ptr(), from.nbytes(), cudaMemcpyDefault, cuda_->stream));
         return;
     }
 #endif
@@ -62,14 +64,16 @@ void CopyStream::copy(const at::Tensor& from, const at::Tensor& to) {
 
 void CopyStream::mark([[maybe_unused]] int number) {
 #ifdef UNSLOTH_CUDA
-    if (cuda_ != nullptr) UNSLOTH_CUDA_CHECK(cudaEventRecord(cuda_->marks.at(static_cast<std::size_t>(number)), cuda_->stream));
+    if (cuda_ != nullptr)
+        UNSLOTH_CUDA_CHECK(cudaEventRecord(cuda_->marks.at(static_cast<std::size_t>(number)), cuda_->stream));
 #endif
 }
 
 void CopyStream::compute_waits([[maybe_unused]] int number) {
 #ifdef UNSLOTH_CUDA
     if (cuda_ != nullptr)
-        UNSLOTH_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(ctx_.stream()), cuda_->marks.at(static_cast<std::size_t>(number)), 0));
+        UNSLOTH_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(ctx_.stream()),
+                                               cuda_->marks.at(static_cast<std::size_t>(number)), 0));
 #endif
 }
 

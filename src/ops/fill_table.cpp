@@ -38,7 +38,9 @@ kernels::AdapterBlock describe(const FillBlock& block) {
     return b;
 }
 
-int64_t block_bytes(std::size_t count) { return static_cast<int64_t>(count * sizeof(kernels::AdapterBlock)); }
+int64_t block_bytes(std::size_t count) {
+    return static_cast<int64_t>(count * sizeof(kernels::AdapterBlock));
+}
 
 #endif
 
@@ -70,18 +72,22 @@ FillTable::FillTable(Context& ctx, std::vector<FillBlock> blocks, std::vector<in
         tiles.insert(tiles.end(), of_run.begin(), of_run.end());
     }
     tiles_.push_back(static_cast<int64_t>(tiles.size()));
-    const int64_t first = block_bytes(described.size()), second = static_cast<int64_t>(tiles.size() * sizeof(kernels::AdapterTile));
-    UNSLOTH_CHECK(storage_.nbytes() >= static_cast<std::size_t>(first + second), "the table takes ", first + second, " bytes");
+    const int64_t first = block_bytes(described.size()),
+                  second = static_cast<int64_t>(tiles.size() * sizeof(kernels::AdapterTile));
+    UNSLOTH_CHECK(storage_.nbytes() >= static_cast<std::size_t>(first + second), "the table takes ", first + second,
+                  " bytes");
     auto* const device = storage_.mutable_data_ptr<uint8_t>();
     UNSLOTH_CUDA_CHECK(cudaMemcpy(device, described.data(), static_cast<std::size_t>(first), cudaMemcpyHostToDevice));
-    UNSLOTH_CUDA_CHECK(cudaMemcpy(device + first, tiles.data(), static_cast<std::size_t>(second), cudaMemcpyHostToDevice));
+    UNSLOTH_CUDA_CHECK(
+        cudaMemcpy(device + first, tiles.data(), static_cast<std::size_t>(second), cudaMemcpyHostToDevice));
 #endif
 }
 
 void FillTable::run(Context& ctx, int64_t first, int64_t count) const {
     const Region region(ctx, "adapters");
     if (!ctx.is_cuda()) {
-        for (int64_t i = runs_[static_cast<std::size_t>(first)]; i < runs_[static_cast<std::size_t>(first + count)]; ++i) {
+        for (int64_t i = runs_[static_cast<std::size_t>(first)]; i < runs_[static_cast<std::size_t>(first + count)];
+             ++i) {
             const FillBlock& block = blocks_[static_cast<std::size_t>(i)];
             if (!block.source.defined()) {
                 block.out.zero_();
@@ -95,8 +101,10 @@ void FillTable::run(Context& ctx, int64_t first, int64_t count) const {
     }
 #ifdef UNSLOTH_CUDA
     const auto* const blocks = reinterpret_cast<const kernels::AdapterBlock*>(storage_.const_data_ptr<uint8_t>());
-    const auto* const tiles = reinterpret_cast<const kernels::AdapterTile*>(storage_.const_data_ptr<uint8_t>() + block_bytes(blocks_.size()));
-    const int64_t begin = tiles_[static_cast<std::size_t>(first)], end = tiles_[static_cast<std::size_t>(first + count)];
+    const auto* const tiles =
+        reinterpret_cast<const kernels::AdapterTile*>(storage_.const_data_ptr<uint8_t>() + block_bytes(blocks_.size()));
+    const int64_t begin = tiles_[static_cast<std::size_t>(first)],
+                  end = tiles_[static_cast<std::size_t>(first + count)];
     kernels::fill_adapters(blocks, tiles + begin, end - begin, static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }

@@ -54,8 +54,7 @@ void quantize_rows_cpu(const at::Tensor& x_TC, const Fp8Matrix& out) {
             }
             const float scale = scale_of(largest), inverse = 1.0F / scale;
             scales[row] = scale;
-            for (int64_t c = 0; c < columns; ++c)
-                codes[row * columns + c] = c10::Float8_e4m3fn(values[c] * inverse).x;
+            for (int64_t c = 0; c < columns; ++c) codes[row * columns + c] = c10::Float8_e4m3fn(values[c] * inverse).x;
         }
     });
 }
@@ -124,8 +123,7 @@ void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix&
     if (!ctx.is_cuda()) return quantize_rows_cpu(w_NK.t().contiguous(), out_KN);
 #ifdef UNSLOTH_CUDA
     UNSLOTH_CHECK(
-        w_NK.scalar_type() == at::kBFloat16 &&
-            kernels::fp8_columns_supported(source(w_NK), w_NK.size(0), w_NK.size(1)),
+        w_NK.scalar_type() == at::kBFloat16 && kernels::fp8_columns_supported(source(w_NK), w_NK.size(0), w_NK.size(1)),
         "fp8 weights are made of bf16, N a multiple of 4 and K of 8, with 16-byte aligned rows: found ",
         c10::toString(w_NK.scalar_type()), " ", w_NK.sizes(), ", row stride ", w_NK.stride(0));
     kernels::quantize_columns_fp8(source(w_NK), w_NK.size(0), w_NK.size(1), rows_of(out_KN), stream_of(ctx));
@@ -133,8 +131,7 @@ void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix&
 }
 
 void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
-                          const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD,
-                          Site site) {
+                          const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD, Site site) {
     const Region region(ctx, "rms_norm fp8");
     check_matrix(ctx, "x", x_TD);
     check_codes(ctx, out_TD, x_TD.size(0), x_TD.size(1));
@@ -161,14 +158,12 @@ void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor
     params.eps = static_cast<float>(eps);
     if (y_TD.defined()) params.y = {y_TD.mutable_data_ptr(), y_TD.stride(0), 0};
     params.rstd = rstd_T.mutable_data_ptr<float>();
-    if (site.code != all_finite && ctx.outcome != nullptr)
-        params.site = {&ctx.outcome->first_bad_site, site.code};
+    if (site.code != all_finite && ctx.outcome != nullptr) params.site = {&ctx.outcome->first_bad_site, site.code};
     kernels::norm_forward_fp8(params, rows_of(out_TD), stream_of(ctx));
 #endif
 }
 
-void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                        const Fp8Matrix& out_TF) {
+void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const Fp8Matrix& out_TF) {
     const Region region(ctx, "swiglu fp8");
     check_matrix(ctx, "gate_up", gu_T2F, 2 * out_TF.codes.size(1));
     check_codes(ctx, out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
@@ -193,8 +188,8 @@ void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor
 #endif
 }
 
-void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F,
-                         const at::Tensor& act_TF, const Fp8Matrix& out_T2F) {
+void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
+                         const Fp8Matrix& out_T2F) {
     const Region region(ctx, "swiglu_backward fp8");
     check_matrix(ctx, "dact", dact_TF);
     const int64_t tokens = dact_TF.size(0), columns = dact_TF.size(1);
@@ -228,8 +223,8 @@ void rope_apply_fp8(Context& ctx, const at::Tensor& x_TC, int64_t heads, const a
     check_codes(ctx, out_TC, x_TC.size(0), x_TC.size(1));
     UNSLOTH_CHECK(cos_Tp.dim() == 2, "cos has ", cos_Tp.dim(), " dimensions, expected [T, d / 2]");
     const int64_t tokens = x_TC.size(0), pairs = cos_Tp.size(1), head_dim = 2 * pairs;
-    UNSLOTH_CHECK(pairs > 0 && x_TC.size(1) % head_dim == 0 && heads >= 0 && heads * head_dim <= x_TC.size(1),
-                  "x has ", x_TC.size(1), " columns, expected heads of ", head_dim, ", at least ", heads);
+    UNSLOTH_CHECK(pairs > 0 && x_TC.size(1) % head_dim == 0 && heads >= 0 && heads * head_dim <= x_TC.size(1), "x has ",
+                  x_TC.size(1), " columns, expected heads of ", head_dim, ", at least ", heads);
     if (!ctx.is_cuda()) {
         const at::Tensor turned = x_TC.as_strided({tokens, heads, head_dim}, {x_TC.stride(0), head_dim, 1});
         rope_apply(ctx, turned, cos_Tp, sin_Tp, backward);

@@ -6,7 +6,7 @@
 namespace unsloth::kernels {
 struct GemmAlgorithm;
 struct GemmCase;
-}
+}  // namespace unsloth::kernels
 
 namespace unsloth::ops {
 

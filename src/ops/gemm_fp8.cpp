@@ -30,8 +30,7 @@ void check(const Context& ctx, const GemmFp8& g) {
     UNSLOTH_CHECK(g.u.has_value() == g.b.has_value(), "gemm_fp8: u and b come together");
     if (g.u) {
         const int64_t rank = g.u->dim() == 2 ? g.u->size(1) : 0;
-        UNSLOTH_CHECK(rank > 0 && rank % 8 == 0, "gemm_fp8: u is ", g.u->sizes(),
-                      ", expected a multiple of 8 columns");
+        UNSLOTH_CHECK(rank > 0 && rank % 8 == 0, "gemm_fp8: u is ", g.u->sizes(), ", expected a multiple of 8 columns");
         check_tensor(ctx, "u", *g.u, {m, rank}, type);
         check_tensor(ctx, "b", *g.b, {n, rank}, type);
     }

@@ -45,8 +45,8 @@ constexpr std::array<std::string_view, 1> released_cards = {"NVIDIA H200"};
 }  // namespace
 
 std::optional<kernels::Fp8Tile> fp8_gemm_tile(int64_t m, int64_t n, std::string_view card) {
-    const auto measured = std::find_if(std::begin(cards), std::end(cards),
-                                       [&](const MeasuredCard& c) { return c.name == card; });
+    const auto measured =
+        std::find_if(std::begin(cards), std::end(cards), [&](const MeasuredCard& c) { return c.name == card; });
     if (measured == std::end(cards)) return std::nullopt;
     const bool lasting = waves(*measured, m, n, 256) >= lasting_waves;
     kernels::Fp8Tile best;

@@ -64,12 +64,9 @@ kernels::Fp8GemmCase describe(const GemmFp8& g) {
 
 void with_library(Context& ctx, kernels::Fp8GemmCublasLt& library, const GemmFp8& g, kernels::Fp8GemmCase p) {
     if (g.u) {
-        gemm(ctx, {.a = *g.u,
-                   .b = *g.b,
-                   .out = g.out,
-                   .transpose_b = true,
-                   .beta = g.residual ? 1.0 : 0.0,
-                   .c = g.residual});
+        gemm(
+            ctx,
+            {.a = *g.u, .b = *g.b, .out = g.out, .transpose_b = true, .beta = g.residual ? 1.0 : 0.0, .c = g.residual});
         p.rank = 0;
         p.residual = p.y;
         p.residual_stride = p.y_stride;

@@ -51,8 +51,8 @@ double GemmTrials::waves(std::size_t trial) const {
 }
 
 std::string GemmTrials::product_line(std::size_t trial, int64_t m_first, int64_t m_last, int64_t k_base) const {
-    return kernels::table_text(kernels::GemmProduct{m_first, m_last, impl_->like.n, k_base, kernels::form_of(impl_->like),
-                                                    impl_->trials.algorithm(trial)});
+    return kernels::table_text(kernels::GemmProduct{m_first, m_last, impl_->like.n, k_base,
+                                                    kernels::form_of(impl_->like), impl_->trials.algorithm(trial)});
 }
 
 std::string GemmTrials::tile_line(bool transpose_b, double ns_per_k, double ns, const std::string& name) {

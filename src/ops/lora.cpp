@@ -23,8 +23,7 @@ void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int6
         UNSLOTH_CHECK(slice.r % 8 == 0 && slice.r_begin % 8 == 0 && slice.r_begin >= 0 && slice.r >= 0 &&
                           slice.r_begin + slice.r <= r,
                       "lora: rank columns ", slice.r_begin, " + ", slice.r, " of ", r);
-        UNSLOTH_CHECK(slice.rank >= 0 && slice.rank <= slice.r, "lora: rank ", slice.rank, " in ", slice.r,
-                      " columns");
+        UNSLOTH_CHECK(slice.rank >= 0 && slice.rank <= slice.r, "lora: rank ", slice.rank, " in ", slice.r, " columns");
         if (of_b)
             UNSLOTH_CHECK(slice.n_begin >= 0 && slice.n > 0 && slice.n_begin + slice.n <= n, "lora: outputs ",
                           slice.n_begin, " + ", slice.n, " of ", n);
@@ -133,7 +132,8 @@ bool lora_kernel_pays(LoraProduct product, const LoraShape& shape, const LoraDev
             if (shape.columns > 8192) return shape.tokens <= 128 && shape.rank <= 16;
             return shape.tokens <= 512 && shape.rank <= 48;
         // One read of dy for both products.
-        case LoraProduct::dy: return shape.rank <= 16;
+        case LoraProduct::dy:
+            return shape.rank <= 16;
     }
     return false;
 }

@@ -28,7 +28,8 @@ const LoraSlot& card(const Context& ctx) {
         const cudaError_t status = cudaGetDeviceProperties(&properties, ctx.device().index());
         UNSLOTH_CHECK(status == cudaSuccess, "cudaGetDeviceProperties: ", cudaGetErrorString(status));
         auto made = std::make_unique<LoraSlot>();
-        made->device = {properties.name, kernels::built_for_hopper() ? properties.major : std::min(properties.major, 8)};
+        made->device = {properties.name,
+                        kernels::built_for_hopper() ? properties.major : std::min(properties.major, 8)};
         made->multiprocessors = properties.multiProcessorCount;
         slot = std::move(made);
     }
@@ -50,7 +51,8 @@ kernels::Matrix target(const at::Tensor& x) {
 bool chosen(const Context& ctx, LoraChoice choice, LoraProduct product, const LoraShape& shape, bool supported) {
     UNSLOTH_CHECK(choice != LoraChoice::kernel || supported, "lora: the kernel does not take these operands");
     if (choice == LoraChoice::library || !supported) return false;
-    return choice == LoraChoice::kernel || (!ctx.library_products && lora_kernel_pays(product, shape, card(ctx).device));
+    return choice == LoraChoice::kernel ||
+           (!ctx.library_products && lora_kernel_pays(product, shape, card(ctx).device));
 }
 
 cudaStream_t stream_of(const Context& ctx) {

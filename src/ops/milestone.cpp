@@ -42,7 +42,8 @@ void Milestone::record() {
 
 void Milestone::wait() const {
 #ifdef UNSLOTH_CUDA
-    if (event_ != nullptr) UNSLOTH_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(ctx_->stream()), event_->event, 0));
+    if (event_ != nullptr)
+        UNSLOTH_CUDA_CHECK(cudaStreamWaitEvent(static_cast<cudaStream_t>(ctx_->stream()), event_->event, 0));
 #endif
 }
 

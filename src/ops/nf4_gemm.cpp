@@ -16,14 +16,13 @@ struct Shape {
 
 void check_matrix(const Context& ctx, const at::Tensor& x, const char* name, int64_t rows, int64_t cols,
                   at::ScalarType type) {
-    UNSLOTH_CHECK(x.defined() && x.dim() == 2 && x.size(0) == rows && x.size(1) == cols, "nf4_gemm: ", name,
-                  " is ", x.defined() ? x.sizes() : at::IntArrayRef(), ", expected [", rows, ", ", cols, "]");
+    UNSLOTH_CHECK(x.defined() && x.dim() == 2 && x.size(0) == rows && x.size(1) == cols, "nf4_gemm: ", name, " is ",
+                  x.defined() ? x.sizes() : at::IntArrayRef(), ", expected [", rows, ", ", cols, "]");
     UNSLOTH_CHECK(x.scalar_type() == type, "nf4_gemm: ", name, " is ", x.scalar_type(), ", x is ", type);
     UNSLOTH_CHECK(x.device() == ctx.device(), "nf4_gemm: ", name, " is on ", x.device(), ", the context on ",
                   ctx.device());
     UNSLOTH_CHECK(cols <= 1 || x.stride(1) == 1, "nf4_gemm: ", name, "'s last dimension must be contiguous");
-    UNSLOTH_CHECK(rows <= 1 || x.stride(0) >= cols, "nf4_gemm: rows of ", name, " overlap: stride ",
-                  x.stride(0));
+    UNSLOTH_CHECK(rows <= 1 || x.stride(0) >= cols, "nf4_gemm: rows of ", name, " overlap: stride ", x.stride(0));
 }
 
 Shape check(const Context& ctx, const Nf4Gemm& g) {
@@ -43,8 +42,8 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     if (g.tail_weight.defined()) {
         UNSLOTH_CHECK(g.tail_weight.dim() == 2, "nf4_gemm: the tail's weight must be a matrix");
         s.r = g.tail_weight.size(g.transposed ? 0 : 1);
-        check_matrix(ctx, g.tail_weight, "the tail's weight", g.transposed ? s.r : s.out,
-                     g.transposed ? s.out : s.r, type);
+        check_matrix(ctx, g.tail_weight, "the tail's weight", g.transposed ? s.r : s.out, g.transposed ? s.out : s.r,
+                     type);
     }
     check_matrix(ctx, g.x, "x", s.m, s.sum + s.r, type);
     check_matrix(ctx, g.out, "out", s.m, s.out, type);
@@ -52,8 +51,8 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     if (g.bias) {
         UNSLOTH_CHECK(g.bias->dim() == 1 && g.bias->size(0) == s.out && g.bias->is_contiguous() &&
                           g.bias->scalar_type() == type && g.bias->device() == ctx.device(),
-                      "nf4_gemm: bias is ", g.bias->scalar_type(), " ", g.bias->sizes(), ", expected ", type,
-                      " [", s.out, "]");
+                      "nf4_gemm: bias is ", g.bias->scalar_type(), " ", g.bias->sizes(), ", expected ", type, " [",
+                      s.out, "]");
     }
     return s;
 }
@@ -64,8 +63,7 @@ void make_on_cpu(const Quant4View& from, uint8_t* tiles) {
     at::parallel_for(0, from.rows / nf4_tile, 1, [&](int64_t begin, int64_t end) {
         for (int64_t index = begin * tiles_per_row; index < end * tiles_per_row; ++index) {
             uint8_t* tile = tiles + index * nf4_tile_bytes;
-            const int64_t first_row = index / tiles_per_row * nf4_tile,
-                          column = index % tiles_per_row * nf4_tile;
+            const int64_t first_row = index / tiles_per_row * nf4_tile, column = index % tiles_per_row * nf4_tile;
             std::fill(tile, tile + nf4_tile_code_bytes, uint8_t{0});
             for (int row = 0; row < nf4_tile; ++row) {
                 const int64_t first = (first_row + row) * from.cols + column;
@@ -90,8 +88,8 @@ void dequantize_on_cpu(const Nf4TilesView& w, const at::Tensor& out_NK) {
                 const uint8_t* tile = w.tiles + (row / nf4_tile * tiles_per_row + t) * nf4_tile_bytes;
                 const int in_tile = static_cast<int>(row % nf4_tile);
                 const int64_t block = row * tiles_per_row + t;
-                const float product = w.nested_map[tile[nf4_tile_code_bytes + in_tile]] *
-                                      w.nested_absmax[block / quant4_nested_block];
+                const float product =
+                    w.nested_map[tile[nf4_tile_code_bytes + in_tile]] * w.nested_absmax[block / quant4_nested_block];
                 const float absmax = product + w.nested_offset;
                 for (int c = 0; c < nf4_tile; ++c) {
                     const Nf4TilePlace place = nf4_tile_place(in_tile, c);
@@ -112,8 +110,7 @@ void gemm_on_cpu(Context& ctx, const Nf4Gemm& g, const Shape& s) {
         if (g.transposed) {
             sum.addmm_(g.x.narrow(1, first, w.rows).to(at::kFloat), w_NK.to(at::kFloat));
         } else {
-            sum.narrow(1, first, w.rows)
-                .addmm_(g.x.narrow(1, 0, s.sum).to(at::kFloat), w_NK.to(at::kFloat).t());
+            sum.narrow(1, first, w.rows).addmm_(g.x.narrow(1, 0, s.sum).to(at::kFloat), w_NK.to(at::kFloat).t());
         }
         first += w.rows;
     }
@@ -145,13 +142,13 @@ Nf4Tiles make_nf4_tiles(Context& ctx, const Quant4Tensor& weight) {
     const Quant4View view = weight.view();
     UNSLOTH_CHECK(nf4_tiles_supported(view), "a 4-bit weight [", weight.rows, ", ", weight.cols, "] with ",
                   view.nested() ? "" : "un", "nested block maxima cannot lie in tiles");
-    Nf4Tiles result{.tiles = at::empty({weight.rows / nf4_tile, weight.cols / nf4_tile, nf4_tile_bytes},
-                                       weight.packed.options()),
-                    .nested_absmax = weight.nested_absmax,
-                    .tables = weight.tables,
-                    .nested_offset = weight.nested_offset,
-                    .rows = weight.rows,
-                    .cols = weight.cols};
+    Nf4Tiles result{
+        .tiles = at::empty({weight.rows / nf4_tile, weight.cols / nf4_tile, nf4_tile_bytes}, weight.packed.options()),
+        .nested_absmax = weight.nested_absmax,
+        .tables = weight.tables,
+        .nested_offset = weight.nested_offset,
+        .rows = weight.rows,
+        .cols = weight.cols};
     if (!ctx.is_cuda()) {
         make_on_cpu(view, result.tiles.data_ptr<uint8_t>());
     } else {
@@ -163,13 +160,11 @@ Nf4Tiles make_nf4_tiles(Context& ctx, const Quant4Tensor& weight) {
 }
 
 void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor& out_NK) {
-    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols,
-                  "out_NK is ", out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
+    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols, "out_NK is ",
+                  out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
     UNSLOTH_CHECK(out_NK.device() == ctx.device() && weight.tiles.device() == ctx.device(), "out_NK is on ",
-                  out_NK.device(), ", the weight on ", weight.tiles.device(), ", the context on ",
-                  ctx.device());
-    UNSLOTH_CHECK(out_NK.stride(1) == 1 && out_NK.stride(0) >= weight.cols, "out_NK's strides are ",
-                  out_NK.strides());
+                  out_NK.device(), ", the weight on ", weight.tiles.device(), ", the context on ", ctx.device());
+    UNSLOTH_CHECK(out_NK.stride(1) == 1 && out_NK.stride(0) >= weight.cols, "out_NK's strides are ", out_NK.strides());
 #if UNSLOTH_CUDA
     if (ctx.is_cuda()) return dequantize_nf4_tiles_cuda(ctx, weight.view(), out_NK);
 #endif
@@ -181,8 +176,7 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
         case at::kHalf:
             return dequantize_on_cpu<at::Half>(weight.view(), out_NK);
         default:
-            UNSLOTH_CHECK(false, "out_NK is ", out_NK.scalar_type(),
-                          ", expected float32, bfloat16 or float16");
+            UNSLOTH_CHECK(false, "out_NK is ", out_NK.scalar_type(), ", expected float32, bfloat16 or float16");
     }
 }
 

@@ -18,8 +18,7 @@ int64_t row_stride(const at::Tensor& x) {
 }
 
 /// The kernel's arguments; `views` must outlive them.
-kernels::Nf4GemmArgs describe(const Nf4Gemm& g,
-                              std::array<Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
+kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
     for (std::size_t i = 0; i < g.weights.size(); ++i) views[i] = g.weights[i].view();
     kernels::Nf4GemmArgs args;
     args.weights = views.data();
@@ -48,8 +47,7 @@ void make_nf4_tiles_cuda(Context& ctx, const Quant4View& weight, uint8_t* tiles)
 }
 
 void dequantize_nf4_tiles_cuda(Context& ctx, const Nf4TilesView& weight, const at::Tensor& out_NK) {
-    UNSLOTH_CHECK(out_NK.scalar_type() == at::kBFloat16, "out_NK is ", out_NK.scalar_type(),
-                  ", expected bfloat16");
+    UNSLOTH_CHECK(out_NK.scalar_type() == at::kBFloat16, "out_NK is ", out_NK.scalar_type(), ", expected bfloat16");
     kernels::dequantize_nf4_tiles(weight, out_NK.data_ptr(), out_NK.stride(0), stream_of(ctx));
 }
 
@@ -89,8 +87,7 @@ void nf4_gemm_cuda(Context& ctx, const Nf4Gemm& g, const Nf4GemmChoice& choice) 
     const kernels::Nf4GemmArgs args = describe(g, views);
     switch (choice.kernel) {
         case Nf4GemmChoice::Kernel::portable:
-            return kernels::nf4_gemm(args, {choice.token_groups, choice.strips, choice.warps},
-                                     stream_of(ctx));
+            return kernels::nf4_gemm(args, {choice.token_groups, choice.strips, choice.warps}, stream_of(ctx));
         case Nf4GemmChoice::Kernel::sm90:
             return kernels::nf4_gemm_sm90(args, {choice.tokens, choice.split}, stream_of(ctx));
         case Nf4GemmChoice::Kernel::dequantize:

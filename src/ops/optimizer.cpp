@@ -18,29 +18,24 @@ namespace {
 
 namespace adamw = kernels::adamw;
 
-constexpr int64_t norm_chunk_elements =
-    16384;  // kernels/optimizer.h has the same, for the same order of summation
+constexpr int64_t norm_chunk_elements = 16384;  // kernels/optimizer.h has the same, for the same order of summation
 
-void check_array(const Context& ctx, const at::Tensor& tensor, const char* name, at::ScalarType type,
-                 int64_t count) {
+void check_array(const Context& ctx, const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t count) {
     UNSLOTH_CHECK(tensor.defined() && tensor.device() == ctx.device() && tensor.is_contiguous(), name,
                   " must be a contiguous tensor on ", ctx.device());
-    UNSLOTH_CHECK(tensor.scalar_type() == type && tensor.numel() == count, name, " is ", tensor.numel(),
-                  " x ", c10::toString(tensor.scalar_type()), ", expected ", count, " x ",
-                  c10::toString(type));
+    UNSLOTH_CHECK(tensor.scalar_type() == type && tensor.numel() == count, name, " is ", tensor.numel(), " x ",
+                  c10::toString(tensor.scalar_type()), ", expected ", count, " x ", c10::toString(type));
 }
 
 void check_step_state(const Context& ctx) {
-    UNSLOTH_CHECK(ctx.scalars != nullptr && ctx.outcome != nullptr,
-                  "the context has no step scalars or no outcome");
+    UNSLOTH_CHECK(ctx.scalars != nullptr && ctx.outcome != nullptr, "the context has no step scalars or no outcome");
 }
 
 void check_state(const Context& ctx, const AdamwState& state) {
     check_step_state(ctx);
     const int64_t elements = state.params_P.numel();
     const int64_t blocks = elements / optimizer_block;
-    UNSLOTH_CHECK(elements % optimizer_block == 0, elements, " parameters are no multiple of ",
-                  optimizer_block);
+    UNSLOTH_CHECK(elements % optimizer_block == 0, elements, " parameters are no multiple of ", optimizer_block);
     check_array(ctx, state.params_P, "params_P", at::kFloat, elements);
     check_array(ctx, state.grads_P, "grads_P", at::kFloat, elements);
     check_array(ctx, state.flags_b, "flags_b", at::kByte, blocks);
@@ -48,8 +43,7 @@ void check_state(const Context& ctx, const AdamwState& state) {
     check_array(ctx, state.maps, "maps", at::kFloat, 512);
     const int64_t slots32 = state.m32.defined() ? state.m32.numel() / optimizer_block : 0;
     const int64_t slots8 = state.m8.defined() ? state.m8.numel() / optimizer_block : 0;
-    UNSLOTH_CHECK(slots32 + slots8 >= blocks, blocks, " blocks, but ", slots32, " + ", slots8,
-                  " slots of moments");
+    UNSLOTH_CHECK(slots32 + slots8 >= blocks, blocks, " blocks, but ", slots32, " + ", slots8, " slots of moments");
     if (slots32 > 0) {
         check_array(ctx, state.m32, "m32", at::kFloat, slots32 * optimizer_block);
         check_array(ctx, state.v32, "v32", at::kFloat, slots32 * optimizer_block);
@@ -87,8 +81,8 @@ int code_of(float x, const std::array<float, 256>& midpoints) {
 }
 
 /// One block of 256: the arrays begin at the block's parameters, gradients and moments.
-void step_block_32bit(const adamw::Constants& constants, const adamw::Factors& factors, bool decays,
-                      const float* g, float* p, float* m, float* v) {
+void step_block_32bit(const adamw::Constants& constants, const adamw::Factors& factors, bool decays, const float* g,
+                      float* p, float* m, float* v) {
     for (int64_t i = 0; i < optimizer_block; ++i)
         adamw::element_32bit(constants, factors, decays, g[i], p[i], m[i], v[i]);
 }
@@ -131,8 +125,7 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
     const int32_t* slots = state.slot_b.data_ptr<int32_t>();
     float *m32 = data_or_null<float>(state.m32), *v32 = data_or_null<float>(state.v32);
     uint8_t *m8 = data_or_null<uint8_t>(state.m8), *v8 = data_or_null<uint8_t>(state.v8);
-    float *absmax_m8 = data_or_null<float>(state.absmax_m8),
-          *absmax_v8 = data_or_null<float>(state.absmax_v8);
+    float *absmax_m8 = data_or_null<float>(state.absmax_m8), *absmax_v8 = data_or_null<float>(state.absmax_v8);
     at::parallel_for(0, state.flags_b.numel(), 16, [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
             const float* g = state.grads_P.data_ptr<float>() + block * optimizer_block;
@@ -158,8 +151,7 @@ void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* parti
             const int64_t first = chunk * norm_chunk_elements;
             const int64_t last = std::min(elements, first + norm_chunk_elements);
             double sum = 0;
-            for (int64_t i = first; i < last; ++i)
-                sum += static_cast<double>(grads[i]) * static_cast<double>(grads[i]);
+            for (int64_t i = first; i < last; ++i) sum += static_cast<double>(grads[i]) * static_cast<double>(grads[i]);
             partials[chunk] = sum;
         }
     });
@@ -172,8 +164,7 @@ void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* parti
 static_assert(norm_chunk_elements == kernels::norm_chunk);
 static_assert(block_decays == 1 && block_8bit == 2, "kernels/optimizer.cu spells the flags as numbers");
 
-void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings,
-                   bool zero_gradients) {
+void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {
     kernels::adamw_step({.blocks = state.flags_b.numel(),
                          .params = state.params_P.data_ptr<float>(),
                          .grads = state.grads_P.data_ptr<float>(),
@@ -227,10 +218,9 @@ void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& sc
     UNSLOTH_CHECK(grads_P.numel() % 4 == 0 && aligned(grads_P, 16),
                   "grads_P must have a multiple of 4 elements, aligned to 16");
     const int64_t needed = gradient_norm_scratch(grads_P.numel());
-    UNSLOTH_CHECK(
-        needed == 0 || (scratch.defined() && scratch.device() == ctx.device() && scratch.is_contiguous() &&
-                        aligned(scratch, sizeof(double)) && static_cast<int64_t>(scratch.nbytes()) >= needed),
-        "scratch must have ", needed, " bytes on ", ctx.device());
+    UNSLOTH_CHECK(needed == 0 || (scratch.defined() && scratch.device() == ctx.device() && scratch.is_contiguous() &&
+                                  aligned(scratch, sizeof(double)) && static_cast<int64_t>(scratch.nbytes()) >= needed),
+                  "scratch must have ", needed, " bytes on ", ctx.device());
     auto* partials = needed == 0 ? nullptr : static_cast<double*>(scratch.data_ptr());
     if (!ctx.is_cuda()) return gradient_norm_on_cpu(ctx, grads_P, partials);
 #ifdef UNSLOTH_CUDA

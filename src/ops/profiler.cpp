@@ -13,8 +13,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "unsloth/core/files.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 
 namespace unsloth::ops {
 
@@ -138,8 +138,8 @@ std::string region_table(const std::vector<Span>& spans) {
     lines.push_back({"in all", total, 1});
     for (const Line& line : lines) {
         char row[160];
-        std::snprintf(row, sizeof row, "%-50s %6lld %11.3f %6.1f %%\n", line.name.c_str(), static_cast<long long>(line.calls), line.us / 1000,
-                      total > 0 ? 100 * line.us / total : 0);
+        std::snprintf(row, sizeof row, "%-50s %6lld %11.3f %6.1f %%\n", line.name.c_str(),
+                      static_cast<long long>(line.calls), line.us / 1000, total > 0 ? 100 * line.us / total : 0);
         text += row;
     }
     return text;
@@ -148,7 +148,12 @@ std::string region_table(const std::vector<Span>& spans) {
 void write_chrome_trace(const std::filesystem::path& path, const std::vector<Span>& spans) {
     nlohmann::json events = nlohmann::json::array();
     for (const Span& span : spans)
-        events.push_back({{"name", span.name}, {"ph", "X"}, {"pid", 0}, {"tid", 0}, {"ts", span.begin_us}, {"dur", span.end_us - span.begin_us}});
+        events.push_back({{"name", span.name},
+                          {"ph", "X"},
+                          {"pid", 0},
+                          {"tid", 0},
+                          {"ts", span.begin_us},
+                          {"dur", span.end_us - span.begin_us}});
     write_file_atomically(path, nlohmann::json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump());
 }
 

@@ -12,25 +12,24 @@
 #endif
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/quant4_host.h"
-#include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
 namespace {
 
-constexpr int64_t elements_per_task = 1
-                                      << 16;  // a multiple of 2 * quant4_block: tasks share no byte of codes
+constexpr int64_t elements_per_task = 1 << 16;  // a multiple of 2 * quant4_block: tasks share no byte of codes
 
 void check_floating(const at::Tensor& tensor, const char* name) {
     const at::ScalarType type = tensor.scalar_type();
-    UNSLOTH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name, " is ",
-                  c10::toString(type), ", expected float32, bfloat16 or float16");
+    UNSLOTH_CHECK(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, name, " is ", c10::toString(type),
+                  ", expected float32, bfloat16 or float16");
 }
 
 void check_view(const Quant4View& weight) {
-    UNSLOTH_CHECK(weight.rows >= 0 && weight.cols >= 0, "a 4-bit weight of shape [", weight.rows, ", ",
-                  weight.cols, "]");
+    UNSLOTH_CHECK(weight.rows >= 0 && weight.cols >= 0, "a 4-bit weight of shape [", weight.rows, ", ", weight.cols,
+                  "]");
     if (weight.elements() == 0) return;
     UNSLOTH_CHECK(weight.packed != nullptr && weight.code != nullptr, "a 4-bit weight without codes");
     UNSLOTH_CHECK(weight.nested() ? weight.nested_map != nullptr && weight.nested_absmax != nullptr
@@ -41,10 +40,9 @@ void check_view(const Quant4View& weight) {
 void check_dequantize(const Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
     check_view(weight);
     check_floating(out_NK, "out_NK");
-    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ",
-                  ctx.device());
-    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols,
-                  "out_NK is ", out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
+    UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ", ctx.device());
+    UNSLOTH_CHECK(out_NK.dim() == 2 && out_NK.size(0) == weight.rows && out_NK.size(1) == weight.cols, "out_NK is ",
+                  out_NK.sizes(), ", the weight [", weight.rows, ", ", weight.cols, "]");
     if (weight.elements() == 0) return;
     UNSLOTH_CHECK(weight.cols == 1 || out_NK.stride(1) == 1, "out_NK's last dimension must be contiguous");
     UNSLOTH_CHECK(weight.rows == 1 || out_NK.stride(0) >= weight.cols, "rows of out_NK overlap: stride ",
@@ -106,9 +104,8 @@ void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
         quantize_nf4_blocks(values.data_ptr<float>(), elements, begin, end, result.packed.data_ptr<uint8_t>(),
                             absmax.data_ptr<float>());
     });
-    result.nested_offset =
-        quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
-                        result.nested_absmax.data_ptr<float>());
+    result.nested_offset = quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
+                                           result.nested_absmax.data_ptr<float>());
 }
 
 #ifdef UNSLOTH_CUDA
@@ -189,13 +186,10 @@ void dequantize_4bit(Context& ctx, std::span<const Quant4View> weights, std::spa
     args.reserve(weights.size());
     for (std::size_t i = 0; i < weights.size(); ++i) {
         const int64_t row_stride = weights[i].rows == 1 ? weights[i].cols : outs[i].stride(0);
-        args.push_back({.weight = weights[i],
-                        .out = outs[i].data_ptr(),
-                        .row_stride = row_stride,
-                        .out_type = dtype_of(outs[i])});
+        args.push_back(
+            {.weight = weights[i], .out = outs[i].data_ptr(), .row_stride = row_stride, .out_type = dtype_of(outs[i])});
     }
-    kernels::dequantize_4bit(args.data(), static_cast<int64_t>(args.size()),
-                             static_cast<cudaStream_t>(ctx.stream()));
+    kernels::dequantize_4bit(args.data(), static_cast<int64_t>(args.size()), static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }
 
@@ -223,10 +217,8 @@ Quant4Tensor upload(Context& ctx, const Quant4View& host) {
 
 Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK) {
     check_floating(w_NK, "w_NK");
-    UNSLOTH_CHECK(w_NK.device() == ctx.device(), "w_NK is on ", w_NK.device(), ", the context on ",
-                  ctx.device());
-    UNSLOTH_CHECK(w_NK.dim() == 2 && w_NK.is_contiguous(), "w_NK must be a contiguous matrix, is ",
-                  w_NK.sizes());
+    UNSLOTH_CHECK(w_NK.device() == ctx.device(), "w_NK is on ", w_NK.device(), ", the context on ", ctx.device());
+    UNSLOTH_CHECK(w_NK.dim() == 2 && w_NK.is_contiguous(), "w_NK must be a contiguous matrix, is ", w_NK.sizes());
     Quant4Tensor result = make_nf4_like(w_NK);
     if (ctx.is_cuda()) {
 #ifdef UNSLOTH_CUDA

@@ -28,7 +28,8 @@ RecordedWork RecordedWork::record(Context& ctx, const std::function<void()>& wor
     auto result = std::make_unique<Graph>();
 #ifdef UNSLOTH_CUDA
     // The default stream cannot be captured.
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, ctx.device().index()));
+    const c10::cuda::CUDAStreamGuard guard(
+        c10::cuda::getStreamFromPool(/*isHighPriority=*/false, ctx.device().index()));
     const auto stream = static_cast<cudaStream_t>(ctx.stream());
     UNSLOTH_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     cudaGraph_t graph = nullptr;

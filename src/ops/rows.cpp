@@ -20,8 +20,7 @@ void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor
 void check_pinned_matrix(const char* name, const at::Tensor& tensor) {
     UNSLOTH_CHECK(tensor.dim() == 2 && is_compute_dtype(tensor.scalar_type()), name,
                   " must be a matrix of fp32, bf16 or f16");
-    UNSLOTH_CHECK(tensor.size(1) <= 1 || tensor.stride(1) == 1, name,
-                  " must have a contiguous last dimension");
+    UNSLOTH_CHECK(tensor.size(1) <= 1 || tensor.stride(1) == 1, name, " must have a contiguous last dimension");
     UNSLOTH_CHECK(tensor.numel() == 0 || tensor.is_pinned(), name,
                   " is in pageable host memory, which the device cannot read");
 }

@@ -77,8 +77,7 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
 #endif
 }
 
-void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F,
-                     const at::Tensor& act_TF) {
+void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
     const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
     if (act_TF.defined()) check(ctx, gu_T2F, act_TF, "act");

@@ -61,12 +61,14 @@ ModulePattern::ModulePattern(const std::string& expression, std::string option, 
 }
 
 bool ModulePattern::matches(const std::string& path) const {
-    const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+    const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(pcre2_match_data_create(1, nullptr),
+                                                                              pcre2_match_data_free);
     UNSLOTH_CHECK(data != nullptr, "no memory for matching");
     const int found = pcre2_match(code_->code, units(path), path.size(), 0, 0, data.get(), code_->context);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0)
-        throw usage_error(cat(option_, ": the regular expression '", shown_, "' cannot be matched against '", path, "': ", message_of(found)));
+        throw usage_error(cat(option_, ": the regular expression '", shown_, "' cannot be matched against '", path,
+                              "': ", message_of(found)));
     return true;
 }
 

@@ -1,5 +1,5 @@
-// Regular expressions over module paths, as PEFT's options give them. They may come from anyone's adapter_config.json: a
-// pattern costs a bounded time, and no stack.
+// Regular expressions over module paths, as PEFT's options give them. They may come from anyone's adapter_config.json:
+// a pattern costs a bounded time, and no stack.
 #pragma once
 
 #include <memory>

@@ -25,8 +25,7 @@ float largest_magnitude(const float* w, int64_t n) {
     float largest = 0;
     for (int64_t i = 0; i < n; ++i) {
         const float magnitude = std::fabs(w[i]);
-        if (!std::isfinite(magnitude))
-            return std::numeric_limits<float>::infinity();  // a NaN would not compare
+        if (!std::isfinite(magnitude)) return std::numeric_limits<float>::infinity();  // a NaN would not compare
         largest = std::max(largest, magnitude);
     }
     return largest;
@@ -42,8 +41,8 @@ std::array<float, 255> signed_map_midpoints() {
 
 }  // namespace
 
-void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, int64_t last_block,
-                         uint8_t* packed, float* absmax) {
+void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, int64_t last_block, uint8_t* packed,
+                         float* absmax) {
     for (int64_t block = first_block; block < last_block; ++block) {
         const int64_t begin = block * quant4_block;
         const int64_t count = std::min<int64_t>(quant4_block, elements - begin);
@@ -74,8 +73,8 @@ float quantize_absmax(const float* absmax, int64_t blocks, uint8_t* codes, float
         for (int64_t block = begin; block < end; ++block) {
             const float x = (absmax[block] - offset) * inverse;
             // lower_bound: how many midpoints x exceeds; an x on a midpoint takes the lower entry
-            codes[block] = static_cast<uint8_t>(std::lower_bound(midpoints.begin(), midpoints.end(), x) -
-                                                midpoints.begin());
+            codes[block] =
+                static_cast<uint8_t>(std::lower_bound(midpoints.begin(), midpoints.end(), x) - midpoints.begin());
         }
     }
     return offset;

@@ -8,8 +8,7 @@ namespace unsloth {
 namespace {
 
 bool ends_with_word(std::string_view text) {
-    return !text.empty() &&
-           unicode::is_word(unicode::decode(text, unicode::previous(text, text.size())).code_point);
+    return !text.empty() && unicode::is_word(unicode::decode(text, unicode::previous(text, text.size())).code_point);
 }
 
 bool starts_with_word(std::string_view text) {
@@ -46,8 +45,8 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens, bool n
         for (const char c : token.pattern()) {
             const auto byte = static_cast<uint8_t>(c);
             auto& children = nodes_[node].children;
-            const auto child = std::find_if(children.begin(), children.end(),
-                                            [&](const auto& entry) { return entry.first == byte; });
+            const auto child =
+                std::find_if(children.begin(), children.end(), [&](const auto& entry) { return entry.first == byte; });
             if (child != children.end()) {
                 node = child->second;
                 continue;
@@ -89,8 +88,7 @@ void AddedTokenFinder::split(std::string_view text, std::vector<Stretch>& out) c
         }
         std::size_t begin = at, end = at + token->pattern().size();
         at = end;
-        if (token->single_word &&
-            (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) {
+        if (token->single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end)))) {
             continue;
         }
         // White space goes to the first token that asks for it.

@@ -28,8 +28,7 @@ class Alignment {
         if (out.first >= runs_.back().out_end) return {runs_.back().in_end, runs_.back().in_end};
         const Run& first = find(out.first);
         if (out.first == out.second) {
-            const std::size_t at =
-                first.exact ? first.in_begin + (out.first - first.out_begin) : first.in_begin;
+            const std::size_t at = first.exact ? first.in_begin + (out.first - first.out_begin) : first.in_begin;
             return {at, at};
         }
         const Run& last = find(out.second - 1);
@@ -78,15 +77,16 @@ class AlignmentChain {
     std::vector<Alignment> steps_;
 };
 
-/// The largest text that the steps of a tokenizer.json may make out of one of `size` bytes. Real ones make a few times as
-/// much; a list of steps of which each doubles the text would fill the memory.
+/// The largest text that the steps of a tokenizer.json may make out of one of `size` bytes. Real ones make a few times
+/// as much; a list of steps of which each doubles the text would fill the memory.
 constexpr std::size_t growth_limit(std::size_t size) {
     return 256 * size + (std::size_t{64} << 10);
 }
 /// Input Error beyond the limit.
 inline void check_growth(std::size_t size, std::size_t limit) {
     if (size > limit) [[unlikely]]
-        throw input_error(cat("the steps of tokenizer.json make a text of more than ", limit, " bytes out of a short one"));
+        throw input_error(
+            cat("the steps of tokenizer.json make a text of more than ", limit, " bytes out of a short one"));
 }
 
 /// Builds a rewritten text and, where the caller wants it, its alignment. Input Error for a text beyond `limit`.

@@ -28,12 +28,12 @@ std::size_t size_without_space(std::string_view text) {
 }
 
 std::string_view common_prefix(std::string_view a, std::string_view b) {
-    return a.substr(0, static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin()));
+    return a.substr(0,
+                    static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin()));
 }
 
 bool is_assistant(const Value& message) {
-    const Value* role =
-        message.is(Value::Kind::dict) ? message.dict().find(std::string_view("role")) : nullptr;
+    const Value* role = message.is(Value::Kind::dict) ? message.dict().find(std::string_view("role")) : nullptr;
     return role && role->is_string() && role->string() == "assistant";
 }
 
@@ -87,8 +87,8 @@ class TurnFinder {
         }
         const auto [it, added] = cuts_.try_emplace({count, prompt});
         if (added)
-            it->second = attempt(
-                Items(messages_.begin(), messages_.begin() + static_cast<std::ptrdiff_t>(count)), prompt);
+            it->second =
+                attempt(Items(messages_.begin(), messages_.begin() + static_cast<std::ptrdiff_t>(count)), prompt);
         return it->second;
     }
 
@@ -111,8 +111,7 @@ class TurnFinder {
             rendered[k] = std::move(*text);
         }
         const auto differ =
-            std::mismatch(rendered[0].begin(), rendered[0].end(), rendered[1].begin(), rendered[1].end())
-                .first;
+            std::mismatch(rendered[0].begin(), rendered[0].end(), rendered[1].begin(), rendered[1].end()).first;
         const auto at = static_cast<std::size_t>(differ - rendered[0].begin());
         Around out{rendered[0].substr(0, at), {}};
         if (rendered[0].compare(at, probes[0].size(), probes[0]) != 0) return std::nullopt;
@@ -149,7 +148,8 @@ class TurnFinder {
         for (std::size_t t = 0; t < tokens.ids.size(); ++t) {
             const int32_t id = tokens.ids[t];
             const std::size_t end = tokens.offsets[t].second;
-            if (std::find(tokenizer.stop_ids().begin(), tokenizer.stop_ids().end(), id) != tokenizer.stop_ids().end()) return end;
+            if (std::find(tokenizer.stop_ids().begin(), tokenizer.stop_ids().end(), id) != tokenizer.stop_ids().end())
+                return end;
             if (special == 0 && tokenizer.is_special(id)) special = end;
         }
         return special;
@@ -180,8 +180,7 @@ class TurnFinder {
 
     std::size_t begin_of(std::size_t i, std::size_t previous_end) {
         const bool prompts = prompt_ && !prompt_->empty();
-        if (const auto& front = cut(i, true);
-            front && text_.starts_with(*front) && front->size() >= previous_end) {
+        if (const auto& front = cut(i, true); front && text_.starts_with(*front) && front->size() >= previous_end) {
             if (prompts) return front->size();
             // A template without a generation prompt may still write a header in front of the answer.
             const auto& place = around_whole(i);
@@ -237,15 +236,14 @@ class TurnFinder {
         if (last) {
             if (const auto end = end_before_header(i); end && *end >= begin) return *end;
         }
-        if (const auto& front = cut(i + 1, false);
-            front && front->size() >= begin && text_.starts_with(*front))
+        if (const auto& front = cut(i + 1, false); front && front->size() >= begin && text_.starts_with(*front))
             return size_without_space(*front);
         const auto& place = around_whole(i);
-        const std::optional<Around> alone = last && !conversation_.add_generation_prompt ? place : around(i, i + 1, false);
+        const std::optional<Around> alone =
+            last && !conversation_.add_generation_prompt ? place : around(i, i + 1, false);
         const bool placed = place && alone && text_.ends_with(place->behind);
         if (placed) {
-            const std::string_view tail =
-                std::string_view(alone->behind).substr(0, size_without_space(alone->behind));
+            const std::string_view tail = std::string_view(alone->behind).substr(0, size_without_space(alone->behind));
             if (place->behind.starts_with(tail)) return text_.size() - place->behind.size() + tail.size();
         }
         if (const auto end = end_by_previous(i, i + 1, false); end && *end >= begin) return *end;
@@ -256,9 +254,8 @@ class TurnFinder {
 
     [[noreturn]] void refuse(std::size_t i) const {
         throw input_error(
-            cat("chat template ", conversation_.chat_template.name(),
-                ": cannot tell which part of the text messages[", i,
-                "] is: the template renders it differently depending on what follows"),
+            cat("chat template ", conversation_.chat_template.name(), ": cannot tell which part of the text messages[",
+                i, "] is: the template renders it differently depending on what follows"),
             "put {% generation %} … {% endgeneration %} around the answer in the template, choose another "
             "one, or train on the whole text (train_on_prompt)");
     }
@@ -282,8 +279,7 @@ std::string render_messages(const Conversation& conversation, Items messages, bo
 }
 
 std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Conversation& conversation,
-                                                                      const std::string& text,
-                                                                      bool last_only) {
+                                                                      const std::string& text, bool last_only) {
     std::vector<std::size_t> turns;
     for (std::size_t i = 0; i < conversation.messages.size(); ++i) {
         if (is_assistant(conversation.messages[i])) turns.push_back(i);

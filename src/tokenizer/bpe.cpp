@@ -30,8 +30,7 @@ ByteBpe::ByteBpe(const BpeSpec& spec)
     }
     for (const int32_t id : byte_ids_) complete_ = complete_ && id >= 0;
     uint32_t rank = 0;
-    for (const BpeSpec::Merge& merge : spec.merges)
-        merges_.insert(merge.left, merge.right, {rank++, merge.merged});
+    for (const BpeSpec::Merge& merge : spec.merges) merges_.insert(merge.left, merge.right, {rank++, merge.merged});
 }
 
 void ByteBpe::first_symbols(std::string_view word, std::vector<Symbol>& symbols) const {

@@ -37,8 +37,7 @@ CharacterBpe::CharacterBpe(const BpeSpec& spec)
         all_bytes_ = std::find(byte_ids_.begin(), byte_ids_.end(), -1) == byte_ids_.end();
     }
     uint32_t rank = 0;
-    for (const BpeSpec::Merge& merge : spec.merges)
-        merges_.insert(merge.left, merge.right, {rank++, merge.merged});
+    for (const BpeSpec::Merge& merge : spec.merges) merges_.insert(merge.left, merge.right, {rank++, merge.merged});
     index_segments(spec);
 }
 
@@ -167,8 +166,7 @@ void CharacterBpe::encode_segments(std::string_view word, const TokenSink& out) 
     for (std::size_t at = 0; at < word.size();) {
         const unicode::Decoded d = unicode::decode(word, at);
         const int32_t id = characters_.find(d.code_point);
-        const bool joined =
-            before >= 0 && id >= 0 ? neighbours_.find(before, id).rank == 0 : before < 0 && id < 0;
+        const bool joined = before >= 0 && id >= 0 ? neighbours_.find(before, id).rank == 0 : before < 0 && id < 0;
         if (!joined) flush(at);
         before = id;
         at += d.size;

@@ -20,7 +20,9 @@ std::string_view last_character(std::string_view text) {
 bool is_letters(std::string_view text) {
     for (std::size_t at = 0; at < text.size();) {
         const unicode::Decoded d = unicode::decode(text, at);
-        if (!unicode::is_word(d.code_point) || unicode::is_numeric(d.code_point) || unicode::is_punctuation(d.code_point)) return false;
+        if (!unicode::is_word(d.code_point) || unicode::is_numeric(d.code_point) ||
+            unicode::is_punctuation(d.code_point))
+            return false;
         at += d.size;
     }
     return !text.empty();

@@ -32,8 +32,7 @@ class Writer {
 std::string text_of(const Tokenizer& tokenizer, int32_t id, const char* role) {
     const std::string token = tokenizer.token(id);
     if (tokenizer.added_token_id(token) == id) return token;
-    throw input_error(cat("the ", role, " token '", token, "' of the tokenizer in ",
-                          tokenizer.folder().string(),
+    throw input_error(cat("the ", role, " token '", token, "' of the tokenizer in ", tokenizer.folder().string(),
                           " is not one of its added_tokens, so no text can contain it"));
 }
 
@@ -42,8 +41,7 @@ constexpr std::string_view alpaca_response = "### Response:\n";
 }  // namespace
 
 std::string leading_bos(const Tokenizer& tokenizer) {
-    return tokenizer.adds_bos() ? text_of(tokenizer, *tokenizer.bos_id(), "beginning-of-sequence")
-                                : std::string();
+    return tokenizer.adds_bos() ? text_of(tokenizer, *tokenizer.bos_id(), "beginning-of-sequence") : std::string();
 }
 
 std::string end_of_sequence(const Tokenizer& tokenizer) {
@@ -55,12 +53,11 @@ std::string end_of_sequence(const Tokenizer& tokenizer) {
 
 std::string alpaca_preamble(std::string_view system, bool has_input) {
     if (!system.empty()) return std::string(system);
-    return has_input
-               ? "Below is an instruction that describes a task, paired with an input that provides further "
-                 "context. Write a response that appropriately completes the request."
-               : "Below is an instruction that describes a task. Write a response that appropriately "
-                 "completes "
-                 "the request.";
+    return has_input ? "Below is an instruction that describes a task, paired with an input that provides further "
+                       "context. Write a response that appropriately completes the request."
+                     : "Below is an instruction that describes a task. Write a response that appropriately "
+                       "completes "
+                       "the request.";
 }
 
 EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendered) {
@@ -68,10 +65,10 @@ EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendere
     EncodedTurns out;
     const auto& offsets = encoding.offsets;
     for (const auto& [begin_byte, end_byte] : rendered.trained_bytes) {
-        const auto first = std::partition_point(
-            offsets.begin(), offsets.end(), [&, b = begin_byte](const auto& span) { return span.first < b; });
-        const auto last = std::partition_point(
-            first, offsets.end(), [&, e = end_byte](const auto& span) { return span.second <= e; });
+        const auto first = std::partition_point(offsets.begin(), offsets.end(),
+                                                [&, b = begin_byte](const auto& span) { return span.first < b; });
+        const auto last = std::partition_point(first, offsets.end(),
+                                               [&, e = end_byte](const auto& span) { return span.second <= e; });
         if (first < last) out.trained.emplace_back(first - offsets.begin(), last - offsets.begin());
     }
     out.ids = std::move(encoding.ids);
@@ -86,13 +83,8 @@ std::string alpaca_prompt(std::string_view instruction, std::string_view input, 
     return out;
 }
 
-Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt,
-                                 std::string_view completion) {
-    return Writer()
-        .text(leading_bos(tokenizer))
-        .text(prompt)
-        .trained(completion, end_of_sequence(tokenizer))
-        .take();
+Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion) {
+    return Writer().text(leading_bos(tokenizer)).text(prompt).trained(completion, end_of_sequence(tokenizer)).take();
 }
 
 }  // namespace unsloth

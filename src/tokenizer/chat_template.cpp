@@ -40,8 +40,7 @@ void require_tokens(const BuiltinTemplate& chosen, const Tokenizer& tokenizer) {
 
 const std::string* own_template(const Tokenizer& tokenizer, std::string_view name) {
     const auto& all = tokenizer.chat_templates();
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
     return found == all.end() ? nullptr : &found->second;
 }
 
@@ -53,8 +52,7 @@ std::string_view fitting_builtin(const Tokenizer& tokenizer) {
 std::string known_names(const Tokenizer& tokenizer) {
     std::string names = "auto";
     for (const std::string_view name : builtin_templates()) names += cat(", ", name);
-    for (const auto& [name, ignored] : tokenizer.chat_templates())
-        names += cat(", ", name, " (of the model)");
+    for (const auto& [name, ignored] : tokenizer.chat_templates()) names += cat(", ", name, " (of the model)");
     return names;
 }
 
@@ -68,12 +66,10 @@ std::string as_text(const Json& value) {
 
 /// A message as transformers hands it over: without null members, its reasoning under all names for it.
 Value message_value(const Json& message, std::size_t i) {
-    if (!message.is_object())
-        throw input_error(cat("messages[", i, "]: expected an object, found ", as_text(message)));
+    if (!message.is_object()) throw input_error(cat("messages[", i, "]: expected an object, found ", as_text(message)));
     const auto role = message.find("role");
     if (role == message.end()) throw input_error(cat("messages[", i, "]: 'role' is missing"));
-    if (!role->is_string())
-        throw input_error(cat("messages[", i, "].role: expected a string, found ", as_text(*role)));
+    if (!role->is_string()) throw input_error(cat("messages[", i, "].role: expected a string, found ", as_text(*role)));
     const Json* reasoning = nullptr;
     for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
         const auto found = message.find(name);
@@ -89,8 +85,7 @@ Value message_value(const Json& message, std::size_t i) {
 }
 
 Items message_values(const Json& messages) {
-    if (!messages.is_array())
-        throw input_error(cat("messages: expected an array, found ", as_text(messages)));
+    if (!messages.is_array()) throw input_error(cat("messages: expected an array, found ", as_text(messages)));
     if (messages.empty()) throw input_error("a conversation without messages");
     Items out;
     for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(message_value(messages[i], i));
@@ -115,7 +110,7 @@ struct ChatTemplate::Impl {
     jinja::Variables variables;                 ///< that every rendering is given
     const BuiltinTemplate* builtin = nullptr;
     Tokenizer tokenizer;
-    std::optional<Error> mistake;        ///< of the model's template, when nobody asked for it by name
+    std::optional<Error> mistake;  ///< of the model's template, when nobody asked for it by name
 
     explicit Impl(Tokenizer of_model) : tokenizer(std::move(of_model)) {}
     void compile_own(const std::string& source, const std::string* tool_use);
@@ -137,8 +132,7 @@ void add_builtin_variables(const Tokenizer& tokenizer, jinja::Variables& variabl
 
 ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer) {
     auto impl = std::make_shared<Impl>(tokenizer);
-    for (const auto& [key, text] : tokenizer.special_token_texts())
-        impl->variables.emplace_back(key, Value(text));
+    for (const auto& [key, text] : tokenizer.special_token_texts()) impl->variables.emplace_back(key, Value(text));
     const std::string* own = own_template(tokenizer, name == "auto" ? "default" : name);
     const BuiltinTemplate* builtin = nullptr;
     if (!own) builtin = find_builtin_template(name == "auto" ? fitting_builtin(tokenizer) : name);
@@ -174,8 +168,8 @@ void ChatTemplate::Impl::compile_own(const std::string& source, const std::strin
     }
 }
 
-Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items messages, bool prompt,
-                                    jinja::Variables given, TrainedTurns turns) const {
+Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items messages, bool prompt, jinja::Variables given,
+                                    TrainedTurns turns) const {
     if (mistake) throw *mistake;
     if (builtin) require_tokens(*builtin, tokenizer);
     const Conversation conversation{chosen, tokenizer, std::move(messages), std::move(given), prompt};
@@ -192,8 +186,7 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
         if (turns == TrainedTurns::last && rendered.trained_bytes.size() > 1)
             rendered.trained_bytes.erase(rendered.trained_bytes.begin(), rendered.trained_bytes.end() - 1);
     } else {
-        rendered.trained_bytes =
-            find_assistant_turns(conversation, rendered.text, turns == TrainedTurns::last);
+        rendered.trained_bytes = find_assistant_turns(conversation, rendered.text, turns == TrainedTurns::last);
     }
     return rendered;
 }
@@ -208,23 +201,21 @@ Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
             if (key == "messages") continue;
             if (key == "add_generation_prompt") {
                 if (!value.is_boolean() && !value.is_null())
-                    throw input_error(
-                        cat("add_generation_prompt: expected true or false, found ", as_text(value)));
+                    throw input_error(cat("add_generation_prompt: expected true or false, found ", as_text(value)));
                 prompt = value.is_boolean() && value.template get<bool>();
             } else {
                 set(variables, key, jinja::from_json(value));
             }
         }
         const bool tools = impl_->with_tools && has_tools(row);
-        return impl_->render(tools ? *impl_->with_tools : impl_->main, message_values(row["messages"]),
-                             prompt, std::move(variables), turns);
+        return impl_->render(tools ? *impl_->with_tools : impl_->main, message_values(row["messages"]), prompt,
+                             std::move(variables), turns);
     } catch (const jinja::Failure& failure) {  // outside the template: the row nests too deep
         throw input_error(failure.what());
     }
 }
 
-Rendered ChatTemplate::render(std::span<const Message> messages, bool add_generation_prompt,
-                              TrainedTurns turns) const {
+Rendered ChatTemplate::render(std::span<const Message> messages, bool add_generation_prompt, TrainedTurns turns) const {
     Json row = {{"messages", Json::array()}, {"add_generation_prompt", add_generation_prompt}};
     for (const Message& message : messages)
         row["messages"].push_back({{"role", message.role}, {"content", message.content}});

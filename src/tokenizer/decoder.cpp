@@ -104,10 +104,9 @@ void run(const StripDecoder& step, Tokens& tokens, std::size_t) {
     for (std::string& token : tokens) {
         std::string_view rest = token;
         const std::size_t size = step.content.size();
-        for (std::size_t i = 0; i < step.start && rest.substr(0, size) == step.content; ++i)
-            rest.remove_prefix(size);
-        for (std::size_t i = 0;
-             i < step.stop && rest.size() >= size && rest.substr(rest.size() - size) == step.content; ++i) {
+        for (std::size_t i = 0; i < step.start && rest.substr(0, size) == step.content; ++i) rest.remove_prefix(size);
+        for (std::size_t i = 0; i < step.stop && rest.size() >= size && rest.substr(rest.size() - size) == step.content;
+             ++i) {
             rest.remove_suffix(size);
         }
         token = std::string(rest);

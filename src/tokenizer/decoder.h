@@ -30,8 +30,8 @@ struct SuffixDecoder {   ///< BPEDecoder
     std::string suffix;  ///< becomes a space, in the last token nothing
 };
 
-using DecoderStep = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, ReplaceDecoder,
-                                 StripDecoder, MetaspaceDecoder, SuffixDecoder>;
+using DecoderStep = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, ReplaceDecoder, StripDecoder,
+                                 MetaspaceDecoder, SuffixDecoder>;
 
 /// Immutable; safe from any thread.
 class Decoder {
@@ -40,9 +40,7 @@ class Decoder {
     explicit Decoder(std::vector<DecoderStep> steps = {}, bool sequence = false)
         : steps_(std::move(steps)), sequence_(sequence) {}
     /// Bytes of tokens can simply be joined, and mended where they are no UTF-8.
-    bool only_byte_level() const {
-        return steps_.size() == 1 && std::holds_alternative<ByteLevelDecoder>(steps_[0]);
-    }
+    bool only_byte_level() const { return steps_.size() == 1 && std::holds_alternative<ByteLevelDecoder>(steps_[0]); }
     /// Valid UTF-8 if the tokens are.
     std::string decode(std::vector<std::string> tokens) const;
 

@@ -13,8 +13,7 @@ nlohmann::json parse_json_file(const std::filesystem::path& path) {
     } catch (const nlohmann::json::parse_error& error) {
         const std::size_t at = std::min(text.size(), error.byte == 0 ? 0 : error.byte - 1);
         const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-        throw input_error(
-            cat(path.string(), ":", line, ": not valid JSON at byte ", at, " of ", text.size()));
+        throw input_error(cat(path.string(), ":", line, ": not valid JSON at byte ", at, " of ", text.size()));
     } catch (const nlohmann::json::exception& error) {  // a number that no double holds
         throw input_error(cat(path.string(), ": not valid JSON: ", error.what()));
     }

@@ -47,9 +47,7 @@ class JsonReader {
         require(value_->is_boolean(), "true or false");
         return value_->get<bool>();
     }
-    bool boolean_or(const char* key, bool otherwise) const {
-        return has(key) ? at(key).boolean() : otherwise;
-    }
+    bool boolean_or(const char* key, bool otherwise) const { return has(key) ? at(key).boolean() : otherwise; }
     /// A token id: an integer from 0 that fits 31 bits.
     int32_t id() const {
         const bool fits = value_->is_number_unsigned() && value_->get<uint64_t>() < 0x7FFFFFFF;

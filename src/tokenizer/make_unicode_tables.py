@@ -9,6 +9,7 @@ Besides unicodedata2 16.0 this needs a dump of the general categories of the oth
     python -c "import unicodedata2 as u; print(u.unidata_version, *(u.category(chr(c)) for c in range(0x110000)))"
 and named on the command line: make_unicode_tables.py categories-14.txt categories-18.txt ...
 """
+
 import sys
 
 import unicodedata2 as ucd
@@ -75,7 +76,9 @@ def drift(dumps):
             continue  # noncharacters stay unassigned for ever
         stand_ins.setdefault((category, size), c)
     stand_ins[("Lo", 3)], stand_ins[("Lo", 4)] = 0x0E01, 0x10000
-    changed = {c: stand_ins[versions[-1][c], len(chr(c).encode())] for c in SCALARS if len({v[c] for v in versions}) > 1}
+    changed = {
+        c: stand_ins[versions[-1][c], len(chr(c).encode())] for c in SCALARS if len({v[c] for v in versions}) > 1
+    }
     for c in changed:  # the scripts that patterns of tokenizers ask for
         if versions[-1][c] == "Lo" and c >= 0x20000:
             changed[c] = 0x20000  # Han
@@ -92,11 +95,18 @@ def main():
     print('#include "tokenizer/unicode_tables.h"\n\nnamespace unsloth::unicode {\n')
     emit("Range", "word_ranges", [r[:2] for r in runs(word_points())])
     emit("Replacement", "category_drift", drift(sys.argv[1:]))
-    emit("ClassRange", "combining_classes", runs((c for c in known if ucd.combining(chr(c))), lambda c: ucd.combining(chr(c))))
+    emit(
+        "ClassRange",
+        "combining_classes",
+        runs((c for c in known if ucd.combining(chr(c))), lambda c: ucd.combining(chr(c))),
+    )
     decomposed = {c: ucd.normalize("NFD", chr(c)) for c in known if c not in hangul}
     decomposed = {c: d for c, d in decomposed.items() if d != chr(c)}
-    emit("Decomposition", "decompositions", [[c] + [ord(d[i]) if i < len(d) else 0 for i in range(4)]
-                                             for c, d in decomposed.items()])
+    emit(
+        "Decomposition",
+        "decompositions",
+        [[c] + [ord(d[i]) if i < len(d) else 0 for i in range(4)] for c, d in decomposed.items()],
+    )
     pairs = []
     for c in decomposed:
         parts = ucd.decomposition(chr(c)).split()

@@ -24,8 +24,7 @@ std::vector<std::string> read_texts(std::istream& in) {
 
 }  // namespace
 
-void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in,
-                      std::ostream& out) {
+void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in, std::ostream& out) {
     const std::vector<std::string> texts = read_texts(in);
     std::size_t bytes = 0, tokens = 0;
     for (const std::string& text : texts) bytes += text.size();

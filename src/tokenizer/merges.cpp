@@ -110,8 +110,7 @@ void merge_long(const MergeTable& table, std::vector<Symbol>& symbols) {
         // A place is stale when either side was merged since; a swallowed symbol has length 0.
         Symbol& left = symbols[step.place];
         const uint32_t right = next[step.place];
-        if (left.length == 0 || left.id != step.left || right == none || symbols[right].id != step.right)
-            continue;
+        if (left.length == 0 || left.id != step.left || right == none || symbols[right].id != step.right) continue;
         left = {step.merged, left.length + symbols[right].length};
         symbols[right].length = 0;
         next[step.place] = next[right];

@@ -23,9 +23,9 @@ struct BpeSpec {
     /// Takes the place of characters that the vocabulary lacks; without it they are dropped.
     std::optional<int32_t> unknown;
     bool fuse_unknown = false;
-    bool byte_fallback = false;  ///< such a character becomes its bytes, <0x00> to <0xFF>, if all are tokens
-    bool ignore_merges = false;  ///< a word that is in the vocabulary is that token, whatever the merges give
-    std::string subword_prefix;  ///< stands before every character of a word but the first, in the vocabulary
+    bool byte_fallback = false;      ///< such a character becomes its bytes, <0x00> to <0xFF>, if all are tokens
+    bool ignore_merges = false;      ///< a word that is in the vocabulary is that token, whatever the merges give
+    std::string subword_prefix;      ///< stands before every character of a word but the first, in the vocabulary
     std::string end_of_word_suffix;  ///< stands behind the last character of a word, in the vocabulary
     /// Words come as raw bytes and the vocabulary spells bytes in GPT-2's alphabet; else words are UTF-8 and
     /// a character of a word is a character of the vocabulary.

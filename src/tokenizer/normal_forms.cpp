@@ -148,8 +148,7 @@ void finish_chunk(NormalForm form, std::u32string points, std::string_view chunk
             continue;
         }
         const auto end = std::find_if(it, points.end(), [&](char32_t c) { return data.class_of(c) == 0; });
-        std::stable_sort(it, end,
-                         [&](char32_t a, char32_t b) { return data.class_of(a) < data.class_of(b); });
+        std::stable_sort(it, end, [&](char32_t a, char32_t b) { return data.class_of(a) < data.class_of(b); });
         it = end;
     }
     if (composes(form)) compose(data, points);
@@ -159,8 +158,7 @@ void finish_chunk(NormalForm form, std::u32string points, std::string_view chunk
     // Only what really changed loses its exact place.
     const auto in_common = std::mismatch(chunk.begin(), chunk.end(), normal.begin(), normal.end()).first;
     auto prefix = static_cast<std::size_t>(in_common - chunk.begin());
-    while (prefix > 0 && prefix < chunk.size() && (static_cast<uint8_t>(chunk[prefix]) & 0xC0) == 0x80)
-        --prefix;
+    while (prefix > 0 && prefix < chunk.size() && (static_cast<uint8_t>(chunk[prefix]) & 0xC0) == 0x80) --prefix;
     alignment.append_exact(prefix);
     alignment.append_block(normal.size() - prefix, chunk.size() - prefix);
 }

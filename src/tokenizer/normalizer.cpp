@@ -9,12 +9,12 @@ namespace {
 /// What `Nmt` (the rules of Google's neural translation, as in SentencePiece) makes of a character: 0 removes
 /// it.
 char32_t nmt(char32_t c) {
-    const bool removed = (c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) || c == 0x7F ||
-                         c == 0x8F || c == 0x9F;
+    const bool removed =
+        (c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
     if (removed) return 0;
     const bool space = c == 0x09 || c == 0x0A || c == 0x0C || c == 0x0D || c == 0x1680 ||
-                       (c >= 0x200B && c <= 0x200F) || c == 0x2028 || c == 0x2029 || c == 0x2581 ||
-                       c == 0xFEFF || c == 0xFFFD;
+                       (c >= 0x200B && c <= 0x200F) || c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF ||
+                       c == 0xFFFD;
     return space ? U' ' : c;
 }
 
@@ -136,8 +136,7 @@ std::string_view Normalizer::apply(std::string_view text, std::string& storage, 
             Rewriter out(aligned, limit);
             std::visit(
                 [&](const auto& one) {
-                    if constexpr (!std::is_same_v<std::decay_t<decltype(one)>, NormalFormStep>)
-                        run(one, text, out);
+                    if constexpr (!std::is_same_v<std::decay_t<decltype(one)>, NormalFormStep>) run(one, text, out);
                 },
                 step);
             storage = out.take_text();

@@ -47,8 +47,7 @@ class Normalizer {
     explicit Normalizer(std::vector<NormalizerStep> steps = {}) : steps_(std::move(steps)) {}
     /// Returns `text` itself where nothing changes, else a view of `storage`. `text` is valid UTF-8.
     /// With `aligned`, `chain` receives the way back.
-    std::string_view apply(std::string_view text, std::string& storage, bool aligned,
-                           AlignmentChain& chain) const;
+    std::string_view apply(std::string_view text, std::string& storage, bool aligned, AlignmentChain& chain) const;
 
   private:
     std::vector<NormalizerStep> steps_;

@@ -24,8 +24,7 @@ constexpr int deepest = 16;
 template <class Read>
 void read_sequence(const JsonReader& part, const char* key, int depth, Read read) {
     part.only_keys({"type", key});
-    if (depth >= deepest)
-        throw input_error(cat(part.where(), ": sequences nested more than ", deepest, " deep"));
+    if (depth >= deepest) throw input_error(cat(part.where(), ": sequences nested more than ", deepest, " deep"));
     const JsonReader list = part.at(key);
     for (std::size_t i = 0; i < list.size(); ++i) read(list.at(i), depth + 1);
 }
@@ -121,9 +120,8 @@ void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokeni
         const Metaspace metaspace = read_metaspace(part);
         steps.emplace_back(metaspace.replacement);
         if (metaspace.split) {
-            steps.emplace_back(
-                CharacterSplit{Class::delimiter, SplitBehavior::merged_with_next,
-                               unicode::decode(metaspace.replacement.replacement, 0).code_point});
+            steps.emplace_back(CharacterSplit{Class::delimiter, SplitBehavior::merged_with_next,
+                                              unicode::decode(metaspace.replacement.replacement, 0).code_point});
         }
     } else if (type == "Digits") {
         part.only_keys({"type", "individual_digits"});
@@ -132,9 +130,8 @@ void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokeni
             CharacterSplit{Class::numeric, individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
     } else if (type == "Punctuation") {
         part.only_keys({"type", "behavior"});
-        steps.emplace_back(CharacterSplit{Class::punctuation, part.has("behavior")
-                                                                  ? read_behavior(part.at("behavior"))
-                                                                  : SplitBehavior::isolated});
+        steps.emplace_back(CharacterSplit{
+            Class::punctuation, part.has("behavior") ? read_behavior(part.at("behavior")) : SplitBehavior::isolated});
     } else if (type == "Whitespace") {
         part.only_keys({"type"});
         steps.emplace_back(WordRunSplit{});
@@ -155,24 +152,22 @@ void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokeni
         if (length == 0) part.at("length").refuse("at least 1");
         steps.emplace_back(FixedLengthSplit{length});
     } else {
-        refuse_type(
-            part,
-            "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
-            "BertPreTokenizer, CharDelimiterSplit, FixedLength");
+        refuse_type(part,
+                    "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
+                    "BertPreTokenizer, CharDelimiterSplit, FixedLength");
     }
 }
 
 void read_normalizer(const JsonReader& part, int depth, std::vector<NormalizerStep>& steps) {
     using unicode::NormalForm;
-    static const std::unordered_map<std::string, NormalizerStep> plain = {
-        {"NFC", NormalFormStep{NormalForm::nfc}},
-        {"NFD", NormalFormStep{NormalForm::nfd}},
-        {"NFKC", NormalFormStep{NormalForm::nfkc}},
-        {"NFKD", NormalFormStep{NormalForm::nfkd}},
-        {"Lowercase", LowercaseStep{}},
-        {"StripAccents", StripAccentsStep{}},
-        {"Nmt", NmtStep{}},
-        {"ByteLevel", ByteLevelStep{}}};
+    static const std::unordered_map<std::string, NormalizerStep> plain = {{"NFC", NormalFormStep{NormalForm::nfc}},
+                                                                          {"NFD", NormalFormStep{NormalForm::nfd}},
+                                                                          {"NFKC", NormalFormStep{NormalForm::nfkc}},
+                                                                          {"NFKD", NormalFormStep{NormalForm::nfkd}},
+                                                                          {"Lowercase", LowercaseStep{}},
+                                                                          {"StripAccents", StripAccentsStep{}},
+                                                                          {"Nmt", NmtStep{}},
+                                                                          {"ByteLevel", ByteLevelStep{}}};
     const std::string& type = part.at("type").string();
     if (type == "Sequence") {
         read_sequence(part, "normalizers", depth,
@@ -233,8 +228,8 @@ void append_special(const JsonReader& special_tokens, const JsonReader& name, st
 }
 
 /// Puts ids around what earlier processors made.
-void wrap(const std::vector<int32_t>& before, const std::vector<int32_t>& behind,
-          std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
+void wrap(const std::vector<int32_t>& before, const std::vector<int32_t>& behind, std::vector<int32_t>& prefix,
+          std::vector<int32_t>& suffix) {
     prefix.insert(prefix.begin(), before.begin(), before.end());
     suffix.insert(suffix.end(), behind.begin(), behind.end());
 }
@@ -248,8 +243,7 @@ void read_template(const JsonReader& part, std::vector<int32_t>& prefix, std::ve
         const JsonReader piece = single.at(i);
         piece.only_keys({"SpecialToken", "Sequence"});
         if (piece.has("SpecialToken")) {
-            append_special(part.at("special_tokens"), piece.at("SpecialToken").at("id"),
-                           sequence ? behind : before);
+            append_special(part.at("special_tokens"), piece.at("SpecialToken").at("id"), sequence ? behind : before);
             continue;
         }
         const JsonReader name = piece.at("Sequence").at("id");
@@ -271,9 +265,8 @@ void read_post_processor(const JsonReader& part, int depth, std::vector<int32_t>
                          std::vector<int32_t>& suffix) {
     const std::string& type = part.at("type").string();
     if (type == "Sequence") {
-        read_sequence(part, "processors", depth, [&](const JsonReader& member, int below) {
-            read_post_processor(member, below, prefix, suffix);
-        });
+        read_sequence(part, "processors", depth,
+                      [&](const JsonReader& member, int below) { read_post_processor(member, below, prefix, suffix); });
     } else if (type == "TemplateProcessing") {
         read_template(part, prefix, suffix);
     } else if (type == "BertProcessing" || type == "RobertaProcessing") {

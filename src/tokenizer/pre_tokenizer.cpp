@@ -14,8 +14,7 @@ struct Piece {
 };
 
 /// `base` is the place of `text`, which a step looks at, within the whole.
-void find_pieces(const RegexSplit& step, std::string_view text, std::size_t base,
-                 std::vector<Piece>& pieces) {
+void find_pieces(const RegexSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
     std::size_t done = 0;
     const auto add = [&](std::size_t begin, std::size_t end, bool match) {
         pieces.push_back({base + begin, base + end, match != step.invert});
@@ -42,8 +41,7 @@ bool matches(const CharacterSplit& step, char32_t c) {
     return false;
 }
 
-void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t base,
-                 std::vector<Piece>& pieces) {
+void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
     std::size_t done = 0;
     for (std::size_t at = 0; at < text.size();) {
         const unicode::Decoded d = unicode::decode(text, at);
@@ -128,8 +126,7 @@ void split_word(const WordRunSplit&, const SplitText& text, const Word& word, st
     }
 }
 
-void split_word(const FixedLengthSplit& step, const SplitText& text, const Word& word,
-                std::vector<Word>& out) {
+void split_word(const FixedLengthSplit& step, const SplitText& text, const Word& word, std::vector<Word>& out) {
     std::size_t characters = 0;
     for (std::size_t at = word.begin; at < word.end; ++characters) {
         if (characters % step.length == 0) out.push_back({at, at});
@@ -146,8 +143,7 @@ void apply_split(const Step& step, SplitText& text) {
         std::vector<Piece> pieces;
         std::string shadow;
         std::string_view subject = text.text;
-        if (std::is_same_v<Step, RegexSplit> && unicode::shadow_categories(text.text, shadow))
-            subject = shadow;
+        if (std::is_same_v<Step, RegexSplit> && unicode::shadow_categories(text.text, shadow)) subject = shadow;
         for (const Word& word : text.words) {
             pieces.clear();
             find_pieces(step, subject.substr(word.begin, word.end - word.begin), word.begin, pieces);
@@ -188,8 +184,7 @@ void append_replaced(const SpaceReplacement& step, std::string_view text, Rewrit
     out.copy(text.substr(done));
 }
 
-void replace_spaces(const SpaceReplacement& step, SplitText& text, bool aligned,
-                    const PreTokenizer::Origin& origin) {
+void replace_spaces(const SpaceReplacement& step, SplitText& text, bool aligned, const PreTokenizer::Origin& origin) {
     rewrite_words(text, aligned, [&](std::string_view word, const Word& place, Rewriter& out) {
         using Prepend = SpaceReplacement::Prepend;
         const bool starts = word[0] == ' ' || word.substr(0, step.replacement.size()) == step.replacement;
@@ -216,9 +211,8 @@ void apply(const PreTokenizerStep& step, SplitText& text, bool aligned, const Pr
     } else if (const auto* spaces = std::get_if<SpaceReplacement>(&step)) {
         replace_spaces(*spaces, text, aligned, origin);
     } else if (std::holds_alternative<ByteAlphabet>(step)) {
-        rewrite_words(text, aligned, [](std::string_view word, const Word&, Rewriter& out) {
-            append_byte_alphabet(word, out);
-        });
+        rewrite_words(text, aligned,
+                      [](std::string_view word, const Word&, Rewriter& out) { append_byte_alphabet(word, out); });
     } else if (const auto* regex = std::get_if<RegexSplit>(&step)) {
         apply_split(*regex, text);
     } else if (const auto* characters = std::get_if<CharacterSplit>(&step)) {
@@ -246,8 +240,7 @@ void PreTokenizer::split(std::string_view text, bool aligned, const Origin& orig
     out.words.clear();
     if (!text.empty()) out.words.push_back({0, text.size()});
     // What is rewritten before a step that asks for the origin must be aligned for that step.
-    for (std::size_t i = 0; i < steps_.size(); ++i)
-        apply(steps_[i], out, aligned || i + 1 < origin_steps_, origin);
+    for (std::size_t i = 0; i < steps_.size(); ++i) apply(steps_[i], out, aligned || i + 1 < origin_steps_, origin);
 }
 
 }  // namespace unsloth

@@ -15,8 +15,7 @@ namespace unsloth {
 /// and the byte for what is cut off or malformed.
 class ProtobufReader {
   public:
-    ProtobufReader(std::string_view message, std::string where)
-        : ProtobufReader(message, std::move(where), 0) {}
+    ProtobufReader(std::string_view message, std::string where) : ProtobufReader(message, std::move(where), 0) {}
 
     /// Moves on to the next field, over the value of the one before if nobody read it. False at the end.
     bool next() {

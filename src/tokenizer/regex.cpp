@@ -51,7 +51,8 @@ class Translator {
         at_ += n;
     }
 
-    /// Word characters of Oniguruma: letters, marks, decimal digits, letter numbers, connecting punctuation, circled letters.
+    /// Word characters of Oniguruma: letters, marks, decimal digits, letter numbers, connecting punctuation, circled
+    /// letters.
     static constexpr std::string_view word =
         R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
 
@@ -68,7 +69,8 @@ class Translator {
         const std::string words = cat(word, more_words, "]");
         if (c == 'w') return put("[" + words);
         if (c == 'W' && !in_class) return put("[^" + words);
-        if (c == 'b' && !in_class) return put(cat("(?:(?<=[", words, ")(?![", words, ")|(?<![", words, ")(?=[", words, "))"));
+        if (c == 'b' && !in_class)
+            return put(cat("(?:(?<=[", words, ")(?![", words, ")|(?<![", words, ")(?=[", words, "))"));
         // White space, decimal digits and line feeds mean the same; \h, \R and others do not.
         const bool same = std::ispunct(static_cast<unsigned char>(c)) || c == ' ' ||
                           std::string_view("sSdDnrtf").find(c) != std::string_view::npos;
@@ -84,10 +86,9 @@ class Translator {
     void property() {
         const std::size_t close = rest().find('}');
         if (in_.substr(at_ + 2, 1) != "{" || close == std::string_view::npos) refuse(rest().substr(0, 3));
-        static constexpr std::array known = {
-            "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",   "Nd",       "Nl",
-            "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm",  "Sc",       "Sk",
-            "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn"};
+        static constexpr std::array known = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd",
+                                             "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm",
+                                             "Sc", "Sk", "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Co", "Cn"};
         static constexpr std::array scripts = {"Han", "Hiragana", "Katakana", "Hangul", "Thai"};
         const std::string_view name = rest().substr(3, close - 3);
         if (std::find(scripts.begin(), scripts.end(), name) != scripts.end()) {
@@ -123,7 +124,8 @@ class Translator {
     /// What stands within [ ].
     struct Set {
         bool negated;
-        std::vector<std::string> operands;  ///< of &&, as they stand within [ ], with ^ in front of one that is a negated set
+        std::vector<std::string>
+            operands;  ///< of &&, as they stand within [ ], with ^ in front of one that is a negated set
     };
 
     void character_class() {
@@ -217,7 +219,8 @@ class Translator {
         const bool differs = next == "+" || (next == "?" && body.find(',') == std::string_view::npos);
         if (!differs) return take(close + 1);
         const std::string_view further = in_.substr(std::min(at_ + close + 2, in_.size()), 1);
-        if (!further.empty() && std::string_view("*+?{").find(further) != std::string_view::npos) refuse(rest().substr(0, close + 3));
+        if (!further.empty() && std::string_view("*+?{").find(further) != std::string_view::npos)
+            refuse(rest().substr(0, close + 3));
         out_.insert(item_, "(?:");
         out_ += cat(rest().substr(0, close + 1), ")", next);
         at_ += close + 2;
@@ -296,8 +299,8 @@ void Regex::compile(const std::string& pattern) {
     PCRE2_SIZE offset = 0;
     // Ruby's ^ and $ always work by line, and its groups with names or numbers are not known here.
     const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_AUTO_CAPTURE;
-    code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error,
-                               &offset, context);
+    code->code =
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset, context);
     pcre2_compile_context_free(context);
     if (!code->code) {
         throw input_error(cat(where_, ": the regular expression is not valid at position ", offset, " (",
@@ -312,18 +315,16 @@ bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, 
     ThreadState& thread = ThreadState::get();
     // Enough for patterns that look at each character a few times, too little for exponential ones to hang.
     constexpr std::size_t steps_per_byte = 16, least = 10'000'000, most = 0xFFFFFFFF;
-    pcre2_set_match_limit(thread.context,
-                          static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
+    pcre2_set_match_limit(thread.context, static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-    const int found = code_->compiled_to_machine_code
-                          ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                                            thread.data, thread.context)
-                          : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
-                                        thread.data, thread.context);
+    const int found =
+        code_->compiled_to_machine_code
+            ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data, thread.context)
+            : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data, thread.context);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {
-        throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(),
-                              " bytes (", message_of(found), ")"));
+        throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(), " bytes (",
+                              message_of(found), ")"));
     }
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(thread.data);
     begin = range[0];

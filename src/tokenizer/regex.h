@@ -11,9 +11,10 @@ namespace unsloth {
 /// A compiled pattern; matching is safe from any thread.
 class Regex {
   public:
-    /// Accepts what means the same to Oniguruma and PCRE2, and translates what tokenizers use besides: sets within sets, &&,
-    /// \w and \b, scripts, {n,m}+ (a repetition of the repetition). Anything else is an input Error that names the construct
-    /// and `where` (file and key).
+    /// Accepts what means the same to Oniguruma and PCRE2, and translates what tokenizers use besides: sets within
+    /// sets, &&,
+    /// \w and \b, scripts, {n,m}+ (a repetition of the repetition). Anything else is an input Error that names the
+    /// construct and `where` (file and key).
     Regex(std::string_view pattern, const std::string& where);
     /// Matches the text itself.
     static Regex literal(std::string_view text, const std::string& where);

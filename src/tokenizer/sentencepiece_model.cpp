@@ -84,8 +84,7 @@ void read_normalizer_spec(ProtobufReader message, const std::string& where, Sent
                 break;
             case 5:
                 if (!message.boolean()) {
-                    throw input_error(
-                        cat(where, ": normalizer_spec.escape_whitespaces: expected true, found false"));
+                    throw input_error(cat(where, ": normalizer_spec.escape_whitespaces: expected true, found false"));
                 }
                 break;
             default:
@@ -102,8 +101,7 @@ void check_pieces(const std::string& where, SentencePieceModel& model) {
             throw input_error(cat(where, ": the piece '", piece.text, "' is there twice"));
     }
     for (const int32_t id : {model.unknown_id, model.bos_id, model.eos_id}) {
-        if (id >= count)
-            throw input_error(cat(where, ": trainer_spec names the id ", id, " of ", count, " pieces"));
+        if (id >= count) throw input_error(cat(where, ": trainer_spec names the id ", id, " of ", count, " pieces"));
     }
 }
 

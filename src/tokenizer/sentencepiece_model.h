@@ -8,14 +8,7 @@
 
 namespace unsloth {
 
-enum class PieceType : int32_t {
-    normal = 1,
-    unknown = 2,
-    control = 3,
-    user_defined = 4,
-    unused = 5,
-    byte = 6
-};
+enum class PieceType : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
 struct SentencePieceModel {
     struct Piece {

@@ -141,15 +141,13 @@ void with_file(const std::filesystem::path& path, Read read) {
 /// Every way to make a piece out of two others is a merge; earlier pieces come first, and of one piece the
 /// shortest left part.
 void make_merges(const std::string& where, BpeSpec& spec, const StringTable& ids) {
-    constexpr std::size_t longest_piece =
-        4096;  // every split of a piece is looked up: time goes with its square
+    constexpr std::size_t longest_piece = 4096;  // every split of a piece is looked up: time goes with its square
     for (const auto& [piece, id] : spec.vocab) {
         if (piece.size() > longest_piece)
             throw input_error(
                 cat(where, ": expected pieces of at most ", longest_piece, " bytes, found ", piece.size()));
         const std::string_view text = piece;
-        for (std::size_t at = unicode::decode(text, 0).size; at < text.size();
-             at += unicode::decode(text, at).size) {
+        for (std::size_t at = unicode::decode(text, 0).size; at < text.size(); at += unicode::decode(text, at).size) {
             const int32_t left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
             if (left >= 0 && right >= 0) spec.merges.push_back({left, right, id});
         }
@@ -161,13 +159,11 @@ std::optional<std::string> piece_at(const SentencePieceModel& model, int32_t id)
     return model.pieces[static_cast<std::size_t>(id)].text;
 }
 
-TokenList read_tokens(const std::filesystem::path& folder, const SentencePieceModel& model,
-                      Settings& settings) {
+TokenList read_tokens(const std::filesystem::path& folder, const SentencePieceModel& model, Settings& settings) {
     TokenList tokens;
     const auto config = folder / "tokenizer_config.json";
     with_file(config, [&](const JsonReader& root) { read_added_tokens_decoder(root, tokens); });
-    with_file(folder / "added_tokens.json",
-              [&](const JsonReader& root) { read_added_tokens_file(root, tokens); });
+    with_file(folder / "added_tokens.json", [&](const JsonReader& root) { read_added_tokens_file(root, tokens); });
     for (const auto& file : {config, folder / "special_tokens_map.json"}) {
         with_file(file, [&](const JsonReader& root) { read_named_tokens(root, tokens, settings); });
     }

@@ -22,8 +22,7 @@ void read_role(const JsonReader& root, const char* key, const IdOf& id_of, std::
     const std::optional<std::string> text = token_text(root, key);
     if (role || !text || text->empty()) return;
     role = id_of(*text);
-    if (!role)
-        log::warning(root.at(key).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
+    if (!role) log::warning(root.at(key).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
 }
 
 /// An id or a list of ids under `eos_token_id`.
@@ -39,8 +38,7 @@ std::vector<int32_t> read_end_ids(const JsonReader& root) {
 using Named = std::vector<std::pair<std::string, std::string>>;
 
 void set(Named& all, const std::string& name, const std::string& text) {
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
     if (found == all.end()) {
         all.emplace_back(name, text);
     } else {
@@ -74,8 +72,7 @@ void read_template_files(const std::filesystem::path& folder, Named& out) {
 void read_texts(const JsonReader& root, Named& out) {
     for (const char* name :
          {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
-        const bool known =
-            std::any_of(out.begin(), out.end(), [&](const auto& entry) { return entry.first == name; });
+        const bool known = std::any_of(out.begin(), out.end(), [&](const auto& entry) { return entry.first == name; });
         const std::optional<std::string> text = token_text(root, name);
         if (!known && text) out.emplace_back(name, *text);
     }

@@ -86,8 +86,9 @@ std::string splitting_name(const JsonReader& root) {
             splitting.ignore_merges == ignore_merges)
             return std::string(splitting.name);
     }
-    throw input_error(cat(where, ": llama.cpp's name for this way of splitting texts is not known here (known: ", names, ")"),
-                      "If llama.cpp has one (tokenizer.ggml.pre of a GGUF file of the same model), give it with --pre NAME.");
+    throw input_error(
+        cat(where, ": llama.cpp's name for this way of splitting texts is not known here (known: ", names, ")"),
+        "If llama.cpp has one (tokenizer.ggml.pre of a GGUF file of the same model), give it with --pre NAME.");
 }
 
 }  // namespace unsloth

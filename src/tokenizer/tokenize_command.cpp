@@ -22,7 +22,8 @@ Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, con
     Row out;
     const auto document = parse_json_line(line, where);
     if (document.is_object() && document.contains("messages")) {
-        // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without end.
+        // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without
+        // end.
         const Rendered rendered = chat.render(parse_ordered(line));
         out.turns = encode_rendered(tokenizer, rendered);
         out.text = rendered.text;
@@ -58,8 +59,7 @@ bool blank(const std::string& line) {
 
 }  // namespace
 
-void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in,
-                     std::ostream& out) {
+void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out) {
     // An unknown name is an error even without messages.
     const ChatTemplate chat = ChatTemplate::choose(options.chat_template, tokenizer);
     if (chat.name() != options.chat_template) log::debug("chat template: ", chat.name());

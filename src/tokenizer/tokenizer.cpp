@@ -96,8 +96,7 @@ struct Tokenizer::Impl {
             if (token.special) names.insert(token.content);
         }
         const std::vector<std::string> searched = tokens_by_id(spec, true);
-        for (std::size_t id = 0; id < raw.size(); ++id)
-            special[id] = exists[id] && names.count(searched[id]) != 0;
+        for (std::size_t id = 0; id < raw.size(); ++id) special[id] = exists[id] && names.count(searched[id]) != 0;
     }
 
     struct Output {
@@ -157,8 +156,7 @@ void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& ou
         if (stretch.id >= 0) {
             out.add(stretch.id, to_text.to_input({stretch.begin, stretch.end}));
         } else {
-            encode_stretch(text.substr(stretch.begin, stretch.end - stretch.begin), stretch.begin, to_text,
-                           out);
+            encode_stretch(text.substr(stretch.begin, stretch.end - stretch.begin), stretch.begin, to_text, out);
         }
     }
     if (add_special) {
@@ -171,8 +169,7 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
                                      Output& out) const {
     std::string storage;
     Stretch stretch{base, to_text, {}};
-    text =
-        normalizer.apply(text, storage, out.with_offsets || pre_tokenizer.asks_origin(), stretch.to_stretch);
+    text = normalizer.apply(text, storage, out.with_offsets || pre_tokenizer.asks_origin(), stretch.to_stretch);
     if (normalized_finder.empty()) return encode_words(text, 0, stretch, out);
     std::vector<AddedTokenFinder::Stretch> parts;
     normalized_finder.split(text, parts);
@@ -186,12 +183,10 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
 }
 
 /// Words and their tokens. `base` is the text's place in its normalised stretch.
-void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Stretch& stretch,
-                                   Output& out) const {
+void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Stretch& stretch, Output& out) const {
     const auto origin = [&](Span span) { return stretch.origin({base + span.first, base + span.second}); };
     SplitText split;
-    pre_tokenizer.split(
-        text, out.with_offsets, [&](Span span) { return origin(span).first; }, split);
+    pre_tokenizer.split(text, out.with_offsets, [&](Span span) { return origin(span).first; }, split);
     std::vector<uint32_t> lengths;
     const TokenSink sink{&out.ids, out.with_offsets ? &lengths : nullptr};
     for (const Word& word : split.words) {
@@ -215,8 +210,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     const std::filesystem::path folder = is_file ? path.parent_path() : path;
     const std::filesystem::path json = is_file ? path : path / "tokenizer.json";
     const bool sentencepiece = !std::filesystem::exists(json) && exists(folder);
-    const TokenizerSpec spec =
-        sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
+    const TokenizerSpec spec = sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
     auto impl = std::make_shared<Impl>(spec, folder);
     const auto id_of = [&](std::string_view token) -> std::optional<int32_t> {
         const int32_t id = impl->ids.find(token);
@@ -254,8 +248,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
     std::string bytes, text;
     std::vector<std::string> tokens;
     for (const int32_t id : ids) {
-        if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id]))
-            continue;
+        if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id])) continue;
         if (joined) {
             bytes += impl_->texts[id];
         } else {

@@ -17,19 +17,19 @@ namespace {
 void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
     if (!vocab.value().is_object()) vocab.refuse("an object of tokens and ids");
     spec.vocab.reserve(vocab.value().size());
-    // Tables go by id: a few tokens must not make them large. Holes are rare, but vocabularies that were cut down have some.
+    // Tables go by id: a few tokens must not make them large. Holes are rare, but vocabularies that were cut down have
+    // some.
     constexpr std::size_t holes = std::size_t{1} << 20;
     const std::size_t limit = std::min<std::size_t>(2 * vocab.value().size() + holes, std::size_t{1} << 28);
     std::vector<bool> used;
     for (const auto& [token, value] : vocab.value().items()) {
         const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() < limit;
         if (!is_id)
-            JsonReader(value, cat(vocab.where(), "['", token, "']")).refuse(cat("an id from 0 to ", limit - 1, " (there are ", vocab.value().size(), " tokens)"));
+            JsonReader(value, cat(vocab.where(), "['", token, "']"))
+                .refuse(cat("an id from 0 to ", limit - 1, " (there are ", vocab.value().size(), " tokens)"));
         const auto id = value.get<int32_t>();
-        if (static_cast<std::size_t>(id) >= used.size())
-            used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
-        if (used[id])
-            throw input_error(cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
+        if (static_cast<std::size_t>(id) >= used.size()) used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
+        if (used[id]) throw input_error(cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
         used[id] = true;
         spec.vocab.emplace_back(token, id);
     }
@@ -93,8 +93,8 @@ void read_model(const JsonReader& model, BpeSpec& spec) {
         throw input_error(cat(model.where(), ": the type '", model.at("type").string(),
                               "' is not known to this program, which reads BPE models"));
     }
-    model.only_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
-                     "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
+    model.only_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                     "byte_fallback", "ignore_merges", "vocab", "merges"});
     if (model.has("dropout") && model.at("dropout").value() != 0.0) {
         model.at("dropout").refuse("null: merges are never dropped at random here");
     }
@@ -133,12 +133,9 @@ AddedToken read_added_token(const JsonReader& entry, const Normalizer& normalize
 }
 
 /// The last step, and no other, writes bytes in GPT-2's alphabet: then a model may read the bytes themselves.
-bool ends_in_bytes(const std::vector<NormalizerStep>& normalizer,
-                   const std::vector<PreTokenizerStep>& steps) {
+bool ends_in_bytes(const std::vector<NormalizerStep>& normalizer, const std::vector<PreTokenizerStep>& steps) {
     const auto writes_alphabet = [](const auto& step) { return std::holds_alternative<ByteAlphabet>(step); };
-    const auto normalizes_bytes = [](const auto& step) {
-        return std::holds_alternative<ByteLevelStep>(step);
-    };
+    const auto normalizes_bytes = [](const auto& step) { return std::holds_alternative<ByteLevelStep>(step); };
     return std::count_if(steps.begin(), steps.end(), writes_alphabet) == 1 && writes_alphabet(steps.back()) &&
            std::none_of(normalizer.begin(), normalizer.end(), normalizes_bytes);
 }
@@ -161,9 +158,8 @@ void read_added_tokens(const JsonReader& list, const StringTable& vocab, Tokeniz
             token.id = in_vocab >= 0 ? in_vocab : next++;
         }
         if (token.id != stated) {
-            log::warning(list.at(i).where(), ": the token '", token.content, "' has the id ", token.id,
-                         ", not ", stated,
-                         " (as in the tokenizers library: ids count on from the end of model.vocab)");
+            log::warning(list.at(i).where(), ": the token '", token.content, "' has the id ", token.id, ", not ",
+                         stated, " (as in the tokenizers library: ids count on from the end of model.vocab)");
         }
         known[token.content] = tokens.size();
         tokens.push_back(std::move(token));
@@ -201,8 +197,7 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
     out.model.reads_bytes = ends_in_bytes(normalizer, out.pre_tokenizer);
     read_model(root.at("model"), out.model);
     if (out.model.reads_bytes) out.pre_tokenizer.pop_back();
-    if (root.has("added_tokens"))
-        read_added_tokens(root.at("added_tokens"), index_vocab(out.model.vocab), out);
+    if (root.has("added_tokens")) read_added_tokens(root.at("added_tokens"), index_vocab(out.model.vocab), out);
     check_surrounding_ids(out, part("post_processor"));
     return out;
 }

@@ -47,9 +47,7 @@ std::size_t skip_ascii(std::string_view text, std::size_t at) {
 }
 
 Decoded decode(std::string_view text, std::size_t at) {
-    const auto continuation = [&](std::size_t i) {
-        return static_cast<char32_t>(byte_at(text, at + i) & 0x3F);
-    };
+    const auto continuation = [&](std::size_t i) { return static_cast<char32_t>(byte_at(text, at + i) & 0x3F); };
     const char32_t lead = byte_at(text, at);
     if (lead < 0x80) return {lead, 1};
     if (lead < 0xE0) return {(lead & 0x1F) << 6 | continuation(1), 2};
@@ -72,8 +70,7 @@ void append(std::string& out, char32_t c) {
     } else if (c < 0x10000) {
         put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
     } else {
-        put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)),
-            put(0x80 | (c & 0x3F));
+        put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
     }
 }
 
@@ -103,8 +100,7 @@ void append_lossy(std::string& out, std::string_view bytes, Alignment* alignment
 
 bool is_white_space(char32_t c) {
     return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-           c == 0x3000;
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 bool is_word(char32_t c) {

@@ -44,8 +44,8 @@ void check_unique(const std::filesystem::path& folder, const Vocabulary& vocabul
     std::unordered_set<std::string_view> seen;
     for (const VocabularyToken& token : vocabulary.tokens)
         if (!token.text.empty() && !seen.insert(token.text).second)
-            throw input_error(cat(folder.string(), ": the token '", token.text,
-                                  "' is there twice, which llama.cpp cannot load"));
+            throw input_error(
+                cat(folder.string(), ": the token '", token.text, "' is there twice, which llama.cpp cannot load"));
 }
 
 // --- byte-level -----------------------------------------------------------------------------------------------------
@@ -53,7 +53,9 @@ void check_unique(const std::filesystem::path& folder, const Vocabulary& vocabul
 void fill_byte_bpe(const TokenizerSpec& spec, Vocabulary& out) {
     for (const auto& [text, id] : spec.model.vocab)
         out.tokens[static_cast<std::size_t>(id)] = {text, 0, TokenKind::normal};
-    const auto text_of = [&](int32_t id) -> const std::string& { return out.tokens[static_cast<std::size_t>(id)].text; };
+    const auto text_of = [&](int32_t id) -> const std::string& {
+        return out.tokens[static_cast<std::size_t>(id)].text;
+    };
     for (const auto& merge : spec.model.merges) {
         const std::string &left = text_of(merge.left), &right = text_of(merge.right);
         if ((left + right).find(' ') != std::string::npos)
@@ -65,7 +67,8 @@ void fill_byte_bpe(const TokenizerSpec& spec, Vocabulary& out) {
 // --- SentencePiece --------------------------------------------------------------------------------------------------
 
 [[noreturn]] void refuse_pipeline(const JsonReader& part) {
-    throw input_error(cat(part.where(), ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
+    throw input_error(cat(part.where(),
+                          ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
                           "the text); this tokenizer does something else"));
 }
 
@@ -90,7 +93,8 @@ bool has_space_prefix(const JsonReader& root) {
         }
     }
     if (!root.has("pre_tokenizer")) {
-        if (!replaces) throw input_error(cat(root.where(), ": a tokenizer that leaves spaces as they are has no form in GGUF"));
+        if (!replaces)
+            throw input_error(cat(root.where(), ": a tokenizer that leaves spaces as they are has no form in GGUF"));
         return prefix;
     }
     const JsonReader step = root.at("pre_tokenizer");
@@ -135,15 +139,19 @@ void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec,
     for (std::size_t id = 0; id < ranked.size(); ++id)
         if (!ranked[id]) out.tokens[id].score = next;
     if (apart > 0)
-        log::warning(folder.string(), ": ", apart, " merges have a rank that scores of pieces cannot express; llama.cpp may "
+        log::warning(folder.string(), ": ", apart,
+                     " merges have a rank that scores of pieces cannot express; llama.cpp may "
                      "split some words otherwise");
 }
 
 void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, Vocabulary& out) {
     const BpeSpec& model = spec.model;
-    if (!model.byte_fallback || model.ignore_merges || !model.subword_prefix.empty() || !model.end_of_word_suffix.empty())
-        throw input_error(cat(folder.string(), ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this "
-                              "tokenizer is neither (model.byte_fallback, ignore_merges, prefixes or suffixes of words)"));
+    if (!model.byte_fallback || model.ignore_merges || !model.subword_prefix.empty() ||
+        !model.end_of_word_suffix.empty())
+        throw input_error(
+            cat(folder.string(),
+                ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this "
+                "tokenizer is neither (model.byte_fallback, ignore_merges, prefixes or suffixes of words)"));
     for (const auto& [text, id] : model.vocab) out.tokens[static_cast<std::size_t>(id)] = {text, 0, TokenKind::normal};
     if (!take_piece_scores(folder, out)) {
         rank_scores(folder, spec, out);

@@ -26,8 +26,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Operations that a step does, in multiply-adds times two: base products (forward, dx, and what of the forward is run again),
-/// attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
+/// Operations that a step does, in multiply-adds times two: base products (forward, dx, and what of the forward is run
+/// again), attention (causal: half; backward 2.5 times the forward), lm_head forward and dx.
 struct StepOperations {
     double base = 0, head = 0, attention = 0;
 };
@@ -47,7 +47,8 @@ StepOperations count_operations(const ModelSpec& spec, const std::vector<int64_t
     const double gate_up = weights({Projection::gate, Projection::up}), down = weights({Projection::down});
     const LayerSteps again = recompute_of(keep);
     const double layers = static_cast<double>(spec.num_layers);
-    const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) + (again.gate_up ? gate_up : 0));
+    const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) +
+                                    (again.gate_up ? gate_up : 0));
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
     const double scores = layers * pairs * static_cast<double>(spec.q_size()) * 4;
     return {2 * tokens * passes, 2 * tokens * head, scores * (3.5 + (again.attention ? 1 : 0))};
@@ -77,10 +78,12 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
     const auto options = at::TensorOptions().dtype(dtype).device(ctx.device());
     const at::Tensor a = at::randn({n, n}, options), b = at::randn({n, n}, options), c = at::empty({n, n}, options);
     Ceilings rates;
-    rates.compute = rates.base = measure_rate(ctx, n, [&] { ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true}); });
+    rates.compute = rates.base =
+        measure_rate(ctx, n, [&] { ops::gemm(ctx, {.a = a, .b = b, .out = c, .transpose_b = true}); });
     if (!fp8) return rates;
     const auto codes = [&](const at::Tensor& x) {
-        const ops::Fp8Matrix out{at::empty({n, n}, options.dtype(at::kFloat8_e4m3fn)), at::empty({n}, options.dtype(at::kFloat))};
+        const ops::Fp8Matrix out{at::empty({n, n}, options.dtype(at::kFloat8_e4m3fn)),
+                                 at::empty({n}, options.dtype(at::kFloat))};
         ops::quantize_rows_fp8(ctx, x, out);
         return out;
     };
@@ -105,23 +108,42 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     timer.run(request.warmup);
     if (request.tune) tune_products(benched, timer, loaded, request);
     const StepTimes times = timer.run(request.steps);
-    if (const std::string& trace = loaded.config.logging.profile; !trace.empty()) profile(ctx, trace, [&] { timer.run(1); });
+    if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
+        profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
     const double ms = times.ms;
     const Checkpointing checkpointing = load.sizes.checkpointing;
     const StepOperations operations = count_operations(spec, lengths, checkpointing.keep);
-    const double floor_ms = 1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
+    const double floor_ms =
+        1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-    const nlohmann::ordered_json result{
-        {"bench", "step"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"base", plan.base_description()},
-        {"dtype", name_of(loaded.config.model.dtype)}, {"r", load.lora ? load.lora->r : 0}, {"compute_dtype", load.fp8 ? "fp8" : name_of(loaded.config.model.dtype)}, {"batch", batch}, {"seq", seq},
-        {"min_seq", request.min_seq}, {"tokens", tokens},
-        {"gradient_checkpointing", name_of(checkpointing)}, {"weight_cache", load.weight_cache && device.is_cuda()},
-        {"deterministic", loaded.config.training.deterministic}, {"host_gib", gib(plan.host().total_bytes())}, {"steps", request.steps}, {"step_ms", ms},
-        {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms}, {"peak_gib", gib(peak)},
-        {"planned_gib", gib(plan.total_bytes())}, {"gemm_ceiling_tflops", rates.compute / 1e12}, {"base_gemm_ceiling_tflops", rates.base / 1e12}, {"floor_ms", floor_ms}, {"share_of_floor", floor_ms / ms},
-        {"loss", times.loss}, {"skipped", times.skipped}};
+    const nlohmann::ordered_json result{{"bench", "step"},
+                                        {"device", describe_device(device)},
+                                        {"model", loaded.config.model.path},
+                                        {"base", plan.base_description()},
+                                        {"dtype", name_of(loaded.config.model.dtype)},
+                                        {"r", load.lora ? load.lora->r : 0},
+                                        {"compute_dtype", load.fp8 ? "fp8" : name_of(loaded.config.model.dtype)},
+                                        {"batch", batch},
+                                        {"seq", seq},
+                                        {"min_seq", request.min_seq},
+                                        {"tokens", tokens},
+                                        {"gradient_checkpointing", name_of(checkpointing)},
+                                        {"weight_cache", load.weight_cache && device.is_cuda()},
+                                        {"deterministic", loaded.config.training.deterministic},
+                                        {"host_gib", gib(plan.host().total_bytes())},
+                                        {"steps", request.steps},
+                                        {"step_ms", ms},
+                                        {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
+                                        {"peak_gib", gib(peak)},
+                                        {"planned_gib", gib(plan.total_bytes())},
+                                        {"gemm_ceiling_tflops", rates.compute / 1e12},
+                                        {"base_gemm_ceiling_tflops", rates.base / 1e12},
+                                        {"floor_ms", floor_ms},
+                                        {"share_of_floor", floor_ms / ms},
+                                        {"loss", times.loss},
+                                        {"skipped", times.skipped}};
     if (request.json) {
         std::cout << result.dump() << std::endl;
         return;
@@ -136,12 +158,18 @@ void run_bench(const LoadedConfig& loaded, const BenchRequest& asked) {
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
     switch (request.what) {
-        case BenchSubject::step: return bench_step(loaded, request);
-        case BenchSubject::ops: return bench_ops(loaded, request);
-        case BenchSubject::gemm: return bench_gemm(loaded, request);
-        case BenchSubject::nf4: return bench_nf4(loaded, request);
-        case BenchSubject::scaling: return bench_scaling(loaded, request);
-        case BenchSubject::comm: return bench_comm(loaded, request);
+        case BenchSubject::step:
+            return bench_step(loaded, request);
+        case BenchSubject::ops:
+            return bench_ops(loaded, request);
+        case BenchSubject::gemm:
+            return bench_gemm(loaded, request);
+        case BenchSubject::nf4:
+            return bench_nf4(loaded, request);
+        case BenchSubject::scaling:
+            return bench_scaling(loaded, request);
+        case BenchSubject::comm:
+            return bench_comm(loaded, request);
     }
 }
 

@@ -20,8 +20,10 @@ void require_sum(const at::Tensor& sum, const comm::Group& group) {
     const double expected = group.size() * (group.size() + 1) / 2.0;
     const double least = sum.min().item<double>(), most = sum.max().item<double>();
     if (least == expected && most == expected) return;
-    throw runtime_failure(cat("a sum over ", group.size(), " ranks is wrong: ", least, " to ", most, " instead of ", expected, " (rank ", group.rank(), ")"),
-                          "The GPUs' peer access does not work: IOMMU or ACS on the PCIe bridges spoils it; NCCL_P2P_DISABLE=1 goes around it.");
+    throw runtime_failure(cat("a sum over ", group.size(), " ranks is wrong: ", least, " to ", most, " instead of ",
+                              expected, " (rank ", group.rank(), ")"),
+                          "The GPUs' peer access does not work: IOMMU or ACS on the PCIe bridges spoils it; "
+                          "NCCL_P2P_DISABLE=1 goes around it.");
 }
 
 double sum_ms(comm::Group& group, ops::Context& ctx, int64_t elements) {
@@ -36,7 +38,9 @@ double sum_ms(comm::Group& group, ops::Context& ctx, int64_t elements) {
         const auto start = std::chrono::steady_clock::now();
         group.all_reduce(values, cat("a sum of ", elements * 4, " bytes"));
         synchronize(ctx);
-        if (i >= warmup) times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+        if (i >= warmup)
+            times.push_back(
+                std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
         group.check();
     }
     require_sum(values, group);
@@ -50,15 +54,24 @@ void bench_comm(const LoadedConfig& loaded, const BenchRequest& request) {
     ops::Context ctx(ranks.device);
     const double link_factor = 2.0 * (ranks.group->size() - 1) / ranks.group->size();
     // The store, which sums on the CPU, is not made for megabytes.
-    const std::vector<int64_t> sizes = ctx.is_cuda() ? std::vector<int64_t>{1 << 10, 1 << 20, 16 << 20, 256 << 20} : std::vector<int64_t>{1 << 10, 1 << 16, 1 << 20};
+    const std::vector<int64_t> sizes = ctx.is_cuda() ? std::vector<int64_t>{1 << 10, 1 << 20, 16 << 20, 256 << 20}
+                                                     : std::vector<int64_t>{1 << 10, 1 << 16, 1 << 20};
     if (ranks.group->rank() == 0 && !request.json)
-        std::printf("%d ranks, %s\n%12s %12s %12s\n", ranks.group->size(), describe_device(ranks.device).c_str(), "bytes", "ms", "bus GB/s");
+        std::printf("%d ranks, %s\n%12s %12s %12s\n", ranks.group->size(), describe_device(ranks.device).c_str(),
+                    "bytes", "ms", "bus GB/s");
     for (const int64_t bytes : sizes) {
-        const double ms = sum_ms(*ranks.group, ctx, bytes / 4), bus = link_factor * static_cast<double>(bytes) / ms / 1e6;
+        const double ms = sum_ms(*ranks.group, ctx, bytes / 4),
+                     bus = link_factor * static_cast<double>(bytes) / ms / 1e6;
         if (ranks.group->rank() != 0) continue;
         if (request.json) {
-            std::cout << nlohmann::ordered_json{{"bench", "comm"}, {"device", describe_device(ranks.device)}, {"ranks", ranks.group->size()}, {"bytes", bytes},
-                                                {"ms", ms}, {"bus_gb_per_second", bus}}.dump() << std::endl;
+            std::cout << nlohmann::ordered_json{{"bench", "comm"},
+                                                {"device", describe_device(ranks.device)},
+                                                {"ranks", ranks.group->size()},
+                                                {"bytes", bytes},
+                                                {"ms", ms},
+                                                {"bus_gb_per_second", bus}}
+                             .dump()
+                      << std::endl;
         } else {
             std::printf("%12lld %12.4f %12.2f\n", static_cast<long long>(bytes), ms, bus);
         }

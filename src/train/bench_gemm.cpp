@@ -27,7 +27,8 @@ class WaveCosts {
         const bool transposed = product.sets[0].transpose_b;
         for (std::size_t i = 0; i < ns.size(); ++i)
             if (trials.in_waves(i))
-                points_[{transposed, trials.name(i)}].push_back({static_cast<double>(product.k()), ns[i] / trials.waves(i)});
+                points_[{transposed, trials.name(i)}].push_back(
+                    {static_cast<double>(product.k()), ns[i] / trials.waves(i)});
         ++products_[transposed];
     }
 
@@ -52,17 +53,22 @@ class WaveCosts {
     std::map<bool, int> products_;
 };
 
-void print(const BenchRequest& request, const Product& product, double library, double ours, double best, const std::string& name) {
+void print(const BenchRequest& request, const Product& product, double library, double ours, double best,
+           const std::string& name) {
     const auto rate = [&](double ns) { return product.operations() / ns / 1e3; };
     const std::string shape = cat(product.m(), "x", product.n(), "x", product.k());
     if (request.json) {
-        nlohmann::ordered_json line{{"bench", "gemm"}, {"product", product.name}, {"shape", shape}, {"library_tflops", rate(library)},
+        nlohmann::ordered_json line{{"bench", "gemm"},
+                                    {"product", product.name},
+                                    {"shape", shape},
+                                    {"library_tflops", rate(library)},
                                     {"tflops", rate(ours)}};
         if (request.tune) line["best_tflops"] = rate(best), line["best"] = name;
         std::cout << line.dump() << "\n";
         return;
     }
-    std::printf("%-12s %-22s %8.1f %8.1f %+6.1f%%", product.name.c_str(), shape.c_str(), rate(library), rate(ours), 100 * (library / ours - 1));
+    std::printf("%-12s %-22s %8.1f %8.1f %+6.1f%%", product.name.c_str(), shape.c_str(), rate(library), rate(ours),
+                100 * (library / ours - 1));
     if (request.tune) std::printf(" %8.1f  %s", rate(best), name.c_str());
     std::printf("\n");
 }
@@ -79,7 +85,9 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
         const at::ScalarType dtype = model::scalar_type(loaded.config.model.dtype);
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
-        if (!request.json) std::printf("%s\n%-12s %-22s %8s %8s\n", describe_device(device).c_str(), "product", "shape", "library", "ours");
+        if (!request.json)
+            std::printf("%s\n%-12s %-22s %8s %8s\n", describe_device(device).c_str(), "product", "shape", "library",
+                        "ours");
         WaveCosts costs;
         std::vector<std::string> lines;
         const auto bench = [&](const Product& product) {
@@ -88,12 +96,15 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
             if (request.tune) {
                 std::vector<std::size_t> all(trials.count());
                 std::iota(all.begin(), all.end(), std::size_t{0});
-                const std::vector<double> ns = time_trials(ctx, trials, product, all, std::clamp<int64_t>(request.steps, 3, 7));
+                const std::vector<double> ns =
+                    time_trials(ctx, trials, product, all, std::clamp<int64_t>(request.steps, 3, 7));
                 costs.add(trials, product, ns);
                 std::sort(all.begin(), all.end(), [&](std::size_t x, std::size_t y) { return ns[x] < ns[y]; });
-                timed.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(all.size(), 6)));
+                timed.assign(all.begin(),
+                             all.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(all.size(), 6)));
             }
-            const double library = time_alone(ctx, trials, product, trials.first()), ours = time_alone(ctx, trials, product, trials.ours());
+            const double library = time_alone(ctx, trials, product, trials.first()),
+                         ours = time_alone(ctx, trials, product, trials.ours());
             std::size_t best = trials.ours();
             double least = ours;
             for (const std::size_t trial : timed) {
@@ -101,7 +112,8 @@ void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest&
                 if (ns < least) least = ns, best = trial;
             }
             print(request, product, library, ours, least, trials.name(best));
-            if (request.tune && least < 0.99 * ours) lines.push_back(trials.product_line(best, product.m(), product.m(), product.k_base));
+            if (request.tune && least < 0.99 * ours)
+                lines.push_back(trials.product_line(best, product.m(), product.m(), product.k_base));
         };
         const int64_t rows = request.batch * request.seq;
         for_each_layer_product(layout, device, dtype, rows, bench);

@@ -34,14 +34,19 @@ StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths
 
 StepSettings settings_of(const Config& config, comm::Group* group) {
     const TrainingOptions& t = config.training;
-    return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay}, .max_grad_norm = t.max_grad_norm, .seed = 1,
-            .loss_scaling = config.model.dtype == DType::f16, .group = group,
+    return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay},
+            .max_grad_norm = t.max_grad_norm,
+            .seed = 1,
+            .loss_scaling = config.model.dtype == DType::f16,
+            .group = group,
             .bucket_bytes = bucket_bytes(config, group)};
 }
 
 }  // namespace
 
-BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths, comm::Group* group) : opened_(open_model(loaded.config)) {
+BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
+                           comm::Group* group)
+    : opened_(open_model(loaded.config)) {
     model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
@@ -55,9 +60,11 @@ BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const 
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
 }
 
-StepTimer::StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths, comm::Group* group)
+StepTimer::StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths,
+                     comm::Group* group)
     : learning_rate_(config.training.learning_rate),
-      batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0, group ? group->size() : 1)),
+      batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0,
+                         group ? group->size() : 1)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}
 
 StepTimes StepTimer::run(int64_t steps) {

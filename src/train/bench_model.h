@@ -13,7 +13,8 @@ namespace unsloth::train {
 class BenchedModel {
   public:
     /// With a group its ranks load together, as those of a run do.
-    BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths, comm::Group* group = nullptr);
+    BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
+                 comm::Group* group = nullptr);
 
     const ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }
@@ -34,15 +35,18 @@ struct StepTimes {
     bool skipped = false;
 };
 
-/// One step on the same random rows, every token but a row's first a target, as peers' step benchmarks use, again and again.
+/// One step on the same random rows, every token but a row's first a target, as peers' step benchmarks use, again and
+/// again.
 class StepTimer {
   public:
     /// With a group each rank has rows of its own, and gradients are shared.
-    StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths, comm::Group* group = nullptr);
+    StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths,
+              comm::Group* group = nullptr);
     /// Whether the steps that follow share gradients; at first they do where there is a group.
     void set_sharing(bool shares) { stepper_.set_sharing(shares); }
-    /// As in a run, the host issues a step while the one before computes. Between two results the host may wait in the issue of a long
-    /// step, so that single intervals say little: the whole of them counts, from one moment with nothing under way to another.
+    /// As in a run, the host issues a step while the one before computes. Between two results the host may wait in the
+    /// issue of a long step, so that single intervals say little: the whole of them counts, from one moment with
+    /// nothing under way to another.
     StepTimes run(int64_t steps);
 
   private:

@@ -34,19 +34,23 @@ struct WeightForms {
 std::vector<WeightForms> make_weights(ops::Context& ctx, const model::GroupLayout& group) {
     constexpr int64_t beyond_cache = int64_t{150} << 20, most_sets = 16;
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
-    std::vector<WeightForms> sets(static_cast<std::size_t>(std::clamp<int64_t>(beyond_cache / (group.n * group.k / 2) + 1, 2, most_sets)));
+    std::vector<WeightForms> sets(
+        static_cast<std::size_t>(std::clamp<int64_t>(beyond_cache / (group.n * group.k / 2) + 1, 2, most_sets)));
     for (WeightForms& set : sets) {
         set.buffer = at::randn({group.n + group.r, group.leading()}, options).mul_(0.02);
         for (const model::Slice& slice : group.slices) {
-            set.rows.push_back(ops::quantize_nf4(ctx, set.buffer.narrow(0, slice.n_begin, slice.n).narrow(1, 0, group.k).contiguous()));
+            set.rows.push_back(ops::quantize_nf4(
+                ctx, set.buffer.narrow(0, slice.n_begin, slice.n).narrow(1, 0, group.k).contiguous()));
             set.tiles.push_back(ops::make_nf4_tiles(ctx, set.rows.back()));
         }
     }
     return sets;
 }
 
-/// Microseconds of call(i), the median of three rounds of at least `least_ms`; a first impression where that is above `hopeless_us`.
-double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, double least_ms = 2, double hopeless_us = 1e12) {
+/// Microseconds of call(i), the median of three rounds of at least `least_ms`; a first impression where that is above
+/// `hopeless_us`.
+double time_us(ops::Context& ctx, const std::function<void(std::size_t)>& call, double least_ms = 2,
+               double hopeless_us = 1e12) {
     const auto seconds_of = [&](int calls) {
         synchronize(ctx);
         const auto start = Clock::now();
@@ -85,14 +89,20 @@ bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
 }
 
 /// One product for m tokens in its three ways.
-Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::vector<WeightForms>& sets, bool transposed, int64_t m) {
+Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::vector<WeightForms>& sets,
+                 bool transposed, int64_t m) {
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
     log::debug("bench nf4: ", m, " tokens, n ", group.n, ", k ", group.k, transposed ? ", transposed" : "");
-    const at::Tensor x = at::randn({m, model::row_stride(in + group.r)}, options).narrow(1, 0, in + group.r), out = at::empty({m, out_columns}, options);
+    const at::Tensor x = at::randn({m, model::row_stride(in + group.r)}, options).narrow(1, 0, in + group.r),
+                     out = at::empty({m, out_columns}, options);
     const auto product = [&](std::size_t i) {
         const at::Tensor& w = sets[i % sets.size()].buffer;
-        ops::gemm(ctx, {.a = x, .b = transposed ? w.narrow(1, 0, group.k) : w.narrow(0, 0, group.n).narrow(1, 0, group.inputs()), .out = out, .transpose_b = !transposed});
+        ops::gemm(ctx,
+                  {.a = x,
+                   .b = transposed ? w.narrow(1, 0, group.k) : w.narrow(0, 0, group.n).narrow(1, 0, group.inputs()),
+                   .out = out,
+                   .transpose_b = !transposed});
     };
     Measured result{.m = m, .library_us = time_us(ctx, product)};
     result.dequantise_us = time_us(ctx, [&](std::size_t i) {
@@ -138,14 +148,24 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
 void print(const BenchRequest& request, const std::string& name, const model::GroupLayout& group, const Measured& r) {
     const double share = r.library_us / r.own_us;
     if (request.json) {
-        std::cout << nlohmann::ordered_json{{"bench", "nf4"}, {"product", name}, {"m", r.m}, {"n", group.n}, {"k", group.k}, {"r", group.r},
-                                            {"library_us", r.library_us}, {"dequantise_and_library_us", r.dequantise_us},
-                                            {"own_us", r.own_us}, {"form", text_of(r.form)}, {"own_share_of_library", share}}.dump()
+        std::cout << nlohmann::ordered_json{{"bench", "nf4"},
+                                            {"product", name},
+                                            {"m", r.m},
+                                            {"n", group.n},
+                                            {"k", group.k},
+                                            {"r", group.r},
+                                            {"library_us", r.library_us},
+                                            {"dequantise_and_library_us", r.dequantise_us},
+                                            {"own_us", r.own_us},
+                                            {"form", text_of(r.form)},
+                                            {"own_share_of_library", share}}
+                         .dump()
                   << std::endl;
         return;
     }
-    std::printf("%-12s %6lld %10.1f %12.1f %10.1f %6.0f%%  %-22s %s\n", name.c_str(), static_cast<long long>(r.m), r.library_us,
-                r.dequantise_us, r.own_us, 100 * share, text_of(r.form).c_str(), r.tiles_win() ? "tiles" : "dequantise");
+    std::printf("%-12s %6lld %10.1f %12.1f %10.1f %6.0f%%  %-22s %s\n", name.c_str(), static_cast<long long>(r.m),
+                r.library_us, r.dequantise_us, r.own_us, 100 * share, text_of(r.form).c_str(),
+                r.tiles_win() ? "tiles" : "dequantise");
 }
 
 /// A line of the table: up to the largest m that the tiles serve faster, the form of the next measured m.
@@ -158,7 +178,9 @@ std::string table_line(const model::GroupLayout& group, bool transposed, const s
         if (goes_on && text_of(measured[i + 1].form) == text_of(r.form)) continue;  // one step serves both
         steps += cat(steps.empty() ? "" : ", ", "{", r.m, ", ", text_of(r.form), "}");
     }
-    return steps.empty() ? "" : cat("    {", transposed ? "true" : "false", ", ", group.n, ", ", group.k, ", {{", steps, "}}},");
+    return steps.empty()
+               ? ""
+               : cat("    {", transposed ? "true" : "false", ", ", group.n, ", ", group.k, ", {{", steps, "}}},");
 }
 #endif
 
@@ -173,8 +195,8 @@ void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& 
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)
-            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", describe_device(device).c_str(), "product", "tokens", "library us",
-                        "dequant+ us", "tiles us", "of lib.");
+            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", describe_device(device).c_str(), "product", "tokens",
+                        "library us", "dequant+ us", "tiles us", "of lib.");
         for (const model::Group g : model::all_groups) {
             const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
             for (const bool transposed : {false, true}) {

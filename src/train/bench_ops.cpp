@@ -41,8 +41,14 @@ struct Line {
 class OpBench {
   public:
     OpBench(ops::Context& ctx, const ModelSpec& spec, at::ScalarType dtype, const BenchRequest& request)
-        : ctx_(ctx), spec_(spec), dtype_(dtype), batch_(request.batch), seq_(request.seq), tokens_(batch_ * seq_),
-          steps_(std::max<int64_t>(request.steps, 3)), lengths_(row_lengths(batch_, seq_, request.min_seq)) {
+        : ctx_(ctx),
+          spec_(spec),
+          dtype_(dtype),
+          batch_(request.batch),
+          seq_(request.seq),
+          tokens_(batch_ * seq_),
+          steps_(std::max<int64_t>(request.steps, 3)),
+          lengths_(row_lengths(batch_, seq_, request.min_seq)) {
         item_ = static_cast<double>(c10::elementSize(dtype));
     }
 
@@ -64,7 +70,8 @@ class OpBench {
     at::TensorOptions options() const { return at::TensorOptions().dtype(dtype_).device(ctx_.device()); }
 
     /// Median over rounds of the mean of a few back-to-back calls.
-    void measure(std::string name, std::string shape, double bytes, double operations, const std::function<void()>& body) {
+    void measure(std::string name, std::string shape, double bytes, double operations,
+                 const std::function<void()>& body) {
         const int calls = ctx_.is_cuda() ? 10 : 1;
         body();
         std::vector<double> ms;
@@ -90,20 +97,23 @@ class OpBench {
     }
 
     void prepare_workspace() {
-        const int64_t attention = ops::attention_workspace(model::attention_shape(spec_, 0), dtype_, ctx_.device(), ctx_.deterministic,
-                                                           tokens_, batch_, seq_);
+        const int64_t attention = ops::attention_workspace(model::attention_shape(spec_, 0), dtype_, ctx_.device(),
+                                                           ctx_.deterministic, tokens_, batch_, seq_);
         const int64_t norm = ops::norm_backward_workspace(ctx_.device(), tokens_, spec_.hidden_size);
-        ctx_.workspace = at::empty({std::max({attention, norm, ops::gemm_workspace(ctx_.device()), int64_t{1}})}, options().dtype(at::kByte));
+        ctx_.workspace = at::empty({std::max({attention, norm, ops::gemm_workspace(ctx_.device()), int64_t{1}})},
+                                   options().dtype(at::kByte));
     }
 
     void copy_ceiling() {
         const int64_t count = ctx_.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 26;
         const at::Tensor from = at::ones({count}, options().dtype(at::kByte)), to = at::empty_like(from);
-        measure("copy (ceiling)", cat(count >> 20, " MiB"), 2.0 * static_cast<double>(count), 0, [&] { to.copy_(from); });
+        measure("copy (ceiling)", cat(count >> 20, " MiB"), 2.0 * static_cast<double>(count), 0,
+                [&] { to.copy_(from); });
         const int64_t n = ctx_.is_cuda() ? 8192 : 1024;
         const at::Tensor a = random({n, n}), b = random({n, n}), c = at::empty({n, n}, options());
         const auto cube = static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
-        measure("gemm (ceiling)", cat(n, "^3"), 0, 2 * cube, [&] { ops::gemm(ctx_, {.a = a, .b = b, .out = c, .transpose_b = true}); });
+        measure("gemm (ceiling)", cat(n, "^3"), 0, 2 * cube,
+                [&] { ops::gemm(ctx_, {.a = a, .b = b, .out = c, .transpose_b = true}); });
     }
 
     void gemms() {
@@ -111,10 +121,12 @@ class OpBench {
         for (const model::Group g : model::all_groups) {
             const int64_t n = layout[g].n, k = layout[g].k;
             const at::Tensor w = random({n, k}), x = random({tokens_, k}), y = random({tokens_, n});
-            const double operations = 2.0 * static_cast<double>(tokens_) * static_cast<double>(n) * static_cast<double>(k);
+            const double operations =
+                2.0 * static_cast<double>(tokens_) * static_cast<double>(n) * static_cast<double>(k);
             measure(cat("gemm ", name_of(g), " forward"), cat(tokens_, "x", n, "x", k), 0, operations,
                     [&] { ops::gemm(ctx_, {.a = x, .b = w, .out = y, .transpose_b = true}); });
-            measure(cat("gemm ", name_of(g), " dx"), cat(tokens_, "x", k, "x", n), 0, operations, [&] { ops::gemm(ctx_, {.a = y, .b = w, .out = x}); });
+            measure(cat("gemm ", name_of(g), " dx"), cat(tokens_, "x", k, "x", n), 0, operations,
+                    [&] { ops::gemm(ctx_, {.a = y, .b = w, .out = x}); });
         }
     }
 
@@ -123,24 +135,33 @@ class OpBench {
         const ops::Quant4Tensor packed = ops::quantize_nf4(ctx_, random({n, k}));
         const at::Tensor out = at::empty({n, k + 16}, options());
         const auto elements = static_cast<double>(n * k);
-        measure("dequantise NF4", cat(n, "x", k), elements * (0.5 + 1.0 / 64 + item_), 0, [&] { ops::dequantize_4bit(ctx_, packed.view(), out.narrow(1, 0, k)); });
+        measure("dequantise NF4", cat(n, "x", k), elements * (0.5 + 1.0 / 64 + item_), 0,
+                [&] { ops::dequantize_4bit(ctx_, packed.view(), out.narrow(1, 0, k)); });
     }
 
     void elementwise() {
         const int64_t d = spec_.hidden_size, f = spec_.intermediate_size, heads = spec_.num_heads + spec_.num_kv_heads;
         const auto row = static_cast<double>(tokens_) * item_;
-        const at::Tensor x = random({tokens_, d}), y = at::empty_like(x), g = random({tokens_, d}), w = floats({d}), rstd = floats({tokens_});
-        measure("rms_norm forward", cat(tokens_, "x", d), 2 * row * static_cast<double>(d), 0, [&] { ops::rms_norm_forward(ctx_, x, w, 1e-5, y, rstd); });
-        measure("rms_norm backward", cat(tokens_, "x", d), 4 * row * static_cast<double>(d), 0, [&] { ops::rms_norm_backward(ctx_, y, x, w, rstd, g, {}); });
-        const at::Tensor positions = at::arange(tokens_, options().dtype(at::kInt)).remainder(seq_).to(at::kInt), inv = floats({spec_.head_dim / 2}).abs();
+        const at::Tensor x = random({tokens_, d}), y = at::empty_like(x), g = random({tokens_, d}), w = floats({d}),
+                         rstd = floats({tokens_});
+        measure("rms_norm forward", cat(tokens_, "x", d), 2 * row * static_cast<double>(d), 0,
+                [&] { ops::rms_norm_forward(ctx_, x, w, 1e-5, y, rstd); });
+        measure("rms_norm backward", cat(tokens_, "x", d), 4 * row * static_cast<double>(d), 0,
+                [&] { ops::rms_norm_backward(ctx_, y, x, w, rstd, g, {}); });
+        const at::Tensor positions = at::arange(tokens_, options().dtype(at::kInt)).remainder(seq_).to(at::kInt),
+                         inv = floats({spec_.head_dim / 2}).abs();
         const at::Tensor cos = floats({tokens_, spec_.head_dim / 2}), sin = floats({tokens_, spec_.head_dim / 2});
         ops::rope_table(ctx_, positions, inv, 1.0, cos, sin);
         const at::Tensor qk = random({tokens_, heads, spec_.head_dim});
-        measure("rope", cat(tokens_, "x", heads, "x", spec_.head_dim), 2 * row * static_cast<double>(heads * spec_.head_dim) + 4.0 * static_cast<double>(tokens_ * spec_.head_dim), 0,
-                [&] { ops::rope_apply(ctx_, qk, cos, sin, false); });
+        measure(
+            "rope", cat(tokens_, "x", heads, "x", spec_.head_dim),
+            2 * row * static_cast<double>(heads * spec_.head_dim) + 4.0 * static_cast<double>(tokens_ * spec_.head_dim),
+            0, [&] { ops::rope_apply(ctx_, qk, cos, sin, false); });
         const at::Tensor gate_up = random({tokens_, 2 * f}), act = random({tokens_, f});
-        measure("swiglu forward", cat(tokens_, "x", f), 3 * row * static_cast<double>(f), 0, [&] { ops::swiglu_forward(ctx_, gate_up, act); });
-        measure("swiglu backward", cat(tokens_, "x", f), 5 * row * static_cast<double>(f), 0, [&] { ops::swiglu_backward(ctx_, act, gate_up); });
+        measure("swiglu forward", cat(tokens_, "x", f), 3 * row * static_cast<double>(f), 0,
+                [&] { ops::swiglu_forward(ctx_, gate_up, act); });
+        measure("swiglu backward", cat(tokens_, "x", f), 5 * row * static_cast<double>(f), 0,
+                [&] { ops::swiglu_backward(ctx_, act, gate_up); });
     }
 
     void attention() {
@@ -148,19 +169,26 @@ class OpBench {
         const int64_t tokens = s.q_offsets.back();
         const ops::AttentionShape shape = model::attention_shape(spec_, 0);
         const int64_t width = spec_.q_size() + 2 * spec_.kv_size();
-        const at::Tensor qkv = random({tokens, width}), dqkv = at::empty_like(qkv), out = random({tokens, spec_.num_heads, spec_.head_dim}), dout = at::randn_like(out);
+        const at::Tensor qkv = random({tokens, width}), dqkv = at::empty_like(qkv),
+                         out = random({tokens, spec_.num_heads, spec_.head_dim}), dout = at::randn_like(out);
         const auto part = [&](const at::Tensor& t, int64_t begin, int64_t heads) {
             return t.narrow(1, begin, heads * spec_.head_dim).unflatten(1, {heads, spec_.head_dim});
         };
         const int64_t q = spec_.q_size(), kv = spec_.kv_size();
-        const at::Tensor lse = at::empty({ops::attention_lse_elements(shape, dtype_, ctx_.device(), ctx_.deterministic, tokens, batch_, seq_)}, options().dtype(at::kFloat));
+        const at::Tensor lse = at::empty(
+            {ops::attention_lse_elements(shape, dtype_, ctx_.device(), ctx_.deterministic, tokens, batch_, seq_)},
+            options().dtype(at::kFloat));
         double operations = 0;
-        for (const int64_t length : lengths_) operations += 2.0 * static_cast<double>(length) * static_cast<double>(length) * static_cast<double>(q);
+        for (const int64_t length : lengths_)
+            operations += 2.0 * static_cast<double>(length) * static_cast<double>(length) * static_cast<double>(q);
         const std::string rows = s.uniform ? cat(batch_, "x", seq_) : cat(batch_, " rows, ", tokens, " tokens");
-        const auto qh = part(qkv, 0, spec_.num_heads), kh = part(qkv, q, spec_.num_kv_heads), vh = part(qkv, q + kv, spec_.num_kv_heads);
-        measure("attention forward", rows, 0, operations, [&] { ops::attention_forward(ctx_, shape, s, qh, kh, vh, out, lse); });
+        const auto qh = part(qkv, 0, spec_.num_heads), kh = part(qkv, q, spec_.num_kv_heads),
+                   vh = part(qkv, q + kv, spec_.num_kv_heads);
+        measure("attention forward", rows, 0, operations,
+                [&] { ops::attention_forward(ctx_, shape, s, qh, kh, vh, out, lse); });
         measure("attention backward", rows, 0, 2.5 * operations, [&] {
-            ops::attention_backward(ctx_, shape, s, dout, qh, kh, vh, out, lse, part(dqkv, 0, spec_.num_heads), part(dqkv, q, spec_.num_kv_heads), part(dqkv, q + kv, spec_.num_kv_heads));
+            ops::attention_backward(ctx_, shape, s, dout, qh, kh, vh, out, lse, part(dqkv, 0, spec_.num_heads),
+                                    part(dqkv, q, spec_.num_kv_heads), part(dqkv, q + kv, spec_.num_kv_heads));
         });
     }
 
@@ -170,7 +198,8 @@ class OpBench {
         const at::Tensor targets = at::randint(spec_.vocab_size, {rows}, options().dtype(at::kInt));
         const at::Tensor scalars = at::zeros({static_cast<int64_t>(sizeof(StepScalars))}, options().dtype(at::kByte));
         ctx_.scalars = reinterpret_cast<const StepScalars*>(scalars.data_ptr<uint8_t>());
-        measure("cross-entropy + gradient", cat(rows, "x", spec_.vocab_size), 3.0 * static_cast<double>(rows * spec_.vocab_size) * item_, 0,
+        measure("cross-entropy + gradient", cat(rows, "x", spec_.vocab_size),
+                3.0 * static_cast<double>(rows * spec_.vocab_size) * item_, 0,
                 [&] { ops::cross_entropy(ctx_, logits, targets, losses, true); });
         ctx_.scalars = nullptr;
     }
@@ -195,13 +224,17 @@ class OpBench {
         start.bias_correction1 = start.bias_correction2 = 0.1F;
         StepOutcome clean{};
         clean.first_bad_site = all_finite;
-        const at::Tensor scalars = at::from_blob(&start, {static_cast<int64_t>(sizeof start)}, at::kByte).clone().to(ctx_.device());
-        const at::Tensor outcome = at::from_blob(&clean, {static_cast<int64_t>(sizeof clean)}, at::kByte).clone().to(ctx_.device());
+        const at::Tensor scalars =
+            at::from_blob(&start, {static_cast<int64_t>(sizeof start)}, at::kByte).clone().to(ctx_.device());
+        const at::Tensor outcome =
+            at::from_blob(&clean, {static_cast<int64_t>(sizeof clean)}, at::kByte).clone().to(ctx_.device());
         ctx_.scalars = reinterpret_cast<const StepScalars*>(scalars.data_ptr<uint8_t>());
         ctx_.outcome = reinterpret_cast<StepOutcome*>(outcome.data_ptr<uint8_t>());
         const at::Tensor scratch = at::empty({ops::gradient_norm_scratch(count)}, bytes);
-        measure("gradient norm", cat(count >> 20, " Mi elements"), 4.0 * static_cast<double>(count), 0, [&] { ops::gradient_norm(ctx_, state.grads_P, scratch); });
-        measure("AdamW 8-bit", cat(count >> 20, " Mi elements"), 16.0 * static_cast<double>(count), 0, [&] { ops::adamw_step(ctx_, state, {}); });
+        measure("gradient norm", cat(count >> 20, " Mi elements"), 4.0 * static_cast<double>(count), 0,
+                [&] { ops::gradient_norm(ctx_, state.grads_P, scratch); });
+        measure("AdamW 8-bit", cat(count >> 20, " Mi elements"), 16.0 * static_cast<double>(count), 0,
+                [&] { ops::adamw_step(ctx_, state, {}); });
         ctx_.scalars = nullptr;
         ctx_.outcome = nullptr;
     }
@@ -220,9 +253,11 @@ class OpBench {
 std::vector<int64_t> row_lengths(int64_t count, int64_t longest, int64_t shortest) {
     std::vector<int64_t> lengths(static_cast<std::size_t>(count), longest);
     if (shortest == 0) return lengths;
-    for (int64_t i = 1; i < count; ++i) lengths[static_cast<std::size_t>(i)] = longest - i * (longest - shortest) / (count - 1);
+    for (int64_t i = 1; i < count; ++i)
+        lengths[static_cast<std::size_t>(i)] = longest - i * (longest - shortest) / (count - 1);
     for (int64_t i = count - 1; i > 0; --i)
-        std::swap(lengths[static_cast<std::size_t>(i)], lengths[philox4x32(3, 4, static_cast<uint32_t>(i), 0, 0, 0).w[0] % static_cast<uint32_t>(i + 1)]);
+        std::swap(lengths[static_cast<std::size_t>(i)],
+                  lengths[philox4x32(3, 4, static_cast<uint32_t>(i), 0, 0, 0).w[0] % static_cast<uint32_t>(i + 1)]);
     return lengths;
 }
 
@@ -247,16 +282,25 @@ void bench_ops(const LoadedConfig& loaded, const BenchRequest& request) {
     ctx.deterministic = loaded.config.training.deterministic;
     const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
-    if (!request.json) std::printf("%s\n%-28s %-24s %10s %16s %8s\n", describe_device(device).c_str(), "operator", "shape", "ms", "rate", "share");
+    if (!request.json)
+        std::printf("%s\n%-28s %-24s %10s %16s %8s\n", describe_device(device).c_str(), "operator", "shape", "ms",
+                    "rate", "share");
     for (const Line& line : lines) {
         const bool moves = line.bytes > 0;
         const double rate = (moves ? line.bytes : line.operations) / line.ms, share = rate / (moves ? copy : product);
         if (request.json) {
-            std::cout << nlohmann::ordered_json{{"bench", "ops"}, {"device", describe_device(device)}, {"op", line.name}, {"shape", line.shape}, {"ms", line.ms},
-                                                {moves ? "gb_per_second" : "tflops", moves ? rate / 1e6 : rate / 1e9}, {"share_of_ceiling", share}}.dump() << "\n";
+            std::cout << nlohmann::ordered_json{{"bench", "ops"},
+                                                {"device", describe_device(device)},
+                                                {"op", line.name},
+                                                {"shape", line.shape},
+                                                {"ms", line.ms},
+                                                {moves ? "gb_per_second" : "tflops", moves ? rate / 1e6 : rate / 1e9},
+                                                {"share_of_ceiling", share}}
+                             .dump()
+                      << "\n";
         } else {
-            std::printf("%-28s %-24s %10.4f %11.1f %-4s %7.1f%%\n", line.name.c_str(), line.shape.c_str(), line.ms, moves ? rate / 1e6 : rate / 1e9,
-                        moves ? "GB/s" : "TF/s", 100 * share);
+            std::printf("%-28s %-24s %10.4f %11.1f %-4s %7.1f%%\n", line.name.c_str(), line.shape.c_str(), line.ms,
+                        moves ? rate / 1e6 : rate / 1e9, moves ? "GB/s" : "TF/s", 100 * share);
         }
     }
     std::cout.flush();

@@ -19,17 +19,18 @@ class Operands {
     Operands(at::Device device, at::ScalarType dtype) : options_(at::TensorOptions(dtype).device(device)) {}
 
     /// y [rows, n] = x [rows, k] wᵀ, or x w when not `transposed`; rows of out `ld_out` elements apart.
-    Product product(std::string name, int64_t rows, int64_t n, int64_t k, int64_t k_base, bool transposed, int64_t ld_w, int64_t ld_out,
-                    bool residual) const {
+    Product product(std::string name, int64_t rows, int64_t n, int64_t k, int64_t k_base, bool transposed, int64_t ld_w,
+                    int64_t ld_out, bool residual) const {
         constexpr int64_t beyond_cache = int64_t{256} << 20, most_sets = 16;
         const int64_t elements = transposed ? n * ld_w : k * ld_w;
         Product result{.name = std::move(name), .k_base = k_base};
         const int64_t bytes = elements * static_cast<int64_t>(options_.dtype().itemsize());
         for (int64_t i = 0; i < std::clamp<int64_t>(beyond_cache / bytes + 1, 1, most_sets); ++i) {
-            ops::Gemm g{.a = at::randn({rows, model::row_stride(k)}, options_).narrow(1, 0, k),
-                        .b = at::randn({transposed ? n : k, ld_w}, options_).mul_(0.02).narrow(1, 0, transposed ? k : n),
-                        .out = at::empty({rows, ld_out}, options_).narrow(1, 0, n),
-                        .transpose_b = transposed};
+            ops::Gemm g{
+                .a = at::randn({rows, model::row_stride(k)}, options_).narrow(1, 0, k),
+                .b = at::randn({transposed ? n : k, ld_w}, options_).mul_(0.02).narrow(1, 0, transposed ? k : n),
+                .out = at::empty({rows, ld_out}, options_).narrow(1, 0, n),
+                .transpose_b = transposed};
             if (residual) {
                 g.beta = 1.0;
                 g.c = at::randn({rows, n}, options_);
@@ -52,8 +53,10 @@ void for_each_layer_product(const model::LayerLayout& layout, at::Device device,
     for (const model::Group g : model::all_groups) {
         const auto [n, k, r] = std::tuple{layout[g].n, layout[g].k, layout[g].r};
         const bool residual = g == model::Group::o || g == model::Group::down;
-        visit(make.product(name_of(g), rows, n, k + r, k, true, layout[g].leading(), g == model::Group::gate_up ? model::row_stride(n + r) : n, residual));
-        visit(make.product(cat(name_of(g), " dx"), rows, k, n + r, n, false, layout[g].leading(), model::row_stride(k + widest), false));
+        visit(make.product(name_of(g), rows, n, k + r, k, true, layout[g].leading(),
+                           g == model::Group::gate_up ? model::row_stride(n + r) : n, residual));
+        visit(make.product(cat(name_of(g), " dx"), rows, k, n + r, n, false, layout[g].leading(),
+                           model::row_stride(k + widest), false));
     }
 }
 
@@ -65,8 +68,8 @@ void for_each_head_product(const ModelSpec& spec, at::Device device, at::ScalarT
     visit(make.product("lm_head dx", chunk, hidden, vocab, vocab, false, hidden, hidden, false));
 }
 
-std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product, const std::vector<std::size_t>& trials,
-                                int64_t rounds) {
+std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product,
+                                const std::vector<std::size_t>& trials, int64_t rounds) {
     constexpr double least_ms = 10, operations_per_ms = 6e11;
     const int calls = std::max(2, static_cast<int>(least_ms * operations_per_ms / product.operations()));
     std::vector<std::vector<double>> ns(trials.size());
@@ -77,7 +80,8 @@ std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const P
             for (int call = 0; call < (round < 0 ? 1 : calls); ++call)
                 all.run(trials[i], product.sets[static_cast<std::size_t>(call) % product.sets.size()]);
             synchronize(ctx);
-            if (round >= 0) ns[i].push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls);
+            if (round >= 0)
+                ns[i].push_back(std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls);
         }
     }
     std::vector<double> medians;
@@ -95,7 +99,8 @@ double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& produc
     for (int half = 0; half < 2; ++half) {
         synchronize(ctx);
         const auto start = Clock::now();
-        for (int call = 0; call < calls; ++call) all.run(trial, product.sets[static_cast<std::size_t>(call) % product.sets.size()]);
+        for (int call = 0; call < calls; ++call)
+            all.run(trial, product.sets[static_cast<std::size_t>(call) % product.sets.size()]);
         synchronize(ctx);
         ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls;
     }

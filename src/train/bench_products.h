@@ -1,4 +1,5 @@
-// The products of a training step as cases to time: of a layer's groups and of the lm_head. Built with UNSLOTH_CUDA only.
+// The products of a training step as cases to time: of a layer's groups and of the lm_head. Built with UNSLOTH_CUDA
+// only.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,13 @@ struct Product {
     int64_t m() const { return sets[0].out.size(0); }
     int64_t n() const { return sets[0].out.size(1); }
     int64_t k() const { return sets[0].a.size(1); }
-    double operations() const { return 2.0 * static_cast<double>(m()) * static_cast<double>(n()) * static_cast<double>(k()); }
+    double operations() const {
+        return 2.0 * static_cast<double>(m()) * static_cast<double>(n()) * static_cast<double>(k());
+    }
 };
 
-/// Calls `visit` with every product of a layer for so many rows, one at a time, random operands on the device, in the strides that a
-/// step has.
+/// Calls `visit` with every product of a layer for so many rows, one at a time, random operands on the device, in the
+/// strides that a step has.
 void for_each_layer_product(const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
                             const std::function<void(const Product&)>& visit);
 /// The same of the lm_head, which takes so many rows in chunks: of one chunk.
@@ -33,11 +36,11 @@ void for_each_head_product(const ModelSpec& spec, at::Device device, at::ScalarT
                            const std::function<void(const Product&)>& visit);
 
 /// Nanoseconds of each of `trials`, the median of rounds that take turns, so that all see the same clock.
-std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product, const std::vector<std::size_t>& trials,
-                                int64_t rounds);
+std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const Product& product,
+                                const std::vector<std::size_t>& trials, int64_t rounds);
 
-/// Nanoseconds of one trial after it alone has run for a while: a card at its power limit then has the clock that the trial's own
-/// energy allows, which trials that take turns share.
+/// Nanoseconds of one trial after it alone has run for a while: a card at its power limit then has the clock that the
+/// trial's own energy allows, which trials that take turns share.
 double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& product, std::size_t trial);
 
 }  // namespace unsloth::train

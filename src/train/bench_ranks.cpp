@@ -11,11 +11,13 @@ namespace unsloth::train {
 RankGroup meet_ranks(const LoadedConfig& loaded, const std::string& bench) {
     RankGroup ranks{comm::read_launch_environment()};
     if (ranks.environment.alone())
-        throw usage_error(cat(bench, " compares several processes, and this one is alone"),
-                          cat("Start it with scripts/launch.sh --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
+        throw usage_error(
+            cat(bench, " compares several processes, and this one is alone"),
+            cat("Start it with scripts/launch.sh --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
     comm::set_nccl_environment(loaded.config.distributed.nccl);
     ranks.device = choose_device(loaded.config.hardware.device, ranks.environment.local_rank);
-    ranks.group = comm::make_group(ranks.environment, ranks.device, std::chrono::seconds(loaded.config.distributed.ddp_timeout));
+    ranks.group =
+        comm::make_group(ranks.environment, ranks.device, std::chrono::seconds(loaded.config.distributed.ddp_timeout));
     if (ranks.group->rank() != 0) log::set_level(std::max(log::level(), log::Level::warning));
     return ranks;
 }
@@ -29,6 +31,8 @@ std::vector<double> gather_numbers(comm::Group& group, double own, const std::st
     return numbers;
 }
 
-double slowest(const std::vector<double>& numbers) { return *std::max_element(numbers.begin(), numbers.end()); }
+double slowest(const std::vector<double>& numbers) {
+    return *std::max_element(numbers.begin(), numbers.end());
+}
 
 }  // namespace unsloth::train

@@ -16,7 +16,8 @@ struct RankGroup {
     std::unique_ptr<comm::Group> group;
 };
 
-/// Meets the other ranks; those but the first print warnings alone from then on. usage Error for `bench` when this process is alone.
+/// Meets the other ranks; those but the first print warnings alone from then on. usage Error for `bench` when this
+/// process is alone.
 RankGroup meet_ranks(const LoadedConfig& loaded, const std::string& bench);
 
 /// Every rank's number, by rank.

@@ -17,7 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Milliseconds of the gradients' all-reduce with nothing else under way: the median of single calls, of the slowest rank.
+/// Milliseconds of the gradients' all-reduce with nothing else under way: the median of single calls, of the slowest
+/// rank.
 double all_reduce_ms(comm::Group& group, BenchedModel& benched) {
     const at::Tensor gradients = at::zeros_like(benched.model().parameters()->state().grads_P);
     std::vector<double> times;
@@ -56,7 +57,8 @@ void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
     const auto loading = Clock::now();
     BenchedModel benched(loaded, device, lengths, group.get());
     synchronize(benched.ctx());
-    const std::vector<double> load_seconds = gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
+    const std::vector<double> load_seconds =
+        gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
 
     StepTimer timer(benched, loaded.config, lengths, group.get());
     timer.run(request.warmup);
@@ -70,17 +72,33 @@ void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
     }
     const double reduce_ms = all_reduce_ms(*group, benched);
     const double bytes = 4.0 * static_cast<double>(benched.model().parameters()->table().flat_elements());
-    const double tokens = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) * group->size();
+    const double tokens =
+        static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) * group->size();
     const double alone_ms = median(alone.ms), together_ms = median(together.ms);
     if (group->rank() != 0) return;
     const nlohmann::ordered_json result{
-        {"bench", "scaling"}, {"device", describe_device(device)}, {"model", loaded.config.model.path}, {"ranks", group->size()},
-        {"ranks_of_machine", ranks.environment.local_world_size}, {"batch", request.batch}, {"seq", request.seq}, {"tokens", tokens},
-        {"steps", request.steps}, {"alone_ms", alone_ms}, {"alone_ms_of_rounds", alone.ms}, {"alone_ms_of_ranks", alone.of_ranks},
-        {"together_ms", together_ms}, {"together_ms_of_rounds", together.ms}, {"alone_tokens_per_second", 1000 * tokens / alone_ms},
-        {"together_tokens_per_second", 1000 * tokens / together_ms}, {"efficiency", alone_ms / together_ms}, {"exposed_ms", together_ms - alone_ms},
-        {"gradient_bytes", bytes}, {"all_reduce_ms", reduce_ms},
-        {"bus_gb_per_second", 2.0 * (group->size() - 1) / group->size() * bytes / reduce_ms / 1e6}, {"load_seconds", load_seconds}};
+        {"bench", "scaling"},
+        {"device", describe_device(device)},
+        {"model", loaded.config.model.path},
+        {"ranks", group->size()},
+        {"ranks_of_machine", ranks.environment.local_world_size},
+        {"batch", request.batch},
+        {"seq", request.seq},
+        {"tokens", tokens},
+        {"steps", request.steps},
+        {"alone_ms", alone_ms},
+        {"alone_ms_of_rounds", alone.ms},
+        {"alone_ms_of_ranks", alone.of_ranks},
+        {"together_ms", together_ms},
+        {"together_ms_of_rounds", together.ms},
+        {"alone_tokens_per_second", 1000 * tokens / alone_ms},
+        {"together_tokens_per_second", 1000 * tokens / together_ms},
+        {"efficiency", alone_ms / together_ms},
+        {"exposed_ms", together_ms - alone_ms},
+        {"gradient_bytes", bytes},
+        {"all_reduce_ms", reduce_ms},
+        {"bus_gb_per_second", 2.0 * (group->size() - 1) / group->size() * bytes / reduce_ms / 1e6},
+        {"load_seconds", load_seconds}};
     std::cout << result.dump(request.json ? -1 : 2) << std::endl;
 }
 

@@ -28,7 +28,8 @@ std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, c
     append_new(result, trials.first());
     for (std::size_t i = 0; i < std::min(in_turn, all.size()); ++i) append_new(result, all[i]);
     std::vector<std::pair<double, std::size_t>> by_energy;
-    for (std::size_t i = 0; i < std::min(tried_alone, all.size()); ++i) by_energy.emplace_back(time_alone(ctx, trials, product, all[i]), all[i]);
+    for (std::size_t i = 0; i < std::min(tried_alone, all.size()); ++i)
+        by_energy.emplace_back(time_alone(ctx, trials, product, all[i]), all[i]);
     std::sort(by_energy.begin(), by_energy.end());
     for (std::size_t i = 0; i < std::min(alone, by_energy.size()); ++i) append_new(result, by_energy[i].second);
     return result;
@@ -38,16 +39,20 @@ std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, c
 }  // namespace
 
 void require_tunable(const Config& config, at::Device device) {
-    if (!device.is_cuda()) throw usage_error(cat("bench step --tune compares algorithms of a GPU's library; the device is ", device.str()));
+    if (!device.is_cuda())
+        throw usage_error(
+            cat("bench step --tune compares algorithms of a GPU's library; the device is ", device.str()));
     if (config.hardware.cuda_graphs)
-        throw usage_error("bench step --tune changes products between steps, and recorded steps keep theirs", "Add --hardware.cuda_graphs false.");
+        throw usage_error("bench step --tune changes products between steps, and recorded steps keep theirs",
+                          "Add --hardware.cuda_graphs false.");
 }
 
-void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] StepTimer& timer, [[maybe_unused]] const LoadedConfig& loaded,
-                   [[maybe_unused]] const BenchRequest& request) {
+void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] StepTimer& timer,
+                   [[maybe_unused]] const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& request) {
 #if UNSLOTH_CUDA
     ops::Context& ctx = benched.ctx();
-    const model::LayerLayout layout = model::make_layout(benched.spec(), resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
+    const model::LayerLayout layout =
+        model::make_layout(benched.spec(), resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
     const at::ScalarType dtype = benched.request().dtype;
     std::vector<std::string> lines;
     for_each_layer_product(layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {

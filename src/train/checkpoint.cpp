@@ -13,7 +13,9 @@
 namespace unsloth::train {
 namespace {
 
-DType dtype_of(const at::Tensor& tensor) { return tensor.scalar_type() == at::kByte ? DType::u8 : DType::f32; }
+DType dtype_of(const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kByte ? DType::u8 : DType::f32;
+}
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
     return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
@@ -22,17 +24,24 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 /// A file's tensor, in place in its map.
 at::Tensor mapped(const TensorView& view, const at::Tensor& like) {
     if (view.dtype != dtype_of(like) || view.elements() != like.numel())
-        throw input_error(cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ", safetensors_name(view.dtype), ", the run needs ",
-                              like.numel(), " of ", safetensors_name(dtype_of(like))));
+        throw input_error(cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ",
+                              safetensors_name(view.dtype), ", the run needs ", like.numel(), " of ",
+                              safetensors_name(dtype_of(like))));
     UNSLOTH_CHECK(view.is_aligned(static_cast<std::size_t>(like.element_size())), view.name, " is not aligned");
-    return at::from_blob(const_cast<std::byte*>(view.data.data()), {view.elements()}, at::TensorOptions(like.scalar_type()));
+    return at::from_blob(const_cast<std::byte*>(view.data.data()), {view.elements()},
+                         at::TensorOptions(like.scalar_type()));
 }
 
 }  // namespace
 
 std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& s) {
-    std::vector<std::pair<std::string, at::Tensor>> tensors{{"params", s.params_P}, {"m32", s.m32}, {"v32", s.v32}, {"m8", s.m8}, {"v8", s.v8},
-                                                            {"absmax_m8", s.absmax_m8}, {"absmax_v8", s.absmax_v8}};
+    std::vector<std::pair<std::string, at::Tensor>> tensors{{"params", s.params_P},
+                                                            {"m32", s.m32},
+                                                            {"v32", s.v32},
+                                                            {"m8", s.m8},
+                                                            {"v8", s.v8},
+                                                            {"absmax_m8", s.absmax_m8},
+                                                            {"absmax_v8", s.absmax_v8}};
     std::erase_if(tensors, [](const auto& named) { return !named.second.defined() || named.second.numel() == 0; });
     return tensors;
 }
@@ -50,7 +59,8 @@ std::string layout_fingerprint(const model::ParameterTable& table, Optimizer opt
 
 Snapshot::Snapshot(const ops::AdamwState& state, at::Device device) {
     for (const auto& [name, tensor] : trained_tensors(state))
-        tensors_.emplace_back(name, at::empty({tensor.numel()}, at::TensorOptions(tensor.scalar_type()).pinned_memory(device.is_cuda())));
+        tensors_.emplace_back(
+            name, at::empty({tensor.numel()}, at::TensorOptions(tensor.scalar_type()).pinned_memory(device.is_cuda())));
 }
 
 const at::Tensor& Snapshot::at(const std::string& name) const {
@@ -75,7 +85,8 @@ void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState&
         if (with_values || name != "params") tensor.copy_(mapped(file.at(name), tensor));
 }
 
-void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P) {
+void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table,
+                     const at::Tensor& params_P) {
     const SafetensorsFile file(folder / "adapter_model.safetensors");
     for (const model::Parameter& p : table.parameters()) {
         const at::Tensor values = params_P.narrow(0, p.offset, p.elements());
@@ -88,7 +99,8 @@ struct BackgroundSaver::Job {
     std::optional<c10::Event> copied;
 };
 
-BackgroundSaver::BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state) : ctx_(ctx), state_(state), thread_([this] { run(); }) {}
+BackgroundSaver::BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state)
+    : ctx_(ctx), state_(state), thread_([this] { run(); }) {}
 
 BackgroundSaver::~BackgroundSaver() {
     {

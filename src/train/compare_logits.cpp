@@ -16,7 +16,8 @@ namespace {
 
 /// Prose, code and another script: rows that reach many rows of the embedding.
 constexpr const char* own_texts[] = {
-    "The parties agree that a change to this contract is valid only if it is made in writing and signed by both of them.",
+    "The parties agree that a change to this contract is valid only if it is made in writing and signed by both of "
+    "them.",
     "def mean(values):\n    total = sum(values)\n    return total / len(values) if values else 0.0\n",
     "Vier Züge fuhren am 3. März 2024 um 17:45 Uhr nach Ковель; 東京 war weiter entfernt.",
 };
@@ -30,7 +31,9 @@ using Row = std::vector<int32_t>;
 Row random_row(int64_t row, int64_t vocab) {
     Row ids;
     for (int64_t t = 0; t < own_random_tokens; ++t)
-        ids.push_back(static_cast<int32_t>(unit_float(philox4x32(0x3e57, 0, static_cast<uint32_t>(row), static_cast<uint32_t>(t), 0, 0).w[0]) * static_cast<float>(vocab)));
+        ids.push_back(static_cast<int32_t>(
+            unit_float(philox4x32(0x3e57, 0, static_cast<uint32_t>(row), static_cast<uint32_t>(t), 0, 0).w[0]) *
+            static_cast<float>(vocab)));
     return ids;
 }
 
@@ -50,7 +53,8 @@ std::vector<Row> rows_of_file(const OpenedModel& merged, Config config) {
     options.keep_all_masked = true;
     options.max_seq_length = 0;
     std::unique_ptr<RowEncoder> encoder;
-    if (probe_format(config.data.train_file, options) != DataFormat::tokenized) encoder = encoder_maker(merged, config)();
+    if (probe_format(config.data.train_file, options) != DataFormat::tokenized)
+        encoder = encoder_maker(merged, config)();
     const Dataset dataset = Dataset::load(config.data.train_file, options, encoder.get());
     std::vector<Row> rows;
     for (int64_t i = 0; i < dataset.size(); ++i) rows.push_back(dataset.sample(i).ids);
@@ -70,7 +74,8 @@ std::vector<Row> rows_to_compare(const CompareRequest& request, const OpenedMode
         rows.push_back(merged.tokenizer().encode(request.texts, true));
     }
     std::erase_if(rows, [](const Row& row) { return row.empty(); });
-    const int64_t most = std::max<int64_t>(1, largest_held_bytes / (merged.file->spec.vocab_size * static_cast<int64_t>(sizeof(float))));
+    const int64_t most =
+        std::max<int64_t>(1, largest_held_bytes / (merged.file->spec.vocab_size * static_cast<int64_t>(sizeof(float))));
     const int64_t longest = std::min(most, merged.file->spec.max_position_embeddings);
     int64_t tokens = 0;
     std::size_t taken = 0;
@@ -79,7 +84,8 @@ std::vector<Row> rows_to_compare(const CompareRequest& request, const OpenedMode
         row.resize(std::min(row.size(), static_cast<std::size_t>(std::min(longest, most - tokens))));
         tokens += static_cast<int64_t>(row.size());
     }
-    if (taken < rows.size()) log::info("the first ", taken, " of ", rows.size(), " rows (", tokens, " tokens) are compared");
+    if (taken < rows.size())
+        log::info("the first ", taken, " of ", rows.size(), " rows (", tokens, " tokens) are compared");
     rows.resize(taken);
     if (rows.empty()) throw input_error(cat("nothing to compare the models on: '", request.texts, "' has no tokens"));
     return rows;
@@ -100,7 +106,9 @@ std::vector<at::Tensor> logits_of(const Config& config, const OpenedModel& opene
         Batch batch = make_batch({&sample});
         cover_every_position(batch);
         std::vector<at::Tensor> chunks;
-        loaded.model->score(batch, [&](int64_t, const at::Tensor& logits_CV) { chunks.push_back(logits_CV.to(at::kFloat).cpu().clone()); });
+        loaded.model->score(batch, [&](int64_t, const at::Tensor& logits_CV) {
+            chunks.push_back(logits_CV.to(at::kFloat).cpu().clone());
+        });
         all.push_back(at::cat(chunks));
     }
     return all;
@@ -121,7 +129,8 @@ class Comparison {
         }
         max_abs_ = std::isnan(largest) ? largest : std::max(max_abs_, largest);
         kl_ += divergence(reference, found, vocab);
-        agreements_ += std::max_element(reference, reference + vocab) - reference == std::max_element(found, found + vocab) - found;
+        agreements_ += std::max_element(reference, reference + vocab) - reference ==
+                       std::max_element(found, found + vocab) - found;
         ++tokens_;
         values_ += vocab;
     }

@@ -16,7 +16,8 @@ void guarded(const Body& body) {
         body();
     } catch (const c10::Error& error) {
         log::debug(error.what());
-        throw runtime_failure(cat("LibTorch: ", error.what_without_backtrace()), "Run with --log_level debug for details, and please report this.");
+        throw runtime_failure(cat("LibTorch: ", error.what_without_backtrace()),
+                              "Run with --log_level debug for details, and please report this.");
     }
 }
 
@@ -47,4 +48,6 @@ class EngineImpl final : public Engine {
 }  // namespace
 }  // namespace unsloth::train
 
-unsloth::Engine* unsloth_create_engine() { return new unsloth::train::EngineImpl(); }
+unsloth::Engine* unsloth_create_engine() {
+    return new unsloth::train::EngineImpl();
+}

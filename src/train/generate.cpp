@@ -16,7 +16,8 @@ namespace {
 
 using Prompt = std::vector<int32_t>;
 
-Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer, const ChatTemplate& chat, const std::string& where) {
+Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer, const ChatTemplate& chat,
+                  const std::string& where) {
     if (row.contains("text") && row["text"].is_string()) return tokenizer.encode(row["text"].get<std::string>(), true);
     if (!row.contains("messages") || !row["messages"].is_array())
         throw input_error(cat(where, ": expected {\"text\"} or {\"messages\"}"));
@@ -26,7 +27,8 @@ Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer,
 }
 
 /// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
-std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer, const std::string& template_name) {
+std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer,
+                                 const std::string& template_name) {
     const ChatTemplate chat = ChatTemplate::choose(template_name, tokenizer);
     if (request.file.empty()) return {tokenizer.encode(request.prompt, true)};
     const std::string content = read_file(request.file);
@@ -55,7 +57,8 @@ std::vector<int32_t> stop_ids(const Tokenizer& tokenizer, const ModelSpec& spec)
     return stops;
 }
 
-std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, int64_t max_new_tokens, const std::vector<int32_t>& stops) {
+std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, int64_t max_new_tokens,
+                                     const std::vector<int32_t>& stops) {
     std::vector<model::KvCache> caches = model.make_caches(static_cast<int64_t>(prompt.size()) + max_new_tokens);
     std::vector<int32_t> made, next = prompt;
     while (static_cast<int64_t>(made.size()) < max_new_tokens) {
@@ -80,8 +83,10 @@ void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
     }
     const auto room = static_cast<int64_t>(longest) + request.max_new_tokens;
     if (room > opened.file->spec.max_position_embeddings)
-        throw usage_error(cat("prompt and max_new_tokens take ", room, " positions, the model allows ", opened.file->spec.max_position_embeddings));
-    const LoadedModel loaded_model = load_for_inference(loaded, opened, static_cast<int64_t>(longest), 1, 1, /*fewest_tokens=*/1);
+        throw usage_error(cat("prompt and max_new_tokens take ", room, " positions, the model allows ",
+                              opened.file->spec.max_position_embeddings));
+    const LoadedModel loaded_model =
+        load_for_inference(loaded, opened, static_cast<int64_t>(longest), 1, 1, /*fewest_tokens=*/1);
     const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
     for (const Prompt& prompt : prompts) {
         const std::vector<int32_t> ids = continue_prompt(*loaded_model.model, prompt, request.max_new_tokens, stops);

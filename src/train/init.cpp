@@ -26,13 +26,14 @@ namespace {
 
 constexpr float initializer_range = 0.02F;  // transformers' default
 
-/// Four normal values from one Philox draw (Box and Muller, 1958), named by (seed, tensor, element): any number of threads
-/// gives the same weights.
+/// Four normal values from one Philox draw (Box and Muller, 1958), named by (seed, tensor, element): any number of
+/// threads gives the same weights.
 void fill_normal(float* out, int64_t begin, int64_t end, uint64_t seed, uint32_t tensor) {
     for (int64_t i = begin; i < end; i += 4) {
         const auto block = static_cast<uint64_t>(i / 4);
-        const PhiloxWords words = philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(block),
-                                             static_cast<uint32_t>(block >> 32), tensor, 0x1417);
+        const PhiloxWords words =
+            philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(block),
+                       static_cast<uint32_t>(block >> 32), tensor, 0x1417);
         float normal[4];
         for (int pair = 0; pair < 2; ++pair) {
             const float radius = std::sqrt(-2.0F * std::log(1.0F - unit_float(words.w[2 * pair])));
@@ -46,10 +47,12 @@ void fill_normal(float* out, int64_t begin, int64_t end, uint64_t seed, uint32_t
 
 /// body(begin, end) for ranges of [0, count) that begin at multiples of 4, on all cores.
 void in_parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-    parallel_ranges((count + 3) / 4, 1 << 16, [&](int64_t begin, int64_t end) { body(begin * 4, std::min(count, end * 4)); });
+    parallel_ranges((count + 3) / 4, 1 << 16,
+                    [&](int64_t begin, int64_t end) { body(begin * 4, std::min(count, end * 4)); });
 }
 
-/// Values as a saved 16-bit checkpoint would hold them, both ways: `stored` in the storage type, `values` what they say in fp32.
+/// Values as a saved 16-bit checkpoint would hold them, both ways: `stored` in the storage type, `values` what they say
+/// in fp32.
 struct Made {
     std::vector<float> values;
     std::vector<std::byte> stored;
@@ -58,7 +61,8 @@ struct Made {
 Made make_values(const TensorRule& rule, uint64_t seed, uint32_t tensor, DType dtype) {
     int64_t count = 1;
     for (const int64_t size : rule.shape) count *= size;
-    Made made{std::vector<float>(static_cast<std::size_t>(count)), std::vector<std::byte>(static_cast<std::size_t>(count) * size_of(dtype))};
+    Made made{std::vector<float>(static_cast<std::size_t>(count)),
+              std::vector<std::byte>(static_cast<std::size_t>(count) * size_of(dtype))};
     in_parallel(count, [&](int64_t begin, int64_t end) {
         float* const values = made.values.data();
         std::byte* const stored = made.stored.data() + static_cast<std::size_t>(begin) * size_of(dtype);
@@ -73,7 +77,9 @@ Made make_values(const TensorRule& rule, uint64_t seed, uint32_t tensor, DType d
     return made;
 }
 
-bool quantised(const TensorRule& rule, InitQuantize how) { return how == InitQuantize::nf4 && rule.may_be_quantised; }
+bool quantised(const TensorRule& rule, InitQuantize how) {
+    return how == InitQuantize::nf4 && rule.may_be_quantised;
+}
 
 std::vector<TensorDecl> declarations(const TensorRule& rule, InitQuantize how, DType dtype) {
     if (quantised(rule, how)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype);
@@ -106,7 +112,8 @@ Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const 
 
 class Writer {
   public:
-    Writer(const InitRequest& request, const ModelSpec& spec) : request_(request), rules_(tensor_table(spec)), ctx_(choose_device("auto")) {}
+    Writer(const InitRequest& request, const ModelSpec& spec)
+        : request_(request), rules_(tensor_table(spec)), ctx_(choose_device("auto")) {}
 
     /// One file a shard of at most 5 GB of tensors.
     void write() {
@@ -119,7 +126,9 @@ class Writer {
         }
         const auto shards = split_into_shards(sizes, default_shard_bytes);
         for (std::size_t s = 0; s < shards.size(); ++s) write_shard(shards[s], shard_file_name(s, shards.size()));
-        if (shards.size() > 1) write_file_atomically(std::filesystem::path(request_.out) / shard_index_file, shard_index_json(where_, total_));
+        if (shards.size() > 1)
+            write_file_atomically(std::filesystem::path(request_.out) / shard_index_file,
+                                  shard_index_json(where_, total_));
     }
     std::size_t total_bytes() const { return total_; }
 
@@ -156,20 +165,25 @@ class Writer {
 }  // namespace
 
 void run_init(const InitRequest& request) {
-    ModelSpec spec = request.config_file.empty() ? builtin_shape(request.shape)
-                                                 : parse_model_spec(read_file(request.config_file), request.config_file);
+    ModelSpec spec = request.config_file.empty()
+                         ? builtin_shape(request.shape)
+                         : parse_model_spec(read_file(request.config_file), request.config_file);
     spec.dtype = request.dtype;
     std::filesystem::create_directories(request.out);
     Writer writer(request, spec);
     writer.write();
     const std::string original = request.config_file.empty() ? std::string() : read_file(request.config_file);
-    write_file_atomically(std::filesystem::path(request.out) / "config.json",
-                          write_model_config(spec, request.quantize == InitQuantize::nf4 ? std::optional(QuantizationConfig{}) : std::nullopt, original));
+    write_file_atomically(
+        std::filesystem::path(request.out) / "config.json",
+        write_model_config(spec,
+                           request.quantize == InitQuantize::nf4 ? std::optional(QuantizationConfig{}) : std::nullopt,
+                           original));
     if (!request.tokenizer.empty()) {
         const Tokenizer tokenizer = Tokenizer::load(request.tokenizer);
         copy_files(tokenizer.files(), tokenizer.folder(), request.out);
     }
-    log::info("random weights (seed ", request.seed, ") in ", request.out, ": ", memory::human_bytes(static_cast<int64_t>(writer.total_bytes())));
+    log::info("random weights (seed ", request.seed, ") in ", request.out, ": ",
+              memory::human_bytes(static_cast<int64_t>(writer.total_bytes())));
 }
 
 }  // namespace unsloth::train

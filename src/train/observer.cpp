@@ -20,7 +20,9 @@ namespace unsloth::train {
 namespace {
 
 /// JSON has no NaN: null stands for what is not finite.
-nlohmann::ordered_json number(double value) { return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr); }
+nlohmann::ordered_json number(double value) {
+    return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
 
 class MetricsFile final : public Observer {
   public:
@@ -34,9 +36,16 @@ class MetricsFile final : public Observer {
     MetricsFile& operator=(const MetricsFile&) = delete;
 
     void on_step(const StepReport& r) override {
-        write({{"step", r.step}, {"epoch", number(r.epoch)}, {"loss", number(r.loss)}, {"grad_norm", number(r.grad_norm)},
-               {"learning_rate", number(r.learning_rate)}, {"tokens", r.tokens}, {"trained_tokens", r.trained_tokens},
-               {"tokens_per_second", number(r.tokens_per_second)}, {"step_ms", number(r.step_ms)}, {"memory_gib", number(r.memory_gib)}});
+        write({{"step", r.step},
+               {"epoch", number(r.epoch)},
+               {"loss", number(r.loss)},
+               {"grad_norm", number(r.grad_norm)},
+               {"learning_rate", number(r.learning_rate)},
+               {"tokens", r.tokens},
+               {"trained_tokens", r.trained_tokens},
+               {"tokens_per_second", number(r.tokens_per_second)},
+               {"step_ms", number(r.step_ms)},
+               {"memory_gib", number(r.memory_gib)}});
     }
     void on_eval(const EvalReport& r) override {
         write({{"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}});
@@ -46,7 +55,8 @@ class MetricsFile final : public Observer {
     void write(const nlohmann::ordered_json& row) {
         const std::string line = row.dump() + "\n";
         if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
-            throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)), "Free some space on that file system.");
+            throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)),
+                                  "Free some space on that file system.");
     }
     /// A last line that was cut by a kill is no row.
     static std::string rows_until(const std::filesystem::path& path, int64_t step) {
@@ -55,7 +65,9 @@ class MetricsFile final : public Observer {
         std::string kept;
         for (std::string line; std::getline(lines, line);) {
             const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-            if (row.is_object() && row.contains("step") && row["step"].is_number_integer() && row["step"].get<int64_t>() <= step) kept += line + "\n";
+            if (row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
+                row["step"].get<int64_t>() <= step)
+                kept += line + "\n";
         }
         return kept;
     }
@@ -77,14 +89,15 @@ std::string duration_text(double seconds) {
 
 std::string step_text(const StepReport& r) {
     char text[160];
-    std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second);
+    std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate,
+                  r.grad_norm, r.tokens_per_second);
     return text;
 }
 
 std::string eval_text(const EvalReport& r) {
     char text[160];
-    std::snprintf(text, sizeof text, "step %lld  eval loss %.4f  (%lld labels in %.1f s)", static_cast<long long>(r.step), r.loss,
-                  static_cast<long long>(r.tokens), r.seconds);
+    std::snprintf(text, sizeof text, "step %lld  eval loss %.4f  (%lld labels in %.1f s)",
+                  static_cast<long long>(r.step), r.loss, static_cast<long long>(r.tokens), r.seconds);
     return text;
 }
 
@@ -103,8 +116,8 @@ class Clock {
 class PlainLines final : public Observer {
   public:
     void on_step(const StepReport& r) override {
-        log::info("step ", r.step, "/", r.total_steps, "  ", step_text(r), "  ", static_cast<int64_t>(r.step_ms + 0.5), " ms  left ",
-                  duration_text(clock_.seconds_left(r)));
+        log::info("step ", r.step, "/", r.total_steps, "  ", step_text(r), "  ", static_cast<int64_t>(r.step_ms + 0.5),
+                  " ms  left ", duration_text(clock_.seconds_left(r)));
     }
     void on_eval(const EvalReport& r) override { log::info(eval_text(r)); }
 
@@ -124,9 +137,11 @@ class ProgressBar final : public Observer, public log::Decoration {
     ProgressBar& operator=(const ProgressBar&) = delete;
 
     void on_step(const StepReport& r) override {
-        const std::string tail = cat(" ", r.step, "/", r.total_steps, "  ", step_text(r), "  left ", duration_text(clock_.seconds_left(r)));
+        const std::string tail =
+            cat(" ", r.step, "/", r.total_steps, "  ", step_text(r), "  left ", duration_text(clock_.seconds_left(r)));
         const int width = std::clamp(columns() - static_cast<int>(tail.size()) - 3, 0, 40);
-        const auto full = static_cast<int>(static_cast<double>(width) * static_cast<double>(r.step) / static_cast<double>(std::max<int64_t>(r.total_steps, 1)));
+        const auto full = static_cast<int>(static_cast<double>(width) * static_cast<double>(r.step) /
+                                           static_cast<double>(std::max<int64_t>(r.total_steps, 1)));
         before();
         line_.clear();
         if (width > 4) {
@@ -155,7 +170,9 @@ class ProgressBar final : public Observer, public log::Decoration {
 
 }  // namespace
 
-std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step) { return std::make_unique<MetricsFile>(path, after_step); }
+std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step) {
+    return std::make_unique<MetricsFile>(path, after_step);
+}
 
 std::unique_ptr<Observer> make_console(bool terminal) {
     if (terminal) return std::make_unique<ProgressBar>();
@@ -163,9 +180,12 @@ std::unique_ptr<Observer> make_console(bool terminal) {
 }
 
 void HistoryObserver::on_step(const StepReport& r) {
-    rows.push_back({r.step, r.epoch, {{"loss", r.loss}, {"grad_norm", r.grad_norm}, {"learning_rate", r.learning_rate}}});
+    rows.push_back(
+        {r.step, r.epoch, {{"loss", r.loss}, {"grad_norm", r.grad_norm}, {"learning_rate", r.learning_rate}}});
 }
 
-void HistoryObserver::on_eval(const EvalReport& r) { rows.push_back({r.step, r.epoch, {{"eval_loss", r.loss}}}); }
+void HistoryObserver::on_eval(const EvalReport& r) {
+    rows.push_back({r.step, r.epoch, {{"eval_loss", r.loss}}});
+}
 
 }  // namespace unsloth::train

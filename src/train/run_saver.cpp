@@ -13,7 +13,8 @@ namespace unsloth::train {
 RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state)
     : files_(std::move(files)), state_(state), background_(ctx, state) {}
 
-void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P, const TrainerState& trainer) const {
+void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
+                            const TrainerState& trainer) const {
     if (files_.lora) {
         save_adapter(folder, *files_.table, params_P, *files_.lora, files_.base);
     } else {
@@ -33,13 +34,15 @@ void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& momen
     writer.commit();
     log::info("saved ", writer.path().string());
     const bool has_best = moment.run.best_eval.has_value();
-    remove_old_checkpoints(files_.output_dir, files_.save_total_limit, has_best ? std::optional(moment.run.best_step) : std::nullopt);
+    remove_old_checkpoints(files_.output_dir, files_.save_total_limit,
+                           has_best ? std::optional(moment.run.best_step) : std::nullopt);
 }
 
 void RunSaver::checkpoint(RunMoment moment) {
     wait();
     last_ = moment.run.step;
-    background_.save([this, moment = std::move(moment)](const Snapshot& snapshot) { write_checkpoint(snapshot, moment); });
+    background_.save(
+        [this, moment = std::move(moment)](const Snapshot& snapshot) { write_checkpoint(snapshot, moment); });
 }
 
 bool RunSaver::wait() {
@@ -52,6 +55,8 @@ bool RunSaver::wait() {
     }
 }
 
-void RunSaver::result(const TrainerState& trainer) const { write_result(files_.output_dir, state_.params_P, trainer); }
+void RunSaver::result(const TrainerState& trainer) const {
+    write_result(files_.output_dir, state_.params_P, trainer);
+}
 
 }  // namespace unsloth::train

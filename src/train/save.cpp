@@ -25,7 +25,8 @@ using Shard = std::vector<const model::Parameter*>;
 
 std::vector<Shard> make_shards(const model::ParameterTable& table, DType type, int64_t shard_bytes) {
     std::vector<std::size_t> bytes;
-    for (const model::Parameter& p : table.parameters()) bytes.push_back(static_cast<std::size_t>(p.elements()) * size_of(type));
+    for (const model::Parameter& p : table.parameters())
+        bytes.push_back(static_cast<std::size_t>(p.elements()) * size_of(type));
     std::vector<Shard> shards;
     for (const auto& members : split_into_shards(bytes, static_cast<std::size_t>(shard_bytes))) {
         Shard& shard = shards.emplace_back();
@@ -39,7 +40,8 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const at
     for (const model::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
     SafetensorsWriter writer(path, declared);
     for (const TensorDecl& decl : writer.tensors()) {
-        const auto found = std::find_if(shard.begin(), shard.end(), [&](const model::Parameter* p) { return p->name == decl.name; });
+        const auto found =
+            std::find_if(shard.begin(), shard.end(), [&](const model::Parameter* p) { return p->name == decl.name; });
         writer.append(decl.name, bytes_of(params_P, **found, type));
     }
     writer.finish();
@@ -47,7 +49,8 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const at
 
 }  // namespace
 
-void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const LoraSpec& lora, const std::string& base) {
+void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
+                  const LoraSpec& lora, const std::string& base) {
     std::filesystem::create_directories(folder);
     Shard all;
     for (const model::Parameter& p : table.parameters()) all.push_back(&p);
@@ -55,8 +58,8 @@ void save_adapter(const std::filesystem::path& folder, const model::ParameterTab
     write_file_atomically(folder / "adapter_config.json", write_peft_config({lora, base}));
 }
 
-void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P, const ModelSpec& spec,
-                const std::filesystem::path& source_folder, int64_t shard_bytes) {
+void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
+                const ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
     std::filesystem::create_directories(folder);
     const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
     std::map<std::string, std::string> where;
@@ -70,7 +73,8 @@ void save_model(const std::filesystem::path& folder, const model::ParameterTable
         }
     }
     if (shards.size() > 1) write_file_atomically(folder / shard_index_file, shard_index_json(where, total));
-    write_file_atomically(folder / "config.json", write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
+    write_file_atomically(folder / "config.json",
+                          write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
 }
 
 }  // namespace unsloth::train

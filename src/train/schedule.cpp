@@ -88,8 +88,8 @@ class Arguments {
     }
 
     [[noreturn]] void refuse(const char* key, const std::string& found, const std::string& expected) const {
-        throw usage_error(cat("training.lr_scheduler_kwargs: ", key, " of ", schedule_, " is ", found,
-                              ", expected ", expected));
+        throw usage_error(
+            cat("training.lr_scheduler_kwargs: ", key, " of ", schedule_, " is ", found, ", expected ", expected));
     }
 
     /// Usage error for arguments that nobody asked for.
@@ -97,9 +97,9 @@ class Arguments {
         if (pairs_.empty()) return;
         std::string known;
         for (const std::string& key : asked_) known += cat(known.empty() ? "" : ", ", key);
-        throw usage_error(cat("training.lr_scheduler_kwargs: ", schedule_, " has no argument \"",
-                              pairs_.front().first, "\""),
-                          known.empty() ? "It takes none." : cat("It takes: ", known, "."));
+        throw usage_error(
+            cat("training.lr_scheduler_kwargs: ", schedule_, " has no argument \"", pairs_.front().first, "\""),
+            known.empty() ? "It takes none." : cat("It takes: ", known, "."));
     }
 
   private:
@@ -112,8 +112,7 @@ class Arguments {
         std::string text = found->second;
         pairs_.erase(found);
         if (text == "null") return std::nullopt;
-        if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
-            text = text.substr(1, text.size() - 2);
+        if (text.size() >= 2 && text.front() == '"' && text.back() == '"') text = text.substr(1, text.size() - 2);
         return text;
     }
 
@@ -126,11 +125,10 @@ void read_min_lr(Arguments& arguments, ScheduleOptions& options) {
     const std::optional<double> absolute = arguments.number_within("min_lr", 0, 1e9);
     const std::optional<double> rate = arguments.number_within("min_lr_rate", 0, 1e9);
     if (absolute.has_value() == rate.has_value())
-        throw usage_error(cat("training.lr_scheduler_kwargs: ", absolute ? "both" : "neither",
-                              " of min_lr and min_lr_rate given"),
-                          "Give exactly one of the two: an absolute rate, or a share of learning_rate.");
-    if (absolute && !(options.learning_rate > 0))
-        throw usage_error("training: min_lr needs a learning_rate above 0");
+        throw usage_error(
+            cat("training.lr_scheduler_kwargs: ", absolute ? "both" : "neither", " of min_lr and min_lr_rate given"),
+            "Give exactly one of the two: an absolute rate, or a share of learning_rate.");
+    if (absolute && !(options.learning_rate > 0)) throw usage_error("training: min_lr needs a learning_rate above 0");
     options.min_lr_rate = absolute ? *absolute / options.learning_rate : *rate;
 }
 
@@ -186,8 +184,7 @@ double half_cosine(double cycles, double progress) {
 }
 
 double progress_after_warmup(const ScheduleOptions& o, double t) {
-    return ratio(t - static_cast<double>(o.warmup_steps),
-                 static_cast<double>(o.total_steps - o.warmup_steps));
+    return ratio(t - static_cast<double>(o.warmup_steps), static_cast<double>(o.total_steps - o.warmup_steps));
 }
 
 double cosine_with_restarts(const ScheduleOptions& o, double t) {
@@ -317,8 +314,8 @@ double schedule_multiplier(Schedule schedule, const ScheduleOptions& o, int64_t 
     if (t < warmup) return ratio(t, warmup);
     switch (schedule) {
         case Schedule::linear:
-            return std::max(0.0, ratio(static_cast<double>(o.total_steps) - t,
-                                       static_cast<double>(o.total_steps) - warmup));
+            return std::max(0.0,
+                            ratio(static_cast<double>(o.total_steps) - t, static_cast<double>(o.total_steps) - warmup));
         case Schedule::cosine:
             return std::max(0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)));
         case Schedule::cosine_with_restarts:
@@ -329,8 +326,7 @@ double schedule_multiplier(Schedule schedule, const ScheduleOptions& o, int64_t 
             return 1.0 / std::sqrt((t + o.timescale - warmup) / o.timescale);
         case Schedule::cosine_with_min_lr:
             return std::max(
-                0.0,
-                half_cosine(o.num_cycles, progress_after_warmup(o, t)) * (1 - o.min_lr_rate) + o.min_lr_rate);
+                0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)) * (1 - o.min_lr_rate) + o.min_lr_rate);
         default:
             return 1.0;  // constant_with_warmup
     }

@@ -28,7 +28,8 @@ Limits limits_of(const Dataset& rows) {
     for (int64_t i = 0; i < rows.size(); ++i) {
         const Sample sample = rows.sample(i);
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
-        limits.segments = std::max<int64_t>(limits.segments, std::count(sample.positions.begin(), sample.positions.end(), 0));
+        limits.segments =
+            std::max<int64_t>(limits.segments, std::count(sample.positions.begin(), sample.positions.end(), 0));
     }
     return limits;
 }
@@ -39,13 +40,15 @@ class LogitsFile {
     LogitsFile(const std::string& path, const Dataset& rows, int64_t vocab) {
         if (path.empty()) return;
         std::vector<TensorDecl> tensors;
-        for (int64_t i = 0; i < rows.size(); ++i) tensors.push_back({cat("logits.", i), DType::f32, {rows.tokens(i), vocab}});
+        for (int64_t i = 0; i < rows.size(); ++i)
+            tensors.push_back({cat("logits.", i), DType::f32, {rows.tokens(i), vocab}});
         writer_.emplace(path, std::move(tensors));
     }
     bool wanted() const { return writer_.has_value(); }
     void append(int64_t row, const at::Tensor& logits_CV) {
         const at::Tensor values = logits_CV.to(at::kFloat).cpu().contiguous();
-        writer_->append(cat("logits.", row), {static_cast<const std::byte*>(values.data_ptr()), static_cast<std::size_t>(values.nbytes())});
+        writer_->append(cat("logits.", row),
+                        {static_cast<const std::byte*>(values.data_ptr()), static_cast<std::size_t>(values.nbytes())});
     }
     void finish() {
         if (writer_) writer_->finish();
@@ -60,7 +63,8 @@ nlohmann::ordered_json score_row(model::Model& model, const Dataset& rows, int64
     Batch batch = make_batch({&all});
     if (logits.wanted()) cover_every_position(batch);
     const at::Tensor losses =
-        model.score(batch, logits.wanted() ? [&](int64_t, const at::Tensor& chunk) { logits.append(i, chunk); } : model::Model::OnLogits());
+        model.score(batch, logits.wanted() ? [&](int64_t, const at::Tensor& chunk) { logits.append(i, chunk); }
+                                           : model::Model::OnLogits());
     const float* const values = losses.data_ptr<float>();
     const Batch labelled = make_batch({&sample});
     nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
@@ -69,27 +73,35 @@ nlohmann::ordered_json score_row(model::Model& model, const Dataset& rows, int64
     for (std::size_t k = 0; k < batch.target_index.size(); ++k) {
         const auto t = static_cast<std::size_t>(batch.target_index[k]);
         if (batch.targets_T[t] == ignore_label) continue;
-        logprobs[t + 1] = std::isfinite(values[k]) ? nlohmann::ordered_json(-static_cast<double>(values[k])) : nlohmann::ordered_json(nullptr);
+        logprobs[t + 1] = std::isfinite(values[k]) ? nlohmann::ordered_json(-static_cast<double>(values[k]))
+                                                   : nlohmann::ordered_json(nullptr);
         if (labelled.targets_T[t] != ignore_label) sum += values[k];
     }
     const int64_t labels = labelled.labels;
-    return {{"row", rows.row(i)}, {"ids", sample.ids}, {"logprobs", std::move(logprobs)},
-            {"loss", labels > 0 ? nlohmann::ordered_json(sum / static_cast<double>(labels)) : nlohmann::ordered_json(nullptr)}, {"n_labels", labels}};
+    return {{"row", rows.row(i)},
+            {"ids", sample.ids},
+            {"logprobs", std::move(logprobs)},
+            {"loss",
+             labels > 0 ? nlohmann::ordered_json(sum / static_cast<double>(labels)) : nlohmann::ordered_json(nullptr)},
+            {"n_labels", labels}};
 }
 
 }  // namespace
 
 void run_score(const LoadedConfig& loaded, const ScoreRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
-    if (loaded.config.data.train_file.empty()) throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
+    if (loaded.config.data.train_file.empty())
+        throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
     DatasetOptions options = dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
     std::unique_ptr<RowEncoder> encoder;
-    if (probe_format(loaded.config.data.train_file, options) != DataFormat::tokenized) encoder = encoder_maker(opened, loaded.config)();
+    if (probe_format(loaded.config.data.train_file, options) != DataFormat::tokenized)
+        encoder = encoder_maker(opened, loaded.config)();
     const Dataset rows = Dataset::load(loaded.config.data.train_file, options, encoder.get());
     const Limits limits = limits_of(rows);
-    const LoadedModel loaded_model = load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
+    const LoadedModel loaded_model =
+        load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);
     LogitsFile logits(request.logits, rows, opened.file->spec.vocab_size);
     std::string out;
     double sum = 0;
@@ -103,7 +115,8 @@ void run_score(const LoadedConfig& loaded, const ScoreRequest& request) {
     }
     logits.finish();
     write_file_atomically(request.out, out);
-    log::info(rows.size(), " rows scored into ", request.out, ", mean loss ", labels > 0 ? sum / static_cast<double>(labels) : 0.0, " over ", labels, " labels");
+    log::info(rows.size(), " rows scored into ", request.out, ", mean loss ",
+              labels > 0 ? sum / static_cast<double>(labels) : 0.0, " over ", labels, " labels");
 }
 
 }  // namespace unsloth::train

@@ -37,8 +37,9 @@ int gpu_count() {
 void check_against_adapter(const LoadedConfig& loaded, const LoraSpec& asked, const LoraSpec& adapter) {
     const auto require = [&](const char* option, bool same) {
         if (loaded.is_given(cat("lora.", option)) && !same)
-            throw usage_error(cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
-                              "Leave the option out: the adapter's own config decides.");
+            throw usage_error(
+                cat("lora.", option, " contradicts the adapter in ", *loaded.config.model.adapter_name_or_path),
+                "Leave the option out: the adapter's own config decides.");
     };
     const auto sorted = [](std::vector<std::string> names) {
         std::sort(names.begin(), names.end());
@@ -64,7 +65,8 @@ at::Device choose_device(const std::string& option, int local_rank) {
     const int own = count == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? 0 : local_rank;
     const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : own;
     if (index >= count)
-        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)", local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
+        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
+                              local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
 #ifdef UNSLOTH_CUDA
                               ""
 #else
@@ -74,7 +76,8 @@ at::Device choose_device(const std::string& option, int local_rank) {
                           "Use --device cpu or auto, or check the driver with nvidia-smi.");
     at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator's figures are asked for before its first allocation
     const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(index));
-    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).setDevice(device);  // our kernels are launched where the thread stands
+    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+        .setDevice(device);  // our kernels are launched where the thread stands
     return device;
 }
 
@@ -83,7 +86,8 @@ std::string describe_device(at::Device device) {
 #ifdef UNSLOTH_CUDA
     if (device.is_cuda()) {
         cudaDeviceProp properties{};
-        if (cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess) return cat(properties.name, " (", memory, ")");
+        if (cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
+            return cat(properties.name, " (", memory, ")");
     }
 #endif
     return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
@@ -135,7 +139,8 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.dtype = model::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
     request.records = trains && config.hardware.cuda_graphs;
-    if (request.dtype == at::kBFloat16 && config.hardware.kernels == KernelChoice::measured) request.nf4_chooser = ops::nf4_gemm_chooser(device);
+    if (request.dtype == at::kBFloat16 && config.hardware.kernels == KernelChoice::measured)
+        request.nf4_chooser = ops::nf4_gemm_chooser(device);
     request.fp8 = config.model.compute_dtype == ComputeType::fp8;
     request.offload_embedding = config.hardware.offload_embedding;
     request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
@@ -144,15 +149,17 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.optim = config.training.optim;
     request.seed = static_cast<uint64_t>(config.training.seed);
     if (request.finetuning_type == FinetuningType::full) {
-        if (request.adapter) throw usage_error("finetuning_type full does not take an adapter_name_or_path", "Merge the adapter first, or train a LoRA.");
+        if (request.adapter)
+            throw usage_error("finetuning_type full does not take an adapter_name_or_path",
+                              "Merge the adapter first, or train a LoRA.");
         return request;
     }
     if (trains) request.lora = lora_spec(config.lora);
     if (request.adapter) {
         const PeftConfig adapter = read_peft_config(*request.adapter);
         if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);
-        log::info("adapter ", *request.adapter, ": r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha, ", trained on ",
-                  adapter.base_model_name_or_path);
+        log::info("adapter ", *request.adapter, ": r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha,
+                  ", trained on ", adapter.base_model_name_or_path);
         if (!loaded.is_given("lora.lora_dropout") || !trains) {
             if (request.lora) request.lora->lora_dropout = adapter.lora.lora_dropout;
         }
@@ -162,25 +169,36 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
 
 std::optional<Checkpointing> checkpointing_of(GradientCheckpointing option) {
     switch (option) {
-        case GradientCheckpointing::automatic: return std::nullopt;
-        case GradientCheckpointing::none: return Checkpointing{Keep::everything};
-        case GradientCheckpointing::mlp: return Checkpointing{Keep::but_mlp};
-        case GradientCheckpointing::attention: return Checkpointing{Keep::attention};
-        case GradientCheckpointing::full: return Checkpointing{Keep::input};
-        case GradientCheckpointing::none_offload: return Checkpointing{Keep::everything, true};
-        case GradientCheckpointing::mlp_offload: return Checkpointing{Keep::but_mlp, true};
-        case GradientCheckpointing::attention_offload: return Checkpointing{Keep::attention, true};
-        case GradientCheckpointing::full_offload: return Checkpointing{Keep::input, true};
+        case GradientCheckpointing::automatic:
+            return std::nullopt;
+        case GradientCheckpointing::none:
+            return Checkpointing{Keep::everything};
+        case GradientCheckpointing::mlp:
+            return Checkpointing{Keep::but_mlp};
+        case GradientCheckpointing::attention:
+            return Checkpointing{Keep::attention};
+        case GradientCheckpointing::full:
+            return Checkpointing{Keep::input};
+        case GradientCheckpointing::none_offload:
+            return Checkpointing{Keep::everything, true};
+        case GradientCheckpointing::mlp_offload:
+            return Checkpointing{Keep::but_mlp, true};
+        case GradientCheckpointing::attention_offload:
+            return Checkpointing{Keep::attention, true};
+        case GradientCheckpointing::full_offload:
+            return Checkpointing{Keep::input, true};
     }
     return std::nullopt;
 }
 
 void choose_memory_use(const Config& config, model::ModelPlan& plan) {
     const std::optional<Checkpointing> asked = checkpointing_of(config.training.gradient_checkpointing);
-    std::vector<Checkpointing> ways{{Keep::everything}, {Keep::but_mlp}, {Keep::attention}, {Keep::input}, {Keep::input, true}};
+    std::vector<Checkpointing> ways{
+        {Keep::everything}, {Keep::but_mlp}, {Keep::attention}, {Keep::input}, {Keep::input, true}};
     if (asked) ways = {*asked};
     std::vector<bool> caches{true, false};
-    if (config.hardware.weight_cache != WeightCache::automatic) caches = {config.hardware.weight_cache == WeightCache::on};
+    if (config.hardware.weight_cache != WeightCache::automatic)
+        caches = {config.hardware.weight_cache == WeightCache::on};
     const double limit = 0.9 * static_cast<double>(memory::device_memory(plan.request().device).free);
     for (const Checkpointing& way : ways) {
         model::ActivationSizes sizes = plan.request().sizes;
@@ -201,10 +219,12 @@ int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t row
 
 void require_memory(const model::ModelPlan& plan) {
     const memory::DeviceMemory memory = memory::device_memory(plan.request().device);
-    if (const int64_t ram = memory::device_memory(at::kCPU).free; plan.request().device.is_cuda() && plan.host().total_bytes() > ram)
-        throw runtime_failure(cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
-                                  memory::human_bytes(ram), " are available\n", plan.table_text()),
-                              "Choose a gradient_checkpointing that keeps less or does not offload, or less tokens a micro-batch.");
+    if (const int64_t ram = memory::device_memory(at::kCPU).free;
+        plan.request().device.is_cuda() && plan.host().total_bytes() > ram)
+        throw runtime_failure(
+            cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
+                memory::human_bytes(ram), " are available\n", plan.table_text()),
+            "Choose a gradient_checkpointing that keeps less or does not offload, or less tokens a micro-batch.");
     if (static_cast<double>(plan.total_bytes()) <= usable_share * static_cast<double>(memory.free)) return;
     // What would fit: try the usual remedies on the plan itself.
     std::string advice = "Would fit:";
@@ -229,13 +249,18 @@ void require_memory(const model::ModelPlan& plan) {
         sizes.longest = std::min(sizes.longest, sizes.tokens);
         sizes.head_chunk = std::min(sizes.head_chunk, sizes.head_rows);
         if (fits(sizes))
-            remedies.push_back(cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
-                                   "more gradient_accumulation_steps instead", asked.training ? cat(", gradient_checkpointing ", name_of(sizes.checkpointing)) : ""));
+            remedies.push_back(
+                cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
+                    "more gradient_accumulation_steps instead",
+                    asked.training ? cat(", gradient_checkpointing ", name_of(sizes.checkpointing)) : ""));
     }
     for (const std::string& remedy : remedies) advice += "\n    " + remedy;
-    if (remedies.empty()) advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
-    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ", memory::human_bytes(plan.total_bytes()), ", ",
-                              memory::human_bytes(memory.free), " are free\n", plan.table_text()), advice);
+    if (remedies.empty())
+        advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
+    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ",
+                              memory::human_bytes(plan.total_bytes()), ", ", memory::human_bytes(memory.free),
+                              " are free\n", plan.table_text()),
+                          advice);
 }
 
 int64_t bucket_bytes(const Config& config, const comm::Group* group) {
@@ -257,8 +282,9 @@ model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
         log::info("the ranks of this machine plan their memory differently: each reads the whole model");
         return {};
     }
-    return {group->place_here(), static_cast<int>(here.size()),
-            [group](const at::Tensor& values, int reader) { group->broadcast_here(values, reader, "the model's weights"); }};
+    return {group->place_here(), static_cast<int>(here.size()), [group](const at::Tensor& values, int reader) {
+                group->broadcast_here(values, reader, "the model's weights");
+            }};
 }
 
 void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step) {

@@ -31,10 +31,14 @@ constexpr Shape shapes[] = {
 
 const char* model_type_of(Architecture a) {
     switch (a) {
-        case Architecture::llama: return "llama";
-        case Architecture::mistral: return "mistral";
-        case Architecture::qwen2: return "qwen2";
-        case Architecture::qwen3: return "qwen3";
+        case Architecture::llama:
+            return "llama";
+        case Architecture::mistral:
+            return "mistral";
+        case Architecture::qwen2:
+            return "qwen2";
+        case Architecture::qwen3:
+            return "qwen3";
     }
     return "";
 }
@@ -87,7 +91,8 @@ ModelSpec builtin_shape(const std::string& name) {
         }
         return spec;
     }
-    throw usage_error(cat("--shape ", name, ": no such shape"), cat("Known: ", known, "; or give --config_file with a config.json."));
+    throw usage_error(cat("--shape ", name, ": no such shape"),
+                      cat("Known: ", known, "; or give --config_file with a config.json."));
 }
 
 }  // namespace unsloth::train

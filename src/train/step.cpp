@@ -18,7 +18,8 @@ constexpr double initial_loss_scale = 65536.0, largest_loss_scale = 16777216.0;
 constexpr int64_t growth_interval = 2000;  // as torch.amp.GradScaler
 
 at::Tensor bytes(std::size_t count, at::Device device, bool pinned) {
-    return at::zeros({static_cast<int64_t>(count)}, at::TensorOptions().dtype(at::kByte).device(device).pinned_memory(pinned));
+    return at::zeros({static_cast<int64_t>(count)},
+                     at::TensorOptions().dtype(at::kByte).device(device).pinned_memory(pinned));
 }
 
 template <class T>
@@ -35,7 +36,8 @@ struct Stepper::Slot {
     std::optional<c10::Event> done;
 };
 
-Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings) : ctx_(ctx), model_(model), settings_(settings) {
+Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
+    : ctx_(ctx), model_(model), settings_(settings) {
     const bool cuda = ctx.is_cuda();
     device_scalars_ = bytes(sizeof(StepScalars), ctx.device(), false);
     device_outcome_ = bytes(sizeof(StepOutcome), ctx.device(), false);
@@ -72,7 +74,8 @@ void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, 
     end(slot, batch, step, learning_rate, save_due);
 }
 
-bool Stepper::issue_unless(const StepBatch& batch, int64_t step, double learning_rate, const std::function<bool(double)>& abandon) {
+bool Stepper::issue_unless(const StepBatch& batch, int64_t step, double learning_rate,
+                           const std::function<bool(double)>& abandon) {
     UNSLOTH_CHECK(settings_.group == nullptr, "ranks drop a step together or not at all");
     Slot& slot = begin(batch, step, learning_rate);
     const auto count = static_cast<double>(batch.micro.size());
@@ -108,10 +111,11 @@ Stepper::Slot& Stepper::begin(const StepBatch& batch, int64_t step, double learn
         .loss_scale = static_cast<float>(loss_scale_),
         .max_grad_norm = static_cast<float>(settings_.max_grad_norm)};
     device_scalars_.copy_(slot.scalars, /*non_blocking=*/true);
-    // While the step before is not read yet, a place that it found not finite stays: this step is skipped too, and what is saved
-    // when the host stops is exactly what was good.
+    // While the step before is not read yet, a place that it found not finite stays: this step is skipped too, and what
+    // is saved when the host stops is exactly what was good.
     const bool keeps_site = !pending_.empty();
-    const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(StepOutcome, first_bad_site)) : static_cast<int64_t>(sizeof(StepOutcome));
+    const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(StepOutcome, first_bad_site))
+                                     : static_cast<int64_t>(sizeof(StepOutcome));
     device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
 
     {
@@ -132,13 +136,18 @@ void Stepper::end(Slot& slot, const StepBatch& batch, int64_t step, double learn
 
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
     if (slot.done) slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(ctx_.device()));
-    StepResult result{.step = step, .epoch = batch.epoch, .learning_rate = learning_rate, .tokens = batch.tokens,
-                      .labels = batch.labels, .loss_scale = loss_scale_};
+    StepResult result{.step = step,
+                      .epoch = batch.epoch,
+                      .learning_rate = learning_rate,
+                      .tokens = batch.tokens,
+                      .labels = batch.labels,
+                      .loss_scale = loss_scale_};
     for (const Batch& micro : batch.micro) result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
     pending_.emplace_back(&slot, std::move(result));
 }
 
-/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent, and of a save that one asks for.
+/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent, and of a save that one
+/// asks for.
 void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const ops::Region region(ctx_, "all-reduce");
     const int signal = interrupt_requested();
@@ -154,8 +163,9 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     if (buckets_ == nullptr) settings_.group->all_reduce(gradients, cat("the gradients of step ", step));
     for (std::size_t i = 0; buckets_ != nullptr && i < buckets_->all().size(); ++i) {
         const model::GradientStretch& bucket = buckets_->all()[i];
-        settings_.group->all_reduce_beside(gradients.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
-                                           cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
+        settings_.group->all_reduce_beside(
+            gradients.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
+            cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
     }
     settings_.group->all_reduce(shared_, cat("the loss of step ", step));
     settings_.group->join();
@@ -192,7 +202,8 @@ void Stepper::adjust_loss_scale(const StepOutcome& outcome) {
         good_steps_ = 0;
         --updates_;
         if (loss_scale_ < 1)
-            throw runtime_failure("fp16: gradients overflow even without a loss scale", "Use dtype bfloat16 or float32, or a lower learning_rate.");
+            throw runtime_failure("fp16: gradients overflow even without a loss scale",
+                                  "Use dtype bfloat16 or float32, or a lower learning_rate.");
     } else if (++good_steps_ == growth_interval) {
         loss_scale_ = std::min(2 * loss_scale_, largest_loss_scale);
         good_steps_ = 0;

@@ -19,26 +19,34 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::string count_text(int64_t count) {
     char text[32];
     const auto value = static_cast<double>(count);
-    if (value >= 1e9) std::snprintf(text, sizeof text, "%.2f B", value / 1e9);
-    else if (value >= 1e6) std::snprintf(text, sizeof text, "%.2f M", value / 1e6);
-    else if (value >= 1e4) std::snprintf(text, sizeof text, "%.1f k", value / 1e3);
-    else std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
+    if (value >= 1e9)
+        std::snprintf(text, sizeof text, "%.2f B", value / 1e9);
+    else if (value >= 1e6)
+        std::snprintf(text, sizeof text, "%.2f M", value / 1e6);
+    else if (value >= 1e4)
+        std::snprintf(text, sizeof text, "%.1f k", value / 1e3);
+    else
+        std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
     return text;
 }
 
 }  // namespace
 
 Trainer::Trainer(const LoadedConfig& loaded)
-    : loaded_(loaded), environment_(comm::read_launch_environment()),
+    : loaded_(loaded),
+      environment_(comm::read_launch_environment()),
       device_(choose_device(loaded.config.hardware.device, environment_.local_rank)) {
     if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
     if (environment_.local_world_size > 1 && config().hardware.device.rfind("cuda:", 0) == 0)
-        throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ", environment_.local_world_size, " processes on one GPU"),
+        throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ",
+                              environment_.local_world_size, " processes on one GPU"),
                           "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
@@ -72,10 +80,11 @@ void Trainer::telling_others(const std::function<void()>& work) const {
 void Trainer::require_agreement() const {
     if (group_ == nullptr) return;
     const DatasetStats& stats = loader_->dataset().stats();
-    const std::string own = cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens, " of them targets\n",
-                                "rows: ", data_fingerprint_, "\n", "checkpoint: ", resume_ ? resume_->state.step : 0, "\n",
-                                "model: ", opened_.file->tensors.parameters(), " parameters, ", opened_.file->tensors.quantised_linears(),
-                                " linears in 4 bit\n", config_to_json(config()));
+    const std::string own =
+        cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens,
+            " of them targets\n", "rows: ", data_fingerprint_, "\n", "checkpoint: ", resume_ ? resume_->state.step : 0,
+            "\n", "model: ", opened_.file->tensors.parameters(), " parameters, ",
+            opened_.file->tensors.quantised_linears(), " linears in 4 bit\n", config_to_json(config()));
     const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
         if (all[rank] == all[0]) continue;
@@ -83,8 +92,9 @@ void Trainer::require_agreement() const {
         std::string a, b;
         while (std::getline(first, a) && std::getline(other, b) && a == b) {
         }
-        throw usage_error(cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
-                          "All ranks need the same configuration, model and data.");
+        throw usage_error(
+            cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
+            "All ranks need the same configuration, model and data.");
     }
 }
 
@@ -102,14 +112,17 @@ void Trainer::open_data() {
     data_fingerprint_ = data.train.fingerprint();
     if (resume_ && resume_->state.data != data_fingerprint_)
         throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
-                          "Use the same files, format, template and tokenizer; or start a new run from its weights with model.adapter_name_or_path.");
+                          "Use the same files, format, template and tokenizer; or start a new run from its weights "
+                          "with model.adapter_name_or_path.");
     loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     schedule_ = schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) {
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
-            throw usage_error("lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during the run",
-                              "Give data.eval_file or data.val_size, and training.eval_steps.");
+            throw usage_error(
+                "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
+                "the run",
+                "Give data.eval_file or data.val_size, and training.eval_steps.");
         plateau_.emplace(schedule_);
     }
 }
@@ -140,10 +153,12 @@ namespace {
 
 /// What the log says of a choice.
 std::string describe_checkpointing(const Checkpointing& c) {
-    const char* const what[] = {"every layer's activations", "every layer's activations but its MLP's; those are recomputed",
+    const char* const what[] = {"every layer's activations",
+                                "every layer's activations but its MLP's; those are recomputed",
                                 "each layer's input and its attention's output; the rest is recomputed",
                                 "each layer's input; the rest is recomputed"};
-    return cat(what[static_cast<int>(c.keep)], c.offload ? ", in host memory" : "", " (gradient_checkpointing ", name_of(c), ")");
+    return cat(what[static_cast<int>(c.keep)], c.offload ? ", in host memory" : "", " (gradient_checkpointing ",
+               name_of(c), ")");
 }
 
 }  // namespace
@@ -154,20 +169,26 @@ void Trainer::banner() const {
     const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
     char share[32];
     std::snprintf(share, sizeof share, "%.3f %%", 100.0 * static_cast<double>(trainable) / static_cast<double>(total));
-    log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ", spec.hidden_size, ", ",
-              count_text(total), " parameters; base: ", plan_->base_description());
-    log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)", full() ? ", all of it" : "");
+    log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ",
+              spec.hidden_size, ", ", count_text(total), " parameters; base: ", plan_->base_description());
+    log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)",
+              full() ? ", all of it" : "");
     if (group_ && device_.is_cuda())
         for (const std::string& setting : nccl_) log::info("nccl       ", setting);
-    if (group_) log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size, " on this machine, started by ", environment_.launcher);
-    log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype), ", residual stream in the same type");
+    if (group_)
+        log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
+                  " on this machine, started by ", environment_.launcher);
+    log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype),
+              ", residual stream in the same type");
     log::info("data       ", describe(*loader_));
     log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_checkpointing(plan_->request().sizes.checkpointing));
     log::info("memory plan\n", plan_->table_text());
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
-        log::warning("embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: after a merge the "
-                     "two are no longer tied");
+        log::warning(
+            "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "
+            "after a merge the "
+            "two are no longer tied");
 }
 
 void Trainer::load() {
@@ -209,7 +230,8 @@ void Trainer::run_together() {
     const std::filesystem::path folder = config().training.output_dir;
     if (const std::filesystem::path trace = std::filesystem::path(config().logging.profile).parent_path();
         !trace.empty() && !std::filesystem::is_directory(trace))
-        throw usage_error(cat("logging.profile: there is no folder ", trace.string()), "Create it, or name a file in one that exists.");
+        throw usage_error(cat("logging.profile: there is no folder ", trace.string()),
+                          "Create it, or name a file in one that exists.");
     if (leads()) write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();
@@ -217,7 +239,8 @@ void Trainer::run_together() {
     std::snprintf(loaded_in, sizeof loaded_in, "%.1f", seconds_since(start));
     log::info("loaded in ", loaded_in, " s");
     if (leads()) observers_.push_back(make_console(::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info));
-    if (leads() && !config().logging.metrics_file.empty()) observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
+    if (leads() && !config().logging.metrics_file.empty())
+        observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
     if (config().training.eval_on_start && done_steps_ == 0) maybe_evaluate(0, 0.0);
     const Clock::time_point first_step = Clock::now();
     const int64_t tokens_before = seen_tokens_;
@@ -230,13 +253,16 @@ void Trainer::run_together() {
     if (saver_) saver_->wait();
     if (group_) group_->barrier("the end of the run");
     char rate[64];
-    std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds, static_cast<double>(seen_tokens_ - tokens_before) / seconds);
-    log::info("done: ", total_steps_, " steps, ", seen_tokens_, " tokens in ", rate, "; ", full() ? "model" : "adapter", " in ", folder.string());
+    std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds,
+                  static_cast<double>(seen_tokens_ - tokens_before) / seconds);
+    log::info("done: ", total_steps_, " steps, ", seen_tokens_, " tokens in ", rate, "; ", full() ? "model" : "adapter",
+              " in ", folder.string());
 }
 
 void Trainer::loop() {
     const TrainingOptions& t = config().training;
-    Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_, std::max(done_steps_, total_steps_));
+    Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_,
+                       std::max(done_steps_, total_steps_));
     last_report_ = last_save_ = Clock::now();
     int64_t step = done_steps_;
     const auto drain = [&](bool must) {
@@ -271,7 +297,8 @@ bool Trainer::issue(const StepBatch& batch, int64_t step) {
     }
     // A short step is done sooner than it could be dropped.
     if (group_ == nullptr && 2 * step_seconds_ > grace)
-        return stepper_->issue_unless(batch, step, rate, [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; });
+        return stepper_->issue_unless(
+            batch, step, rate, [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; });
     stepper_->issue(batch, step, rate, leads() && save_time_has_come());
     return true;
 }
@@ -281,8 +308,8 @@ void Trainer::report(const StepResult& result) {
     agreed_save_ = agreed_save_ || result.save_due;
     if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
     if (result.outcome.skipped != 0) {
-        log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale, "; the update was skipped, the scale is now ",
-                     stepper_->loss_scale());
+        log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale,
+                     "; the update was skipped, the scale is now ", stepper_->loss_scale());
     }
     const double seconds = step_seconds_ = seconds_since(last_report_);
     last_report_ = Clock::now();
@@ -313,17 +340,22 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
     save_result();
     if (saver_) saver_->wait();
     std::string rows;
-    for (std::size_t i = 0; i < result.rows.size(); ++i) rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
-    std::string where = cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
+    for (std::size_t i = 0; i < result.rows.size(); ++i)
+        rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
+    std::string where =
+        cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
     if (group_) {
-        const std::string own = result.outcome.first_bad_site == all_finite ? "" : cat("Rank ", environment_.rank, ": ", where);
+        const std::string own =
+            result.outcome.first_bad_site == all_finite ? "" : cat("Rank ", environment_.rank, ": ", where);
         where.clear();
-        for (const std::string& text : group_->gather(own, "the place of a value that is not finite")) where += text.empty() ? "" : cat("\n  ", text);
+        for (const std::string& text : group_->gather(own, "the place of a value that is not finite"))
+            where += text.empty() ? "" : cat("\n  ", text);
     }
-    throw runtime_failure(cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
-                              " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter", " is in ",
-                              config().training.output_dir),
-                          "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+    throw runtime_failure(
+        cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
+            " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
+            " is in ", config().training.output_dir),
+        "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
 }
 
 // --- evaluation and saving -----------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ bool holds_a_run(const std::filesystem::path& folder) {
 
 }  // namespace
 
-/// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor looked for.
+/// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor
+/// looked for.
 void Trainer::open_output() {
     TrainingOptions& training = loaded_.config.training;
     if (training.max_steps == 0) return;
@@ -45,7 +46,8 @@ void Trainer::open_output() {
         if (chosen.empty() && holds_a_run(folder)) {
             if (!training.overwrite_output_dir)
                 throw usage_error(cat(folder.string(), " holds a run already"),
-                                  "Go on with it (training.resume_from_checkpoint auto), choose another training.output_dir, or say training.overwrite_output_dir true.");
+                                  "Go on with it (training.resume_from_checkpoint auto), choose another "
+                                  "training.output_dir, or say training.overwrite_output_dir true.");
             for (const CheckpointFolder& old : list_checkpoints(folder)) std::filesystem::remove_all(old.path);
         }
     }
@@ -60,13 +62,15 @@ void Trainer::restore() {
     const RunState& saved = resume_->state;
     model::Parameters& parameters = *model_->parameters();
     if (saved.parameters != layout_fingerprint(parameters.table(), config().training.optim))
-        throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()), "Use the model, lora and optim options of its run_config.json.");
+        throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()),
+                          "Use the model, lora and optim options of its run_config.json.");
     if (!full()) restore_adapter(resume_->folder, parameters.table(), parameters.state().params_P);
     restore_optimizer(resume_->folder / "optimizer.safetensors", parameters.state(), /*with_values=*/full());
     model_->parameters_changed();
     stepper_->restore({saved.updates, saved.loss_scale, saved.good_steps});
     if (plateau_ && saved.plateau)
-        plateau_->restore({saved.plateau->learning_rate, saved.plateau->best, saved.plateau->has_best, saved.plateau->bad_evaluations, saved.plateau->cooldown_left});
+        plateau_->restore({saved.plateau->learning_rate, saved.plateau->best, saved.plateau->has_best,
+                           saved.plateau->bad_evaluations, saved.plateau->cooldown_left});
     done_steps_ = saved.step;
     last_epoch_ = saved.epoch;
     seen_tokens_ = saved.seen_tokens;
@@ -76,7 +80,8 @@ void Trainer::restore() {
     log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
 }
 
-/// The configuration with what an adapter folder decided, so that a run started from the written file does not contradict it.
+/// The configuration with what an adapter folder decided, so that a run started from the written file does not
+/// contradict it.
 Config Trainer::effective_config() const {
     Config effective = config();
     if (config().model.adapter_name_or_path && plan_->lora()) {
@@ -112,8 +117,11 @@ void Trainer::stop_for(int signal) {
     save_result();
     const bool whole = !saver_ || saver_->wait();
     if (group_) group_->barrier("the end of the interrupted run");
-    throw Interrupted(signal, cat("stopped after step ", done_steps_, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ", config().training.output_dir,
-                                  whole ? cat(", and checkpoint-", done_steps_, " to go on from (--resume_from_checkpoint auto)") : ""));
+    throw Interrupted(
+        signal,
+        cat("stopped after step ", done_steps_, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ",
+            config().training.output_dir,
+            whole ? cat(", and checkpoint-", done_steps_, " to go on from (--resume_from_checkpoint auto)") : ""));
 }
 
 RunFiles Trainer::run_files() const {

@@ -7,7 +7,8 @@ namespace unsloth::app {
 namespace {
 
 TEST(Doctor, ShowsVariablesThatMatterAlone) {
-    const auto findings = judge_environment({"HOME=/root", "NCCL_DEBUG=INFO", "HF_TOKEN=secret", "CUDA_VISIBLE_DEVICES=", "PATH=/bin"});
+    const auto findings =
+        judge_environment({"HOME=/root", "NCCL_DEBUG=INFO", "HF_TOKEN=secret", "CUDA_VISIBLE_DEVICES=", "PATH=/bin"});
     ASSERT_EQ(findings.size(), 2u);
     EXPECT_EQ(findings[0].name, "CUDA_VISIBLE_DEVICES");
     EXPECT_EQ(findings[0].value, "(empty)");
@@ -52,15 +53,19 @@ TEST(Doctor, Sizes) {
 TEST(Doctor, SumsAreJudgedByTheirFastest) {
     const std::string lines =
         "a rank's word\n"
-        R"({"bench":"comm","device":"x","ranks":4,"bytes":1024,"ms":0.025,"bus_gb_per_second":0.06})" "\n"
-        R"({"bench":"comm","device":"x","ranks":4,"bytes":268435456,"ms":2.0,"bus_gb_per_second":201.3})" "\n";
+        R"({"bench":"comm","device":"x","ranks":4,"bytes":1024,"ms":0.025,"bus_gb_per_second":0.06})"
+        "\n"
+        R"({"bench":"comm","device":"x","ranks":4,"bytes":268435456,"ms":2.0,"bus_gb_per_second":201.3})"
+        "\n";
     const Finding finding = judge_sums(lines, /*nvlink=*/true);
     EXPECT_EQ(finding.verdict, Verdict::ok);
     EXPECT_EQ(finding.value, "4 GPUs: 201.3 GB/s of bus bandwidth (256 MiB), 25 us at least");
     const std::string slow = R"({"bench":"comm","ranks":2,"bytes":1048576,"ms":0.06,"bus_gb_per_second":17.0})";
     EXPECT_EQ(judge_sums(slow, true).verdict, Verdict::warn) << "NVLink is there and not used";
     EXPECT_EQ(judge_sums(slow, false).verdict, Verdict::ok);
-    EXPECT_EQ(judge_sums(R"({"bench":"comm","ranks":2,"bytes":1048576,"ms":1.0,"bus_gb_per_second":1.0})", false).verdict, Verdict::warn);
+    EXPECT_EQ(
+        judge_sums(R"({"bench":"comm","ranks":2,"bytes":1048576,"ms":1.0,"bus_gb_per_second":1.0})", false).verdict,
+        Verdict::warn);
     EXPECT_EQ(judge_sums("", false).verdict, Verdict::broken);
     EXPECT_EQ(judge_sums("{\"bench\":\n", false).verdict, Verdict::broken);
 }

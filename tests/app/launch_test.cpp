@@ -1,4 +1,5 @@
-// The parts of the launcher that need no processes: variables, pins, lines, and what an end means. tests/e2e/launch_test.py runs the rest.
+// The parts of the launcher that need no processes: variables, pins, lines, and what an end means.
+// tests/e2e/launch_test.py runs the rest.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,18 +29,35 @@ std::string value_in(const std::vector<std::string>& variables, const std::strin
 TEST(RankEnvironment, CountsOverMachines) {
     Place place;
     place.local_rank = 1, place.ranks_here = 4, place.node = 2, place.nodes = 3;
-    place.master_address = "node0", place.master_port = 29500, place.restarts = 1, place.max_restarts = 2, place.threads = 8;
-    const auto env = rank_environment({"HOME=/root", "RANK=77", "RANKS=kept", "TORCHELASTIC_USE_AGENT_STORE=True"}, place);
-    for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
-             {"RANK", "9"}, {"WORLD_SIZE", "12"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"GROUP_RANK", "2"}, {"GROUP_WORLD_SIZE", "3"}, {"MASTER_ADDR", "node0"},
-             {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RESTART_COUNT", "1"}, {"TORCHELASTIC_MAX_RESTARTS", "2"}, {"OMP_NUM_THREADS", "8"}, {"HOME", "/root"}, {"RANKS", "kept"},
-             {"TORCHELASTIC_USE_AGENT_STORE", "(unset)"}})
+    place.master_address = "node0", place.master_port = 29500, place.restarts = 1, place.max_restarts = 2,
+    place.threads = 8;
+    const auto env =
+        rank_environment({"HOME=/root", "RANK=77", "RANKS=kept", "TORCHELASTIC_USE_AGENT_STORE=True"}, place);
+    for (const auto& [name, value] :
+         std::vector<std::pair<std::string, std::string>>{{"RANK", "9"},
+                                                          {"WORLD_SIZE", "12"},
+                                                          {"LOCAL_RANK", "1"},
+                                                          {"LOCAL_WORLD_SIZE", "4"},
+                                                          {"GROUP_RANK", "2"},
+                                                          {"GROUP_WORLD_SIZE", "3"},
+                                                          {"MASTER_ADDR", "node0"},
+                                                          {"MASTER_PORT", "29500"},
+                                                          {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                                          {"TORCHELASTIC_MAX_RESTARTS", "2"},
+                                                          {"OMP_NUM_THREADS", "8"},
+                                                          {"HOME", "/root"},
+                                                          {"RANKS", "kept"},
+                                                          {"TORCHELASTIC_USE_AGENT_STORE", "(unset)"}})
         EXPECT_EQ(value_in(env, name), value) << name;
 }
 
-TEST(RankEnvironment, TheUsersThreadsStay) { EXPECT_EQ(value_in(rank_environment({"OMP_NUM_THREADS=3"}, Place{}), "OMP_NUM_THREADS"), "3"); }
+TEST(RankEnvironment, TheUsersThreadsStay) {
+    EXPECT_EQ(value_in(rank_environment({"OMP_NUM_THREADS=3"}, Place{}), "OMP_NUM_THREADS"), "3");
+}
 
-TEST(RankEnvironment, FreePortsAreNoPrivilegedOnes) { EXPECT_GT(free_port(), 1023); }
+TEST(RankEnvironment, FreePortsAreNoPrivilegedOnes) {
+    EXPECT_GT(free_port(), 1023);
+}
 
 // --- pins ---
 
@@ -76,7 +94,8 @@ TEST(Pin, LeavesWhatIsNotClear) {
     EXPECT_NE(reason("", all).find("address is not known"), std::string::npos);
     EXPECT_NE(reason("0000:18:00.0", all).find("names no NUMA node"), std::string::npos);
     EXPECT_NE(reason("0000:99:00.0", all).find("names no NUMA node"), std::string::npos);
-    EXPECT_NE(reason("0000:17:00.0", {0, 1}).find("none of NUMA node 1's CPUs 4-7 is among the allowed 0-1"), std::string::npos);
+    EXPECT_NE(reason("0000:17:00.0", {0, 1}).find("none of NUMA node 1's CPUs 4-7 is among the allowed 0-1"),
+              std::string::npos);
 }
 
 TEST(Pin, IsInForceWhileItLives) {
@@ -87,7 +106,10 @@ TEST(Pin, IsInForceWhileItLives) {
         EXPECT_EQ(allowed_cpus(), CpuList{before.back()}) << pin.problem();
     }
     EXPECT_EQ(allowed_cpus(), before);
-    { const ScopedPin none({-1, {}, ""}); EXPECT_EQ(allowed_cpus(), before); }
+    {
+        const ScopedPin none({-1, {}, ""});
+        EXPECT_EQ(allowed_cpus(), before);
+    }
 }
 
 TEST(Pin, WhatTheKernelRefusesIsSaid) {
@@ -109,7 +131,8 @@ TEST(Lines, AreCompleteWhateverThePieces) {
     for (std::size_t piece = 1; piece <= input.size(); ++piece) {
         LineCutter cutter("> ");
         std::string out;
-        for (std::size_t at = 0; at < input.size(); at += piece) cutter.feed(std::string_view(input).substr(at, piece), out);
+        for (std::size_t at = 0; at < input.size(); at += piece)
+            cutter.feed(std::string_view(input).substr(at, piece), out);
         EXPECT_EQ(out, expected.substr(0, expected.size() - 7)) << "the last line has no end yet";
         cutter.finish(out);
         EXPECT_EQ(out, expected) << piece;
@@ -122,13 +145,15 @@ TEST(Lines, TooLongOnesAreCut) {
     const auto cut = [](const std::string& input, std::size_t piece) {
         LineCutter cutter("", 4);
         std::string out;
-        for (std::size_t at = 0; at < input.size(); at += piece) cutter.feed(std::string_view(input).substr(at, piece), out);
+        for (std::size_t at = 0; at < input.size(); at += piece)
+            cutter.feed(std::string_view(input).substr(at, piece), out);
         cutter.finish(out);
         return out;
     };
     for (std::size_t piece = 1; piece <= 12; ++piece) {
         EXPECT_EQ(cut("abcdefghij\nk\n", piece), "abcd\nefgh\nij\nk\n") << piece;
-        EXPECT_EQ(cut("abcd\nefgh\n", piece), "abcd\nefgh\n") << "a line of just that length has one end, in pieces of " << piece;
+        EXPECT_EQ(cut("abcd\nefgh\n", piece), "abcd\nefgh\n")
+            << "a line of just that length has one end, in pieces of " << piece;
         EXPECT_EQ(cut("abcde", piece), "abcd\ne\n") << piece;
     }
 }
@@ -155,14 +180,16 @@ const auto start = std::chrono::steady_clock::time_point{} + std::chrono::hours(
 
 RankEnd ended(int rank, int code, double seconds = 0, bool by_us = false) {
     const int signal = code > 200 ? code - 200 : 0;  // 209: died of signal 9
-    return {rank, 1000 + rank, signal != 0 ? 128 + signal : code, signal, by_us, start + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000))};
+    return {rank,   1000 + rank, signal != 0 ? 128 + signal : code,
+            signal, by_us,       start + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000))};
 }
 
 TEST(Outcome, TheFirstFailureCounts) {
     EXPECT_EQ(exit_code({ended(0, 0), ended(1, 0)}, 0), 0);
     EXPECT_EQ(exit_code({ended(0, 0), ended(1, 3), ended(2, 4, 20)}, 0), 3);
     EXPECT_EQ(exit_code({ended(2, 209), ended(0, 4, 20), ended(1, 4, 21)}, 0), 137);
-    EXPECT_EQ(exit_code({ended(1, 4), ended(0, 206, 120)}, 0), 4) << "a watchdog's abort two minutes later is a consequence";
+    EXPECT_EQ(exit_code({ended(1, 4), ended(0, 206, 120)}, 0), 4)
+        << "a watchdog's abort two minutes later is a consequence";
     EXPECT_EQ(exit_code({ended(1, 2), ended(0, 3)}, 0), 2);
 }
 
@@ -191,9 +218,13 @@ TEST(Outcome, OrderlyStopsKeepTheirCodes) {
 
 TEST(Outcome, TheSummaryNamesRankProcessAndReason) {
     EXPECT_EQ(summary({ended(1, 3), ended(2, 4, 9), ended(0, 4, 9), ended(3, 209, 40, true)}, 0),
-              "rank 1 (pid 1001) failed with exit code 3; ranks 0, 2: exit code 4; rank 3: signal 9 (Killed), from the launcher");
-    EXPECT_EQ(summary({ended(1, 209), ended(0, 0)}, 0), "rank 1 (pid 1001) was ended by signal 9 (Killed), often the kernel's for want of memory (dmesg); rank 0: exit code 0");
-    EXPECT_EQ(summary({ended(0, 143), ended(1, 143)}, SIGTERM), "stopped by signal 15 (Terminated); ranks 0, 1: exit code 143");
+              "rank 1 (pid 1001) failed with exit code 3; ranks 0, 2: exit code 4; rank 3: signal 9 (Killed), from the "
+              "launcher");
+    EXPECT_EQ(summary({ended(1, 209), ended(0, 0)}, 0),
+              "rank 1 (pid 1001) was ended by signal 9 (Killed), often the kernel's for want of memory (dmesg); rank "
+              "0: exit code 0");
+    EXPECT_EQ(summary({ended(0, 143), ended(1, 143)}, SIGTERM),
+              "stopped by signal 15 (Terminated); ranks 0, 1: exit code 143");
     EXPECT_EQ(summary({ended(0, 143)}, 0), "a rank was stopped, and the others with it; rank 0: exit code 143");
 }
 

@@ -17,7 +17,8 @@ TEST(CpuList, ReadsWhatLinuxWrites) {
 }
 
 TEST(CpuList, RefusesAnythingElse) {
-    for (const char* text : {"a", "1,", ",1", "3-1", "1-", "-1", "1 2", "0-99999999999", "1--2"}) EXPECT_EQ(parse_cpu_list(text), std::nullopt) << text;
+    for (const char* text : {"a", "1,", ",1", "3-1", "1-", "-1", "1 2", "0-99999999999", "1--2"})
+        EXPECT_EQ(parse_cpu_list(text), std::nullopt) << text;
 }
 
 TEST(CpuList, WritesTheShortestForm) {
@@ -75,7 +76,8 @@ TEST(Machine, ThisProcessHasCpus) {
 TEST(Gpus, FromTheKernelModulesFolder) {
     const FakeRoot root;
     EXPECT_TRUE(find_gpus(root.path()).gpus.empty());
-    root.write("proc/driver/nvidia/gpus/0000:ad:00.0/information", "Model: \t\t NVIDIA H200\nIRQ:   \t\t 90\nGPU UUID: \t GPU-b\nBus Location: \t 0000:ad:00.0\n");
+    root.write("proc/driver/nvidia/gpus/0000:ad:00.0/information",
+               "Model: \t\t NVIDIA H200\nIRQ:   \t\t 90\nGPU UUID: \t GPU-b\nBus Location: \t 0000:ad:00.0\n");
     root.write("proc/driver/nvidia/gpus/0000:18:00.0/information", "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-a\n");
     const GpuInventory found = find_gpus(root.path());
     ASSERT_EQ(found.gpus.size(), 2u);
@@ -88,7 +90,8 @@ TEST(Gpus, FromTheKernelModulesFolder) {
 
 TEST(Gpus, FromDeviceNodes) {
     const FakeRoot root;
-    for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"}) root.write(std::string("dev/") + name, "");
+    for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"})
+        root.write(std::string("dev/") + name, "");
     const GpuInventory found = find_gpus(root.path());
     EXPECT_EQ(found.gpus.size(), 3u);
     EXPECT_EQ(found.gpus[0].pci, "");
@@ -102,7 +105,9 @@ std::string addresses(const std::vector<Gpu>& gpus) {
 
 TEST(Gpus, VisibleOnesByCudasRules) {
     const std::vector<Gpu> equal{{"a", "H200", "GPU-11"}, {"b", "H200", "GPU-12"}, {"c", "H200", "GPU-13"}};
-    const auto visible = [&](std::optional<std::string> value) { return addresses(visible_gpus(equal, value, std::nullopt)); };
+    const auto visible = [&](std::optional<std::string> value) {
+        return addresses(visible_gpus(equal, value, std::nullopt));
+    };
     EXPECT_EQ(visible(std::nullopt), "abc");
     EXPECT_EQ(visible(""), "");
     EXPECT_EQ(visible("2,0"), "ca");
@@ -123,7 +128,9 @@ TEST(Gpus, UnequalCardsAreNumberedByCudaAlone) {
     EXPECT_EQ(addresses(visible_gpus(unequal, "GPU-2", std::nullopt)), "b") << "a UUID says which one";
 }
 
-TEST(Gpus, PciNamesAreThoseOfSysfs) { EXPECT_EQ(pci_name(0, 0xAD, 3), "0000:ad:03.0"); }
+TEST(Gpus, PciNamesAreThoseOfSysfs) {
+    EXPECT_EQ(pci_name(0, 0xAD, 3), "0000:ad:03.0");
+}
 
 }  // namespace
 }  // namespace unsloth::app

@@ -2,8 +2,8 @@
 #include "unsloth/comm/group.h"
 
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <arpa/inet.h>
+#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -37,7 +37,8 @@ LaunchEnvironment rank_of(int rank, int size, int port) {
 }
 
 /// body(group) on every rank; rank 0's store outlives the others' use of it.
-void on_ranks(int size, const std::function<void(Group&)>& body, std::chrono::seconds timeout = std::chrono::seconds(20)) {
+void on_ranks(int size, const std::function<void(Group&)>& body,
+              std::chrono::seconds timeout = std::chrono::seconds(20)) {
     const int port = free_port();
     std::vector<std::unique_ptr<Group>> groups(static_cast<std::size_t>(size));
     std::vector<std::thread> threads;
@@ -51,14 +52,18 @@ void on_ranks(int size, const std::function<void(Group&)>& body, std::chrono::se
     for (std::size_t rank = groups.size(); rank-- > 0;) groups[rank].reset();
 }
 
-TEST(Group, AloneThereIsNone) { EXPECT_EQ(make_group({}, at::kCPU, std::chrono::seconds(1)), nullptr); }
+TEST(Group, AloneThereIsNone) {
+    EXPECT_EQ(make_group({}, at::kCPU, std::chrono::seconds(1)), nullptr);
+}
 
 TEST(Group, SumsAreTheSameBitsOnEveryRank) {
     constexpr int size = 3, rounds = 5;
     std::vector<at::Tensor> results(size);
     on_ranks(size, [&](Group& group) {
         for (int round = 0; round < rounds; ++round) {
-            at::Tensor x = at::arange(1000, at::kFloat).mul_(0.1F * static_cast<float>(group.rank() + 1)).add_(static_cast<float>(round));
+            at::Tensor x = at::arange(1000, at::kFloat)
+                               .mul_(0.1F * static_cast<float>(group.rank() + 1))
+                               .add_(static_cast<float>(round));
             group.all_reduce(x, "a test's sum");
             results[static_cast<std::size_t>(group.rank())] = x;
         }
@@ -124,7 +129,10 @@ TEST(Group, ARankThatDoesNotComeIsNamed) {
             }
         },
         std::chrono::seconds(5));
-    for (int rank : {0, 1}) EXPECT_NE(messages[static_cast<std::size_t>(rank)].find("rank 2 did not come to gradients of step 2"), std::string::npos) << messages[static_cast<std::size_t>(rank)];
+    for (int rank : {0, 1})
+        EXPECT_NE(messages[static_cast<std::size_t>(rank)].find("rank 2 did not come to gradients of step 2"),
+                  std::string::npos)
+            << messages[static_cast<std::size_t>(rank)];
 }
 
 TEST(Group, AStoreThatNobodyServesIsSaid) {
@@ -132,7 +140,8 @@ TEST(Group, AStoreThatNobodyServesIsSaid) {
         make_group(rank_of(1, 2, free_port()), at::kCPU, std::chrono::seconds(2));
         ADD_FAILURE();
     } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("did not reach rank 0's store at 127.0.0.1"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("did not reach rank 0's store at 127.0.0.1"), std::string::npos)
+            << error.what();
     }
 }
 

@@ -32,13 +32,21 @@ std::string refusal(const std::map<std::string, std::string>& variables) {
 TEST(LaunchEnvironment, NothingMeansAlone) {
     EXPECT_TRUE(read({}).alone());
     EXPECT_TRUE(read({{"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"}}).alone());
-    EXPECT_TRUE(read({{"SLURM_JOB_ID", "77"}, {"SLURM_NTASKS", "8"}}).alone()) << "within an allocation, not started by srun";
+    EXPECT_TRUE(read({{"SLURM_JOB_ID", "77"}, {"SLURM_NTASKS", "8"}}).alone())
+        << "within an allocation, not started by srun";
     EXPECT_TRUE(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}).alone());
 }
 
 TEST(LaunchEnvironment, Torchrun) {
-    const LaunchEnvironment e = read({{"RANK", "9"}, {"WORLD_SIZE", "16"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "8"}, {"MASTER_ADDR", "node1"},
-                                      {"MASTER_PORT", "29511"}, {"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+    const LaunchEnvironment e = read({{"RANK", "9"},
+                                      {"WORLD_SIZE", "16"},
+                                      {"LOCAL_RANK", "1"},
+                                      {"LOCAL_WORLD_SIZE", "8"},
+                                      {"MASTER_ADDR", "node1"},
+                                      {"MASTER_PORT", "29511"},
+                                      {"TORCHELASTIC_RUN_ID", "none"},
+                                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                      {"TORCHELASTIC_RESTART_COUNT", "2"}});
     EXPECT_EQ(e.rank, 9);
     EXPECT_EQ(e.world_size, 16);
     EXPECT_EQ(e.local_rank, 1);
@@ -52,11 +60,23 @@ TEST(LaunchEnvironment, Torchrun) {
 
 // accelerate starts its processes through torchrun, and adds variables of its own; a single process gets those alone.
 TEST(LaunchEnvironment, Accelerate) {
-    std::map<std::string, std::string> v{{"ACCELERATE_MIXED_PRECISION", "bf16"}, {"ACCELERATE_DYNAMO_BACKEND", "no"}, {"ACCELERATE_USE_CPU", "false"}, {"OMP_NUM_THREADS", "1"}};
+    std::map<std::string, std::string> v{{"ACCELERATE_MIXED_PRECISION", "bf16"},
+                                         {"ACCELERATE_DYNAMO_BACKEND", "no"},
+                                         {"ACCELERATE_USE_CPU", "false"},
+                                         {"OMP_NUM_THREADS", "1"}};
     EXPECT_TRUE(read(v).alone());
-    v.merge(std::map<std::string, std::string>{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"GROUP_RANK", "0"}, {"ROLE_RANK", "1"},
-                                               {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"},
-                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "0"}, {"TORCHELASTIC_MAX_RESTARTS", "0"}});
+    v.merge(std::map<std::string, std::string>{{"RANK", "1"},
+                                               {"WORLD_SIZE", "2"},
+                                               {"LOCAL_RANK", "1"},
+                                               {"LOCAL_WORLD_SIZE", "2"},
+                                               {"GROUP_RANK", "0"},
+                                               {"ROLE_RANK", "1"},
+                                               {"MASTER_ADDR", "127.0.0.1"},
+                                               {"MASTER_PORT", "29500"},
+                                               {"TORCHELASTIC_RUN_ID", "none"},
+                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                               {"TORCHELASTIC_RESTART_COUNT", "0"},
+                                               {"TORCHELASTIC_MAX_RESTARTS", "0"}});
     const LaunchEnvironment e = read(v);
     EXPECT_EQ(e.rank, 1);
     EXPECT_EQ(e.local_world_size, 2);
@@ -65,8 +85,11 @@ TEST(LaunchEnvironment, Accelerate) {
 }
 
 TEST(LaunchEnvironment, OpenMpiOnOneMachineNeedsAPortAlone) {
-    std::map<std::string, std::string> v{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_PORT", "29500"}};
+    std::map<std::string, std::string> v{{"OMPI_COMM_WORLD_RANK", "1"},
+                                         {"OMPI_COMM_WORLD_SIZE", "2"},
+                                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                         {"MASTER_PORT", "29500"}};
     EXPECT_EQ(read(v).master_address, "127.0.0.1");
     v["OMPI_COMM_WORLD_SIZE"] = "4";  // two machines
     EXPECT_NE(refusal(v).find("MASTER_ADDR"), std::string::npos);
@@ -77,8 +100,12 @@ TEST(LaunchEnvironment, OpenMpiOnOneMachineNeedsAPortAlone) {
 }
 
 TEST(LaunchEnvironment, SlurmMeetsAtTheFirstHost) {
-    const LaunchEnvironment e = read({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_NTASKS_PER_NODE", "4"},
-                                      {"SLURM_JOB_ID", "1234567"}, {"SLURM_JOB_NODELIST", "gpu[012-013]"}});
+    const LaunchEnvironment e = read({{"SLURM_PROCID", "5"},
+                                      {"SLURM_NTASKS", "8"},
+                                      {"SLURM_LOCALID", "1"},
+                                      {"SLURM_NTASKS_PER_NODE", "4"},
+                                      {"SLURM_JOB_ID", "1234567"},
+                                      {"SLURM_JOB_NODELIST", "gpu[012-013]"}});
     EXPECT_EQ(e.rank, 5);
     EXPECT_EQ(e.local_rank, 1);
     EXPECT_EQ(e.local_world_size, 4);
@@ -93,10 +120,13 @@ TEST(LaunchEnvironment, SlurmMeetsAtTheFirstHost) {
 TEST(LaunchEnvironment, HalfOfItIsAUsersError) {
     EXPECT_NE(refusal({{"RANK", "1"}}).find("WORLD_SIZE"), std::string::npos);
     EXPECT_NE(refusal({{"WORLD_SIZE", "2"}}).find("RANK"), std::string::npos);
-    EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}).find("MASTER_ADDR"), std::string::npos);
+    EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}}).find("MASTER_ADDR"),
+              std::string::npos);
     EXPECT_NE(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("rank 2 of 2"), std::string::npos);
     EXPECT_NE(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("\"one\""), std::string::npos);
-    EXPECT_NE(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("65535"), std::string::npos);
+    EXPECT_NE(
+        refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("65535"),
+        std::string::npos);
 }
 
 TEST(NcclEnvironment, NamesAreCompletedAndChecked) {

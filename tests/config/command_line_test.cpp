@@ -59,8 +59,11 @@ TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
     EXPECT_CONTAINS(error_of({"score", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m"}), "score needs --data.train_file");
-    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m", "--datasets", "[\"a\"]"}), "score needs --data.train_file");
-    EXPECT_EQ(parse_command_line({"train", "--path", "m", "--datasets", "[\"a\"]"}).loaded.config.data.datasets.at(0).path, "a");
+    EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m", "--datasets", "[\"a\"]"}),
+                    "score needs --data.train_file");
+    EXPECT_EQ(
+        parse_command_line({"train", "--path", "m", "--datasets", "[\"a\"]"}).loaded.config.data.datasets.at(0).path,
+        "a");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--train_file", "m"}), "score needs --model.path");
 }
 
@@ -77,7 +80,8 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
 }
 
 TEST(CommandLine, DataAndItsAugmentation) {
-    const CommandLine data = parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});
+    const CommandLine data =
+        parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});
     EXPECT_EQ(data.command, Command::data);
     EXPECT_EQ(data.data.n, 5);
     EXPECT_TRUE(data.data.json);
@@ -85,8 +89,9 @@ TEST(CommandLine, DataAndItsAugmentation) {
     EXPECT_CONTAINS(error_of({"data"}), "data needs --data.train_file");
     EXPECT_CONTAINS(error_of({"data", "agument", "--train_file", "t"}), "unexpected argument 'agument'");
 
-    const CommandLine augment = parse_command_line({"data", "augment", "--in", "i", "--out", "o", "--seed", "5", "--val_size", "3", "--eval_out", "e",
-                                                    "--fields", "instruction,input", "--swap_rate", "0.5"});
+    const CommandLine augment =
+        parse_command_line({"data", "augment", "--in", "i", "--out", "o", "--seed", "5", "--val_size", "3",
+                            "--eval_out", "e", "--fields", "instruction,input", "--swap_rate", "0.5"});
     EXPECT_EQ(augment.command, Command::augment);
     EXPECT_EQ(augment.augment.in, "i");
     EXPECT_EQ(augment.augment.eval_out, "e");
@@ -150,13 +155,15 @@ TEST(CommandLine, TokenizeInspectInitBench) {
 }
 
 TEST(CommandLine, Export) {
-    const CommandLine model = parse_command_line({"export", "gguf", "--model", "m", "--out", "m.gguf", "--type", "q4_k", "--threads", "3"});
+    const CommandLine model =
+        parse_command_line({"export", "gguf", "--model", "m", "--out", "m.gguf", "--type", "q4_k", "--threads", "3"});
     EXPECT_EQ(model.command, Command::exporting);
     EXPECT_EQ(model.exporting.model, "m");
     EXPECT_EQ(model.exporting.out, "m.gguf");
     EXPECT_EQ(model.exporting.type, ExportType::q4_k_m);
     EXPECT_EQ(model.exporting.threads, 3);
-    const CommandLine adapter = parse_command_line({"export", "gguf", "--adapter", "a", "--base", "b", "--out", "a.gguf"});
+    const CommandLine adapter =
+        parse_command_line({"export", "gguf", "--adapter", "a", "--base", "b", "--out", "a.gguf"});
     EXPECT_EQ(adapter.exporting.adapter, "a");
     EXPECT_EQ(adapter.exporting.base, "b");
     EXPECT_EQ(adapter.exporting.type, ExportType::automatic);
@@ -165,13 +172,15 @@ TEST(CommandLine, Export) {
     EXPECT_CONTAINS(error_of({"export", "gguf", "--model", "m"}), "export needs --out");
     EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o"}), "needs --model or --adapter");
     EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--adapter", "a"}), "not both");
-    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--base", "b"}), "--base only beside --adapter");
+    EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--base", "b"}),
+                    "--base only beside --adapter");
     EXPECT_CONTAINS(error_of({"export", "gguf", "--out", "o", "--model", "m", "--outtype", "f16"}), "--type");
 }
 
 TEST(CommandLine, MergeAndQuantize) {
-    const CommandLine merge = parse_command_line({"merge", "--adapter", "a", "--base", "b", "--out", "o", "--dtype", "fp16", "--load-in-4bit",
-                                                  "--max_shard_size", "1.5GiB", "--tolerance", "0.25", "--device", "cuda:1", "--verify", "some words"});
+    const CommandLine merge = parse_command_line({"merge", "--adapter", "a", "--base", "b", "--out", "o", "--dtype",
+                                                  "fp16", "--load-in-4bit", "--max_shard_size", "1.5GiB", "--tolerance",
+                                                  "0.25", "--device", "cuda:1", "--verify", "some words"});
     EXPECT_EQ(merge.merge.adapter, "a");
     EXPECT_EQ(merge.merge.base, "b");
     EXPECT_EQ(merge.merge.out, "o");
@@ -190,10 +199,12 @@ TEST(CommandLine, MergeAndQuantize) {
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a"}), "merge needs --out");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--dtype", "int4"}), "--dtype");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--no_verify", "--verify", "x"}), "not both");
-    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--device", "cuda:x"}), "--device: expected auto, cpu");
+    EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--device", "cuda:x"}),
+                    "--device: expected auto, cpu");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--tolerance", "-1"}), "--tolerance");
 
-    const CommandLine quantize = parse_command_line({"quantize", "--model", "m", "--out", "o", "--type", "int8", "--max_shard_size", "300000"});
+    const CommandLine quantize =
+        parse_command_line({"quantize", "--model", "m", "--out", "o", "--type", "int8", "--max_shard_size", "300000"});
     EXPECT_EQ(quantize.quantize.model, "m");
     EXPECT_EQ(quantize.quantize.out, "o");
     EXPECT_EQ(quantize.quantize.type, WeightType::int8);
@@ -203,14 +214,18 @@ TEST(CommandLine, MergeAndQuantize) {
 }
 
 TEST(CommandLine, SizesHaveUnits) {
-    const auto bytes = [](const std::string& size) { return parse_command_line({"quantize", "--model", "m", "--out", "o", "--max_shard_size", size}).quantize.max_shard_bytes; };
+    const auto bytes = [](const std::string& size) {
+        return parse_command_line({"quantize", "--model", "m", "--out", "o", "--max_shard_size", size})
+            .quantize.max_shard_bytes;
+    };
     EXPECT_EQ(bytes("5GB"), 5'000'000'000);
     EXPECT_EQ(bytes("2 mb"), 2'000'000);
     EXPECT_EQ(bytes("3KiB"), 3072);
     EXPECT_EQ(bytes("7"), 7);
     EXPECT_EQ(bytes("0.5 TB"), 500'000'000'000);
     for (const char* wrong : {"0", "5XB", "GB", "-1", "1e300GB", "0.1", "5GBB", "nan", ""})
-        EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", std::string("--max_shard_size=") + wrong}), "--max_shard_size");
+        EXPECT_CONTAINS(error_of({"quantize", "--model", "m", "--out", "o", std::string("--max_shard_size=") + wrong}),
+                        "--max_shard_size");
 }
 
 TEST(CommandLine, MistakesAreNamed) {
@@ -235,7 +250,8 @@ TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
         }
     }
     EXPECT_GE(listed, 48);
-    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "export", "merge", "quantize", "bench"}) {
+    for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "export",
+                                "merge", "quantize", "bench"}) {
         EXPECT_CONTAINS(help, std::string("\n  ") + command);
         EXPECT_CONTAINS(help_text(command), std::string("Usage: unsloth-train ") + command);
     }

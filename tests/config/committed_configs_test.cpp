@@ -10,7 +10,8 @@ namespace {
 
 TEST(CommittedConfigs, Load) {
     int loaded = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(UNSLOTH_SOURCE_DIR) / "configs" / "llama-8b")) {
+    for (const auto& entry :
+         std::filesystem::directory_iterator(std::filesystem::path(UNSLOTH_SOURCE_DIR) / "configs" / "llama-8b")) {
         if (entry.path().extension() != ".json") continue;
         SCOPED_TRACE(entry.path().filename());
         const LoadedConfig config = load_config(entry.path(), {});

@@ -7,8 +7,10 @@ namespace unsloth::testing {
 namespace {
 
 TEST(Datasets, ObjectsAndPaths) {
-    const Config config = load_text(R"({"data": {"datasets": ["a.jsonl", {"path": "b/*.csv", "format": "alpaca", "split": "train",
-        "columns": {"instruction": "question"}}]}})").config;
+    const Config config =
+        load_text(R"({"data": {"datasets": ["a.jsonl", {"path": "b/*.csv", "format": "alpaca", "split": "train",
+        "columns": {"instruction": "question"}}]}})")
+            .config;
     ASSERT_EQ(config.data.datasets.size(), 2u);
     EXPECT_EQ(config.data.datasets[0].path, "a.jsonl");
     EXPECT_EQ(config.data.datasets[0].format, DataFormat::automatic);
@@ -18,15 +20,20 @@ TEST(Datasets, ObjectsAndPaths) {
     EXPECT_EQ(second.format, DataFormat::alpaca);
     EXPECT_EQ(second.split, "train");
     EXPECT_EQ(second.columns, (std::vector<std::pair<std::string, std::string>>{{"instruction", "question"}}));
-    const Config flags = load_config({}, {"--datasets", R"([{"path": "a", "weight": 3}, {"path": "b", "weight": 0.5}])"}).config;
+    const Config flags =
+        load_config({}, {"--datasets", R"([{"path": "a", "weight": 3}, {"path": "b", "weight": 0.5}])"}).config;
     EXPECT_EQ(flags.data.datasets.at(0).weight, 3);
     EXPECT_EQ(flags.data.datasets.at(1).weight, 0.5);
 }
 
 TEST(Datasets, ThePrintedConfigurationReadsBack) {
-    const Config config = load_text(R"({"data": {"datasets": [{"path": "a", "weight": 2}, {"path": "b", "weight": 1, "format": "text"}]}})").config;
+    const Config config =
+        load_text(
+            R"({"data": {"datasets": [{"path": "a", "weight": 2}, {"path": "b", "weight": 1, "format": "text"}]}})")
+            .config;
     const Json printed = Json::parse(config_to_json(config));
-    EXPECT_EQ(printed["data"]["datasets"], Json::parse(R"([{"path": "a", "weight": 2}, {"path": "b", "format": "text", "weight": 1}])"));
+    EXPECT_EQ(printed["data"]["datasets"],
+              Json::parse(R"([{"path": "a", "weight": 2}, {"path": "b", "format": "text", "weight": 1}])"));
     const Config again = load_text(config_to_json(config)).config;
     EXPECT_EQ(config_to_json(again), config_to_json(config));
 }

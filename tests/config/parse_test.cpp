@@ -165,7 +165,8 @@ TEST(Aliases, GradientCheckpointingAsBooleanOrUnsloth) {
     const auto unsloth = of("\"unsloth\"");
     EXPECT_EQ(unsloth.config.training.gradient_checkpointing, GradientCheckpointing::full_offload);
     EXPECT_TRUE(unsloth.notes.empty());
-    EXPECT_EQ(of("\"attention+offload\"").config.training.gradient_checkpointing, GradientCheckpointing::attention_offload);
+    EXPECT_EQ(of("\"attention+offload\"").config.training.gradient_checkpointing,
+              GradientCheckpointing::attention_offload);
 
     const auto flag = [](std::vector<std::string> flags) {
         return load_config({}, flags).config.training.gradient_checkpointing;

@@ -67,7 +67,8 @@ TEST(Settle, DeviceSyntax) {
 
 TEST(Settle, ResumingIsNotOverwriting) {
     EXPECT_EQ(load_config({}, {"--resume_from_checkpoint", "auto"}).config.training.resume_from_checkpoint, "auto");
-    EXPECT_CONTAINS(flag_error({"--resume_from_checkpoint", "auto", "--overwrite_output_dir", "true"}), "overwrite_output_dir");
+    EXPECT_CONTAINS(flag_error({"--resume_from_checkpoint", "auto", "--overwrite_output_dir", "true"}),
+                    "overwrite_output_dir");
 }
 
 TEST(Settle, TheOutputFolderHasAName) {

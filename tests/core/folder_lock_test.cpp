@@ -16,13 +16,15 @@ TEST(FolderLock, OneHolderAndNothingLeft) {
     std::filesystem::create_directories(folder);
     {
         const FolderLock lock(folder);
-        // Another process: locks of one process's own descriptors exclude each other too, but that is not what is promised.
+        // Another process: locks of one process's own descriptors exclude each other too, but that is not what is
+        // promised.
         const pid_t child = ::fork();
         if (child == 0) {
             try {
                 const FolderLock second(folder);
             } catch (const Error& error) {
-                ::_exit(std::string(error.what()).find(cat("process ", ::getppid(), " on ")) != std::string::npos ? 7 : 8);
+                ::_exit(std::string(error.what()).find(cat("process ", ::getppid(), " on ")) != std::string::npos ? 7
+                                                                                                                  : 8);
             }
             ::_exit(0);
         }

@@ -12,13 +12,27 @@ The rules:
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
 """
+
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-RANK = {"core": 0, "spec": 1, "kernels": 1.5, "config": 2, "formats": 2, "tokenizer": 2, "ops": 2,
-        "memory": 3, "comm": 3, "data": 3, "model": 4, "train": 5, "app": 6}
+RANK = {
+    "core": 0,
+    "spec": 1,
+    "kernels": 1.5,
+    "config": 2,
+    "formats": 2,
+    "tokenizer": 2,
+    "ops": 2,
+    "memory": 3,
+    "comm": 3,
+    "data": 3,
+    "model": 4,
+    "train": 5,
+    "app": 6,
+}
 WITH_TORCH = {"ops", "memory", "comm", "model", "train"}
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
@@ -95,16 +109,31 @@ def check(root):
 
 
 def self_test():
-    allowed = [("src/ops/a.cpp", "kernels/a.h"), ("src/data/a.cpp", "unsloth/config/a.h"), ("src/ops/a.cpp", "ATen/ATen.h"),
-               ("src/core/log.cpp", "spdlog/spdlog.h"), ("kernels/a.cu", "unsloth/spec/a.h"), ("src/train/a.cpp", "train/b.h"),
-               ("include/unsloth/data/a.h", "nlohmann/json_fwd.hpp"), ("src/app/a.cpp", "nlohmann/json.hpp")]
-    forbidden = [("src/core/a.cpp", "unsloth/spec/a.h", "order"), ("src/formats/a.cpp", "unsloth/config/a.h", "order"),
-                 ("src/memory/a.cpp", "unsloth/data/a.h", "order"), ("src/model/a.cpp", "kernels/a.h", "order"),
-                 ("kernels/a.cu", "unsloth/ops/a.h", "order"), ("src/new/a.cpp", "unsloth/core/a.h", "order"),
-                 ("src/train/a.cpp", "model/b.h", "private"), ("src/data/a.cpp", "c10/core/Device.h", "torch"),
-                 ("kernels/a.cuh", "ATen/ATen.h", "torch"), ("kernels/a.cpp", "torch/torch.h", "torch"),
-                 ("include/unsloth/app/a.h", "torch/all.h", "torch"), ("include/unsloth/data/a.h", "nlohmann/json.hpp", "json"),
-                 ("src/train/a.cpp", "fmt/format.h", "fmt")]
+    allowed = [
+        ("src/ops/a.cpp", "kernels/a.h"),
+        ("src/data/a.cpp", "unsloth/config/a.h"),
+        ("src/ops/a.cpp", "ATen/ATen.h"),
+        ("src/core/log.cpp", "spdlog/spdlog.h"),
+        ("kernels/a.cu", "unsloth/spec/a.h"),
+        ("src/train/a.cpp", "train/b.h"),
+        ("include/unsloth/data/a.h", "nlohmann/json_fwd.hpp"),
+        ("src/app/a.cpp", "nlohmann/json.hpp"),
+    ]
+    forbidden = [
+        ("src/core/a.cpp", "unsloth/spec/a.h", "order"),
+        ("src/formats/a.cpp", "unsloth/config/a.h", "order"),
+        ("src/memory/a.cpp", "unsloth/data/a.h", "order"),
+        ("src/model/a.cpp", "kernels/a.h", "order"),
+        ("kernels/a.cu", "unsloth/ops/a.h", "order"),
+        ("src/new/a.cpp", "unsloth/core/a.h", "order"),
+        ("src/train/a.cpp", "model/b.h", "private"),
+        ("src/data/a.cpp", "c10/core/Device.h", "torch"),
+        ("kernels/a.cuh", "ATen/ATen.h", "torch"),
+        ("kernels/a.cpp", "torch/torch.h", "torch"),
+        ("include/unsloth/app/a.h", "torch/all.h", "torch"),
+        ("include/unsloth/data/a.h", "nlohmann/json.hpp", "json"),
+        ("src/train/a.cpp", "fmt/format.h", "fmt"),
+    ]
     failures = 0
     for path, name, rule in [(*case, None) for case in allowed] + forbidden:
         with tempfile.TemporaryDirectory() as folder:

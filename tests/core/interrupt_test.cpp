@@ -47,7 +47,8 @@ TEST(InterruptDeathTest, TheSameSignalTwiceAtOnceIsOneRequest) {
 }
 
 TEST(InterruptDeathTest, AnotherSignalAtOnceIsASecondRequest) {
-    EXPECT_EXIT((install_interrupt_handlers(), std::raise(SIGTERM), std::raise(SIGINT)), ::testing::ExitedWithCode(130), "");
+    EXPECT_EXIT((install_interrupt_handlers(), std::raise(SIGTERM), std::raise(SIGINT)), ::testing::ExitedWithCode(130),
+                "");
 }
 
 TEST(Interrupted, CarriesTheShellsExitCode) {

@@ -22,7 +22,9 @@ class Staged : public testing::Test {
     }
     ~Staged() override { fs::remove_all(root_); }
     static void write(const fs::path& path) { std::ofstream(path) << "content"; }
-    std::size_t entries() const { return static_cast<std::size_t>(std::distance(fs::directory_iterator(root_), fs::directory_iterator())); }
+    std::size_t entries() const {
+        return static_cast<std::size_t>(std::distance(fs::directory_iterator(root_), fs::directory_iterator()));
+    }
 
     fs::path root_;
 };
@@ -65,7 +67,9 @@ TEST_F(Staged, IsKeptUnderAnotherNameWhenAskedTo) {
         write(staged.path() / "file");
         place = staged.keep_as("unverified");
     }
-    { const StagedFolder another(root_ / "out"); }
+    {
+        const StagedFolder another(root_ / "out");
+    }
     EXPECT_EQ(place, root_ / cat("out.unverified-", ::getpid()));
     EXPECT_TRUE(fs::exists(place / "file"));
     EXPECT_EQ(entries(), 1U);
@@ -77,7 +81,9 @@ TEST_F(Staged, RemovesWhatAKilledProcessLeft) {
     write(root_ / "out.tmp-77777");
     fs::create_directories(root_ / "out.tmp-77x");
     fs::create_directories(root_ / "other.tmp-1");
-    { const StagedFolder staged(root_ / "out"); }
+    {
+        const StagedFolder staged(root_ / "out");
+    }
     EXPECT_FALSE(fs::exists(root_ / "out.tmp-1"));
     EXPECT_FALSE(fs::exists(root_ / "out.tmp-77777"));
     EXPECT_EQ(entries(), 2U) << "names of others";

@@ -36,12 +36,14 @@ struct Setting {
 
     Setting() {
         for (int row = 0; row < 40; ++row)
-            rows.push_back(cat(R"({"id": "r)", row, R"(", "instruction": "Give a quick answer to question number )", row,
-                               R"(.", "input": "It is a quick one", "output": "a quick answer ", "score": 1.50, "system": "Be quick."})"));
+            rows.push_back(cat(
+                R"({"id": "r)", row, R"(", "instruction": "Give a quick answer to question number )", row,
+                R"(.", "input": "It is a quick one", "output": "a quick answer ", "score": 1.50, "system": "Be quick."})"));
         write();
         request.in = (folder.path() / "rows.jsonl").string();
         request.out = (folder.path() / "out.jsonl").string();
-        request.thesaurus = folder.write("thesaurus.json", R"({"quick": ["fast", "brief"], "answer": ["reply"]})").string();
+        request.thesaurus =
+            folder.write("thesaurus.json", R"({"quick": ["fast", "brief"], "answer": ["reply"]})").string();
         request.synonym_rate = 0.7;
         request.copies = 2;
     }
@@ -94,7 +96,8 @@ TEST(Augment, CopiesChangePromptsAloneAndSayWhatTheyAre) {
         EXPECT_LT(of["copy"], 2);
         ++made[of["by"]];
         for (const char* column : {"id", "output", "score", "system"}) EXPECT_EQ(row[column], source[column]);
-        EXPECT_TRUE(texts.insert(row["instruction"].get<std::string>() + row["input"].get<std::string>()).second) << "a repetition: " << line;
+        EXPECT_TRUE(texts.insert(row["instruction"].get<std::string>() + row["input"].get<std::string>()).second)
+            << "a repetition: " << line;
     }
     EXPECT_EQ(original, 40u);
     for (const AugmentCounts& copies : result.copies) {
@@ -145,21 +148,27 @@ TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
         Config run = setting.config;
         run.data.train_file = setting.request.in;
         const TrainingData data = load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); });
-        for (int64_t i = 0; i < data.eval->size(); ++i) EXPECT_TRUE(held_out.contains(setting.rows[static_cast<std::size_t>(data.eval->row(i))]));
+        for (int64_t i = 0; i < data.eval->size(); ++i)
+            EXPECT_TRUE(held_out.contains(setting.rows[static_cast<std::size_t>(data.eval->row(i))]));
 
         std::set<std::string> held_ids;
         for (const std::string& line : held_out) held_ids.insert(Json::parse(line)["id"]);
         for (const Json& row : setting.out()) {
             EXPECT_FALSE(held_ids.contains(row["id"])) << row;
-            if (is_copy(row)) { EXPECT_FALSE(held_ids.contains(row[provenance_column]["of"])); }
+            if (is_copy(row)) {
+                EXPECT_FALSE(held_ids.contains(row[provenance_column]["of"]));
+            }
         }
         // And the result cannot be split again by a run.
         run.data.train_file = setting.request.out;
-        toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); }); }),
-                             {"augmented copies"});
+        toy::expect_contains(
+            toy::message_of(ErrorKind::usage,
+                            [&] { load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); }); }),
+            {"augmented copies"});
         run.data.val_size = 0;
         run.data.eval_file = setting.request.eval_out;
-        EXPECT_EQ(load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); }).eval->size(), result.held_out);
+        EXPECT_EQ(load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); }).eval->size(),
+                  result.held_out);
     }
 }
 
@@ -168,7 +177,9 @@ TEST(Augment, BackTranslationsJoinTheirRows) {
     setting.hold_out(10);
     setting.request.thesaurus.clear();
     std::string rows;
-    for (int row = 0; row < 40; ++row) rows += cat(R"({"id": "r)", row, R"(", "instruction": "Provide a reply to )", row, R"(", "output": "not taken"})", "\n");
+    for (int row = 0; row < 40; ++row)
+        rows += cat(R"({"id": "r)", row, R"(", "instruction": "Provide a reply to )", row,
+                    R"(", "output": "not taken"})", "\n");
     rows += "{\"id\": \"r0\", \"input\": \"another one\"}\n{\"id\": \"unknown\", \"instruction\": \"x\"}\n";
     setting.request.back_translations = setting.folder.write("back.jsonl", rows).string();
     const AugmentResult result = setting.run();
@@ -188,7 +199,8 @@ TEST(Augment, BackTranslationsJoinTheirRows) {
     }
     EXPECT_EQ(copies, result.copies.at(0).made);
 
-    setting.request.back_translations = setting.folder.write("none.jsonl", "{\"id\": \"zzz\", \"instruction\": \"x\"}\n").string();
+    setting.request.back_translations =
+        setting.folder.write("none.jsonl", "{\"id\": \"zzz\", \"instruction\": \"x\"}\n").string();
     toy::expect_contains(setting.refusal(ErrorKind::input), {"none.jsonl:1", "no row of the input has id zzz"});
     setting.request.back_translations = setting.folder.write("noid.jsonl", "{\"instruction\": \"x\"}\n").string();
     toy::expect_contains(setting.refusal(ErrorKind::input), {"noid.jsonl:1", "\"id\" is missing"});
@@ -196,7 +208,8 @@ TEST(Augment, BackTranslationsJoinTheirRows) {
 
 TEST(Augment, ConversationsChangeWhatTheUserSays) {
     Setting setting;
-    setting.write({R"({"messages": [{"role": "system", "content": "quick"}, {"role": "user", "content": "quick"}, {"role": "assistant", "content": "quick"}, {"role": "user", "content": [{"type": "text", "text": "quick"}]}, {"role": "assistant", "content": null, "tool_calls": []}]})"});
+    setting.write(
+        {R"({"messages": [{"role": "system", "content": "quick"}, {"role": "user", "content": "quick"}, {"role": "assistant", "content": "quick"}, {"role": "user", "content": [{"type": "text", "text": "quick"}]}, {"role": "assistant", "content": null, "tool_calls": []}]})"});
     setting.request.synonym_rate = 1;
     setting.request.copies = 1;
     setting.run();
@@ -214,17 +227,20 @@ TEST(Augment, ConversationsChangeWhatTheUserSays) {
     EXPECT_NE(copy["messages"][2]["content"], "quick");
 
     setting.request.fields.clear();
-    setting.write({R"({"conversations": [{"from": "human", "value": "quick"}, {"from": "gpt", "value": "quick"}]})",
-                   R"({"conversations": "[{\"from\": \"human\", \"value\": \"quick\"}, {\"from\": \"gpt\", \"value\": \"quick\"}]"})"});
+    setting.write(
+        {R"({"conversations": [{"from": "human", "value": "quick"}, {"from": "gpt", "value": "quick"}]})",
+         R"({"conversations": "[{\"from\": \"human\", \"value\": \"quick\"}, {\"from\": \"gpt\", \"value\": \"quick\"}]"})"});
     setting.run();
     EXPECT_NE(setting.out().at(1)["conversations"][0]["value"], "quick");
     EXPECT_EQ(setting.out().at(1)["conversations"][1]["value"], "quick");
-    const Json packed = Json::parse(setting.out().at(3)["conversations"].get<std::string>());  // as a table's cell holds it
+    const Json packed =
+        Json::parse(setting.out().at(3)["conversations"].get<std::string>());  // as a table's cell holds it
     EXPECT_NE(packed[0]["value"], "quick");
     EXPECT_EQ(packed[1]["value"], "quick");
 
-    setting.write({R"({"prompt": [{"role": "user", "content": "quick"}], "completion": [{"role": "assistant", "content": "quick"}]})",
-                   R"({"prompt": "quick", "completion": "quick"})"});
+    setting.write(
+        {R"({"prompt": [{"role": "user", "content": "quick"}], "completion": [{"role": "assistant", "content": "quick"}]})",
+         R"({"prompt": "quick", "completion": "quick"})"});
     setting.run();
     EXPECT_NE(setting.out().at(1)["prompt"][0]["content"], "quick");
     EXPECT_EQ(setting.out().at(1)["completion"][0]["content"], "quick");
@@ -234,7 +250,8 @@ TEST(Augment, ConversationsChangeWhatTheUserSays) {
 
 TEST(Augment, TablesAndRenamedColumnsKeepTheirNames) {
     Setting setting;
-    setting.request.in = setting.folder.write("rows.csv", "question,answer\nA quick one,quick\n\"quick, please\",quick\n").string();
+    setting.request.in =
+        setting.folder.write("rows.csv", "question,answer\nA quick one,quick\n\"quick, please\",quick\n").string();
     setting.config.data.columns = {{"instruction", "question"}, {"output", "answer"}};
     setting.request.synonym_rate = 1;
     setting.request.copies = 1;

@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 
 std::string text_rows(int count) {
     std::string text;
-    for (int row = 0; row < count; ++row) text += cat("{\"text\": \"row ", row, std::string(static_cast<std::size_t>(row % 50), '.'), "\"}\n");
+    for (int row = 0; row < count; ++row)
+        text += cat("{\"text\": \"row ", row, std::string(static_cast<std::size_t>(row % 50), '.'), "\"}\n");
     return text;
 }
 
@@ -56,7 +57,8 @@ void expect_same(const Dataset& a, const Dataset& b) {
     EXPECT_EQ(a.stats().format, b.stats().format);
     for (int64_t i = 0; i < a.size(); ++i) {
         const Sample x = a.sample(i), y = b.sample(i);
-        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions) << "row " << i;
+        EXPECT_TRUE(x.row == y.row && x.ids == y.ids && x.labels == y.labels && x.positions == y.positions)
+            << "row " << i;
         EXPECT_EQ(a.segments(i), b.segments(i));
         EXPECT_EQ(a.longest_segment(i), b.longest_segment(i));
     }
@@ -87,7 +89,8 @@ nonsense
     expect_same(setting.load(), direct);
     testing::internal::CaptureStderr();
     expect_same(setting.load(), direct);
-    toy::expect_contains(testing::internal::GetCapturedStderr(), {"from the cache", "skipped 1 bad of 4 rows", "tokens.jsonl:3"});
+    toy::expect_contains(testing::internal::GetCapturedStderr(),
+                         {"from the cache", "skipped 1 bad of 4 rows", "tokens.jsonl:3"});
     EXPECT_EQ(direct.sample(1).labels, (std::vector<int32_t>{9, 8, 7}));
     EXPECT_EQ(direct.segments(2), 2);
 }
@@ -135,12 +138,15 @@ TEST(Cache, DamagedFilesAreFoundAndMadeAgain) {
         EXPECT_EQ(setting.encoders, before + 1);
         EXPECT_EQ(read_file(file), whole);
     };
-    for (const std::size_t at : {std::size_t{0}, std::size_t{9}, std::size_t{50}, std::size_t{64}, whole.size() / 2, whole.size() - 300, whole.size() - 1}) {
+    for (const std::size_t at : {std::size_t{0}, std::size_t{9}, std::size_t{50}, std::size_t{64}, whole.size() / 2,
+                                 whole.size() - 300, whole.size() - 1}) {
         std::string content = whole;
         content[at] ^= 0x10;
         spoil(content);
     }
-    for (const std::size_t size : {std::size_t{0}, std::size_t{63}, std::size_t{64}, whole.size() / 2, whole.size() - 1}) spoil(whole.substr(0, size));
+    for (const std::size_t size :
+         {std::size_t{0}, std::size_t{63}, std::size_t{64}, whole.size() / 2, whole.size() - 1})
+        spoil(whole.substr(0, size));
     spoil(whole + "x");
 }
 
@@ -182,11 +188,13 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
     refused(records + offsetof(RowRecord, longest), 5, "lies outside");
     refused(records + sizeof(RowRecord) + offsetof(RowRecord, flags), RowRecord::given_labels, "lies outside");
     refused(records + 2 * sizeof(RowRecord), 0, "report");
-    for (const auto& [word, value] : {std::pair{4, 1000000}, {4, -1}, {4, 7}, {5, -1}, {6, 5}, {6, -2000000000}, {8, 5}}) {
+    for (const auto& [word, value] :
+         {std::pair{4, 1000000}, {4, -1}, {4, 7}, {5, -1}, {6, 5}, {6, -2000000000}, {8, 5}}) {
         changed(words + static_cast<std::size_t>(word) * sizeof(int32_t), value);
         const auto rows = open_cache_file(path);
         ASSERT_TRUE(rows) << word;
-        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { rows->store->sample(0); }), {"a.rows", "is damaged"});
+        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { rows->store->sample(0); }),
+                             {"a.rows", "is damaged"});
         EXPECT_EQ(rows->store->sample(1).ids, (std::vector<int32_t>{1, 2, 3}));
     }
 }
@@ -241,8 +249,12 @@ TEST(Cache, SeveralProcessesMakeItOnce) {
             int made = 0;
             try {
                 setting.options.workers = 1;
-                const Dataset data = load_cached({{.path = setting.file.string()}}, setting.options, [&] { return ++made, &slow; }, setting.cache);
-                ::_exit(data.size() == 500 && data.sample(499).ids == toy::Encoder().text(cat("row 499", std::string(49, '.'))).ids ? made : 100);
+                const Dataset data = load_cached(
+                    {{.path = setting.file.string()}}, setting.options, [&] { return ++made, &slow; }, setting.cache);
+                ::_exit(data.size() == 500 &&
+                                data.sample(499).ids == toy::Encoder().text(cat("row 499", std::string(49, '.'))).ids
+                            ? made
+                            : 100);
             } catch (...) {
                 ::_exit(101);
             }
@@ -290,7 +302,9 @@ struct BoundedCache : Setting {
             if (path.extension() == ".rows") found.push_back(path);
         return found;
     }
-    static void set_age(const fs::path& path, int hours) { fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours)); }
+    static void set_age(const fs::path& path, int hours) {
+        fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(hours));
+    }
 };
 
 TEST(Cache, ANewFileDrivesOutTheOnesUnusedForLongest) {
@@ -348,7 +362,8 @@ TEST(Cache, TheLoaderKeepsAheadOfTheFastestStep) {
     Setting setting;
     setting.file = setting.folder.write("long.jsonl", [] {
         std::string text;
-        for (int row = 0; row < 4000; ++row) text += cat("{\"text\": \"", std::string(static_cast<std::size_t>(200 + row * 7919 % 1800), 'x'), "\"}\n");
+        for (int row = 0; row < 4000; ++row)
+            text += cat("{\"text\": \"", std::string(static_cast<std::size_t>(200 + row * 7919 % 1800), 'x'), "\"}\n");
         return text;
     }());
     setting.load();
@@ -391,7 +406,8 @@ TEST(Cache, WhereItIsAndWhenThereIsNone) {
 
     setting.cache.least_bytes = 0;
     setting.cache.folder = setting.file / "below a file";
-    toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { setting.load(); }), {"data.cache_dir", "below a file"});
+    toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { setting.load(); }),
+                         {"data.cache_dir", "below a file"});
     setting.cache.must_work = false;
     EXPECT_EQ(setting.load().size(), 500);
 }

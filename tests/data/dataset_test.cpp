@@ -21,8 +21,8 @@ std::string text_rows(int count, const std::map<int, std::string>& replace = {})
     std::string text;
     for (int row = 0; row < count; ++row) {
         const auto found = replace.find(row);
-        text += found != replace.end() ? found->second
-                                       : cat("{\"text\": \"row ", row, std::string(row % 5, '.'), "\"}");
+        text +=
+            found != replace.end() ? found->second : cat("{\"text\": \"row ", row, std::string(row % 5, '.'), "\"}");
         text += "\n";
     }
     return text;
@@ -40,8 +40,7 @@ bool same(const Dataset& a, const Dataset& b) {
     if (a.size() != b.size()) return false;
     for (int64_t i = 0; i < a.size(); ++i) {
         const Sample x = a.sample(i), y = b.sample(i);
-        if (x.row != y.row || x.ids != y.ids || x.labels != y.labels || x.positions != y.positions)
-            return false;
+        if (x.row != y.row || x.ids != y.ids || x.labels != y.labels || x.positions != y.positions) return false;
     }
     return true;
 }
@@ -54,8 +53,7 @@ TEST(Dataset, KeepsTheFilesOrderForAnyNumberOfWorkers) {
     const Dataset one = Dataset::load(path, options, &encoder);
     ASSERT_EQ(one.size(), 1000);
     for (int64_t i = 0; i < one.size(); ++i) {
-        const EncodedRow expected =
-            encoder.text(cat("row ", i, std::string(static_cast<std::size_t>(i % 5), '.')));
+        const EncodedRow expected = encoder.text(cat("row ", i, std::string(static_cast<std::size_t>(i % 5), '.')));
         EXPECT_EQ(one.row(i), i);
         EXPECT_EQ(one.sample(i).ids, expected.ids);
         EXPECT_EQ(one.tokens(i), static_cast<int64_t>(expected.ids.size()));
@@ -92,9 +90,9 @@ TEST(Dataset, GivenPositionsSurviveChunksAndSplits) {
     const toy::Folder folder;
     std::string text;
     for (int row = 0; row < 300; ++row)
-        text += row % 3 == 0 ? cat("{\"input_ids\": [1, 2, 3, 4], \"position_ids\": [", row, ", ", row + 1,
-                                   ", 0, 1]}\n")
-                             : std::string("{\"input_ids\": [1, 2, 3]}\n");
+        text += row % 3 == 0
+                    ? cat("{\"input_ids\": [1, 2, 3, 4], \"position_ids\": [", row, ", ", row + 1, ", 0, 1]}\n")
+                    : std::string("{\"input_ids\": [1, 2, 3]}\n");
     const Dataset data = Dataset::load(folder.write("a.jsonl", text), {}, nullptr);
     for (const Dataset& part : {data, data.split(0.5, 1).first})
         for (int64_t i = 0; i < part.size(); ++i) {
@@ -111,8 +109,7 @@ TEST(Dataset, TheFirstBadRowStopsTheRunWithItsLine) {
     DatasetOptions options;
     for (const int workers : {1, 4}) {
         options.workers = workers;
-        const std::string what =
-            toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); });
+        const std::string what = toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); });
         EXPECT_EQ(what.rfind(cat(path.string(), ":73: not valid JSON: column"), 0), 0u) << what;
         toy::expect_contains(what, {"skip_bad_rows"});
     }
@@ -187,9 +184,8 @@ TEST(Dataset, AnswersThatAreCutOffAreNamedAsTheCause) {
     const auto path = folder.write("a.jsonl", R"({"instruction": "a long prompt", "output": "yes"})");
     DatasetOptions options;
     options.max_seq_length = 8;
-    toy::expect_contains(
-        toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
-        {"a.jsonl:1: all labels are masked", "1 of them since they were cut", "max_seq_length"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
+                         {"a.jsonl:1: all labels are masked", "1 of them since they were cut", "max_seq_length"});
 }
 
 TEST(Dataset, FilesWithoutUsableRows) {
@@ -201,12 +197,12 @@ TEST(Dataset, FilesWithoutUsableRows) {
     DatasetOptions options;
     options.skip_bad_rows = true;
     const auto unknown = folder.write("b.jsonl", "{\"foo\": 1}\n{\"foo\": 2}\n");
-    toy::expect_contains(
-        toy::message_of(ErrorKind::input, [&] { Dataset::load(unknown, options, &encoder); }),
-        {"b.jsonl:1: cannot tell the format", "foo"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(unknown, options, &encoder); }),
+                         {"b.jsonl:1: cannot tell the format", "foo"});
     const auto bad = folder.write("c.jsonl", "{\"text\": 1}\n{\"text\": 2}\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(bad, options, &encoder); }),
-                         {"c.jsonl", "none of its 2 rows can be used", "2 bad", "the first: ", "c.jsonl:1: ", "\"text\""});
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input, [&] { Dataset::load(bad, options, &encoder); }),
+        {"c.jsonl", "none of its 2 rows can be used", "2 bad", "the first: ", "c.jsonl:1: ", "\"text\""});
 }
 
 TEST(Dataset, TheNamedFormatWinsOverTheColumns) {
@@ -251,8 +247,7 @@ TEST(Split, ByRowIdNotByPlace) {
     // again.
     const std::vector<Sample> all = toy::samples(200, 3);
     std::vector<Sample> fewer;
-    std::copy_if(all.begin(), all.end(), std::back_inserter(fewer),
-                 [](const Sample& s) { return s.row % 10 != 0; });
+    std::copy_if(all.begin(), all.end(), std::back_inserter(fewer), [](const Sample& s) { return s.row % 10 != 0; });
     const std::set<int64_t> before = source_rows(Dataset::from_samples(all).split(20, 5).second);
     const std::set<int64_t> after = source_rows(Dataset::from_samples(fewer).split(20, 5).second);
     for (const int64_t row : before) EXPECT_TRUE(row % 10 == 0 || after.count(row)) << row;

@@ -36,8 +36,7 @@ std::vector<std::string> byte_spellings() {
 constexpr int32_t special_base = 256;
 const std::vector<std::string> specials{"<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
                                         "<|end_header_id|>", "<|eot_id|>"};
-constexpr int32_t bos = special_base, eos = bos + 1, header = bos + 2, header_end = bos + 3,
-                  turn_end = bos + 4;
+constexpr int32_t bos = special_base, eos = bos + 1, header = bos + 2, header_end = bos + 3, turn_end = bos + 4;
 
 /// A Llama 3 style tokenizer without merges: byte b has id b. It adds BOS; `names_eos` leaves eos_token out.
 Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = true) {
@@ -66,10 +65,8 @@ Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = true) {
          {{"type", "TemplateProcessing"},
           {"single", {first, text}},
           {"pair", {first, text, first, pair}},
-          {"special_tokens",
-           {{specials[0], {{"id", specials[0]}, {"ids", {bos}}, {"tokens", {specials[0]}}}}}}}},
-        {"decoder",
-         {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
+          {"special_tokens", {{specials[0], {{"id", specials[0]}, {"ids", {bos}}, {"tokens", {specials[0]}}}}}}}},
+        {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
         {"model",
          {{"type", "BPE"},
           {"dropout", nullptr},
@@ -125,18 +122,15 @@ TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
     const Tokenizer tokenizer = byte_tokenizer(folder);
     for (const char* name : {"auto", "alpaca"}) {
         const auto encoder = make_row_encoder(tokenizer, name);
-        expect_row(
-            row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
-            joined({{bos}, bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
-            joined({bytes("3"), {eos}}));
+        expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+                   joined({{bos}, bytes("Count.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")}),
+                   joined({bytes("3"), {eos}}));
         const Sample plain = row_of(*encoder, R"({"instruction": "Add.", "output": "3"})");
-        expect_row(
-            plain,
-            joined(
-                {{bos},
-                 bytes("Below is an instruction that describes a task. Write a response that appropriately "
-                       "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
-            joined({bytes("3"), {eos}}));
+        expect_row(plain,
+                   joined({{bos},
+                           bytes("Below is an instruction that describes a task. Write a response that appropriately "
+                                 "completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")}),
+                   joined({bytes("3"), {eos}}));
     }
 }
 
@@ -146,15 +140,14 @@ TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
     const auto turn = [](const char* role, const char* content) {
         return joined({{header}, bytes(role), {header_end}, bytes("\n\n"), bytes(content)});
     };
-    expect_row(
-        row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
-        joined({{bos},
-                turn("system", "Count."),
-                {turn_end},
-                turn("user", "Add.\n\n1 2"),
-                {turn_end},
-                turn("assistant", "")}),
-        joined({bytes("3"), {turn_end}}));
+    expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
+               joined({{bos},
+                       turn("system", "Count."),
+                       {turn_end},
+                       turn("user", "Add.\n\n1 2"),
+                       {turn_end},
+                       turn("assistant", "")}),
+               joined({bytes("3"), {turn_end}}));
     expect_row(row_of(*encoder, R"({"instruction": "Hi", "output": "Yo"})"),
                joined({{bos}, turn("user", "Hi"), {turn_end}, turn("assistant", "")}),
                joined({bytes("Yo"), {turn_end}}));
@@ -185,9 +178,8 @@ TEST(TokenizerEncoder, WhatCannotBeEncodedIsAnErrorWithTheRow) {
     const auto encoder = make_row_encoder(tokenizer, "auto");
     for (const char* line : {R"({"text": "x"})", R"({"instruction": "a", "output": "b"})"}) {
         const auto path = files.write("a.jsonl", line);
-        toy::expect_contains(
-            toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
-            {"a.jsonl:1: ", "eos_token"});
+        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+                             {"a.jsonl:1: ", "eos_token"});
     }
     const auto path = files.write("b.jsonl", R"({"messages": [{"role": "assistant", "content": "x"}]})");
     const auto chatml = make_row_encoder(tokenizer, "chatml");
@@ -212,18 +204,22 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     const std::string twice = R"({"text": "a"}
 {"text": "<|begin_of_text|>b"}
 {"text": "<|begin_of_text|>c"})";
-    toy::expect_contains(warnings("auto", twice, tokenizer), {"2 of 3 rows begin with two BOS tokens (<|begin_of_text|>)", "d.jsonl:2", "d.jsonl:3"});
+    toy::expect_contains(warnings("auto", twice, tokenizer),
+                         {"2 of 3 rows begin with two BOS tokens (<|begin_of_text|>)", "d.jsonl:2", "d.jsonl:3"});
     EXPECT_EQ(warnings("auto", R"({"text": "a <|begin_of_text|>"})", tokenizer), "");
 
-    const std::string talk = R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]})";
-    const std::string guess = "the model has no chat template: llama-3 was guessed", open = "does not end with a token that ends a generation (<|end_of_text|>)";
+    const std::string talk =
+        R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]})";
+    const std::string guess = "the model has no chat template: llama-3 was guessed",
+                      open = "does not end with a token that ends a generation (<|end_of_text|>)";
     toy::expect_contains(warnings("auto", talk, tokenizer), {"1 of 1 rows", guess, open, "d.jsonl:1"});
     const std::string named = warnings("llama-3", talk, tokenizer);
     EXPECT_EQ(named.find(guess), std::string::npos) << named;
     toy::expect_contains(named, {open});
     folder.write("generation_config.json", R"({"eos_token_id": [257, 260]})");  // <|eot_id|> ends generations too
     EXPECT_EQ(warnings("llama-3", talk, Tokenizer::load(folder.path())), "");
-    EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "") << "no chat template is needed";
+    EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "")
+        << "no chat template is needed";
 }
 
 /// Unpacks a shared file into `folder`; false when that is not possible.
@@ -253,8 +249,7 @@ TEST(TokenizerEncoder, Llama31ConversationsEqualTheReference) {
         if (reference["add_generation_prompt"].get<bool>() || !reference.contains("ids") ||
             reference["assistant_tokens"].empty())
             continue;
-        if (reference["text"].get<std::string>().find("Cutting Knowledge Date") != std::string::npos)
-            continue;
+        if (reference["text"].get<std::string>().find("Cutting Knowledge Date") != std::string::npos) continue;
         const Sample row = row_of(*encoder, Json{{"messages", reference["messages"]}}.dump());
         const auto ids = reference["ids"].get<Ints>();
         EXPECT_EQ(row.ids, ids) << line;

@@ -55,7 +55,8 @@ TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
         }
     };
     unknown(R"({"foo": 1, "bar": 2})", {"foo, bar", "{text}"});
-    unknown(R"({"question": "a", "answer": "b"})", {"data.columns", R"({"instruction": "question", "output": "answer"})"});
+    unknown(R"({"question": "a", "answer": "b"})",
+            {"data.columns", R"({"instruction": "question", "output": "answer"})"});
     unknown(R"({"instruction": "a"})", {"instruction"});
     unknown(R"({})", {"none"});
 }
@@ -91,9 +92,8 @@ TEST(FormatRow, PaddingIsRemoved) {
     EXPECT_EQ(row.ids, (Ints{5, 6, 7}));
     EXPECT_EQ(row.labels, (Ints{5, 6, 7}));
     EXPECT_EQ(row.positions, (Ints{0, 1, 2}));
-    toy::expect_contains(
-        refused(DataFormat::tokenized, R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})"),
-        {"attention_mask hides tokens between others"});
+    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})"),
+                         {"attention_mask hides tokens between others"});
     toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [1, 2], "attention_mask": [0, 0]})"),
                          {"every token"});
 }
@@ -124,20 +124,18 @@ TEST(FormatRow, TokenisedRowsThatAreWrong) {
     wrong(R"({"input_ids": [1, 2, 3], "position_ids": [1, 1, 2]})", {"position_ids[1] is 1 after 1"});
     wrong(R"({"input_ids": [1, 2, 3, 4, 5]})", {"5 tokens", "allows 4 positions", "max_seq_length to 4"});
     wrong(R"({"input_ids": [1, 2], "position_ids": [3, 4]})", {"position 4"});
-    EXPECT_EQ(format(DataFormat::tokenized,
-                     R"({"input_ids": [1, 2, 3, 4, 5], "position_ids": [0, 1, 2, 3, 0]})", options)
-                  .ids.size(),
-              5u);
+    EXPECT_EQ(
+        format(DataFormat::tokenized, R"({"input_ids": [1, 2, 3, 4, 5], "position_ids": [0, 1, 2, 3, 0]})", options)
+            .ids.size(),
+        5u);
     options.vocab_size = 0;
     options.max_positions = 0;
-    EXPECT_EQ(format(DataFormat::tokenized, R"({"input_ids": [2147483647]})", options).ids,
-              (Ints{2147483647}));
+    EXPECT_EQ(format(DataFormat::tokenized, R"({"input_ids": [2147483647]})", options).ids, (Ints{2147483647}));
 }
 
 TEST(FormatRow, AlpacaPromptsAreMasked) {
     const FormattedRow row =
-        format(DataFormat::alpaca,
-               R"({"instruction": "do", "input": "it", "output": "ok", "system": "S", "id": 7})");
+        format(DataFormat::alpaca, R"({"instruction": "do", "input": "it", "output": "ok", "system": "S", "id": 7})");
     EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("S|do|it>ok"), {toy::eos}}));
     EXPECT_EQ(row.labels, joined({Ints(9, masked), toy::bytes("ok"), {toy::eos}}));
     EXPECT_EQ(row.targets, 3);
@@ -159,15 +157,8 @@ TEST(FormatRow, EveryAssistantTurnIsTrained) {
                R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "name": "x"}]})");
     const Ints user = Ints(1 + 5 + 1, masked), header = Ints(10, masked);
-    EXPECT_EQ(row.labels, joined({{masked},
-                                  user,
-                                  header,
-                                  toy::bytes("b"),
-                                  {toy::eos},
-                                  user,
-                                  header,
-                                  toy::bytes("d"),
-                                  {toy::eos}}));
+    EXPECT_EQ(row.labels,
+              joined({{masked}, user, header, toy::bytes("b"), {toy::eos}, user, header, toy::bytes("d"), {toy::eos}}));
     EXPECT_EQ(row.targets, 4);
 }
 
@@ -180,7 +171,8 @@ TEST(FormatRow, PromptAndCompletion) {
         "completion": [{"role": "assistant", "content": "c"}]})";
     EXPECT_EQ(format(DataFormat::prompt_completion, turns).labels,
               joined({Ints(1 + 12 + 7 + 10, masked), toy::bytes("c"), {toy::eos}}));
-    toy::expect_contains(refused(DataFormat::prompt_completion, R"({"prompt": "a", "completion": 1})"), {"column \"completion\"", "found 1"});
+    toy::expect_contains(refused(DataFormat::prompt_completion, R"({"prompt": "a", "completion": 1})"),
+                         {"column \"completion\"", "found 1"});
 }
 
 /// Labels of the rows' answers "b" and "d", each as (trained or not).
@@ -210,40 +202,50 @@ TEST(FormatRow, WeightsAndLastTurns) {
     EXPECT_EQ(trained_answers(DataFormat::messages, row("", ""), last), Both(false, true));
     EXPECT_EQ(trained_answers(DataFormat::messages, row("", R"(, "weight": 0)"), last), Both(false, false));
     EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 0)", ""), all), Both(false, true));
-    toy::expect_contains(refused(DataFormat::messages, row(R"(, "weight": 0.5)", "")), {"messages[1].weight", "0 or 1", "0.5"});
-    toy::expect_contains(refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": "q", "weight": 1}]})"),
-                         {"messages[0].weight", "only messages of the assistant"});
+    toy::expect_contains(refused(DataFormat::messages, row(R"(, "weight": 0.5)", "")),
+                         {"messages[1].weight", "0 or 1", "0.5"});
+    toy::expect_contains(
+        refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": "q", "weight": 1}]})"),
+        {"messages[0].weight", "only messages of the assistant"});
 }
 
 TEST(FormatRow, ShareGptSpeakers) {
     const FormattedRow expected = format(DataFormat::messages, R"({"messages": [{"role": "system", "content": "s"},
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})");
-    for (const char* row : {R"({"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
-                            R"({"conversations": [{"from": "system", "value": "s"}, {"from": "user", "value": "a"}, {"from": "chatgpt", "value": "b"}]})",
-                            R"({"conversations": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"}) {
+    for (
+        const char* row :
+        {R"({"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
+         R"({"conversations": [{"from": "system", "value": "s"}, {"from": "user", "value": "a"}, {"from": "chatgpt", "value": "b"}]})",
+         R"({"conversations": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"}) {
         const FormattedRow given = format(DataFormat::sharegpt, row);
         EXPECT_EQ(given.ids, expected.ids) << row;
         EXPECT_EQ(given.labels, expected.labels) << row;
     }
     toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "narrator", "value": "a"}]})"),
                          {"conversations[0]", "unknown speaker \"narrator\"", "human"});
-    toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "gpt"}]})"), {"conversations[0]", "\"value\" is missing"});
+    toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "gpt"}]})"),
+                         {"conversations[0]", "\"value\" is missing"});
 }
 
 TEST(FormatRow, ContentsInPartsAndAsJsonText) {
     const Ints whole = format(DataFormat::messages, R"({"messages": [{"role": "user", "content": "ab"}]})").ids;
     EXPECT_EQ(format(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
-        {"type": "text", "text": "b"}]}]})").ids, whole);
-    EXPECT_EQ(format(DataFormat::messages, R"({"messages": "[{\"role\": \"user\", \"content\": \"ab\"}]"})").ids, whole);
-    toy::expect_contains(refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"),
-                         {"messages[0].content", "media"});
+        {"type": "text", "text": "b"}]}]})")
+                  .ids,
+              whole);
+    EXPECT_EQ(format(DataFormat::messages, R"({"messages": "[{\"role\": \"user\", \"content\": \"ab\"}]"})").ids,
+              whole);
+    toy::expect_contains(
+        refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"),
+        {"messages[0].content", "media"});
 }
 
 TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     class Tools : public toy::Encoder {
       public:
         EncodedRow whole_conversation(const Conversation& conversation) const override {
-            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"], "f");
+            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json)[0]["tool_calls"][0]["function"]["name"],
+                      "f");
             EXPECT_EQ(nlohmann::ordered_json::parse(conversation.tools_json)[0]["type"], "function");
             return {{5, 6}, {{1, 2}}};
         }
@@ -253,7 +255,8 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     const Tools tools;
     EXPECT_EQ(RowFormatter(DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(DataFormat::messages, row); }), {"uses tools"});
-    const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['), std::string(500, ']'), "}]}");
+    const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['),
+                                 std::string(500, ']'), "}]}");
     toy::expect_contains(refused(DataFormat::messages, deep), {"nested more than 100 deep"});
 }
 
@@ -262,38 +265,59 @@ TEST(FormatRow, WhatMessagesSayBesideTheirContentsReachesTheEncoder) {
       public:
         EncodedRow whole_conversation(const Conversation& conversation) const override {
             EXPECT_FALSE(conversation.uses_tools);
-            EXPECT_EQ(nlohmann::ordered_json::parse(conversation.messages_json),
-                      nlohmann::ordered_json::parse(R"([{"role": "user", "content": "ab", "name": null}, {"role": "assistant", "content": "c", "reasoning_content": "r"}])"));
+            EXPECT_EQ(
+                nlohmann::ordered_json::parse(conversation.messages_json),
+                nlohmann::ordered_json::parse(
+                    R"([{"role": "user", "content": "ab", "name": null}, {"role": "assistant", "content": "c", "reasoning_content": "r"}])"));
             return {{5, 6}, {{1, 2}}};
         }
     };
     const Whole whole;
-    const char* const user = R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": null})";
+    const char* const user =
+        R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": null})";
     const char* const answer = R"({"role": "assistant", "content": "c", "reasoning_content": "r"})";
-    const auto labels = [&](DataFormat format, const std::string& row) { return RowFormatter(format, {}, &whole).format(parse_row(row)).labels; };
+    const auto labels = [&](DataFormat format, const std::string& row) {
+        return RowFormatter(format, {}, &whole).format(parse_row(row)).labels;
+    };
     EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, ", ", answer, "]}")), (Ints{masked, 6}));
-    EXPECT_EQ(labels(DataFormat::prompt_completion, cat(R"({"prompt": [)", user, R"(], "completion": [)", answer, "]}")), (Ints{masked, 6}));
+    EXPECT_EQ(
+        labels(DataFormat::prompt_completion, cat(R"({"prompt": [)", user, R"(], "completion": [)", answer, "]}")),
+        (Ints{masked, 6}));
     // Nothing more is said: the plain way, and that of encoders that know no other.
-    EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, "]}")), format(DataFormat::messages, cat(R"({"messages": [)", user, "]}")).labels);
-    EXPECT_EQ(format(DataFormat::messages, cat(R"({"messages": [)", answer, "]}")).ids, format(DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "c"}]})").ids);
+    EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, "]}")),
+              format(DataFormat::messages, cat(R"({"messages": [)", user, "]}")).labels);
+    EXPECT_EQ(format(DataFormat::messages, cat(R"({"messages": [)", answer, "]}")).ids,
+              format(DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "c"}]})").ids);
 }
 
 TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {
     constexpr int deep = 900;  // just below what a row may have
     const std::string nested = std::string(deep, '[') + std::string(deep, ']');
-    const auto message = [&](const std::string& content) { return cat(R"({"messages": [{"role": "user", "content": )", content, "}]}"); };
+    const auto message = [&](const std::string& content) {
+        return cat(R"({"messages": [{"role": "user", "content": )", content, "}]}");
+    };
     toy::expect_contains(refused(DataFormat::messages, message(nested)), {"messages[0].content"});
-    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": )", nested, R"(, "text": "a"}])"))), {"messages[0].content"});
-    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": "text", "text": )", nested, "}]"))), {"messages[0].content"});
-    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": [{"role": )", nested, R"(, "content": "a"}]})")), {"messages[0].role"});
-    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": [{"role": "user", "content": "a", "weight": )", nested, "}]}")), {"weight"});
+    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": )", nested, R"(, "text": "a"}])"))),
+                         {"messages[0].content"});
+    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": "text", "text": )", nested, "}]"))),
+                         {"messages[0].content"});
+    toy::expect_contains(
+        refused(DataFormat::messages, cat(R"({"messages": [{"role": )", nested, R"(, "content": "a"}]})")),
+        {"messages[0].role"});
+    toy::expect_contains(refused(DataFormat::messages,
+                                 cat(R"({"messages": [{"role": "user", "content": "a", "weight": )", nested, "}]}")),
+                         {"weight"});
     toy::expect_contains(refused(DataFormat::tokenized, cat(R"({"input_ids": [)", nested, "]}")), {"input_ids[0]"});
     toy::expect_contains(refused(DataFormat::text, cat(R"({"text": )", nested, "}")), {"expected a string"});
     // JSON within a string is parsed too.
     constexpr int endless = 1'000'000;
-    const std::string within = cat(R"([{\"a\": )", std::string(endless, '['), std::string(endless, ']'), R"(, \"b\": 1}])");
-    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": ")", within, R"("})")), {"expected an array", "a string of"});
-    toy::expect_contains(refused(DataFormat::prompt_completion, cat(R"({"prompt": ")", within, R"(", "completion": []})")), {"expected an array"});
+    const std::string within =
+        cat(R"([{\"a\": )", std::string(endless, '['), std::string(endless, ']'), R"(, \"b\": 1}])");
+    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": ")", within, R"("})")),
+                         {"expected an array", "a string of"});
+    toy::expect_contains(
+        refused(DataFormat::prompt_completion, cat(R"({"prompt": ")", within, R"(", "completion": []})")),
+        {"expected an array"});
 }
 
 TEST(FormatRow, PreferencePairsWaitForTheirLoss) {
@@ -315,14 +339,12 @@ TEST(FormatRow, TextRowsThatAreWrong) {
     wrong(DataFormat::text, R"({"text": 5})", {"column \"text\"", "expected a string, found 5"});
     wrong(DataFormat::text, R"({"body": "x"})", {"\"text\" is missing", "format text", "found: body"});
     wrong(DataFormat::alpaca, R"({"instruction": "a"})", {"\"output\" is missing"});
-    wrong(DataFormat::alpaca, R"({"instruction": ["a"], "output": "b"})",
-          {"\"instruction\"", "an array of 1"});
+    wrong(DataFormat::alpaca, R"({"instruction": ["a"], "output": "b"})", {"\"instruction\"", "an array of 1"});
     wrong(DataFormat::alpaca, R"({"instruction": "a", "output": "b", "input": 1})", {"\"input\"", "found 1"});
     wrong(DataFormat::messages, R"({"messages": "hi"})", {"\"messages\"", "array of {role, content}"});
     wrong(DataFormat::messages, R"({"messages": []})", {"an empty one"});
     wrong(DataFormat::messages, R"({"messages": ["hi"]})", {"messages[0]", "an object", "\"hi\""});
-    wrong(DataFormat::messages, R"({"messages": [{"role": "user"}]})",
-          {"messages[0]", "\"content\" is missing"});
+    wrong(DataFormat::messages, R"({"messages": [{"role": "user"}]})", {"messages[0]", "\"content\" is missing"});
     wrong(DataFormat::messages,
           R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]})",
           {"messages[1].content", "expected a string, found null"});
@@ -331,8 +353,7 @@ TEST(FormatRow, TextRowsThatAreWrong) {
 TEST(FormatRow, ATokenizerThatDoesNotFitTheModel) {
     RowOptions options;
     options.vocab_size = 100;
-    toy::expect_contains(refused(DataFormat::text, R"({"text": "z"})", options),
-                         {"id 125", "0 ... 99", "tokenizer"});
+    toy::expect_contains(refused(DataFormat::text, R"({"text": "z"})", options), {"id 125", "0 ... 99", "tokenizer"});
 }
 
 TEST(FormatRow, LongRowsAreCut) {
@@ -341,8 +362,7 @@ TEST(FormatRow, LongRowsAreCut) {
     options.max_positions = 3;
     FormattedRow row = format(
         DataFormat::tokenized,
-        R"({"input_ids": [1, 2, 3, 4], "labels": [-100, -100, -100, 4], "position_ids": [0, 1, 2, 3]})",
-        options);
+        R"({"input_ids": [1, 2, 3, 4], "labels": [-100, -100, -100, 4], "position_ids": [0, 1, 2, 3]})", options);
     EXPECT_EQ(row.ids, (Ints{1, 2, 3}));
     EXPECT_EQ(row.positions, (Ints{0, 1, 2}));
     EXPECT_TRUE(row.truncated);
@@ -353,9 +373,8 @@ TEST(FormatRow, LongRowsAreCut) {
 }
 
 TEST(FormatRow, TextNeedsATokenizer) {
-    toy::expect_contains(
-        toy::message_of(ErrorKind::input, [] { RowFormatter(DataFormat::alpaca, {}, nullptr); }),
-        {"alpaca", "tokenizer"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [] { RowFormatter(DataFormat::alpaca, {}, nullptr); }),
+                         {"alpaca", "tokenizer"});
     EXPECT_EQ(RowFormatter(DataFormat::tokenized, {}, nullptr).format(parse_row(R"({"input_ids": [1]})")).ids,
               (Ints{1}));
 }

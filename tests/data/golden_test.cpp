@@ -116,8 +116,7 @@ TEST(Golden, PackingTheDocumentsGivesTheSameTargets) {
     StepLoader loader(Dataset::load(folder.write("rows.jsonl", lines), {}, nullptr), options);
     EXPECT_LE(loader.rows_per_epoch(), 20);  // the reference needed 20 rows
     int64_t labels = 0, expected = 0;
-    for (int64_t number = 0; number < loader.steps_per_epoch(); ++number)
-        labels += loader.step(number).labels;
+    for (int64_t number = 0; number < loader.steps_per_epoch(); ++number) labels += loader.step(number).labels;
     for (const Json& step : metrics) expected += step["tokens"].get<int64_t>();
     EXPECT_EQ(labels, expected);
 }

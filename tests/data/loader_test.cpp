@@ -67,8 +67,7 @@ TEST(StepLoader, TotalSteps) {
     EXPECT_EQ(loader.total_steps(0.1, -1), 1);
     EXPECT_EQ(loader.total_steps(1, 50), 50);
     EXPECT_EQ(loader.total_steps(1, 0), 0);
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { loader.total_steps(0, -1); }),
-                         {"num_train_epochs"});
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { loader.total_steps(0, -1); }), {"num_train_epochs"});
 }
 
 TEST(StepLoader, CountsAreThoseOfAllMicroBatches) {
@@ -170,8 +169,7 @@ TEST(StepLoader, ASmallRoundIsSharedEvenly) {
     LoaderOptions four = options(2, 1);
     four.world_size = 4;
     std::vector<Rows> ranks;
-    for (four.rank = 0; four.rank < 4; ++four.rank)
-        ranks.push_back(StepLoader(data, four).step(0).micro.at(0).rows);
+    for (four.rank = 0; four.rank < 4; ++four.rank) ranks.push_back(StepLoader(data, four).step(0).micro.at(0).rows);
     Rows all;
     for (const Rows& rows : ranks) all.insert(all.end(), rows.begin(), rows.end());
     EXPECT_EQ(sorted(all), (Rows{0, 1, 2, 3, 4}));
@@ -207,7 +205,8 @@ TEST(StepLoader, RanksTakeAboutAsManyTokens) {
         int64_t most = 0;
         LoaderOptions shared = options(4, 1);
         shared.world_size = world;
-        for (shared.rank = 0; shared.rank < world; ++shared.rank) most = std::max(most, StepLoader(data, shared).step(number).micro.at(0).tokens());
+        for (shared.rank = 0; shared.rank < world; ++shared.rank)
+            most = std::max(most, StepLoader(data, shared).step(number).micro.at(0).tokens());
         slowest += most;
         const Rows rows = StepLoader(data, one).step(number).micro.at(0).rows;
         int64_t most_in_order = 0;
@@ -220,7 +219,8 @@ TEST(StepLoader, RanksTakeAboutAsManyTokens) {
         in_order += most_in_order;
     }
     EXPECT_LT(world * slowest, 1.06 * static_cast<double>(total));
-    EXPECT_GT(world * in_order, 1.2 * static_cast<double>(total)) << "rows that differ enough for the test to mean something";
+    EXPECT_GT(world * in_order, 1.2 * static_cast<double>(total))
+        << "rows that differ enough for the test to mean something";
 }
 
 TEST(StepLoader, TokenOrderOnlyWhenAsked) {
@@ -321,7 +321,8 @@ Dataset two_sources(const toy::Folder& folder) {
     std::string small, large;
     for (int row = 0; row < 3; ++row) small += cat("{\"input_ids\": [1, 2, ", row, "]}\n");
     for (int row = 3; row < 15; ++row) large += cat("{\"input_ids\": [1, 2, ", row, ", 4]}\n");
-    const std::vector<DataSource> sources{{.path = folder.write("small.jsonl", small).string()}, {.path = folder.write("large.jsonl", large).string()}};
+    const std::vector<DataSource> sources{{.path = folder.write("small.jsonl", small).string()},
+                                          {.path = folder.write("large.jsonl", large).string()}};
     return Dataset::load(sources, {}, [] { return nullptr; });
 }
 
@@ -351,7 +352,8 @@ TEST(StepLoader, ARowThatRepeatsInAnEpochDrawsItsOwnDropout) {
         }
         EXPECT_EQ(places, 16);
         for (int64_t row = 0; row < 3; ++row) EXPECT_GE(names[row].size(), 2u);
-        for (const auto& [row, own] : names) EXPECT_TRUE(own.contains(static_cast<int32_t>(row))) << "the first coming goes by the row's id";
+        for (const auto& [row, own] : names)
+            EXPECT_TRUE(own.contains(static_cast<int32_t>(row))) << "the first coming goes by the row's id";
     }
 }
 
@@ -375,8 +377,10 @@ TEST(StepLoader, MicroBatchesFilledByTokens) {
                 EXPECT_LE(static_cast<int64_t>(batch.segments.size()) - 1, limits.segments);
                 EXPECT_LE(batch.labels, limits.labels);
                 tokens += batch.tokens();
-                if (epoch == 0) first_epoch.push_back(batch.rows);
-                else EXPECT_EQ(std::count(first_epoch.begin(), first_epoch.end(), batch.rows) > 3, false);
+                if (epoch == 0)
+                    first_epoch.push_back(batch.rows);
+                else
+                    EXPECT_EQ(std::count(first_epoch.begin(), first_epoch.end(), batch.rows) > 3, false);
             }
             EXPECT_EQ(step.tokens, tokens);
             const Rows rows = flat(rows_of(step));
@@ -392,7 +396,8 @@ TEST(StepLoader, MicroBatchesFilledByTokens) {
     EXPECT_NE(rows_of(loader.step(0)), rows_of(loader.step(loader.steps_per_epoch())));
     toy::expect_contains(describe(loader), {"at most 64 tokens a micro-batch", "% full"});
     filled.max_tokens_per_batch = 21;
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { StepLoader(data, filled); }), {"max_tokens_per_batch is 21", "22 tokens"});
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { StepLoader(data, filled); }),
+                         {"max_tokens_per_batch is 21", "22 tokens"});
 }
 
 TEST(StepLoader, FilledMicroBatchesAreTheSameForAnyWorldSize) {
@@ -456,8 +461,8 @@ TEST(Describe, SaysWhatTheRunWillSee) {
     const Dataset data = Dataset::from_samples(toy::samples(1500, 0));  // 2 tokens each, one of them trained
     const StepLoader loader(data, options(4, 2));
     const std::string text = describe(loader);
-    toy::expect_contains(text, {"1,500 rows (tokenized)", "3,000 tokens", "50.0 %", "longest row 2",
-                                "188 steps an epoch", "4 rows"});
+    toy::expect_contains(
+        text, {"1,500 rows (tokenized)", "3,000 tokens", "50.0 %", "longest row 2", "188 steps an epoch", "4 rows"});
     EXPECT_EQ(text.find("cut"), std::string::npos);
 }
 

@@ -15,7 +15,8 @@ using Json = nlohmann::ordered_json;
 class Parquet : public testing::Test {
   protected:
     void SetUp() override {
-        if (!std::filesystem::exists(std::filesystem::path(UNSLOTH_BINARY_DIR) / "libunsloth_parquet.so")) GTEST_SKIP() << "built without Arrow";
+        if (!std::filesystem::exists(std::filesystem::path(UNSLOTH_BINARY_DIR) / "libunsloth_parquet.so"))
+            GTEST_SKIP() << "built without Arrow";
     }
 };
 
@@ -32,8 +33,9 @@ TEST_F(Parquet, EveryTypeOfColumnOverRowGroups) {
             char day[16];
             std::snprintf(day, sizeof day, "2024-01-%02d", static_cast<int>(1 + count % 28));
             const Json expected = {
-                {"messages", {{{"role", "user"}, {"content", cat("q", count, " \"\u00fc\"\n")}},
-                              {{"role", "assistant"}, {"content", std::string(static_cast<std::size_t>(count % 7), 'a')}}}},
+                {"messages",
+                 {{{"role", "user"}, {"content", cat("q", count, " \"\u00fc\"\n")}},
+                  {{"role", "assistant"}, {"content", std::string(static_cast<std::size_t>(count % 7), 'a')}}}},
                 {"id", count},
                 {"score", count % 5 == 0 ? Json() : Json(static_cast<double>(count) / 8)},
                 {"kind", count % 2 ? "x" : "y"},
@@ -60,12 +62,14 @@ TEST_F(Parquet, RowsOfMessagesTrain) {
 
 TEST_F(Parquet, WrongTypesAndDamagedFiles) {
     const toy::Encoder encoder;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(toy::golden("data/wrong_types.parquet"), {}, &encoder); }),
+    toy::expect_contains(toy::message_of(ErrorKind::input,
+                                         [&] { Dataset::load(toy::golden("data/wrong_types.parquet"), {}, &encoder); }),
                          {"wrong_types.parquet:1: column \"text\": expected a string, found 1"});
     const toy::Folder folder;
     const std::string whole = read_file(toy::golden("data/rows.parquet"));
     const auto cut = folder.write("cut.parquet", whole.substr(0, whole.size() / 2));
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { open_rows(cut); }), {"cut.parquet", "cannot be read as Parquet"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { open_rows(cut); }),
+                         {"cut.parquet", "cannot be read as Parquet"});
     // Damage in the data: an error or other rows, never a crash.
     for (std::size_t at = 4; at < whole.size(); at += 97) {
         std::string broken = whole;

@@ -69,8 +69,7 @@ TEST(Prefetcher, ErrorsComeInTheirTurnAndStay) {
     EXPECT_EQ(prefetcher.next()->labels, 0);
     EXPECT_EQ(prefetcher.next()->labels, 1);
     for (int call = 0; call < 2; ++call)
-        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { prefetcher.next(); }),
-                             {"row 17 is gone"});
+        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { prefetcher.next(); }), {"row 17 is gone"});
 }
 
 TEST(Prefetcher, StopsCleanlyWhileItsQueueIsFull) {

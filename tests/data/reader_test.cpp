@@ -81,7 +81,8 @@ TEST(JsonLines, BlankLinesMarkCarriageReturnsAndNoLastNewline) {
 
 TEST(JsonLines, EmptyFilesHaveNoRows) {
     const toy::Folder folder;
-    for (const char* content : {"", "\n \n\r\n", "\xEF\xBB\xBF"}) EXPECT_TRUE(rows_of(folder.write("a.jsonl", content)).empty());
+    for (const char* content : {"", "\n \n\r\n", "\xEF\xBB\xBF"})
+        EXPECT_TRUE(rows_of(folder.write("a.jsonl", content)).empty());
     EXPECT_TRUE(rows_of(folder.write("a.json", " [ \n ] \n")).empty());
     EXPECT_TRUE(rows_of(folder.write("a.csv", "")).empty());
     EXPECT_TRUE(rows_of(folder.write("a.csv", "x,y\n")).empty());
@@ -101,8 +102,10 @@ TEST(Readers, CompressedFilesHoldTheSameRows) {
     EXPECT_EQ(rows_of(folder.write("c.csv.gz", gzip("a,b\n1,2\n"))), (Rows{{2, {{"a", "1"}, {"b", "2"}}}}));
 
     const std::string whole = gzip(text), frame = zstd(text);
-    toy::expect_contains(refused(folder.write("cut.jsonl.gz", whole.substr(0, whole.size() - 9))), {"cut.jsonl.gz", "gzip", "ends too early"});
-    toy::expect_contains(refused(folder.write("cut.jsonl.zst", frame.substr(0, frame.size() / 2))), {"cut.jsonl.zst", "zstd", "ends too early"});
+    toy::expect_contains(refused(folder.write("cut.jsonl.gz", whole.substr(0, whole.size() - 9))),
+                         {"cut.jsonl.gz", "gzip", "ends too early"});
+    toy::expect_contains(refused(folder.write("cut.jsonl.zst", frame.substr(0, frame.size() / 2))),
+                         {"cut.jsonl.zst", "zstd", "ends too early"});
     std::string broken = whole;
     broken[broken.size() / 2] ^= 0x55;
     toy::expect_contains(refused(folder.write("broken.jsonl.gz", broken)), {"broken.jsonl.gz", "damaged"});
@@ -138,18 +141,26 @@ TEST(JsonLines, MalformedRowsSayWhere) {
 
 TEST(Readers, DeepNestingIsABadRow) {
     const toy::Folder folder;
-    const auto nested = [](int levels) { return cat("{\"a\":", std::string(levels - 1, '['), std::string(levels - 1, ']'), ",\"b\":1}"); };
+    const auto nested = [](int levels) {
+        return cat("{\"a\":", std::string(levels - 1, '['), std::string(levels - 1, ']'), ",\"b\":1}");
+    };
     ReaderOptions options;
     options.columns = {{"c", "a"}};
     EXPECT_EQ(rows_of(folder.write("a.jsonl", nested(1000)), options)[0].second["c"].size(), 1u);
     EXPECT_EQ(rows_of(folder.write("a.json", "[" + nested(1000) + "]"))[0].second["a"].size(), 1u);
     for (const int levels : {1001, 1'000'000}) {
         toy::expect_contains(bad_row(folder.write("a.jsonl", nested(levels))), {"nests deeper than 1000 levels"});
-        toy::expect_contains(bad_row(folder.write("a.json", "[" + nested(levels) + "]")), {"nests deeper than 1000 levels"});
+        toy::expect_contains(bad_row(folder.write("a.json", "[" + nested(levels) + "]")),
+                             {"nests deeper than 1000 levels"});
     }
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", "{\"a\":\"" + std::string(100000, '[') + "\"}"))[0].second["a"].get<std::string>().size(), 100000u);
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", "{\"a\":\"" + std::string(100000, '[') + "\"}"))[0]
+                  .second["a"]
+                  .get<std::string>()
+                  .size(),
+              100000u);
     toy::expect_contains(bad_row(folder.write("b.jsonl", "{\"a\":" + std::string(100000, '['))), {"nests deeper"});
-    toy::expect_contains(refused(folder.write("b.json", "[{\"a\":" + std::string(100000, '['))), {"ends within an element"});
+    toy::expect_contains(refused(folder.write("b.json", "[{\"a\":" + std::string(100000, '['))),
+                         {"ends within an element"});
 }
 
 TEST(Readers, ARowThatIsTooLargeIsABadRow) {
@@ -186,7 +197,8 @@ TEST(JsonArray, SyntaxErrors) {
     const toy::Folder folder;
     toy::expect_contains(refused(folder.write("a.json", "[{},\n{}")), {"a.json:2: not valid JSON", "not closed"});
     toy::expect_contains(refused(folder.write("a.json", "[{}\n{}]")), {"a.json:2", "expected a comma"});
-    toy::expect_contains(refused(folder.write("a.json", "[{},]")), {"a.json:1", "comma stands before the closing bracket"});
+    toy::expect_contains(refused(folder.write("a.json", "[{},]")),
+                         {"a.json:1", "comma stands before the closing bracket"});
     toy::expect_contains(refused(folder.write("a.json", "[{}] []")), {"a.json:1", "behind the closing bracket"});
     toy::expect_contains(bad_row(folder.write("a.json", "[1, 2]")), {"expected a JSON object, found a number"});
     toy::expect_contains(bad_row(folder.write("a.json", "[{\"a\": tru}]")), {"not valid JSON"});
@@ -195,7 +207,8 @@ TEST(JsonArray, SyntaxErrors) {
 TEST(Table, QuotesDelimitersAndLineEnds) {
     const toy::Folder folder;
     const Rows expected{{2, {{"q", "a, \"b\""}, {"a", "two\nlines"}}}, {5, {{"q", ""}, {"a", "5\" disk"}}}};
-    EXPECT_EQ(rows_of(folder.write("a.csv", "\xEF\xBB\xBFq,a\r\n\"a, \"\"b\"\"\",\"two\nlines\"\r\n\r\n,5\" disk\r\n")), expected);
+    EXPECT_EQ(rows_of(folder.write("a.csv", "\xEF\xBB\xBFq,a\r\n\"a, \"\"b\"\"\",\"two\nlines\"\r\n\r\n,5\" disk\r\n")),
+              expected);
     EXPECT_EQ(rows_of(folder.write("a.tsv", "q\ta\n\"a, \"\"b\"\"\"\t\"two\nlines\"\n\n\t5\" disk")), expected);
     EXPECT_EQ(rows_of(folder.write("b.csv", "q;a\n\"a, \"\"b\"\"\";\"two\nlines\"\n\n;5\" disk\n")), expected);
     EXPECT_EQ(rows_of(folder.write("c.csv", "\"a\nb\",c\n1,2\n")), (Rows{{3, {{"a\nb", "1"}, {"c", "2"}}}}));
@@ -204,7 +217,8 @@ TEST(Table, QuotesDelimitersAndLineEnds) {
 TEST(Table, RecordsAndHeadersThatAreWrong) {
     const toy::Folder folder;
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,2\n3\n")), {"1 fields, the header 2"});
-    toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n\"x\"y,2\n")), {"field 1 goes on behind its closing quote"});
+    toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n\"x\"y,2\n")),
+                         {"field 1 goes on behind its closing quote"});
     toy::expect_contains(bad_row(folder.write("a.csv", "a,b\n1,\"2\n3\n")), {"field 2 has no closing quote"});
     toy::expect_contains(refused(folder.write("a.csv", "a,b,a\n1,2,3\n")), {"a.csv:1", "two columns are named \"a\""});
 }
@@ -238,7 +252,8 @@ TEST(Readers, ColumnsAreRenamed) {
     const toy::Folder folder;
     ReaderOptions options;
     options.columns = {{"a", "b"}, {"b", "a"}, {"x", "missing"}};
-    EXPECT_EQ(rows_of(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options), (Rows{{1, {{"c", 3}, {"a", 2}, {"b", 1}}}}));
+    EXPECT_EQ(rows_of(folder.write("a.jsonl", R"({"a": 1, "b": 2, "c": 3})"), options),
+              (Rows{{1, {{"c", 3}, {"a", 2}, {"b", 1}}}}));
 }
 
 TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {
@@ -265,7 +280,11 @@ TEST(Readers, BytesThatAreNotUtf8) {
 
 TEST(Utf8, MaximalPartsOfBrokenSequences) {
     // The example of the Unicode Standard, table 3-8, and sequences that only look like UTF-8.
-    EXPECT_EQ(repair_utf8("a\xF1\x80\x80\xE1\x80\xC2" "b\x80" "c\x80\xBF" "d"), "a\uFFFD\uFFFD\uFFFDb\uFFFDc\uFFFD\uFFFDd");
+    EXPECT_EQ(repair_utf8("a\xF1\x80\x80\xE1\x80\xC2"
+                          "b\x80"
+                          "c\x80\xBF"
+                          "d"),
+              "a\uFFFD\uFFFD\uFFFDb\uFFFDc\uFFFD\uFFFDd");
     EXPECT_EQ(repair_utf8("\xC0\xAF"), "\uFFFD\uFFFD");
     EXPECT_EQ(repair_utf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // a surrogate
     EXPECT_EQ(repair_utf8("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");

@@ -56,11 +56,13 @@ TEST(ShowTokens, TheFirstTokenOfASegmentIsNoTarget) {
     sample.ids = sample.labels = {5, 6, 7, 8};
     sample.positions = {0, 1, 0, 1};
     EXPECT_EQ(target_ranges(sample), (Ranges{{1, 2}, {3, 4}}));
-    EXPECT_EQ(show_tokens(sample, nullptr, Marks::brackets), "5 \u27e66\u27e7\n-- the next segment --\n7 \u27e68\u27e7\n");
+    EXPECT_EQ(show_tokens(sample, nullptr, Marks::brackets),
+              "5 \u27e66\u27e7\n-- the next segment --\n7 \u27e68\u27e7\n");
 }
 
 TEST(ShowTokens, CharactersThatARunCutsAreShownAsReplacements) {
-    const Sample sample = sample_of("x\u4e2d", 3, 4);  // a character of three bytes, which this vocabulary has no token for
+    const Sample sample =
+        sample_of("x\u4e2d", 3, 4);  // a character of three bytes, which this vocabulary has no token for
     ASSERT_GT(sample.ids.size(), 4u);
     const std::string shown = show_tokens(sample, &tokenizer(), Marks::brackets);
     EXPECT_NE(shown.find("\ufffd"), std::string::npos) << shown;
@@ -77,14 +79,17 @@ struct Data {
             for (int t = 0; t < row % 18; ++t) ids += ", 7";
             rows += cat("{\"input_ids\": [", ids, "]}\n");
         }
-        config.data.train_file = folder.write("train.jsonl", rows + "{\"input_ids\": [3, 4], \"labels\": [-100, -100]}\nbad\n").string();
-        config.data.eval_file = folder.write("eval.jsonl", "{\"input_ids\": [1, 0]}\n{\"input_ids\": [9, 9, 9]}\n").string();
+        config.data.train_file =
+            folder.write("train.jsonl", rows + "{\"input_ids\": [3, 4], \"labels\": [-100, -100]}\nbad\n").string();
+        config.data.eval_file =
+            folder.write("eval.jsonl", "{\"input_ids\": [1, 0]}\n{\"input_ids\": [9, 9, 9]}\n").string();
         config.training.per_device_train_batch_size = 2;
         config.training.gradient_accumulation_steps = 3;
         config.training.num_train_epochs = 2;
     }
     DataReport report(int64_t shown = 0) {
-        return make_report(load_training_data(config, {}, nullptr, {}, {RefusedRows::set_aside, false}), config, "because", shown);
+        return make_report(load_training_data(config, {}, nullptr, {}, {RefusedRows::set_aside, false}), config,
+                           "because", shown);
     }
 };
 
@@ -112,7 +117,7 @@ TEST(Report, CountsWhatIsThere) {
     }
     EXPECT_EQ(rows, 20);
     EXPECT_EQ(train.lengths.size(), 10u);  // of two lengths each
-    EXPECT_EQ(train.lengths[1].rows, 4);  // lengths 2 and 3, twice
+    EXPECT_EQ(train.lengths[1].rows, 4);   // lengths 2 and 3, twice
 
     ASSERT_TRUE(report.eval && report.steps);
     EXPECT_EQ(report.eval->rows, 2);
@@ -126,8 +131,9 @@ TEST(Report, CountsWhatIsThere) {
     for (const auto& [set, sample] : report.samples) sets.push_back(set);
     EXPECT_EQ(sets, (std::vector<std::string>{"training", "training", "training", "training", "evaluation", "masked"}));
     toy::expect_contains(report_text(report, nullptr, Marks::brackets),
-                         {"training, row 3: 5 tokens, 4 trained", "all labels masked, row 20: 2 tokens, 0 trained", "1 bad, 1 with all labels masked",
-                          "18 those of 0, 19 those of 1", "A run with this configuration stops:\n  because"});
+                         {"training, row 3: 5 tokens, 4 trained", "all labels masked, row 20: 2 tokens, 0 trained",
+                          "1 bad, 1 with all labels masked", "18 those of 0, 19 those of 1",
+                          "A run with this configuration stops:\n  because"});
 }
 
 TEST(Report, HeldOutRowsAreAPartOfTheFile) {
@@ -152,12 +158,17 @@ TEST(Report, PackingAndWeightsCountAnEpochAsItIsTrained) {
     EXPECT_EQ(report.steps->first_epoch.room, 32 * report.steps->rows_per_epoch);
     EXPECT_EQ(report.steps->first_epoch.rows, 20);
     EXPECT_GT(report.steps->first_epoch.tokens, report.steps->first_epoch.room * 3 / 4);
-    toy::expect_contains(report_text(report, nullptr, Marks::brackets), {"packed rows", "of at most 32 tokens", "% full"});
+    toy::expect_contains(report_text(report, nullptr, Marks::brackets),
+                         {"packed rows", "of at most 32 tokens", "% full"});
 
     data.config.data.packing = false;
-    data.config.data.datasets = {{.path = data.folder.write("a.jsonl", "{\"input_ids\": [1, 2]}\n").string(), .weight = 1},
-                                 {.path = data.folder.write("b.jsonl", "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [4, 5, 6]}\n{\"input_ids\": [7, 8, 9]}\n").string(),
-                                  .weight = 1}};
+    data.config.data.datasets = {
+        {.path = data.folder.write("a.jsonl", "{\"input_ids\": [1, 2]}\n").string(), .weight = 1},
+        {.path = data.folder
+                     .write("b.jsonl",
+                            "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [4, 5, 6]}\n{\"input_ids\": [7, 8, 9]}\n")
+                     .string(),
+         .weight = 1}};
     data.config.data.train_file.clear();
     report = data.report();
     EXPECT_EQ(report.train.tokens, 11);
@@ -167,8 +178,10 @@ TEST(Report, PackingAndWeightsCountAnEpochAsItIsTrained) {
 
 TEST(Report, NothingToTrainOnIsSaidAsARunSaysIt) {
     Data data;
-    data.config.data.train_file = data.folder.write("none.jsonl", "{\"input_ids\": [3, 4], \"labels\": [-100, -100]}\n").string();
-    const DataReport report = make_report(load_training_data(data.config, {}, nullptr, {}, {RefusedRows::set_aside, false}), data.config, "", 1);
+    data.config.data.train_file =
+        data.folder.write("none.jsonl", "{\"input_ids\": [3, 4], \"labels\": [-100, -100]}\n").string();
+    const DataReport report = make_report(
+        load_training_data(data.config, {}, nullptr, {}, {RefusedRows::set_aside, false}), data.config, "", 1);
     EXPECT_FALSE(report.steps);
     toy::expect_contains(report.refusal, {"no rows to train on"});
     EXPECT_EQ(report.samples.back().first, "masked");

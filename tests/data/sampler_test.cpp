@@ -39,8 +39,7 @@ TEST(EpochOrder, LeavingRowsOutKeepsTheOthersOrder) {
     for (const int64_t place : epoch_order(rows, 1, 2, true))
         if (place % 2 == 1) expected.push_back(place);
     std::vector<int64_t> got;
-    for (const int64_t place : epoch_order(odd, 1, 2, true))
-        got.push_back(odd[static_cast<std::size_t>(place)]);
+    for (const int64_t place : epoch_order(odd, 1, 2, true)) got.push_back(odd[static_cast<std::size_t>(place)]);
     EXPECT_EQ(got, expected);
 }
 
@@ -93,16 +92,20 @@ TEST(Mixture, EveryRowComesAsOftenAsItsNeighboursOverTheEpochs) {
         for (const int64_t place : orders.back()) ++seen[static_cast<std::size_t>(place)], of_small += place < 7;
         EXPECT_EQ(of_small, 17);
         for (std::size_t begin : {std::size_t{0}, std::size_t{7}}) {
-            const auto [least, most] = std::minmax_element(seen.begin() + static_cast<std::ptrdiff_t>(begin), begin == 0 ? seen.begin() + 7 : seen.end());
+            const auto [least, most] = std::minmax_element(seen.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                           begin == 0 ? seen.begin() + 7 : seen.end());
             EXPECT_LE(*most - *least, 1) << "epoch " << epoch;
         }
     }
     EXPECT_NE(orders[0], orders[1]);
     EXPECT_EQ(mixture_order(sources, rows, 7, 3, true), orders[3]);  // no history
     EXPECT_NE(mixture_order(sources, rows, 8, 3, true), orders[3]);
-    EXPECT_FALSE(std::is_sorted(orders[0].begin(), orders[0].end(), [](int64_t a, int64_t b) { return (a < 7) > (b < 7); })) << "not mixed";
+    EXPECT_FALSE(std::is_sorted(orders[0].begin(), orders[0].end(), [](int64_t a, int64_t b) {
+        return (a < 7) > (b < 7);
+    })) << "not mixed";
     const auto plain = mixture_order(sources, rows, 7, 0, false);
-    EXPECT_EQ((std::vector<int64_t>(plain.begin(), plain.begin() + 9)), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 0, 1}));
+    EXPECT_EQ((std::vector<int64_t>(plain.begin(), plain.begin() + 9)),
+              (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 0, 1}));
 }
 
 }  // namespace

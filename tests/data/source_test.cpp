@@ -25,7 +25,8 @@ struct Tree {
     }
     std::vector<std::string> found(const std::string& path, const std::string& split = {}) const {
         std::vector<std::string> names;
-        for (const fs::path& file : files_of((root / path).string(), split)) names.push_back(file.lexically_relative(root).string());
+        for (const fs::path& file : files_of((root / path).string(), split))
+            names.push_back(file.lexically_relative(root).string());
         return names;
     }
 };
@@ -33,13 +34,15 @@ struct Tree {
 using Names = std::vector<std::string>;
 
 TEST(FilesOf, FilesFoldersAndGlobs) {
-    const Tree tree({"b.jsonl", "a.json", "sub/c.csv.gz", "sub/_old.jsonl", ".git/d.jsonl", "README.md", "dataset_info.json", "x.pdf"});
+    const Tree tree({"b.jsonl", "a.json", "sub/c.csv.gz", "sub/_old.jsonl", ".git/d.jsonl", "README.md",
+                     "dataset_info.json", "x.pdf"});
     EXPECT_EQ(tree.found("b.jsonl"), Names{"b.jsonl"});
     EXPECT_EQ(tree.found("README.md"), Names{"README.md"});  // named, so taken
     EXPECT_EQ(tree.found(""), (Names{"a.json", "b.jsonl", "sub/c.csv.gz"}));
     EXPECT_EQ(tree.found("*.json*"), (Names{"a.json", "b.jsonl", "dataset_info.json"}));
     EXPECT_EQ(tree.found("s*"), Names{"sub/c.csv.gz"});
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("*.parquet"); }), {"*.parquet", "no file matches"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("*.parquet"); }),
+                         {"*.parquet", "no file matches"});
     fs::create_directory(tree.root / "empty");
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("empty"); }), {"empty", "no file of rows"});
     const auto odd = tree.folder.write("a[1].jsonl", "{\"text\": \"x\"}");  // a file whose name looks like a glob
@@ -47,14 +50,16 @@ TEST(FilesOf, FilesFoldersAndGlobs) {
 }
 
 TEST(FilesOf, Splits) {
-    const Tree tree({"train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test-00000-of-00001.jsonl", "training.jsonl", "more/train/x.jsonl"});
+    const Tree tree({"train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test-00000-of-00001.jsonl",
+                     "training.jsonl", "more/train/x.jsonl"});
     const Names train{"more/train/x.jsonl", "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"};
     EXPECT_EQ(tree.found("", "train"), train);
     EXPECT_EQ(tree.found(""), train);  // not on the test set by mistake
     EXPECT_EQ(tree.found("", "test"), Names{"test-00000-of-00001.jsonl"});
     EXPECT_EQ(tree.found("*-0000*", "test"), Names{"test-00000-of-00001.jsonl"});
     EXPECT_EQ(tree.found("*-0000*").size(), 3u);  // a glob means what it says
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("", "validation"); }), {"none of its 5 files", "validation"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("", "validation"); }),
+                         {"none of its 5 files", "validation"});
 }
 
 TEST(Sources, RowsAreNumberedOverAllFiles) {
@@ -65,7 +70,8 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
     folder.write("c2.txt", "");
     folder.write("c3.txt", "6");
     const toy::Encoder encoder;
-    const std::vector<DataSource> sources = {{.path = a.string()}, {.path = b.string(), .columns = {{"text", "body"}}},
+    const std::vector<DataSource> sources = {{.path = a.string()},
+                                             {.path = b.string(), .columns = {{"text", "body"}}},
                                              {.path = (a.parent_path() / "c*.txt").string()}};
     for (const int workers : {1, 3}) {
         DatasetOptions options;
@@ -79,13 +85,19 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
         }
     }
     const auto empty = folder.write("empty.jsonl", "\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] {
-        Dataset::load({{.path = a.string()}, {.path = empty.string(), .format = DataFormat::text}}, {}, [&] { return &encoder; });
-    }), {"empty.jsonl", "has no rows"});
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input,
+                        [&] {
+                            Dataset::load({{.path = a.string()}, {.path = empty.string(), .format = DataFormat::text}},
+                                          {}, [&] { return &encoder; });
+                        }),
+        {"empty.jsonl", "has no rows"});
     const auto bad = folder.write("bad.jsonl", "{\"text\": \"x\"}\n{\"text\": 1}\n");
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] {
-        Dataset::load({{.path = a.string()}, {.path = bad.string()}}, {}, [&] { return &encoder; });
-    }), {"bad.jsonl:2: column \"text\""});
+    toy::expect_contains(
+        toy::message_of(
+            ErrorKind::input,
+            [&] { Dataset::load({{.path = a.string()}, {.path = bad.string()}}, {}, [&] { return &encoder; }); }),
+        {"bad.jsonl:2: column \"text\""});
 }
 
 TEST(Sources, RepairedRowsAreCountedWithTheirPlaces) {
@@ -93,7 +105,8 @@ TEST(Sources, RepairedRowsAreCountedWithTheirPlaces) {
     const auto path = folder.write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xFF\"}\n");
     const toy::Encoder encoder;
     DatasetOptions options;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }), {"a.jsonl:2: not valid UTF-8"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
+                         {"a.jsonl:2: not valid UTF-8"});
     options.reader.invalid_utf8 = InvalidUtf8::replace;
     testing::internal::CaptureStderr();
     EXPECT_EQ(Dataset::load(path, options, &encoder).sample(1).ids, encoder.text("\uFFFD").ids);

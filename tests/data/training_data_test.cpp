@@ -10,8 +10,7 @@ namespace {
 std::string rows(const std::string& column, int count) {
     std::string text;
     for (int row = 0; row < count; ++row)
-        text += column == "text" ? cat("{\"text\": \"row ", row, "\"}\n")
-                                 : cat("{\"input_ids\": [1, 2, ", row, "]}\n");
+        text += column == "text" ? cat("{\"text\": \"row ", row, "\"}\n") : cat("{\"input_ids\": [1, 2, ", row, "]}\n");
     return text;
 }
 
@@ -54,8 +53,7 @@ TEST(TrainingData, EvalFileOrPartOfTheRows) {
     EXPECT_EQ(data.eval.value().size(), 20);
 
     config.data.val_size = 0.25;
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }),
-                         {"eval_file", "val_size"});
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"eval_file", "val_size"});
     config.data.eval_file.reset();
     data = files.load(config);
     EXPECT_EQ(data.train.size(), 15);
@@ -94,34 +92,36 @@ TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
 
     config.data.train_on_prompt = true;
     const toy::Folder folder;
-    config.data.train_file =
-        folder.write("a.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\nbad\n").string();
+    config.data.train_file = folder.write("a.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\nbad\n").string();
     config.data.skip_bad_rows = true;
     EXPECT_EQ(files.load(config).train.targets(0), 4);
     config.data.format = DataFormat::text;
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }),
-                         {"none of its 2 rows"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }), {"none of its 2 rows"});
 }
 
 TEST(TrainingData, TokenisedRowsAreExaminedForTwoBos) {
     Files files;
     Config config;
-    config.data.train_file = files.folder.write("two.jsonl", "{\"input_ids\": [1, 1, 5]}\n{\"input_ids\": [1, 5]}\n").string();
+    config.data.train_file =
+        files.folder.write("two.jsonl", "{\"input_ids\": [1, 1, 5]}\n{\"input_ids\": [1, 5]}\n").string();
     ModelLimits limits;
     limits.bos_id = 1;
-    toy::expect_contains(files.load(config, limits).train.stats().warnings.at(0), {"1 of 2 rows begin with two BOS tokens", "two.jsonl:1"});
+    toy::expect_contains(files.load(config, limits).train.stats().warnings.at(0),
+                         {"1 of 2 rows begin with two BOS tokens", "two.jsonl:1"});
     EXPECT_TRUE(files.load(config).train.stats().warnings.empty()) << "which token BOS is is not known";
 }
 
 TEST(TrainingData, RowsWithoutATargetAreSetAside) {
     Files files;
     Config config;
-    config.data.train_file = files.folder.write("masked.jsonl", R"({"input_ids": [1, 2, 3]}
+    config.data.train_file = files.folder
+                                 .write("masked.jsonl", R"({"input_ids": [1, 2, 3]}
 {"input_ids": [1, 2, 3], "labels": [1, -100, -100]}
 oops
 {"input_ids": [4, 5, 6]}
 {"input_ids": [7, 8, 9]}
-)").string();
+)")
+                                 .string();
     config.data.val_size = 1;
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }), {"masked.jsonl:3"});
     const TrainingData data = load_training_data(config, {}, nullptr, {}, {RefusedRows::set_aside, false});
@@ -142,13 +142,16 @@ oops
 TEST(TrainingData, AugmentedRowsAreNotSplit) {
     Files files;
     Config config;
-    config.data.train_file = files.folder.write("copies.jsonl", R"({"input_ids": [1, 2, 3]}
+    config.data.train_file = files.folder
+                                 .write("copies.jsonl", R"({"input_ids": [1, 2, 3]}
 {"input_ids": [1, 2, 4], "augmentation": {"of": 0, "by": "swap"}}
 {"input_ids": [1, 2, 5], "augmentation": null}
-)").string();
+)")
+                                 .string();
     EXPECT_EQ(files.load(config).train.stats().augmented_rows, 1);
     config.data.val_size = 1;
-    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"1 augmented copies", "data.eval_file"});
+    toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }),
+                         {"1 augmented copies", "data.eval_file"});
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ Strings words_of(std::string_view text) {
 }
 
 TEST(FreeWords, OnlyPlainWordsAreFree) {
-    EXPECT_EQ(words_of("Say \"hello\" to (the) caf\u00e9, twice!"), (Strings{"Say", "hello", "to", "the", "caf\u00e9", "twice"}));
+    EXPECT_EQ(words_of("Say \"hello\" to (the) caf\u00e9, twice!"),
+              (Strings{"Say", "hello", "to", "the", "caf\u00e9", "twice"}));
     EXPECT_EQ(words_of("\u00ab\u041f\u0440\u0438\u0432\u0435\u0442\u00bb,\u00a0\u0925\u094b\u095c\u093e \u4e2d\u6587"),
               (Strings{"\u041f\u0440\u0438\u0432\u0435\u0442", "\u0925\u094b\u095c\u093e", "\u4e2d\u6587"}));
     EXPECT_EQ(words_of("12 a1 x_y don't well-known NASA getUser a/b me@x.y https://a.b #tag %s $x \\n 5%"), Strings{});
@@ -29,7 +30,8 @@ TEST(FreeWords, OnlyPlainWordsAreFree) {
     EXPECT_EQ(words_of("a {b {c d} e\nf} g { h"), (Strings{"a", "g", "h"}));
     EXPECT_EQ(words_of("x < y and y > z"), (Strings{"x", "z"}));
     EXPECT_EQ(words_of("run `ls all files` now, or ` alone"), (Strings{"run", "now", "or", "alone"}));
-    EXPECT_EQ(words_of("before\n```python\nfor item in list\n```\nafter\n~~~~\ncode ``` here\n~~~\nstill\n~~~~\nend"), (Strings{"before", "after", "end"}));
+    EXPECT_EQ(words_of("before\n```python\nfor item in list\n```\nafter\n~~~~\ncode ``` here\n~~~\nstill\n~~~~\nend"),
+              (Strings{"before", "after", "end"}));
     EXPECT_EQ(words_of("before\n```\nnever closed\nat all"), Strings{"before"});
     EXPECT_EQ(words_of("\" ' ( ... \"\" "), Strings{});
     EXPECT_EQ(words_of(""), Strings{});
@@ -41,9 +43,10 @@ Thesaurus thesaurus(const std::string& content) {
 }
 
 TEST(Thesaurus, ObjectsAndLinesAreTheSame) {
-    for (const char* content : {R"({"Quick": ["fast", "swift", "quick", "fast"], "end": ["come to an end"], "none": []})",
-                                "{\"word\": \"quick\", \"synonyms\": [\"fast\"]}\n{\"word\": \"QUICK\", \"synonyms\": [\"swift\"]}\n"
-                                "{\"word\": \"end\", \"synonyms\": [\"come to an end\"]}\n"}) {
+    for (const char* content :
+         {R"({"Quick": ["fast", "swift", "quick", "fast"], "end": ["come to an end"], "none": []})",
+          "{\"word\": \"quick\", \"synonyms\": [\"fast\"]}\n{\"word\": \"QUICK\", \"synonyms\": [\"swift\"]}\n"
+          "{\"word\": \"end\", \"synonyms\": [\"come to an end\"]}\n"}) {
         const Thesaurus loaded = thesaurus(content);
         ASSERT_NE(loaded.find("quick"), nullptr) << content;
         EXPECT_EQ(*loaded.find("quick"), (Strings{"fast", "swift"}));
@@ -51,13 +54,18 @@ TEST(Thesaurus, ObjectsAndLinesAreTheSame) {
         EXPECT_EQ(loaded.size(), 2u);
     }
     EXPECT_EQ(thesaurus(R"({"word": "big", "synonyms": ["large"]})").size(), 1u) << "a single line";
-    toy::expect_contains(toy::message_of(ErrorKind::input, [] { thesaurus(R"({"big": "large"})"); }), {"t.json: \"big\"", "list of synonyms"});
-    toy::expect_contains(toy::message_of(ErrorKind::input, [] { thesaurus("{\"word\": \"a\", \"synonyms\": [\"b\"]}\n{\"word\": \"a\"}\n"); }), {"t.json:2"});
+    toy::expect_contains(toy::message_of(ErrorKind::input, [] { thesaurus(R"({"big": "large"})"); }),
+                         {"t.json: \"big\"", "list of synonyms"});
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input,
+                        [] { thesaurus("{\"word\": \"a\", \"synonyms\": [\"b\"]}\n{\"word\": \"a\"}\n"); }),
+        {"t.json:2"});
     toy::expect_contains(toy::message_of(ErrorKind::input, [] { thesaurus("{}"); }), {"no word has a synonym"});
 }
 
 TEST(WordChanges, SynonymsKeepTheCapitalAndEverythingElse) {
-    const Thesaurus known = thesaurus(R"({"quick": ["fast"], "end": ["come to a close"], "\u00e9tat": ["\u00e9difice"]})");
+    const Thesaurus known =
+        thesaurus(R"({"quick": ["fast"], "end": ["come to a close"], "\u00e9tat": ["\u00e9difice"]})");
     CopyDraws draws(1, 2, 0, 1);
     EXPECT_EQ(with_synonyms("  Quick,\tquick \u00a0{quick} QUICK\n\"End.\" \u00c9tat  ", known, 1, draws),
               "  Fast,\tfast \u00a0{quick} QUICK\n\"Come to a close.\" \u00c9difice  ");
@@ -71,13 +79,16 @@ TEST(WordChanges, SwapsPermuteTheWordsOfALine) {
         CopyDraws draws(7, 1, copy, 2);
         const std::string changed = with_swaps(text, 0.5, draws);
         differs |= changed != text;
-        Strings first = words_of(changed.substr(0, changed.find('\n'))), second = words_of(changed.substr(changed.find('\n')));
+        Strings first = words_of(changed.substr(0, changed.find('\n'))),
+                second = words_of(changed.substr(changed.find('\n')));
         std::sort(first.begin(), first.end());
         std::sort(second.begin(), second.end());
         EXPECT_EQ(first, (Strings{"four", "one", "three", "two"})) << changed;
         EXPECT_EQ(second, (Strings{"five", "seven"})) << changed;
         std::string marks;
-        std::copy_if(changed.begin(), changed.end(), std::back_inserter(marks), [](char c) { return std::string_view("abcdefghijklmnopqrstuvwxyz").find(c) == std::string_view::npos; });
+        std::copy_if(changed.begin(), changed.end(), std::back_inserter(marks), [](char c) {
+            return std::string_view("abcdefghijklmnopqrstuvwxyz").find(c) == std::string_view::npos;
+        });
         EXPECT_EQ(marks, " () , .\n {} ");
     }
     EXPECT_TRUE(differs);
@@ -97,7 +108,9 @@ TEST(WordChanges, RatesAreShares) {
     const Thesaurus known = thesaurus(R"({"quick": ["fast", "swift"]})");
     CopyDraws draws(3, 4, 5, 6);
     const Strings words = words_of(with_synonyms(text, known, 0.3, draws));
-    const auto share = [&](const char* word) { return static_cast<double>(std::count(words.begin(), words.end(), word)) / 4000; };
+    const auto share = [&](const char* word) {
+        return static_cast<double>(std::count(words.begin(), words.end(), word)) / 4000;
+    };
     EXPECT_NEAR(share("quick"), 0.7, 0.03);
     EXPECT_NEAR(share("fast"), 0.15, 0.03);
     EXPECT_NEAR(static_cast<double>(words_of(with_deletions(text, 0.1, draws)).size()) / 4000, 0.9, 0.03);
@@ -105,7 +118,8 @@ TEST(WordChanges, RatesAreShares) {
 
 TEST(WordChanges, AnyTextSurvivesARateOfZero) {
     std::mt19937 random(11);
-    const Strings parts{"word", "\u4e2d", " ", "\u00a0", "\n", "```", "`", "{", "}", "[", "<", ">", "\"", ",", "1", "\u2003", "\t", "~~~", "\u0301", "A"};
+    const Strings parts{"word", "\u4e2d", " ",  "\u00a0", "\n", "```",    "`",  "{",   "}",      "[",
+                        "<",    ">",      "\"", ",",      "1",  "\u2003", "\t", "~~~", "\u0301", "A"};
     const Thesaurus known = thesaurus(R"({"word": ["term"]})");
     for (int round = 0; round < 3000; ++round) {
         std::string text;

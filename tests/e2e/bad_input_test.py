@@ -7,8 +7,27 @@ import resource
 import shutil
 import signal
 
-from support import (EndToEnd, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, RUNTIME, TEXT_LLAMA, USAGE, environment, float_bytes, floats,
-                     main, model, read_safetensors, run, token_rows, write_raw_safetensors, write_rows, write_safetensors)
+from support import (
+    EndToEnd,
+    INPUT,
+    LEGAL_BASE,
+    LLAMA,
+    NF4_MODEL,
+    RUNTIME,
+    TEXT_LLAMA,
+    USAGE,
+    environment,
+    float_bytes,
+    floats,
+    main,
+    model,
+    read_safetensors,
+    run,
+    token_rows,
+    write_raw_safetensors,
+    write_rows,
+    write_safetensors,
+)
 
 
 class Configuration(EndToEnd):
@@ -24,7 +43,9 @@ class Configuration(EndToEnd):
         self.fail_with(USAGE, "broken.json", "--config", broken)
 
     def test_unknown_options_with_a_suggestion(self):
-        self.fail_with(USAGE, ["lora.lora_alhpa", "lora_alpha", "config.json"], "--config", self.config(lora={"lora_alhpa": 3}))
+        self.fail_with(
+            USAGE, ["lora.lora_alhpa", "lora_alpha", "config.json"], "--config", self.config(lora={"lora_alhpa": 3})
+        )
         self.fail_with(USAGE, ["learning-rat", "learning_rate"], "--learning-rat", "0.1")
         self.fail_with(USAGE, ["lr", "learning_rate"], "--lr", "0.1")
         self.fail_with(USAGE, ["trian", "train"], "trian", "--config", "x")
@@ -44,14 +65,33 @@ class Configuration(EndToEnd):
 
     def test_a_missing_path_or_file_option(self):
         self.fail_with(USAGE, "model.path", "--train_file", self.rows(2))
-        self.fail_with(USAGE, "data.train_file", "--model.path", model(LLAMA), "--output_dir", self.folder / "out", "--device", "cpu")
+        self.fail_with(
+            USAGE,
+            "data.train_file",
+            "--model.path",
+            model(LLAMA),
+            "--output_dir",
+            self.folder / "out",
+            "--device",
+            "cpu",
+        )
 
     def test_a_gpu_that_is_not_there(self):
         if pathlib.Path("/dev/nvidiactl").exists() or pathlib.Path("/dev/dxg").exists():
             self.skipTest("this machine has a GPU")
         for device in ("cuda", "cuda:1"):
-            self.fail_with(USAGE, ["hardware.device", device], "--model.path", model(LLAMA), "--train_file", self.rows(2),
-                           "--output_dir", self.folder / "out", "--hardware.device", device)
+            self.fail_with(
+                USAGE,
+                ["hardware.device", device],
+                "--model.path",
+                model(LLAMA),
+                "--train_file",
+                self.rows(2),
+                "--output_dir",
+                self.folder / "out",
+                "--hardware.device",
+                device,
+            )
 
 
 class Model(EndToEnd):
@@ -73,7 +113,9 @@ class Model(EndToEnd):
         empty = self.folder / "empty"
         empty.mkdir()
         self.refuse(empty, ["empty", "model.safetensors"])
-        result = run(*self.train_arguments("someone/no-such-model", self.rows(4)), env=environment(HF_HUB_CACHE=self.folder))
+        result = run(
+            *self.train_arguments("someone/no-such-model", self.rows(4)), env=environment(HF_HUB_CACHE=self.folder)
+        )
         self.check_words(result)
         self.assertEqual(result.code, INPUT, str(result))
         self.assertIn("hf download someone/no-such-model", result.err)
@@ -84,8 +126,12 @@ class Model(EndToEnd):
         shutil.copytree(model(LLAMA), snapshot)
         (snapshot.parent.parent / "refs").mkdir()
         (snapshot.parent.parent / "refs" / "main").write_text("abc")
-        out = self.train("someone/tiny", self.rows(4), "--max_steps", "1", env=environment(HF_HUB_CACHE=self.folder / "hub"))
-        self.assertEqual(json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"], "someone/tiny")
+        out = self.train(
+            "someone/tiny", self.rows(4), "--max_steps", "1", env=environment(HF_HUB_CACHE=self.folder / "hub")
+        )
+        self.assertEqual(
+            json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"], "someone/tiny"
+        )
 
     def sharded(self):
         folder = self.copied_model(model(LLAMA))
@@ -139,8 +185,12 @@ class Model(EndToEnd):
         spoil(lambda header: header[name].update(data_offsets=[9, 2]), name, "reversed")
         spoil(lambda header: header[name].pop("shape"), name, "no shape")
         spoil(lambda header: header[name].update(trick=1), name, "trick")
-        for header, length, part in ((b"{", 1 << 62, "header"), (b"{}", 1 << 20, "longer than the file"), (b"[]", None, "does not start"),
-                                     (b"{" + b'"a":[' * 90000, None, "header")):
+        for header, length, part in (
+            (b"{", 1 << 62, "header"),
+            (b"{}", 1 << 20, "longer than the file"),
+            (b"[]", None, "does not start"),
+            (b"{" + b'"a":[' * 90000, None, "header"),
+        ):
             write_raw_safetensors(path, header, b"", length)
             with self.subTest(header[:8]):
                 self.refuse(folder, ["model.safetensors", part])
@@ -151,7 +201,11 @@ class Model(EndToEnd):
         whole = path.read_bytes()
         name = "model.layers.1.mlp.up_proj.weight"
         cases = (
-            ("dtype", lambda t: t.update({name: ("F64", [64, 32], bytes(64 * 32 * 8))}), [name, "F64", "F32, BF16 or F16"]),
+            (
+                "dtype",
+                lambda t: t.update({name: ("F64", [64, 32], bytes(64 * 32 * 8))}),
+                [name, "F64", "F32, BF16 or F16"],
+            ),
             ("shape", lambda t: t.update({name: ("F32", [32, 64], t[name][2])}), [name, "[64, 32]", "[32, 64]"]),
             ("missing", lambda t: t.pop(name), [name, "missing"]),
             ("unknown", lambda t: t.update({"model.layers.7.extra": ("F32", [1], bytes(4))}), ["model.layers.7.extra"]),
@@ -195,7 +249,9 @@ class Model(EndToEnd):
     def test_a_tokenizer_that_is_not_there(self):
         rows = write_rows(self.folder / "text.jsonl", [{"text": "Some words."}])
         self.fail_with(INPUT, ["tokenizer.json", "input_ids"], *self.train_arguments(model(LLAMA), rows))
-        self.fail_with(INPUT, ["tokenizer.json"], "generate", "--model.path", model(LLAMA), "--prompt", "x", "--device", "cpu")
+        self.fail_with(
+            INPUT, ["tokenizer.json"], "generate", "--model.path", model(LLAMA), "--prompt", "x", "--device", "cpu"
+        )
 
     def test_a_tokenizer_that_is_too_large(self):
         folder = model(TEXT_LLAMA | {"vocab_size": 100}, tokenizer=LEGAL_BASE)
@@ -212,7 +268,7 @@ class Rows(EndToEnd):
         good = {"input_ids": [5, 6, 7]}
         for bad, *parts in (
             ('{"input_ids": [1, 2', "JSON"),
-            ('[1, 2]', "object"),
+            ("[1, 2]", "object"),
             ({"input_ids": [5, 128]}, "128", "vocabulary"),
             ({"input_ids": [5, -1]}, "-1"),
             ({"input_ids": [5, 4.5]}, "integer"),
@@ -236,32 +292,69 @@ class Rows(EndToEnd):
         self.refuse([], ["bad.jsonl"])
         self.refuse([{"input_ids": [5, 6, 7], "labels": [-100] * 3}] * 2, ["bad.jsonl", "label"])
         self.refuse([{"question": "x", "answer": "y"}], ["bad.jsonl:1", "question", "data.columns"])
-        self.refuse([{"prompt": "x", "chosen": "y", "rejected": "z"}], ["preference"], base=model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+        self.refuse(
+            [{"prompt": "x", "chosen": "y", "rejected": "z"}],
+            ["preference"],
+            base=model(TEXT_LLAMA, tokenizer=LEGAL_BASE),
+        )
         self.fail_with(INPUT, ["nothing.jsonl"], *self.train_arguments(model(LLAMA), self.folder / "nothing.jsonl"))
         self.fail_with(INPUT, [str(self.folder)], *self.train_arguments(model(LLAMA), self.folder))
 
     def test_skipped_rows_are_counted(self):
         lines = token_rows(4) + ['{"input_ids": [1, 2', {"input_ids": [999]}] + token_rows(2, seed=5)
         rows = write_rows(self.folder / "bad.jsonl", lines)
-        result = self.succeed("train", *self.train_arguments(model(LLAMA), rows, "--skip_bad_rows", "true", "--num_train_epochs", "1",
-                                                             "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "1"))
+        result = self.succeed(
+            "train",
+            *self.train_arguments(
+                model(LLAMA),
+                rows,
+                "--skip_bad_rows",
+                "true",
+                "--num_train_epochs",
+                "1",
+                "--per_device_train_batch_size",
+                "1",
+                "--gradient_accumulation_steps",
+                "1",
+            ),
+        )
         self.assertIn("2 ", result.err)
         self.assertIn("skip", result.err)
         self.assertEqual(len(self.steps(self.folder / "out")), 6)
         all_bad = write_rows(self.folder / "worse.jsonl", ['{"input_ids": [1', '{"input_ids": [2'])
-        self.fail_with(INPUT, ["worse.jsonl"], *self.train_arguments(model(LLAMA), all_bad, "--skip_bad_rows", "true", "--format", "tokenized", out="other"))
+        self.fail_with(
+            INPUT,
+            ["worse.jsonl"],
+            *self.train_arguments(
+                model(LLAMA), all_bad, "--skip_bad_rows", "true", "--format", "tokenized", out="other"
+            ),
+        )
 
     def test_text_forms(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         self.refuse([{"text": "a"}, {"text": 5}], ["bad.jsonl:2", "text"], base=base)
         self.refuse([{"instruction": "a", "output": "b"}, {"instruction": "a"}], ["bad.jsonl:2", "output"], base=base)
         self.refuse([{"messages": [{"role": "user"}]}], ["bad.jsonl:1", "content"], "--template", "alpaca", base=base)
-        self.refuse([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
-                    ["chatml", "<|im_start|>"], "--template", "chatml", base=base)
-        self.fail_with(USAGE, ["no-such"], *self.train_arguments(base, write_rows(self.folder / "t.jsonl", [{"text": "a"}]), "--template", "no-such"))
+        self.refuse(
+            [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+            ["chatml", "<|im_start|>"],
+            "--template",
+            "chatml",
+            base=base,
+        )
+        self.fail_with(
+            USAGE,
+            ["no-such"],
+            *self.train_arguments(base, write_rows(self.folder / "t.jsonl", [{"text": "a"}]), "--template", "no-such"),
+        )
 
     def test_other_kinds_of_file(self):
-        for name, content, word in (("a.parquet", b"PAR1....", "Parquet"), ("a.json", b'[{"input_ids": [5, 6]}', "array"), ("a.zip", b"PK\x03\x04", "zip"), ("a.gz", b"\x1f\x8b..", "gzip")):
+        for name, content, word in (
+            ("a.parquet", b"PAR1....", "Parquet"),
+            ("a.json", b'[{"input_ids": [5, 6]}', "array"),
+            ("a.zip", b"PK\x03\x04", "zip"),
+            ("a.gz", b"\x1f\x8b..", "gzip"),
+        ):
             path = self.folder / name
             path.write_bytes(content)
             self.fail_with(INPUT, [name, word], *self.train_arguments(model(LLAMA), path))
@@ -271,7 +364,9 @@ class Rows(EndToEnd):
         path = self.folder / "latin.jsonl"
         path.write_bytes(b'{"text": "a law"}\n{"text": "caf\xe9"}\n')
         self.fail_with(INPUT, ["latin.jsonl:2", "UTF-8", "invalid_utf8"], *self.train_arguments(base, path))
-        result = self.succeed("train", *self.train_arguments(base, path, "--invalid_utf8", "replace", "--max_steps", "1"))
+        result = self.succeed(
+            "train", *self.train_arguments(base, path, "--invalid_utf8", "replace", "--max_steps", "1")
+        )
         self.assertIn("latin.jsonl:2", result.err)
 
     def test_nothing_stays_in_the_cache(self):
@@ -286,40 +381,103 @@ class Adapter(EndToEnd):
         rows = self.rows(4)
         adapter = self.train(model(LLAMA), rows, "--max_steps", "1", out="adapter")
         other = model(LLAMA | {"intermediate_size": 96})
-        self.fail_with(INPUT, ["adapter_model.safetensors", "up_proj"], *self.train_arguments(other, rows, "--adapter_name_or_path", adapter))
-        self.fail_with(INPUT, ["adapter_model.safetensors", "up_proj"], "score", "--model.path", other, "--adapter_name_or_path", adapter,
-                       "--train_file", rows, "--out", self.folder / "s", "--device", "cpu")
+        self.fail_with(
+            INPUT,
+            ["adapter_model.safetensors", "up_proj"],
+            *self.train_arguments(other, rows, "--adapter_name_or_path", adapter),
+        )
+        self.fail_with(
+            INPUT,
+            ["adapter_model.safetensors", "up_proj"],
+            "score",
+            "--model.path",
+            other,
+            "--adapter_name_or_path",
+            adapter,
+            "--train_file",
+            rows,
+            "--out",
+            self.folder / "s",
+            "--device",
+            "cpu",
+        )
         config = adapter / "adapter_config.json"
         text = config.read_text()
         config.write_text(text.replace('"use_dora": false', '"use_dora": true'))
-        self.fail_with(INPUT, ["adapter_config.json", "DoRA"], *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter))
+        self.fail_with(
+            INPUT,
+            ["adapter_config.json", "DoRA"],
+            *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter),
+        )
         config.write_text(text.replace('"LORA"', '"LOHA"'))
-        self.fail_with(INPUT, ["adapter_config.json", "peft_type"], *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter))
+        self.fail_with(
+            INPUT,
+            ["adapter_config.json", "peft_type"],
+            *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter),
+        )
         config.write_text(text)
         weights = adapter / "adapter_model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-50])
-        self.fail_with(INPUT, ["adapter_model.safetensors"], *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter))
+        self.fail_with(
+            INPUT,
+            ["adapter_model.safetensors"],
+            *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter),
+        )
         self.assertEqual(run("inspect", adapter).code, INPUT)
-        self.fail_with(INPUT, ["nowhere"], *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", self.folder / "nowhere"))
+        self.fail_with(
+            INPUT,
+            ["nowhere"],
+            *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", self.folder / "nowhere"),
+        )
 
 
 class Output(EndToEnd):
     def test_a_folder_below_a_file(self):
         (self.folder / "file").write_text("")
-        self.fail_with(RUNTIME, [str(self.folder / "file" / "out")], *self.train_arguments(model(LLAMA), self.rows(4), out="file/out"))
-        self.fail_with(RUNTIME, [str(self.folder / "file")], "init", "--model_config", model(LLAMA) / "config.json", "--out", self.folder / "file" / "m")
-        self.fail_with(RUNTIME, [str(self.folder / "file")], "score", "--model.path", model(LLAMA), "--train_file", self.rows(4),
-                       "--out", self.folder / "file" / "s.jsonl", "--device", "cpu")
+        self.fail_with(
+            RUNTIME,
+            [str(self.folder / "file" / "out")],
+            *self.train_arguments(model(LLAMA), self.rows(4), out="file/out"),
+        )
+        self.fail_with(
+            RUNTIME,
+            [str(self.folder / "file")],
+            "init",
+            "--model_config",
+            model(LLAMA) / "config.json",
+            "--out",
+            self.folder / "file" / "m",
+        )
+        self.fail_with(
+            RUNTIME,
+            [str(self.folder / "file")],
+            "score",
+            "--model.path",
+            model(LLAMA),
+            "--train_file",
+            self.rows(4),
+            "--out",
+            self.folder / "file" / "s.jsonl",
+            "--device",
+            "cpu",
+        )
 
     def limited(self, size):
         """A limit on the size of files stands for a full disk: the program must not die of SIGXFSZ."""
+
         def limit():
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
         return limit
 
     def test_no_room_for_the_adapter(self):
-        result = self.fail_with(RUNTIME, ["adapter_model.safetensors"], *self.train_arguments(model(LLAMA), self.rows(4)), preexec=self.limited(8192))
+        result = self.fail_with(
+            RUNTIME,
+            ["adapter_model.safetensors"],
+            *self.train_arguments(model(LLAMA), self.rows(4)),
+            preexec=self.limited(8192),
+        )
         self.assertIn("File too large", result.err)
         names = [p.name for p in (self.folder / "out").iterdir()]
         self.assertNotIn("adapter_model.safetensors", names)
@@ -329,15 +487,44 @@ class Output(EndToEnd):
         rows = self.rows(4)
         out = self.train(model(LLAMA), rows)
         before = (out / "adapter_model.safetensors").read_bytes()
-        self.fail_with(RUNTIME, ["adapter_model.safetensors"], *self.train_arguments(model(LLAMA), rows, "--seed", "5", "--overwrite_output_dir", "true"), preexec=self.limited(8192))
+        self.fail_with(
+            RUNTIME,
+            ["adapter_model.safetensors"],
+            *self.train_arguments(model(LLAMA), rows, "--seed", "5", "--overwrite_output_dir", "true"),
+            preexec=self.limited(8192),
+        )
         self.assertEqual((out / "adapter_model.safetensors").read_bytes(), before)
 
     def test_no_room_for_other_files(self):
-        self.fail_with(RUNTIME, ["File too large"], *self.train_arguments(model(LLAMA), self.rows(4)), preexec=self.limited(64))
-        self.fail_with(RUNTIME, ["File too large"], "init", "--model_config", model(LLAMA) / "config.json", "--out", self.folder / "m",
-                       preexec=self.limited(8192))
-        self.fail_with(RUNTIME, ["File too large"], "score", "--model.path", model(LLAMA), "--train_file", self.rows(8), "--out", self.folder / "s",
-                       "--logits", self.folder / "l", "--device", "cpu", preexec=self.limited(8192))
+        self.fail_with(
+            RUNTIME, ["File too large"], *self.train_arguments(model(LLAMA), self.rows(4)), preexec=self.limited(64)
+        )
+        self.fail_with(
+            RUNTIME,
+            ["File too large"],
+            "init",
+            "--model_config",
+            model(LLAMA) / "config.json",
+            "--out",
+            self.folder / "m",
+            preexec=self.limited(8192),
+        )
+        self.fail_with(
+            RUNTIME,
+            ["File too large"],
+            "score",
+            "--model.path",
+            model(LLAMA),
+            "--train_file",
+            self.rows(8),
+            "--out",
+            self.folder / "s",
+            "--logits",
+            self.folder / "l",
+            "--device",
+            "cpu",
+            preexec=self.limited(8192),
+        )
 
     def test_a_full_device(self):
         if not pathlib.Path("/dev/full").exists():
@@ -361,9 +548,26 @@ class NotFinite(EndToEnd):
 
     def test_the_run_stops_naming_step_rows_and_layer(self):
         folder = self.poisoned("model.layers.1.mlp.down_proj.weight", float("nan"))
-        self.fail_with(RUNTIME, ["step 1", "layer 1, output of its MLP", "Rows of the step: 0, 1, 2, 3", "adapter", str(self.folder / "out")],
-                       *self.train_arguments(folder, self.rows(8), "--shuffle", "false", "--per_device_train_batch_size", "2",
-                                             "--gradient_accumulation_steps", "2"))
+        self.fail_with(
+            RUNTIME,
+            [
+                "step 1",
+                "layer 1, output of its MLP",
+                "Rows of the step: 0, 1, 2, 3",
+                "adapter",
+                str(self.folder / "out"),
+            ],
+            *self.train_arguments(
+                folder,
+                self.rows(8),
+                "--shuffle",
+                "false",
+                "--per_device_train_batch_size",
+                "2",
+                "--gradient_accumulation_steps",
+                "2",
+            ),
+        )
         for _, _, data in read_safetensors(self.folder / "out" / "adapter_model.safetensors").values():
             self.assertTrue(all(x == x for x in floats(data)))
         self.assertEqual(json.loads((self.folder / "out" / "trainer_state.json").read_text())["global_step"], 0)
@@ -377,13 +581,33 @@ class NotFinite(EndToEnd):
         values[100 * 32] = float("inf")
         tensors["model.embed_tokens.weight"] = (dtype, shape, float_bytes(values))
         write_safetensors(folder / "model.safetensors", tensors)
-        rows = write_rows(self.folder / "r.jsonl", [{"input_ids": [5, 6, 7, 8]}, {"input_ids": [9, 10, 11]}, {"input_ids": [5, 100, 6]},
-                                                    {"input_ids": [7, 8, 9]}])
-        one = ["--shuffle", "false", "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "1",
-               "--lr_scheduler_type", "constant"]
-        self.fail_with(RUNTIME, ["step 3", "Rows of the step: 2\n"], *self.train_arguments(folder, rows, "--max_steps", "4", *one))
+        rows = write_rows(
+            self.folder / "r.jsonl",
+            [
+                {"input_ids": [5, 6, 7, 8]},
+                {"input_ids": [9, 10, 11]},
+                {"input_ids": [5, 100, 6]},
+                {"input_ids": [7, 8, 9]},
+            ],
+        )
+        one = [
+            "--shuffle",
+            "false",
+            "--per_device_train_batch_size",
+            "1",
+            "--gradient_accumulation_steps",
+            "1",
+            "--lr_scheduler_type",
+            "constant",
+        ]
+        self.fail_with(
+            RUNTIME, ["step 3", "Rows of the step: 2\n"], *self.train_arguments(folder, rows, "--max_steps", "4", *one)
+        )
         good = self.train(model(LLAMA), rows, "--max_steps", "2", *one, out="good")
-        self.assertEqual((self.folder / "out" / "adapter_model.safetensors").read_bytes(), (good / "adapter_model.safetensors").read_bytes())
+        self.assertEqual(
+            (self.folder / "out" / "adapter_model.safetensors").read_bytes(),
+            (good / "adapter_model.safetensors").read_bytes(),
+        )
         self.assertEqual(len(self.steps(self.folder / "out")), 2)
 
 
@@ -403,7 +627,19 @@ class Commands(EndToEnd):
 
     def test_generate_beyond_the_model(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
-        self.fail_with(USAGE, ["512", "max_new_tokens"], "generate", "--model.path", base, "--prompt", "x", "--max_new_tokens", "600", "--device", "cpu")
+        self.fail_with(
+            USAGE,
+            ["512", "max_new_tokens"],
+            "generate",
+            "--model.path",
+            base,
+            "--prompt",
+            "x",
+            "--max_new_tokens",
+            "600",
+            "--device",
+            "cpu",
+        )
         rows = write_rows(self.folder / "prompts.jsonl", [{"text": "a"}, {"words": "b"}])
         self.fail_with(INPUT, "prompts.jsonl:2", "generate", "--model.path", base, "--file", rows, "--device", "cpu")
 

@@ -39,23 +39,50 @@ class Data(EndToEnd):
         return json.loads(done.out)["ids"]
 
     def test_the_quickstart_shows_what_it_trains_on(self):
-        shown = self.succeed("data", "--config", LEGAL / "quickstart.json", "--model.path", self.model, "--data.train_file", LEGAL / "train.jsonl",
-                             "--data.eval_file", LEGAL / "heldout.jsonl", "--n", "2").out
+        shown = self.succeed(
+            "data",
+            "--config",
+            LEGAL / "quickstart.json",
+            "--model.path",
+            self.model,
+            "--data.train_file",
+            LEGAL / "train.jsonl",
+            "--data.eval_file",
+            LEGAL / "heldout.jsonl",
+            "--n",
+            "2",
+        ).out
         first = json.loads((LEGAL / "train.jsonl").read_text().splitlines()[0])
         self.assertIn(f"### Response:\n{OPEN}{first['output']}<|end|>{CLOSE}\n", shown)
         self.assertEqual(shown.count(OPEN), 1 + 3)  # the legend, two rows, one of the evaluation
         for words in ("Training rows:", "Evaluation rows:", "duplicates", "Steps", "#####"):
             self.assertIn(words, shown)
         self.assertNotIn("\x1b", shown)
-        coloured = self.succeed("data", "--config", LEGAL / "quickstart.json", "--model.path", self.model, "--data.train_file", LEGAL / "train.jsonl",
-                                "--data.eval_file", LEGAL / "heldout.jsonl", "--color", "always").out
+        coloured = self.succeed(
+            "data",
+            "--config",
+            LEGAL / "quickstart.json",
+            "--model.path",
+            self.model,
+            "--data.train_file",
+            LEGAL / "train.jsonl",
+            "--data.eval_file",
+            LEGAL / "heldout.jsonl",
+            "--color",
+            "always",
+        ).out
         self.assertIn("\x1b[1;32m" + first["output"], coloured)
         self.assertNotIn(OPEN, coloured)
 
     def test_figures_are_those_of_the_rows(self):
-        rows = write_rows(self.folder / "rows.jsonl", [{"text": "The term is one year."}, {"text": "It ends."}, {"text": "The term is one year."}] * 4)
+        rows = write_rows(
+            self.folder / "rows.jsonl",
+            [{"text": "The term is one year."}, {"text": "It ends."}, {"text": "The term is one year."}] * 4,
+        )
         lengths = [len(self.tokenized(text)) + 1 for text in ("The term is one year.", "It ends.")]  # and EOS
-        report = self.report(rows, "--num_train_epochs", "3", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2")
+        report = self.report(
+            rows, "--num_train_epochs", "3", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"
+        )
         train = report["train"]
         self.assertEqual((train["format"], train["read"], train["rows"], train["truncated"]), ("text", 12, 12, 0))
         self.assertEqual(train["duplicates"], 10)
@@ -67,14 +94,18 @@ class Data(EndToEnd):
         self.assertIsNone(report["refusal"])
         self.assertEqual([row["ids"] for row in report["rows"][:1]], [self.tokenized("The term is one year.") + [1]])
         cut = self.report(rows, "--max_seq_length", "5")
-        self.assertEqual((cut["train"]["truncated"], cut["train"]["length"]["longest"]), (8 if lengths[1] <= 5 else 12, 5))
+        self.assertEqual(
+            (cut["train"]["truncated"], cut["train"]["length"]["longest"]), (8 if lengths[1] <= 5 else 12, 5)
+        )
         packed = self.report(rows, "--packing", "--max_seq_length", "32", "--val_size", "2")
         self.assertEqual(packed["train"]["rows"] + packed["eval"]["rows"], 12)
         steps = packed["steps"]
         self.assertAlmostEqual(steps["efficiency"], steps["tokens_per_epoch"] / (32 * steps["packed_rows_per_epoch"]))
 
     def test_rows_that_stop_a_run_are_counted_and_shown(self):
-        rows = write_rows(self.folder / "rows.jsonl", [talk("Hi", "Yo"), talk("Only a question"), "{broken", talk("Hi again", "Yo")])
+        rows = write_rows(
+            self.folder / "rows.jsonl", [talk("Hi", "Yo"), talk("Only a question"), "{broken", talk("Hi again", "Yo")]
+        )
         refused = run(*self.data(rows))
         self.assertEqual(refused.code, INPUT, str(refused))
         self.assertIn("A run with this configuration stops:", refused.out)
@@ -84,7 +115,12 @@ class Data(EndToEnd):
         report = self.report(rows, "--skip_bad_rows")
         self.assertEqual(report["train"]["dropped"], {"bad": 1, "all_labels_masked": 1})
         self.assertEqual(report["train"]["rows"], 2)
-        report = self.report(write_rows(self.folder / "masked.jsonl", [talk("Hi", "Yo"), talk("Hm")]), "--data.template", "alpaca", code=INPUT)
+        report = self.report(
+            write_rows(self.folder / "masked.jsonl", [talk("Hi", "Yo"), talk("Hm")]),
+            "--data.template",
+            "alpaca",
+            code=INPUT,
+        )
         self.assertIn("masked.jsonl:2: all labels are masked", report["refusal"])
         self.assertEqual(report["warnings"], [])
         self.assertEqual([row["trained"] for row in report["rows"] if row["set"] == "masked"], [[]])
@@ -93,9 +129,14 @@ class Data(EndToEnd):
         rows = write_rows(self.folder / "rows.jsonl", [{"text": "<|begin|>twice"}])
         self.assertIn("two BOS tokens", self.report(rows)["warnings"][0])
         template = self.folder / "open.jinja"
-        template.write_text("{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}")
+        template.write_text(
+            "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
+        )
         rows = write_rows(self.folder / "talk.jsonl", [talk("Hi", "Yo")])
-        self.assertIn("does not end with a token that ends a generation (<|end|>)", self.report(rows, "--data.template", template)["warnings"][0])
+        self.assertIn(
+            "does not end with a token that ends a generation (<|end|>)",
+            self.report(rows, "--data.template", template)["warnings"][0],
+        )
 
     def test_a_tokenizer_that_does_not_fit_and_missing_files(self):
         config = json.loads((self.model / "config.json").read_text())
@@ -120,18 +161,49 @@ class Data(EndToEnd):
 class Augment(EndToEnd):
     def setUp(self):
         super().setUp()
-        self.rows = [{"id": i, "instruction": f"Give a quick answer to {i}, please.", "output": "a quick answer"} for i in range(60)]
+        self.rows = [
+            {"id": i, "instruction": f"Give a quick answer to {i}, please.", "output": "a quick answer"}
+            for i in range(60)
+        ]
         write_rows(self.folder / "rows.jsonl", self.rows)
         (self.folder / "thesaurus.json").write_text(json.dumps({"quick": ["fast", "brief"], "answer": ["reply"]}))
 
     def augment(self, *extra):
-        return ["data", "augment", "--in", self.folder / "rows.jsonl", "--out", self.folder / "out.jsonl",
-                "--thesaurus", self.folder / "thesaurus.json", "--synonym_rate", "0.6", *extra]
+        return [
+            "data",
+            "augment",
+            "--in",
+            self.folder / "rows.jsonl",
+            "--out",
+            self.folder / "out.jsonl",
+            "--thesaurus",
+            self.folder / "thesaurus.json",
+            "--synonym_rate",
+            "0.6",
+            *extra,
+        ]
 
     def test_held_out_rows_never_leak(self):
-        write_rows(self.folder / "back.jsonl", [{"id": i, "instruction": f"Please reply briefly to {i}."} for i in range(0, 60, 2)])
-        done = self.succeed(*self.augment("--val_size", "0.2", "--seed", "5", "--eval_out", self.folder / "eval.jsonl", "--swap_rate", "0.2",
-                                          "--copies", "2", "--back_translations", self.folder / "back.jsonl"))
+        write_rows(
+            self.folder / "back.jsonl",
+            [{"id": i, "instruction": f"Please reply briefly to {i}."} for i in range(0, 60, 2)],
+        )
+        done = self.succeed(
+            *self.augment(
+                "--val_size",
+                "0.2",
+                "--seed",
+                "5",
+                "--eval_out",
+                self.folder / "eval.jsonl",
+                "--swap_rate",
+                "0.2",
+                "--copies",
+                "2",
+                "--back_translations",
+                self.folder / "back.jsonl",
+            )
+        )
         self.assertIn("48 to train on, 12 held out", done.err)
         held_out, out = read_rows(self.folder / "eval.jsonl"), read_rows(self.folder / "out.jsonl")
         self.assertEqual(len(held_out), 12)
@@ -139,19 +211,44 @@ class Augment(EndToEnd):
         ids = {row["id"] for row in held_out}
         self.assertFalse(ids & {row["id"] for row in out})
         self.assertFalse(ids & {row["augmentation"]["of"] for row in out if "augmentation" in row})
-        self.assertEqual([row for row in out if "augmentation" not in row], [row for row in self.rows if row["id"] not in ids])
+        self.assertEqual(
+            [row for row in out if "augmentation" not in row], [row for row in self.rows if row["id"] not in ids]
+        )
         ways = {row["augmentation"]["by"] for row in out if "augmentation" in row}
         self.assertEqual(ways, {"synonym", "swap", "back_translation"})
         self.assertTrue(all(row["output"] == "a quick answer" for row in out))
 
-        base = ["data", "--model.path", LEGAL_BASE, "--data.train_file", self.folder / "out.jsonl", "--json", "--n", "0"]
+        base = [
+            "data",
+            "--model.path",
+            LEGAL_BASE,
+            "--data.train_file",
+            self.folder / "out.jsonl",
+            "--json",
+            "--n",
+            "0",
+        ]
         report = json.loads(self.succeed(*base, "--data.eval_file", self.folder / "eval.jsonl").out)
         self.assertEqual((report["train"]["rows"], report["eval"]["rows"], report["shared"]), (len(out), 12, 0))
         self.fail_with(USAGE, ["augmented copies", "data.eval_file"], *base, "--val_size", "0.1")
 
         # The same rows as a run over the original file holds out.
-        split = json.loads(self.succeed("data", "--model.path", LEGAL_BASE, "--data.train_file", self.folder / "rows.jsonl", "--json", "--n", "60",
-                                        "--val_size", "0.2", "--seed", "5").out)
+        split = json.loads(
+            self.succeed(
+                "data",
+                "--model.path",
+                LEGAL_BASE,
+                "--data.train_file",
+                self.folder / "rows.jsonl",
+                "--json",
+                "--n",
+                "60",
+                "--val_size",
+                "0.2",
+                "--seed",
+                "5",
+            ).out
+        )
         trained = {row["row"] for row in split["rows"] if row["set"] == "training"}
         self.assertEqual(trained, {row["id"] for row in self.rows} - ids)
 

@@ -8,8 +8,22 @@ import subprocess
 import time
 import unittest
 
-from support import (EndToEnd, LLAMA, OK, PROGRAM, RUNTIME, SIGTERM_SAVED, SOURCE, TIMEOUT_S, USAGE, environment, floats, main, model,
-                     read_safetensors)
+from support import (
+    EndToEnd,
+    LLAMA,
+    OK,
+    PROGRAM,
+    RUNTIME,
+    SIGTERM_SAVED,
+    SOURCE,
+    TIMEOUT_S,
+    USAGE,
+    environment,
+    floats,
+    main,
+    model,
+    read_safetensors,
+)
 
 LAUNCH = SOURCE / "scripts" / "launch.sh"
 
@@ -22,8 +36,22 @@ def free_port():
 
 class Distributed(EndToEnd):
     def launch(self, processes, arguments):
-        done = subprocess.run([LAUNCH, "--nproc_per_node", str(processes), "--master_port", str(free_port()), "--program", PROGRAM,
-                               *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            [
+                LAUNCH,
+                "--nproc_per_node",
+                str(processes),
+                "--master_port",
+                str(free_port()),
+                "--program",
+                PROGRAM,
+                *map(str, arguments),
+            ],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
         return done.returncode, done.stderr
 
     def start_ranks(self, arguments_of, size=2):
@@ -31,16 +59,41 @@ class Distributed(EndToEnd):
         port = free_port()
         ranks = []
         for rank in range(size):
-            env = environment(RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-            ranks.append(subprocess.Popen([PROGRAM, *map(str, arguments_of(rank))], env=env, stdout=subprocess.DEVNULL,
-                                          stderr=subprocess.PIPE, text=True))
+            env = environment(
+                RANK=rank,
+                WORLD_SIZE=size,
+                LOCAL_RANK=rank,
+                LOCAL_WORLD_SIZE=size,
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+            )
+            ranks.append(
+                subprocess.Popen(
+                    [PROGRAM, *map(str, arguments_of(rank))],
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
         self.addCleanup(lambda: [(r.kill(), r.wait(), r.stderr.close()) for r in ranks])
         return ranks
 
     def arguments(self, out, batch, accumulation, *extra):
         length = [] if "--max_steps" in extra else ["--max_steps", 6]
-        return self.train_arguments(model(LLAMA), self.rows(32), "--per_device_train_batch_size", batch, "--gradient_accumulation_steps",
-                                    accumulation, "--lora.lora_dropout", "0.1", *length, *extra, out=out)
+        return self.train_arguments(
+            model(LLAMA),
+            self.rows(32),
+            "--per_device_train_batch_size",
+            batch,
+            "--gradient_accumulation_steps",
+            accumulation,
+            "--lora.lora_dropout",
+            "0.1",
+            *length,
+            *extra,
+            out=out,
+        )
 
     def test_world_sizes_give_the_same_losses(self):
         code, err = self.launch(1, self.arguments("one", 4, 2))
@@ -71,7 +124,9 @@ class Distributed(EndToEnd):
         expected = self.steps(self.folder / "two")[3:]
         for size in (1, 4):
             out = f"from_two_to_{size}"
-            code, err = self.launch(size, self.arguments(out, 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3"))
+            code, err = self.launch(
+                size, self.arguments(out, 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3")
+            )
             self.assertEqual(code, OK, err)
             self.assertIn(f"gradient_accumulation_steps is {4 // size} instead of 2", err)
             steps = self.steps(self.folder / out)
@@ -79,15 +134,44 @@ class Distributed(EndToEnd):
             for got, other in zip(steps, expected):
                 self.assertEqual((got["tokens"], got["trained_tokens"]), (other["tokens"], other["trained_tokens"]))
                 self.assertAlmostEqual(got["loss"], other["loss"], delta=2e-6 * other["loss"])
-        code, err = self.launch(3, self.arguments("three", 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3"))
+        code, err = self.launch(
+            3, self.arguments("three", 2, 2, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-3")
+        )
         self.assertEqual(code, USAGE, err)
         self.assertIn("divide it", err)
 
     def test_a_restart_goes_on_from_the_newest_checkpoint(self):
         """As torchrun and launch --max_restarts do it: all ranks start again after one was killed."""
-        arguments = self.arguments("restarted", 2, 1, "--max_steps", 60, "--save_steps", 5, "--ddp_timeout", 3, "--resume_from_checkpoint", "auto")
-        launcher = subprocess.Popen([PROGRAM, "launch", "--nproc_per_node", "2", "--max_restarts", "1", "--grace_period", "20", *map(str, arguments)],
-                                    env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        arguments = self.arguments(
+            "restarted",
+            2,
+            1,
+            "--max_steps",
+            60,
+            "--save_steps",
+            5,
+            "--ddp_timeout",
+            3,
+            "--resume_from_checkpoint",
+            "auto",
+        )
+        launcher = subprocess.Popen(
+            [
+                PROGRAM,
+                "launch",
+                "--nproc_per_node",
+                "2",
+                "--max_restarts",
+                "1",
+                "--grace_period",
+                "20",
+                *map(str, arguments),
+            ],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.addCleanup(lambda: (launcher.kill(), launcher.wait(), launcher.stderr.close()))
         metrics = self.folder / "restarted" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 12, [launcher])
@@ -98,13 +182,18 @@ class Distributed(EndToEnd):
         self.assertIn("goes on from", err)
         code, other = self.launch(2, self.arguments("whole", 2, 1, "--max_steps", 60))
         self.assertEqual(code, OK, other)
-        self.assertEqual([s["loss"] for s in self.steps(self.folder / "restarted")], [s["loss"] for s in self.steps(self.folder / "whole")])
+        self.assertEqual(
+            [s["loss"] for s in self.steps(self.folder / "restarted")],
+            [s["loss"] for s in self.steps(self.folder / "whole")],
+        )
 
     def test_evaluation_counts_every_row_once(self):
         losses = []
         for size in (1, 3):
             out = f"eval{size}"
-            code, err = self.launch(size, self.arguments(out, 2 if size == 3 else 6, 1, "--val_size", 7, "--eval_on_start", "true"))
+            code, err = self.launch(
+                size, self.arguments(out, 2 if size == 3 else 6, 1, "--val_size", 7, "--eval_on_start", "true")
+            )
             self.assertEqual(code, OK, err)
             rows = self.evaluations(self.folder / out)
             losses.append([(r["eval_loss"], r["eval_tokens"]) for r in rows])
@@ -123,18 +212,25 @@ class Distributed(EndToEnd):
         self.assertTrue((self.folder / "stopped" / "adapter_model.safetensors").exists())
 
     def test_a_killed_rank_is_named(self):
-        ranks = self.start_ranks(lambda rank: self.arguments("killed", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))
+        ranks = self.start_ranks(
+            lambda rank: self.arguments("killed", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3)
+        )
         metrics = self.folder / "killed" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
         ranks[1].kill()
         began = time.monotonic()
         err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
         self.assertEqual(ranks[0].returncode, RUNTIME, err)
-        self.assertRegex(err, r"rank 1 .*(gives no sign of life for 3 s.*at the (gradients|loss) of step|did not come to the (gradients|loss) of step)")
+        self.assertRegex(
+            err,
+            r"rank 1 .*(gives no sign of life for 3 s.*at the (gradients|loss) of step|did not come to the (gradients|loss) of step)",
+        )
         self.assertLess(time.monotonic() - began, 20)
 
     def test_a_stopped_rank_is_named(self):
-        ranks = self.start_ranks(lambda rank: self.arguments("stopped", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60), size=3)
+        ranks = self.start_ranks(
+            lambda rank: self.arguments("stopped", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60), size=3
+        )
         metrics = self.folder / "stopped" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
         ranks[2].send_signal(signal.SIGSTOP)
@@ -147,7 +243,9 @@ class Distributed(EndToEnd):
 
     def test_a_stopped_rank_0_is_named(self):
         """It serves the store, which then does not answer."""
-        ranks = self.start_ranks(lambda rank: self.arguments("stopped0", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60))
+        ranks = self.start_ranks(
+            lambda rank: self.arguments("stopped0", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60)
+        )
         metrics = self.folder / "stopped0" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
         ranks[0].send_signal(signal.SIGSTOP)
@@ -158,8 +256,18 @@ class Distributed(EndToEnd):
         self.assertLess(time.monotonic() - began, 45)
 
     def test_a_failing_rank_tells_the_others_why(self):
-        ranks = self.start_ranks(lambda rank: self.arguments("failing", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 60, *(
-            ["--data.train_file", self.folder / "absent.jsonl"] if rank == 1 else [])))
+        ranks = self.start_ranks(
+            lambda rank: self.arguments(
+                "failing",
+                2,
+                1,
+                "--max_steps",
+                1000000,
+                "--ddp_timeout",
+                60,
+                *(["--data.train_file", self.folder / "absent.jsonl"] if rank == 1 else []),
+            )
+        )
         began = time.monotonic()
         err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
         self.assertEqual(ranks[0].returncode, RUNTIME, err)
@@ -184,14 +292,24 @@ class Distributed(EndToEnd):
             self.assertIn("learning_rate", err)
 
     def test_half_an_environment_is_refused(self):
-        done = subprocess.run([PROGRAM, *map(str, self.arguments("half", 2, 1))], env=environment(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0),
-                              capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            [PROGRAM, *map(str, self.arguments("half", 2, 1))],
+            env=environment(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertIn("MASTER_ADDR", done.stderr)
 
     def start_launcher(self, arguments):
-        launcher = subprocess.Popen([PROGRAM, "launch", "--nproc_per_node", "2", *map(str, arguments)], env=environment(), stdout=subprocess.DEVNULL,
-                                    stderr=subprocess.PIPE, text=True)
+        launcher = subprocess.Popen(
+            [PROGRAM, "launch", "--nproc_per_node", "2", *map(str, arguments)],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.addCleanup(lambda: (launcher.kill(), launcher.wait(), launcher.stderr.close()))
         return launcher
 
@@ -210,7 +328,9 @@ class Distributed(EndToEnd):
         launcher = self.start_launcher(self.arguments("died", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))
         metrics = self.folder / "died" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
-        children = [int(pid) for pid in pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+        children = [
+            int(pid) for pid in pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        ]
         victim = next(pid for pid in children if b"LOCAL_RANK=1\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
         os.kill(victim, signal.SIGKILL)
         err = launcher.communicate(timeout=TIMEOUT_S)[1]

@@ -11,7 +11,14 @@ from support import FORBIDDEN, PROGRAM, RUNTIME, TIMEOUT_S, environment, main
 
 class Machine(Launching):
     def doctor(self, *arguments, program=PROGRAM, env=None, **more):
-        done = subprocess.run([program, "doctor", *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S, env=env or environment(), **more)
+        done = subprocess.run(
+            [program, "doctor", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=env or environment(),
+            **more,
+        )
         for word in FORBIDDEN:
             self.assertNotIn(word, done.stdout + done.stderr)
         self.assertEqual(done.stderr, "")
@@ -19,8 +26,16 @@ class Machine(Launching):
 
     def test_it_describes_this_machine(self):
         out = self.doctor("--output_dir", self.folder / "not" / "yet").stdout
-        for line in (r"ok +unsloth-train +\d+\.\d+\.\d+, compiler ", rf"CPUs +\d+ online, {len(os.sched_getaffinity(0))} allowed", r"memory +[\d.]+ GiB, ",
-                     rf"output_dir +{self.folder}: ", r"/dev/shm +", r"open files +", r"(?m)^libraries$", r"(?m)^\d+ broken, \d+ to look at$"):
+        for line in (
+            r"ok +unsloth-train +\d+\.\d+\.\d+, compiler ",
+            rf"CPUs +\d+ online, {len(os.sched_getaffinity(0))} allowed",
+            r"memory +[\d.]+ GiB, ",
+            rf"output_dir +{self.folder}: ",
+            r"/dev/shm +",
+            r"open files +",
+            r"(?m)^libraries$",
+            r"(?m)^\d+ broken, \d+ to look at$",
+        ):
             self.assertRegex(out, line)
 
     def test_a_missing_engine_is_broken(self):
@@ -30,7 +45,10 @@ class Machine(Launching):
             shutil.copy(pathlib.Path(PROGRAM).parent / name, alone)
         done = self.doctor(program=alone / "unsloth-train")
         self.assertEqual(done.returncode, RUNTIME)
-        self.assertRegex(done.stdout, r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It lies beside the executable")
+        self.assertRegex(
+            done.stdout,
+            r"BROKEN +engine +the engine .*libunsloth_engine\.so is missing\n +-> It lies beside the executable",
+        )
 
     def test_a_folder_that_cannot_be_written_is_broken(self):
         folder = self.folder / "locked"
@@ -49,6 +67,7 @@ class Machine(Launching):
 
     def test_small_limits_are_named(self):
         import resource
+
         out = self.doctor(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))).stdout
         self.assertRegex(out, r"warn +open files +256 \(hard 256\)\n +-> .*ulimit -n")
 
@@ -62,9 +81,16 @@ class Machine(Launching):
 
 class Driver(WithDriver):
     def test_the_doctor_shows_them(self):
-        done = subprocess.run([PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver())
-        for line in (r"ok +driver +580\.1\.2, serves CUDA 13\.0 \(.*libnvidia-ml\.so\.1\)", r"ok +GPU 0 +Test GPU, 80\.0 GiB, 0 B in use, 0000:18:00\.0",
-                     r"warn +GPU 1 +Test GPU, 80\.0 GiB, 32\.0 GiB in use, 0000:19:00\.0", r"warn +between GPUs +GPU 0: X SYS\n +GPU 1: SYS X", r"ok +visible to a run +2 of 2"):
+        done = subprocess.run(
+            [PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver()
+        )
+        for line in (
+            r"ok +driver +580\.1\.2, serves CUDA 13\.0 \(.*libnvidia-ml\.so\.1\)",
+            r"ok +GPU 0 +Test GPU, 80\.0 GiB, 0 B in use, 0000:18:00\.0",
+            r"warn +GPU 1 +Test GPU, 80\.0 GiB, 32\.0 GiB in use, 0000:19:00\.0",
+            r"warn +between GPUs +GPU 0: X SYS\n +GPU 1: SYS X",
+            r"ok +visible to a run +2 of 2",
+        ):
             self.assertRegex(done.stdout, line)
         # The ranks of the sums are started, and find that the driver is made of paper.
         self.assertRegex(done.stdout, r"BROKEN +sums of all GPUs +.*hardware\.device cuda: ")
@@ -72,7 +98,9 @@ class Driver(WithDriver):
 
     def test_the_doctor_refuses_an_old_driver(self):
         self.build(12040)
-        done = subprocess.run([PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver())
+        done = subprocess.run(
+            [PROGRAM, "doctor"], capture_output=True, text=True, timeout=TIMEOUT_S, env=self.with_driver()
+        )
         self.assertEqual(done.returncode, RUNTIME)
         self.assertRegex(done.stdout, r"BROKEN +driver +580\.1\.2, serves CUDA 12\.4")
         self.assertIn("driver 580 or newer", done.stdout)

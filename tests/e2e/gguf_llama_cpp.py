@@ -7,6 +7,7 @@
 Run by hand; exit status 1 when something differs by more than fp32's noise. Without arguments it exports the golden models as f32 (architectures,
 RoPE types, a 4-bit base); with a tokenizer's folder and rows of {"text"} it counts the texts that llama.cpp splits otherwise.
 """
+
 import ctypes
 import json
 import lzma
@@ -29,13 +30,18 @@ UNSUPPORTED = {"dynamic", "yarn_options"}  # llama.cpp has no dynamic RoPE, and 
 def read_safetensors(path):
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
-    header, body = json.loads(data[8:8 + length]), data[8 + length:]
-    return {name: np.frombuffer(body[slice(*e["data_offsets"])], np.float32).reshape(e["shape"])
-            for name, e in header.items() if name != "__metadata__"}
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    return {
+        name: np.frombuffer(body[slice(*e["data_offsets"])], np.float32).reshape(e["shape"])
+        for name, e in header.items()
+        if name != "__metadata__"
+    }
 
 
 def export(folder, out, *more):
-    done = subprocess.run([PROGRAM, "export", "gguf", "--model", folder, "--out", out, *more], capture_output=True, text=True)
+    done = subprocess.run(
+        [PROGRAM, "export", "gguf", "--model", folder, "--out", out, *more], capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stderr)
 
@@ -78,7 +84,11 @@ def unpack(source, target, changes):
     (target / "config.json").write_text(json.dumps(config))
     tokenizer = json.loads((GOLDEN / "tokenizer" / "llama3_small" / "tokenizer.json").read_text())
     vocab = {chr(33 + i): i for i in range(90)} | {"ab": 90}  # fits the smallest model
-    tokenizer |= {"added_tokens": [], "post_processor": None, "model": tokenizer["model"] | {"vocab": vocab, "merges": [["a", "b"]]}}
+    tokenizer |= {
+        "added_tokens": [],
+        "post_processor": None,
+        "model": tokenizer["model"] | {"vocab": vocab, "merges": [["a", "b"]]},
+    }
     (target / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
@@ -87,38 +97,75 @@ def compare(name, folder, source, ids, expected, rows, changes=None):
     export(folder / name, folder / f"{name}.gguf", "--type", "f32")
     found = logits(folder / f"{name}.gguf", ids)[rows]
     worst = float(np.abs(found - expected).max())
-    print(f"{name:16} {len(ids)} tokens: largest difference {worst:.1e}, spread {float(np.ptp(expected)):.1f}, "
-          f"same choices {(found.argmax(1) == expected.argmax(1)).mean():.0%}")
+    print(
+        f"{name:16} {len(ids)} tokens: largest difference {worst:.1e}, spread {float(np.ptp(expected)):.1f}, "
+        f"same choices {(found.argmax(1) == expected.argmax(1)).mean():.0%}"
+    )
     return worst < TOLERANCE
 
 
 def compare_models(folder):
     forward, good = GOLDEN / "forward", True
     for name in ("llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3"):
-        facts, expected = json.loads((forward / f"{name}.json").read_text()), read_safetensors(forward / f"{name}.logits.safetensors")["logits"]
+        facts, expected = (
+            json.loads((forward / f"{name}.json").read_text()),
+            read_safetensors(forward / f"{name}.logits.safetensors")["logits"],
+        )
         row = next(i for i, mask in enumerate(facts["attention_mask"]) if all(mask))
         seen = slice(0, 16) if name == "mistral_window" else slice(None)  # llama.cpp knows no window
         good &= compare(name, folder, f"models/{name}", facts["input_ids"][row], expected[row][seen], seen)
-    ropes, expected = json.loads((forward / "rope_types.json").read_text()), read_safetensors(forward / "rope_logits.safetensors")
+    ropes, expected = (
+        json.loads((forward / "rope_types.json").read_text()),
+        read_safetensors(forward / "rope_logits.safetensors"),
+    )
     for name, facts in ropes["types"].items():
         if name not in UNSUPPORTED:
-            good &= compare(f"rope_{name}", folder, "models/small_llama/bf16", ropes["input_ids"], expected[name], slice(1, None, 2), facts["config"])
+            good &= compare(
+                f"rope_{name}",
+                folder,
+                "models/small_llama/bf16",
+                ropes["input_ids"],
+                expected[name],
+                slice(1, None, 2),
+                facts["config"],
+            )
     inputs = json.loads((forward / "main_inputs.json").read_text())
     row = next(i for i, mask in enumerate(inputs["attention_mask"]) if all(mask))
     expected = next(iter(read_safetensors(forward / "main_nf4_dq.safetensors").values()))[row]
-    good &= compare("tiny_llama_nf4", folder, "models/tiny_llama/nf4_dq", inputs["input_ids"][row], expected, slice(0, 4 * len(expected), 4))
+    good &= compare(
+        "tiny_llama_nf4",
+        folder,
+        "models/tiny_llama/nf4_dq",
+        inputs["input_ids"][row],
+        expected,
+        slice(0, 4 * len(expected), 4),
+    )
     return good
 
 
 def compare_tokens(folder, source, texts):
     """Exports the smallest model that the vocabulary fits, and counts the texts whose tokens differ."""
     rows = texts.read_text().splitlines()
-    encoded = subprocess.run([PROGRAM, "tokenize", "--tokenizer", source], input="\n".join(rows), capture_output=True, text=True, check=True).stdout
+    encoded = subprocess.run(
+        [PROGRAM, "tokenize", "--tokenizer", source], input="\n".join(rows), capture_output=True, text=True, check=True
+    ).stdout
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     size = 1 + max([*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])])
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-              "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": size, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-              "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "float32"}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": size,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     norms = ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"]
     linears = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
@@ -149,5 +196,7 @@ if __name__ == "__main__":
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        ok = compare_tokens(scratch, *map(pathlib.Path, sys.argv[1:3])) if len(sys.argv) > 2 else compare_models(scratch)
+        ok = (
+            compare_tokens(scratch, *map(pathlib.Path, sys.argv[1:3])) if len(sys.argv) > 2 else compare_models(scratch)
+        )
     sys.exit(not ok)

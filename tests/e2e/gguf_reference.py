@@ -6,6 +6,7 @@
 Prints "all equal" and the errors of each type. Names come from gguf's tensor mapping, bytes from gguf.quants.quantize; types that
 it cannot quantise to (Q4_K, Q5_K, Q6_K) are dequantised, and must be nearer than plain rounding with exact scales.
 """
+
 import json
 import pathlib
 import struct
@@ -15,20 +16,43 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16, "bf16": gguf.LlamaFileType.MOSTLY_BF16,
-              "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
-              "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M, "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K}
-BASE_TYPES = {"f32": Type.F32, "f16": Type.F16, "bf16": Type.BF16, "q8_0": Type.Q8_0, "q4_0": Type.Q4_0, "q4_k_m": Type.Q4_K,
-              "q5_k_m": Type.Q5_K, "q6_k": Type.Q6_K}
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+FILE_TYPES = {
+    "f32": gguf.LlamaFileType.ALL_F32,
+    "f16": gguf.LlamaFileType.MOSTLY_F16,
+    "bf16": gguf.LlamaFileType.MOSTLY_BF16,
+    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
+}
+BASE_TYPES = {
+    "f32": Type.F32,
+    "f16": Type.F16,
+    "bf16": Type.BF16,
+    "q8_0": Type.Q8_0,
+    "q4_0": Type.Q4_0,
+    "q4_k_m": Type.Q4_K,
+    "q5_k_m": Type.Q5_K,
+    "q6_k": Type.Q6_K,
+}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
 
 
 def read_safetensors(path):
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
-    header, body = json.loads(data[8:8 + length]), data[8 + length:]
-    return {name: np.frombuffer(body[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
-            for name, entry in header.items() if name != "__metadata__"}
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    return {
+        name: np.frombuffer(body[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def equal(found, expected, what):
@@ -112,17 +136,29 @@ def compare_tensor(tensor, expected, kind, errors):
 def expected_fields(config, folder, kind):
     arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config["model_type"]]]
     fields = {
-        "general.architecture": arch, "general.type": "model", "general.name": folder.name, "general.file_type": int(FILE_TYPES[kind]),
-        "general.quantization_version": gguf.GGML_QUANT_VERSION, f"{arch}.block_count": config["num_hidden_layers"],
-        f"{arch}.context_length": config["max_position_embeddings"], f"{arch}.embedding_length": config["hidden_size"],
-        f"{arch}.feed_forward_length": config["intermediate_size"], f"{arch}.attention.head_count": config["num_attention_heads"],
-        f"{arch}.attention.head_count_kv": config["num_key_value_heads"], f"{arch}.attention.key_length": config["head_dim"],
-        f"{arch}.attention.value_length": config["head_dim"], f"{arch}.vocab_size": config["vocab_size"],
+        "general.architecture": arch,
+        "general.type": "model",
+        "general.name": folder.name,
+        "general.file_type": int(FILE_TYPES[kind]),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        f"{arch}.block_count": config["num_hidden_layers"],
+        f"{arch}.context_length": config["max_position_embeddings"],
+        f"{arch}.embedding_length": config["hidden_size"],
+        f"{arch}.feed_forward_length": config["intermediate_size"],
+        f"{arch}.attention.head_count": config["num_attention_heads"],
+        f"{arch}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{arch}.attention.key_length": config["head_dim"],
+        f"{arch}.attention.value_length": config["head_dim"],
+        f"{arch}.vocab_size": config["vocab_size"],
         f"{arch}.attention.layer_norm_rms_epsilon": float(np.float32(config["rms_norm_eps"])),
-        f"{arch}.rope.freq_base": config["rope_theta"], f"{arch}.rope.dimension_count": config["head_dim"],
+        f"{arch}.rope.freq_base": config["rope_theta"],
+        f"{arch}.rope.dimension_count": config["head_dim"],
     }
     if config.get("rope_scaling", {}).get("rope_type") == "linear":
-        fields |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": config["rope_scaling"]["factor"]}
+        fields |= {
+            f"{arch}.rope.scaling.type": "linear",
+            f"{arch}.rope.scaling.factor": config["rope_scaling"]["factor"],
+        }
     return fields
 
 
@@ -167,7 +203,9 @@ def compare_vocabulary(found, config, folder):
             equal(value, ids[text], f"{role} token")
     for side in ("bos", "eos"):
         processor = json.dumps(tokenizer["post_processor"])
-        template = f'"id": {json.dumps(settings.get(side + "_token"))}' in processor and "TemplateProcessing" in processor
+        template = (
+            f'"id": {json.dumps(settings.get(side + "_token"))}' in processor and "TemplateProcessing" in processor
+        )
         equal(found.pop(f"tokenizer.ggml.add_{side}_token"), template, f"add_{side}_token")
     if isinstance(settings.get("chat_template"), str):
         equal(found.pop("tokenizer.chat_template"), settings["chat_template"], "chat template")
@@ -183,7 +221,12 @@ def compare_model(folder, path, kind):
     tensors, errors = {tensor.name: tensor for tensor in reader.tensors}, {}
     for name, weight in read_safetensors(folder / "model.safetensors").items():
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        compare_tensor(tensors.pop(renamed), turn_if_needed(config, name, weight), wanted_type(config, kind, renamed, weight.shape), errors)
+        compare_tensor(
+            tensors.pop(renamed),
+            turn_if_needed(config, name, weight),
+            wanted_type(config, kind, renamed, weight.shape),
+            errors,
+        )
     if config.get("rope_scaling", {}).get("rope_type") == "llama3":
         compare_divisors(np.asarray(tensors.pop("rope_freqs.weight").data), config)
     equal(list(tensors), [], "tensors that nobody asked for")
@@ -194,7 +237,9 @@ def compare_divisors(found, config):
     """Llama 3.1's formula: slow turns are slowed down by the factor, fast ones not, and between them it goes over smoothly."""
     scaling, d = config["rope_scaling"], config["head_dim"]
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, d, 2) / d)
-    original, low, high = (scaling[k] for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+    original, low, high = (
+        scaling[k] for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
     smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
     expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
     if not np.allclose(found, expected, rtol=1e-6, atol=0):
@@ -207,8 +252,17 @@ def compare_adapter(base, path, adapter):
     reader = gguf.GGUFReader(path)
     found = fields_of(reader)
     alpha = found.pop("adapter.lora.alpha")
-    equal(found, {"general.architecture": gguf.MODEL_ARCH_NAMES[arch], "general.type": "adapter", "adapter.type": "lora",
-                  "general.name": adapter.name, "general.quantization_version": gguf.GGML_QUANT_VERSION}, "fields")
+    equal(
+        found,
+        {
+            "general.architecture": gguf.MODEL_ARCH_NAMES[arch],
+            "general.type": "adapter",
+            "adapter.type": "lora",
+            "general.name": adapter.name,
+            "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        },
+        "fields",
+    )
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tensors = {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
     weights = read_safetensors(adapter / "adapter_model.safetensors")

@@ -11,22 +11,61 @@ import shutil
 import subprocess
 
 from peers import main_or_skip, python_with
-from support import EndToEnd, GOLDEN, INPUT, LLAMA, MISTRAL, NF4_MODEL, QWEN3, USAGE, RUNTIME, environment, float_bytes, write_safetensors
+from support import (
+    EndToEnd,
+    GOLDEN,
+    INPUT,
+    LLAMA,
+    MISTRAL,
+    NF4_MODEL,
+    QWEN3,
+    USAGE,
+    RUNTIME,
+    environment,
+    float_bytes,
+    write_safetensors,
+)
 
 MODULES = ("numpy", "gguf")
 PYTHON = python_with(*MODULES)
 REFERENCE = pathlib.Path(__file__).resolve().parent / "gguf_reference.py"
 TOKENIZERS = GOLDEN / "tokenizer"
 
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 3,
-         "max_position_embeddings": 4096}
-ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 4096,
+}
+ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": False}
 # Name, config, tokenizer, its size. Vocabularies are larger than the tokenizer's: the rest is padding.
 MODELS = {
-    "llama": (LLAMA | SIZES | {"rope_scaling": ROPE, "attention_bias": True, "mlp_bias": True, "vocab_size": 670}, "llama3_small"),
-    "odd": (LLAMA | SIZES | {"hidden_size": 128, "intermediate_size": 344, "head_dim": 32, "vocab_size": 610,
-                             "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "llama2_small"),
+    "llama": (
+        LLAMA | SIZES | {"rope_scaling": ROPE, "attention_bias": True, "mlp_bias": True, "vocab_size": 670},
+        "llama3_small",
+    ),
+    "odd": (
+        LLAMA
+        | SIZES
+        | {
+            "hidden_size": 128,
+            "intermediate_size": 344,
+            "head_dim": 32,
+            "vocab_size": 610,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+        "llama2_small",
+    ),
     "mistral": (MISTRAL | SIZES | {"vocab_size": 607}, "mistral_small"),
     "qwen2": (QWEN2 | SIZES | {"vocab_size": 630}, "qwen_small"),
     "qwen3": (QWEN3 | SIZES | {"vocab_size": 630}, "qwen_small"),
@@ -42,8 +81,15 @@ def tensor_shapes(config):
         shapes["lm_head.weight"] = [v, d]
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        linears = {"self_attn.q_proj": [q, d], "self_attn.k_proj": [kv, d], "self_attn.v_proj": [kv, d], "self_attn.o_proj": [d, q],
-                   "mlp.gate_proj": [f, d], "mlp.up_proj": [f, d], "mlp.down_proj": [d, f]}
+        linears = {
+            "self_attn.q_proj": [q, d],
+            "self_attn.k_proj": [kv, d],
+            "self_attn.v_proj": [kv, d],
+            "self_attn.o_proj": [d, q],
+            "mlp.gate_proj": [f, d],
+            "mlp.up_proj": [f, d],
+            "mlp.down_proj": [d, f],
+        }
         for name, shape in linears.items():
             shapes[at + name + ".weight"] = shape
             attention = name.startswith("self_attn")
@@ -91,9 +137,19 @@ class Gguf(EndToEnd):
         folder = self.folder / name
         folder.mkdir()
         targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-        (folder / "adapter_config.json").write_text(json.dumps(
-            {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "r": 8, "lora_alpha": 16,
-             "target_modules": targets} | changes))
+        (folder / "adapter_config.json").write_text(
+            json.dumps(
+                {
+                    "peft_type": "LORA",
+                    "task_type": "CAUSAL_LM",
+                    "base_model_name_or_path": str(base),
+                    "r": 8,
+                    "lora_alpha": 16,
+                    "target_modules": targets,
+                }
+                | changes
+            )
+        )
         write_safetensors(folder / "adapter_model.safetensors", random_tensors(shapes, seed=2))
         return folder
 
@@ -103,7 +159,12 @@ class Gguf(EndToEnd):
         return path
 
     def refer(self, *arguments):
-        done = subprocess.run([PYTHON, "-W", "ignore", str(REFERENCE), *map(str, arguments)], capture_output=True, timeout=600, env=environment())
+        done = subprocess.run(
+            [PYTHON, "-W", "ignore", str(REFERENCE), *map(str, arguments)],
+            capture_output=True,
+            timeout=600,
+            env=environment(),
+        )
         self.assertEqual(done.returncode, 0, (done.stdout + done.stderr).decode()[-4000:])
         return done.stdout.decode()
 
@@ -118,8 +179,14 @@ class Gguf(EndToEnd):
                     self.assertTrue(inspected["ok"])
 
     def test_adapters(self):
-        for number, (base, changes) in enumerate((("llama", {}), ("llama", {"use_rslora": True}), ("mistral", {}),
-                                                  ("qwen3", {"alpha_pattern": {"down_proj": 40}, "rank_pattern": {"q_proj": 4}}))):
+        for number, (base, changes) in enumerate(
+            (
+                ("llama", {}),
+                ("llama", {"use_rslora": True}),
+                ("mistral", {}),
+                ("qwen3", {"alpha_pattern": {"down_proj": 40}, "rank_pattern": {"q_proj": 4}}),
+            )
+        ):
             with self.subTest(f"{base} {changes}"):
                 folder = self.folder / base
                 if not folder.exists():
@@ -141,7 +208,11 @@ class Gguf(EndToEnd):
         folder.mkdir(exist_ok=True)
         tokenizer = json.loads((TOKENIZERS / "llama3_small" / "tokenizer.json").read_text())
         vocab = {chr(33 + i): i for i in range(90)} | {"ab": 90}
-        tokenizer |= {"added_tokens": [], "post_processor": None, "model": tokenizer["model"] | {"vocab": vocab, "merges": [["a", "b"]]}}
+        tokenizer |= {
+            "added_tokens": [],
+            "post_processor": None,
+            "model": tokenizer["model"] | {"vocab": vocab, "merges": [["a", "b"]]},
+        }
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
         return folder
 
@@ -150,14 +221,18 @@ class Gguf(EndToEnd):
         out = self.folder / "m.gguf"
         export = lambda *words: ("export", "gguf", *words, "--out", out)
         self.fail_with(USAGE, "needs --model or --adapter", *export())
-        self.fail_with(USAGE, "is no folder", "export", "gguf", "--model", model, "--out", self.folder / "none" / "m.gguf")
+        self.fail_with(
+            USAGE, "is no folder", "export", "gguf", "--model", model, "--out", self.folder / "none" / "m.gguf"
+        )
         self.fail_with(INPUT, "600 tokens", *export("--model", NF4_MODEL, "--tokenizer", TOKENIZERS / "llama2_small"))
         self.fail_with(INPUT, "neither tokenizer.json nor tokenizer.model", *export("--model", NF4_MODEL))
         adapter = self.write_adapter(model)
         self.fail_with(USAGE, "Give it with --adapter", *export("--model", adapter))
         self.fail_with(USAGE, "f32, f16, bf16 or q8_0", *export("--adapter", adapter, "--type", "q4_0"))
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+        (model / "config.json").write_text(
+            json.dumps(config | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+        )
         self.fail_with(INPUT, "gpt2", *export("--model", model))
         (model / "config.json").write_text(json.dumps(config))
         self.assertFalse(out.exists())
@@ -168,6 +243,7 @@ class Gguf(EndToEnd):
 
     def test_a_full_disk_leaves_nothing(self):
         import resource
+
         model = self.write_model("odd")
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         out = self.folder / "m.gguf"

@@ -8,15 +8,20 @@ import threading
 import time
 import unittest
 
-from support import (EndToEnd, LLAMA, OK, PROGRAM, SIGINT_SAVED, SIGTERM_SAVED, TIMEOUT_S, environment, main, model, run)
+from support import EndToEnd, LLAMA, OK, PROGRAM, SIGINT_SAVED, SIGTERM_SAVED, TIMEOUT_S, environment, main, model, run
 
 
 class Interrupting(EndToEnd):
     def start(self, *extra):
         """A run that would take very long, already past its first step; the process and its first lines of stderr."""
         arguments = self.train_arguments(model(LLAMA), self.rows(16), "--max_steps", "1000000", *extra)
-        process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   env=environment())
+        process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
         self.addCleanup(self.put_away, process)
         watchdog = threading.Timer(TIMEOUT_S, process.kill)
         watchdog.start()

@@ -33,11 +33,41 @@ class KillMatrix(EndToEnd):
         self.count = collections.Counter()
 
     def arguments(self, out, *extra):
-        return [PROGRAM, *map(str, self.train_arguments(self.base, self.data, "--max_steps", 4, "--save_steps", 2, "--save_total_limit", 1, "--r", 2,
-                                                        "--target_modules", "q_proj", "--layers_to_transform", 0, "--resume_from_checkpoint", "auto", *extra, out=out))]
+        return [
+            PROGRAM,
+            *map(
+                str,
+                self.train_arguments(
+                    self.base,
+                    self.data,
+                    "--max_steps",
+                    4,
+                    "--save_steps",
+                    2,
+                    "--save_total_limit",
+                    1,
+                    "--r",
+                    2,
+                    "--target_modules",
+                    "q_proj",
+                    "--layers_to_transform",
+                    0,
+                    "--resume_from_checkpoint",
+                    "auto",
+                    *extra,
+                    out=out,
+                ),
+            ),
+        ]
 
     def run_once(self, out, at=None, kind="", log=None):
-        env = environment(LD_PRELOAD=LIBRARY, FAULT_UNDER=self.folder / out, FAULT_KIND=kind, FAULT_AT=at or 0, ASAN_OPTIONS="verify_asan_link_order=0")
+        env = environment(
+            LD_PRELOAD=LIBRARY,
+            FAULT_UNDER=self.folder / out,
+            FAULT_KIND=kind,
+            FAULT_AT=at or 0,
+            ASAN_OPTIONS="verify_asan_link_order=0",
+        )
         if log:
             env["FAULT_LOG"] = str(log)
         done = subprocess.run(self.arguments(out), env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -48,7 +78,13 @@ class KillMatrix(EndToEnd):
     def reference(self):
         """Every checkpoint of a run that nothing happens to, and the calls it makes."""
         log = self.folder / "calls.log"
-        done = subprocess.run(self.arguments("all", "--save_total_limit", 0), env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            self.arguments("all", "--save_total_limit", 0),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertEqual(self.run_once("whole", log=log).returncode, OK)
         calls = [line.split(" ", 2) for line in log.read_text().splitlines()]
@@ -65,14 +101,21 @@ class KillMatrix(EndToEnd):
                     break  # its removal was interrupted
             else:
                 for name in STATE:
-                    self.assertEqual((checkpoint / name).read_bytes(), (self.folder / "all" / checkpoint.name / name).read_bytes(), f"{out} {checkpoint.name}/{name}")
+                    self.assertEqual(
+                        (checkpoint / name).read_bytes(),
+                        (self.folder / "all" / checkpoint.name / name).read_bytes(),
+                        f"{out} {checkpoint.name}/{name}",
+                    )
 
     def goes_on(self, out):
         done = self.run_once(out)
         self.assertEqual(done.returncode, OK, f"{out}: {done.stderr}")
         self.assertEqual((self.folder / out / ADAPTER).read_bytes(), (self.folder / "all" / ADAPTER).read_bytes(), out)
         self.assertEqual(sorted(p.name for p in (self.folder / out).iterdir() if p.is_dir()), ["checkpoint-4"], out)
-        self.assertEqual([p.name for p in (self.folder / out).rglob("*") if ".tmp-" in p.name and p.parent.name == "checkpoint-4"], [])
+        self.assertEqual(
+            [p.name for p in (self.folder / out).rglob("*") if ".tmp-" in p.name and p.parent.name == "checkpoint-4"],
+            [],
+        )
 
     def once(self, kind, at, name):
         out = f"{kind}{at}"
@@ -84,7 +127,9 @@ class KillMatrix(EndToEnd):
         self.whole_checkpoints_are_exact(out)
         if done.returncode == OK and not list((self.folder / out).glob("checkpoint-?")):
             # No checkpoint could be written, and the result is there all the same.
-            self.assertEqual((self.folder / out / ADAPTER).read_bytes(), (self.folder / "all" / ADAPTER).read_bytes(), out)
+            self.assertEqual(
+                (self.folder / out / ADAPTER).read_bytes(), (self.folder / "all" / ADAPTER).read_bytes(), out
+            )
         else:
             self.goes_on(out)
         shutil.rmtree(self.folder / out)

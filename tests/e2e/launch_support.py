@@ -46,17 +46,34 @@ def until(condition, seconds=LONG_S):
 
 class Launching(EndToEnd):
     def command(self, ranks, code, *options):
-        return [PROGRAM, "launch", "--nproc_per_node", str(ranks), *map(str, options), "--program", sys.executable, "-I", "-S", "-c", HEAD + code, str(self.folder)]
+        return [
+            PROGRAM,
+            "launch",
+            "--nproc_per_node",
+            str(ranks),
+            *map(str, options),
+            "--program",
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            HEAD + code,
+            str(self.folder),
+        ]
 
     def launch(self, ranks, code, *options, env=None, **more):
-        done = subprocess.run(self.command(ranks, code, *options), capture_output=True, timeout=LONG_S, env=env or environment(), **more)
+        done = subprocess.run(
+            self.command(ranks, code, *options), capture_output=True, timeout=LONG_S, env=env or environment(), **more
+        )
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     def start(self, ranks, code, *options, **more):
         """A launcher whose ranks have all called ready()."""
         more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()} | more
         process = subprocess.Popen(self.command(ranks, code, *options), **more)
-        self.addCleanup(lambda: (process.kill(), process.wait(), [s.close() for s in (process.stdout, process.stderr) if s]))
+        self.addCleanup(
+            lambda: (process.kill(), process.wait(), [s.close() for s in (process.stdout, process.stderr) if s])
+        )
         ready = [self.folder / f"ready{rank}" for rank in range(ranks)]
         self.assertTrue(until(lambda: process.poll() is not None or all(f.exists() and f.read_text() for f in ready)))
         self.assertIsNone(process.poll(), "the launcher ended early")
@@ -102,7 +119,11 @@ class WithDriver(Launching):
 
     def build(self, cuda):
         library = self.folder / "libnvidia-ml.so.1"
-        made = subprocess.run(["c++", "-x", "c", "-shared", "-fPIC", "-Wl,-z,nodelete", "-pthread", f"-DCUDA={cuda}", "-o", library, "-"], input=FAKE_NVML.encode(), capture_output=True)
+        made = subprocess.run(
+            ["c++", "-x", "c", "-shared", "-fPIC", "-Wl,-z,nodelete", "-pthread", f"-DCUDA={cuda}", "-o", library, "-"],
+            input=FAKE_NVML.encode(),
+            capture_output=True,
+        )
         if made.returncode != 0:
             self.skipTest("no C compiler called c++: " + made.stderr.decode()[-300:])
 

@@ -21,11 +21,27 @@ class Environment(Launching):
         return sorted((json.loads(line) for line in out.splitlines()), key=lambda shown: int(shown[0]["RANK"]))
 
     def test_variables_of_torchrun(self):
-        ranks = self.shown(3, RANK=9, LOCAL_RANK=9, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="x", OTHER="kept")
+        ranks = self.shown(
+            3, RANK=9, LOCAL_RANK=9, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="x", OTHER="kept"
+        )
         for rank, (env, arguments, stdin, _) in enumerate(ranks):
-            expected = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank,
-                        "ROLE_WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0, "OTHER": "kept"}
-            self.assertEqual({name: env.get(name) for name in expected}, {name: str(value) for name, value in expected.items()})
+            expected = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": 3,
+                "LOCAL_WORLD_SIZE": 3,
+                "GROUP_RANK": 0,
+                "GROUP_WORLD_SIZE": 1,
+                "ROLE_RANK": rank,
+                "ROLE_WORLD_SIZE": 3,
+                "MASTER_ADDR": "127.0.0.1",
+                "TORCHELASTIC_RESTART_COUNT": 0,
+                "TORCHELASTIC_MAX_RESTARTS": 0,
+                "OTHER": "kept",
+            }
+            self.assertEqual(
+                {name: env.get(name) for name in expected}, {name: str(value) for name, value in expected.items()}
+            )
             self.assertNotIn("TORCHELASTIC_USE_AGENT_STORE", env)
             self.assertNotIn("TORCHELASTIC_RUN_ID", env)
             self.assertEqual((arguments, stdin), ([str(self.folder)], ""))
@@ -36,7 +52,13 @@ class Environment(Launching):
         ranks = self.shown(2, "--nnodes", 3, "--node_rank", 2, "--master_addr", "node0")
         self.assertEqual([shown[0]["RANK"] for shown in ranks], ["4", "5"])
         env = ranks[1][0]
-        self.assertEqual([env[n] for n in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")], ["1", "6", "2", "2", "node0", "29500"])
+        self.assertEqual(
+            [
+                env[n]
+                for n in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+            ],
+            ["1", "6", "2", "2", "node0", "29500"],
+        )
 
     def test_the_cpus_are_shared_and_left(self):
         allowed = sorted(os.sched_getaffinity(0))
@@ -58,7 +80,13 @@ class Environment(Launching):
 
 class Arguments(Launching):
     def refuse(self, parts, *arguments, env=None):
-        done = subprocess.run([PROGRAM, "launch", *map(str, arguments)], capture_output=True, text=True, timeout=LONG_S, env=env or environment())
+        done = subprocess.run(
+            [PROGRAM, "launch", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            env=env or environment(),
+        )
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertEqual(done.stdout, "")
         self.assertEqual(done.stderr.count("error:"), 1, done.stderr)
@@ -70,7 +98,9 @@ class Arguments(Launching):
     def test_wrong_options(self):
         rest = ["--config", "run.json"]
         for count in ("0", "-1", "two", "", "1.5", "99999999999"):
-            self.refuse("--nproc_per_node: expected a number of processes from 1, or auto", "--nproc_per_node", count, *rest)
+            self.refuse(
+                "--nproc_per_node: expected a number of processes from 1, or auto", "--nproc_per_node", count, *rest
+            )
         self.refuse(["unknown option --nproc_per_nod", "--nproc_per_node"], "--nproc_per_nod", 2, *rest)
         self.refuse("unknown option --frobnicate", "--nproc_per_node", 2, "--frobnicate", 1)
         self.refuse("--max_restarts: expected an integer >= 0", "--max_restarts", -1, *rest)
@@ -78,13 +108,33 @@ class Arguments(Launching):
         self.refuse("--nproc_per_node needs a value", "--nproc_per_node")
         self.refuse("launch needs the ranks' command line", "--nproc_per_node", 2)
         self.refuse("Options of launch come first", "--nproc_per_node", 2, "train", "--r", 4, "--max_restarts", 3)
-        self.refuse("score runs in one process", "--nproc_per_node", 2, "score", "--model.path", "m", "--data.train_file", "t", "--out", "o")
-        self.refuse("launch runs in one process", "--nproc_per_node", 2, "--", "launch", "--nproc_per_node", 2, "config")
+        self.refuse(
+            "score runs in one process",
+            "--nproc_per_node",
+            2,
+            "score",
+            "--model.path",
+            "m",
+            "--data.train_file",
+            "t",
+            "--out",
+            "o",
+        )
+        self.refuse(
+            "launch runs in one process", "--nproc_per_node", 2, "--", "launch", "--nproc_per_node", 2, "config"
+        )
 
     def test_mistakes_of_the_ranks_are_said_once(self):
         self.refuse("/nonexistent.json", "--nproc_per_node", 2, "--config", "/nonexistent.json")
         self.refuse("/nonexistent.json", "--nproc_per_node", 2, "--", "train", "--config", "/nonexistent.json")
-        self.refuse(["unknown option --learning_rat", "--training.learning_rate"], "--nproc_per_node", 2, "--", "--learning_rat", 1)
+        self.refuse(
+            ["unknown option --learning_rat", "--training.learning_rate"],
+            "--nproc_per_node",
+            2,
+            "--",
+            "--learning_rat",
+            1,
+        )
         self.refuse("train needs --model.path", "--nproc_per_node", 2, "train", "--r", 4)
         self.refuse("unknown command 'trian'", "--nproc_per_node", 2, "trian")
 
@@ -93,16 +143,49 @@ class Arguments(Launching):
         self.refuse("need --node_rank", "--nproc_per_node", 1, "--nnodes", 2, "--master_addr", "a", *rest)
         self.refuse("need --master_addr", "--nproc_per_node", 1, "--nnodes", 2, "--node_rank", 0, *rest)
         self.refuse("need --nproc_per_node", "--nnodes", 2, "--node_rank", 0, "--master_addr", "a", *rest)
-        self.refuse("machines are counted from 0", "--nproc_per_node", 1, "--nnodes", 2, "--node_rank", 2, "--master_addr", "a", *rest)
-        self.refuse("torchrun", "--nproc_per_node", 1, "--nnodes", 2, "--node_rank", 0, "--master_addr", "a", "--max_restarts", 1, *rest)
+        self.refuse(
+            "machines are counted from 0",
+            "--nproc_per_node",
+            1,
+            "--nnodes",
+            2,
+            "--node_rank",
+            2,
+            "--master_addr",
+            "a",
+            *rest,
+        )
+        self.refuse(
+            "torchrun",
+            "--nproc_per_node",
+            1,
+            "--nnodes",
+            2,
+            "--node_rank",
+            0,
+            "--master_addr",
+            "a",
+            "--max_restarts",
+            1,
+            *rest,
+        )
 
     def test_no_such_program(self):
-        self.refuse("cannot start /nonexistent/rank: No such file", "--nproc_per_node", 2, "--program", "/nonexistent/rank")
+        self.refuse(
+            "cannot start /nonexistent/rank: No such file", "--nproc_per_node", 2, "--program", "/nonexistent/rank"
+        )
         self.refuse("Permission denied", "--nproc_per_node", 2, "--program", SOURCE / "README.md")
 
     def test_processes_and_gpus(self):
         self.refuse("each process takes one", "--nproc_per_node", 4096, "config", "--device", "cuda")
-        self.refuse("all would take the same GPU" if self.gpus() >= 2 else "each process takes one", "--nproc_per_node", 2, "config", "--device", "cuda:0")
+        self.refuse(
+            "all would take the same GPU" if self.gpus() >= 2 else "each process takes one",
+            "--nproc_per_node",
+            2,
+            "config",
+            "--device",
+            "cuda:0",
+        )
         self.refuse("no GPU to count processes by", "config", "--device", "cpu")
         self.refuse("no GPU", "config", env=environment(CUDA_VISIBLE_DEVICES=""))
 
@@ -111,18 +194,45 @@ class Arguments(Launching):
 
     def test_this_program_s_own_commands(self):
         for form in (["config", "--r", "4"], ["--", "config", "--r", "4"]):
-            done = subprocess.run([PROGRAM, "launch", "--nproc_per_node", "2", *form, "--device", "cpu"], capture_output=True, text=True, timeout=LONG_S)
+            done = subprocess.run(
+                [PROGRAM, "launch", "--nproc_per_node", "2", *form, "--device", "cpu"],
+                capture_output=True,
+                text=True,
+                timeout=LONG_S,
+            )
             self.assertEqual(done.returncode, OK, done.stderr)
             for rank in (0, 1):
-                text = "".join(line[len("[rank 0] "):] + "\n" for line in done.stdout.splitlines() if line.startswith(f"[rank {rank}] "))
+                text = "".join(
+                    line[len("[rank 0] ") :] + "\n"
+                    for line in done.stdout.splitlines()
+                    if line.startswith(f"[rank {rank}] ")
+                )
                 self.assertEqual(json.loads(text)["lora"]["r"], 4)
 
     def test_the_script_takes_the_same_flags(self):
         script = SOURCE / "scripts" / "launch.sh"
-        done = subprocess.run([script, "--nproc_per_node", "2", "--master_port", "23457", "--program", PROGRAM, "config", "--device", "cpu"], capture_output=True, text=True, timeout=LONG_S)
+        done = subprocess.run(
+            [
+                script,
+                "--nproc_per_node",
+                "2",
+                "--master_port",
+                "23457",
+                "--program",
+                PROGRAM,
+                "config",
+                "--device",
+                "cpu",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+        )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("[rank 1] ", done.stdout)
-        missing = subprocess.run([script, "--nproc_per_node", "2", "--program", "/nonexistent", "config"], capture_output=True, text=True)
+        missing = subprocess.run(
+            [script, "--nproc_per_node", "2", "--program", "/nonexistent", "config"], capture_output=True, text=True
+        )
         self.assertEqual(missing.returncode, USAGE)
         self.assertIn("there is no program /nonexistent", missing.stderr)
 
@@ -135,6 +245,7 @@ class Arguments(Launching):
 
 class CommittedFiles(Launching):
     """configs/launch/ names options of launch and variables of the ranks: they must stay right."""
+
     FOLDER = SOURCE / "configs" / "launch"
 
     def shim(self, name, text):
@@ -151,23 +262,44 @@ class CommittedFiles(Launching):
     def test_slurm(self):
         self.shim("scontrol", '[ "$1 $2" = "show hostnames" ] && echo "${3%%[*}1"; echo other')
         self.shim("srun", 'echo "$@"; echo "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS"')
-        out = self.run_with_shims("bash", self.FOLDER / "slurm.sbatch", "run.json", "--r", "4", SLURM_JOB_ID=1234567, SLURM_JOB_NODELIST="gpu[1-2]", SLURM_CPUS_PER_TASK=12,
-                                  UNSLOTH_TRAIN="prog")
+        out = self.run_with_shims(
+            "bash",
+            self.FOLDER / "slurm.sbatch",
+            "run.json",
+            "--r",
+            "4",
+            SLURM_JOB_ID=1234567,
+            SLURM_JOB_NODELIST="gpu[1-2]",
+            SLURM_CPUS_PER_TASK=12,
+            UNSLOTH_TRAIN="prog",
+        )
         self.assertRegex(out, r"--kill-on-bad-exit=0 .* prog train --config run\.json --r 4\n")
         self.assertIn(f"gpu1:{20000 + 1234567 % 20000} 12\n", out)
 
     def test_torchrun(self):
         self.shim("torchrun", 'echo "$@"')
-        out = self.run_with_shims("bash", self.FOLDER / "torchrun.sh", "run.json", "--r", "4", NODES=2, HEAD="node0", UNSLOTH_TRAIN="prog")
-        self.assertRegex(out, r"^--no-python --nnodes 2 --nproc_per_node gpu .*--rdzv_endpoint node0:29400 .* prog train --config run\.json --r 4\n$")
+        out = self.run_with_shims(
+            "bash", self.FOLDER / "torchrun.sh", "run.json", "--r", "4", NODES=2, HEAD="node0", UNSLOTH_TRAIN="prog"
+        )
+        self.assertRegex(
+            out,
+            r"^--no-python --nnodes 2 --nproc_per_node gpu .*--rdzv_endpoint node0:29400 .* prog train --config run\.json --r 4\n$",
+        )
 
     def test_kubernetes(self):
         text = (self.FOLDER / "pytorchjob.yaml").read_text()
         command = " ".join(re.search(r"- >-\n(.*?)\n +env:", text, re.DOTALL)[1].split())
         self.assertIn(" -- train --config /config/run.json ", command)
         self.shim("unsloth-train", f'exec {PROGRAM} "$@"')
-        out = self.run_with_shims("/bin/sh", "-c", command.replace("--nproc_per_node 8", "--nproc_per_node 2").split(" -- ")[0] + " -- config --device cpu",
-                                  NODES=2, RANK=1, MASTER_ADDR="host", MASTER_PORT=23456)
+        out = self.run_with_shims(
+            "/bin/sh",
+            "-c",
+            command.replace("--nproc_per_node 8", "--nproc_per_node 2").split(" -- ")[0] + " -- config --device cpu",
+            NODES=2,
+            RANK=1,
+            MASTER_ADDR="host",
+            MASTER_PORT=23456,
+        )
         self.assertIn("[rank 2] {", out)
         self.assertIn("[rank 3] {", out)
         # Workers and the master together are the machines.
@@ -177,7 +309,13 @@ class CommittedFiles(Launching):
 
 class Gpus(WithDriver):
     def count(self, *arguments, **changes):
-        done = subprocess.run([PROGRAM, "launch", *arguments, "config", "--device", "cuda"], capture_output=True, text=True, timeout=LONG_S, env=self.with_driver(**changes))
+        done = subprocess.run(
+            [PROGRAM, "launch", *arguments, "config", "--device", "cuda"],
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            env=self.with_driver(**changes),
+        )
         return len({line.split("]")[0] for line in done.stdout.splitlines()}) if done.returncode == OK else done.stderr
 
     def test_a_process_a_gpu(self):

@@ -2,8 +2,16 @@
 
 from support import EndToEnd, LOGITS_TOLERANCE
 
-PATTERNS = ["--r", "4", "--rank_pattern", '{"v_proj": 2, "layers.1.mlp.down_proj": 6}', "--alpha_pattern", '{"layers.1.self_attn.q_proj": 5}',
-            "--target_modules", "q_proj,v_proj,down_proj"]
+PATTERNS = [
+    "--r",
+    "4",
+    "--rank_pattern",
+    '{"v_proj": 2, "layers.1.mlp.down_proj": 6}',
+    "--alpha_pattern",
+    '{"layers.1.self_attn.q_proj": 5}',
+    "--target_modules",
+    "q_proj,v_proj,down_proj",
+]
 SAVED = ["--r", "4", "--modules_to_save", "embed_tokens,lm_head", "--layers_to_transform", "1"]
 KINDS = {
     "lora": ["--r", "4", "--lora_alpha", "16"],
@@ -27,6 +35,10 @@ class Merging(EndToEnd):
 
     def same_logits(self, base, adapter, merged, *, vocab=128, base_options=()):
         rows = self.rows(4, name="probe.jsonl", vocab=vocab, seed=5)
-        adapted, plain, found = self.logits(base, rows, adapter, *base_options), self.logits(base, rows), self.logits(merged, rows)
+        adapted, plain, found = (
+            self.logits(base, rows, adapter, *base_options),
+            self.logits(base, rows),
+            self.logits(merged, rows),
+        )
         self.assertGreater(self.distance(adapted, plain), 100 * LOGITS_TOLERANCE, "the adapter must matter")
         self.assertLess(self.distance(adapted, found), LOGITS_TOLERANCE)

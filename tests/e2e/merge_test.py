@@ -7,15 +7,34 @@ import shutil
 import subprocess
 
 from merge_support import KINDS, Merging
-from support import (FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, PROGRAM, QWEN3, RUNTIME, TEXT_LLAMA, USAGE, floats, main, model,
-                     read_safetensors, write_rows)
+from support import (
+    FP32,
+    GOLDEN,
+    INPUT,
+    LEGAL_BASE,
+    LLAMA,
+    NF4_MODEL,
+    OK,
+    PROGRAM,
+    QWEN3,
+    RUNTIME,
+    TEXT_LLAMA,
+    USAGE,
+    floats,
+    main,
+    model,
+    read_safetensors,
+    write_rows,
+)
 
 
 class Merge(Merging):
     def test_every_kind_of_adapter_on_every_kind_of_base(self):
-        bases = {"bfloat16": (model(LLAMA, dtype="bfloat16"), 128, list(KINDS)),
-                 "tied": (model(QWEN3), 128, ["lora", "saved modules", "all of it"]),
-                 "4 bit as bitsandbytes wrote it": (NF4_MODEL, 256, ["patterns", "all of it"])}
+        bases = {
+            "bfloat16": (model(LLAMA, dtype="bfloat16"), 128, list(KINDS)),
+            "tied": (model(QWEN3), 128, ["lora", "saved modules", "all of it"]),
+            "4 bit as bitsandbytes wrote it": (NF4_MODEL, 256, ["patterns", "all of it"]),
+        }
         number = 0
         for base_name, (base, vocab, kinds) in bases.items():
             for kind in kinds:
@@ -28,7 +47,9 @@ class Merge(Merging):
                     self.same_logits(base, adapter, merged, vocab=vocab)
                     config = json.loads((merged / "config.json").read_text())
                     self.assertNotIn("quantization_config", config)
-                    self.assertEqual(config["tie_word_embeddings"], base_name == "tied" and "--modules_to_save" not in options)
+                    self.assertEqual(
+                        config["tie_word_embeddings"], base_name == "tied" and "--modules_to_save" not in options
+                    )
                     self.succeed("inspect", merged)
 
     def test_into_what_loading_in_4_bit_made_of_the_base(self):
@@ -70,10 +91,17 @@ class Merge(Merging):
     def test_types_and_shards(self):
         base = model(LLAMA, dtype="bfloat16")
         adapter = self.adapter(base, "--r", "4")
-        for dtype, name, in_config in (("bf16", "BF16", "bfloat16"), ("fp16", "F16", "float16"), ("fp32", "F32", "float32"), ("auto", "BF16", "bfloat16")):
+        for dtype, name, in_config in (
+            ("bf16", "BF16", "bfloat16"),
+            ("fp16", "F16", "float16"),
+            ("fp32", "F32", "float32"),
+            ("auto", "BF16", "bfloat16"),
+        ):
             with self.subTest(dtype):
                 merged, _ = self.merge(adapter, base, "--dtype", dtype, out=dtype)
-                self.assertEqual({kind for kind, _, _ in read_safetensors(merged / "model.safetensors").values()}, {name})
+                self.assertEqual(
+                    {kind for kind, _, _ in read_safetensors(merged / "model.safetensors").values()}, {name}
+                )
                 self.assertEqual(json.loads((merged / "config.json").read_text())["torch_dtype"], in_config)
         shards, result = self.merge(adapter, base, "--max_shard_size", "20KB", out="shards")
         index = json.loads((shards / "model.safetensors.index.json").read_text())
@@ -84,7 +112,9 @@ class Merge(Merging):
             self.assertTrue(len(tensors) == 1 or sum(len(data) for _, _, data in tensors.values()) <= 20_000)
             together |= tensors
         self.assertEqual(together, read_safetensors(self.folder / "bf16" / "model.safetensors"))
-        self.assertEqual(sorted(p.name for p in shards.glob("*.safetensors")), sorted(set(index["weight_map"].values())))
+        self.assertEqual(
+            sorted(p.name for p in shards.glob("*.safetensors")), sorted(set(index["weight_map"].values()))
+        )
 
     def test_as_4_bit(self):
         base = model(LLAMA, dtype="bfloat16")
@@ -108,22 +138,61 @@ class Merge(Merging):
             self.assertIn("logits of the merged model", result.err)
             for file in ("tokenizer.json", "generation_config.json"):
                 self.assertEqual((merged / file).read_bytes(), (base / file).read_bytes())
-            self.assertEqual((merged / "chat_template.jinja").read_text(), "{{ messages[0].content }}", "the adapter's tokenizer files win")
-        self.succeed("score", "--model.path", merged, "--data.train_file", rows, "--out", self.folder / "s", "--device", "cpu", *FP32)
+            self.assertEqual(
+                (merged / "chat_template.jinja").read_text(),
+                "{{ messages[0].content }}",
+                "the adapter's tokenizer files win",
+            )
+        self.succeed(
+            "score",
+            "--model.path",
+            merged,
+            "--data.train_file",
+            rows,
+            "--out",
+            self.folder / "s",
+            "--device",
+            "cpu",
+            *FP32,
+        )
 
     def test_a_model_that_differs_is_not_given_its_name(self):
         base = model(LLAMA)
         adapter = self.adapter(base, "--r", "4")
         out = self.folder / "merged"
-        result = self.fail_with(RUNTIME, ["relative difference", "it stays in"], "merge", "--adapter", adapter, "--base", base, "--out", out, "--dtype", "bf16",
-                                "--tolerance", "1e-9")
+        result = self.fail_with(
+            RUNTIME,
+            ["relative difference", "it stays in"],
+            "merge",
+            "--adapter",
+            adapter,
+            "--base",
+            base,
+            "--out",
+            out,
+            "--dtype",
+            "bf16",
+            "--tolerance",
+            "1e-9",
+        )
         self.assertFalse(out.exists())
         kept = [p for p in self.folder.iterdir() if p.name.startswith("merged.unverified-")]
         self.assertEqual(len(kept), 1)
         self.assertIn(str(kept[0]), result.err)
         self.succeed("inspect", kept[0])
-        self.fail_with(INPUT, ["could not be verified", str(self.folder), "tokenizer"], "merge", "--adapter", adapter, "--base", base, "--out", self.folder / "second",
-                       "--verify", "a text without a tokenizer")
+        self.fail_with(
+            INPUT,
+            ["could not be verified", str(self.folder), "tokenizer"],
+            "merge",
+            "--adapter",
+            adapter,
+            "--base",
+            base,
+            "--out",
+            self.folder / "second",
+            "--verify",
+            "a text without a tokenizer",
+        )
 
     def test_refusals(self):
         base = model(LLAMA)
@@ -136,12 +205,21 @@ class Merge(Merging):
 
         refused(USAGE, ["not empty"], "--adapter", adapter, "--base", base, out=adapter)
         refused(USAGE, ["not a folder"], "--adapter", adapter, "--base", base, out=self.folder / "adapter.jsonl")
-        refused(USAGE, ["--verify or --no_verify"], "--adapter", adapter, "--base", base, "--verify", "x", "--no_verify")
+        refused(
+            USAGE, ["--verify or --no_verify"], "--adapter", adapter, "--base", base, "--verify", "x", "--no_verify"
+        )
         refused(USAGE, ["--max_shard_size", "5XB"], "--adapter", adapter, "--base", base, "--max_shard_size", "5XB")
         refused(USAGE, ["--device", "tpu"], "--adapter", adapter, "--base", base, "--device", "tpu")
         refused(INPUT, ["no such file or folder"], "--adapter", adapter, "--base", self.folder / "nowhere")
         refused(INPUT, ["adapter_config.json"], "--adapter", self.folder / "nowhere", "--base", base)
-        refused(INPUT, ["wrong type or shape", "q_proj.lora_A", "[4, 128]", "[4, 32]"], "--adapter", adapter, "--base", NF4_MODEL)
+        refused(
+            INPUT,
+            ["wrong type or shape", "q_proj.lora_A", "[4, 128]", "[4, 32]"],
+            "--adapter",
+            adapter,
+            "--base",
+            NF4_MODEL,
+        )
         shallow = model(LLAMA | {"num_hidden_layers": 1})
         refused(INPUT, ["unknown tensors", "layers.1"], "--adapter", adapter, "--base", shallow)
 
@@ -150,26 +228,64 @@ class Merge(Merging):
         adapter = self.adapter(base, "--r", "4")
         before = sorted(self.folder.iterdir())
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        self.fail_with(RUNTIME, ["model.safetensors", "File too large"], "merge", "--adapter", adapter, "--base", base, "--out", self.folder / "merged", preexec=limit)
+        self.fail_with(
+            RUNTIME,
+            ["model.safetensors", "File too large"],
+            "merge",
+            "--adapter",
+            adapter,
+            "--base",
+            base,
+            "--out",
+            self.folder / "merged",
+            preexec=limit,
+        )
         self.assertEqual(sorted(self.folder.iterdir()), before)
 
     def test_holds_less_than_two_layers(self):
-        shape = LLAMA | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 16000}
+        shape = LLAMA | {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "vocab_size": 16000,
+        }
         layer = 2 * (1024 * 1024 * 2 + 1024 * 256 * 2 + 3 * 1024 * 4096)
         base = model(shape, dtype="bfloat16")
         rows = self.rows(4)
         adapter = self.train(base, rows, "--max_steps", "1", "--r", "16")
         for dtype in ("bf16", "nf4"):
             with self.subTest(dtype):
-                code = ("import resource, subprocess, sys; c = subprocess.run(sys.argv[1:], capture_output=True).returncode; "
-                        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(c)")
+                code = (
+                    "import resource, subprocess, sys; c = subprocess.run(sys.argv[1:], capture_output=True).returncode; "
+                    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(c)"
+                )
                 peaks = []
-                for options in (["--help"], ["merge", "--adapter", adapter, "--base", base, "--out", self.folder / dtype, "--dtype", dtype, "--no_verify"]):
-                    done = subprocess.run(["python3", "-c", code, PROGRAM, *map(str, options)], capture_output=True, text=True)
+                for options in (
+                    ["--help"],
+                    [
+                        "merge",
+                        "--adapter",
+                        adapter,
+                        "--base",
+                        base,
+                        "--out",
+                        self.folder / dtype,
+                        "--dtype",
+                        dtype,
+                        "--no_verify",
+                    ],
+                ):
+                    done = subprocess.run(
+                        ["python3", "-c", code, PROGRAM, *map(str, options)], capture_output=True, text=True
+                    )
                     self.assertEqual(done.returncode, OK, done.stderr)
                     peaks.append(int(done.stdout) * 1024)
                 size = sum(p.stat().st_size for p in (self.folder / dtype).glob("*.safetensors"))
-                print(f"{dtype}: {size / 1e6:.0f} MB written, {(peaks[1] - peaks[0]) / 1e6:.1f} MB held, a layer has {layer / 1e6:.1f} MB")
+                print(
+                    f"{dtype}: {size / 1e6:.0f} MB written, {(peaks[1] - peaks[0]) / 1e6:.1f} MB held, a layer has {layer / 1e6:.1f} MB"
+                )
                 self.assertLess(peaks[1] - peaks[0], 2 * layer)
 
 
@@ -201,7 +317,11 @@ class Quantize(Merging):
             if name.endswith(".absmax"):
                 self.assertLessEqual(max(abs(a - b) for a, b in zip(got, data)), 1, name)
                 # Theirs come from a coarse table; ours are the nearest.
-                self.assertEqual(sum(a != b for a, b in zip(got, data)), facts[name.removesuffix(".absmax")]["absmax_codes_not_nearest"], name)
+                self.assertEqual(
+                    sum(a != b for a, b in zip(got, data)),
+                    facts[name.removesuffix(".absmax")]["absmax_codes_not_nearest"],
+                    name,
+                )
             elif name.endswith(".nested_absmax"):
                 self.assertLess(max(abs(a / b - 1) for a, b in zip(floats(got), floats(data))), 1e-6, name)
             else:  # packed codes, both maps, and what is not quantised
@@ -241,7 +361,9 @@ class Quantize(Merging):
     def test_refusals(self):
         self.fail_with(INPUT, ["quantised already"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out")
         self.assertEqual(list(self.folder.iterdir()), [])
-        self.fail_with(USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "fp4")
+        self.fail_with(
+            USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "fp4"
+        )
 
 
 if __name__ == "__main__":

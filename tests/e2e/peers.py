@@ -31,7 +31,9 @@ def python_with(*modules):
 def main_or_skip(python, *modules, setup):
     """Runs the tests of the calling file; without a Python says why not, and ends with the code that ctest shows as skipped."""
     if python is None:
-        print(f"skipped: {' and '.join(candidates())} cannot import all of {', '.join(modules)}: {setup} installs them, UNSLOTH_PYTHON may name another Python")
+        print(
+            f"skipped: {' and '.join(candidates())} cannot import all of {', '.join(modules)}: {setup} installs them, UNSLOTH_PYTHON may name another Python"
+        )
         sys.exit(SKIP_CODE)
     main()
 
@@ -92,10 +94,20 @@ class Peers(EndToEnd):
     python = None
 
     def in_python(self, code, *arguments):
-        done = subprocess.run([self.python, "-W", "ignore", "-c", code, *map(str, arguments)], capture_output=True, timeout=600,
-                              cwd=self.folder, env=environment(HF_HUB_OFFLINE=1))
+        done = subprocess.run(
+            [self.python, "-W", "ignore", "-c", code, *map(str, arguments)],
+            capture_output=True,
+            timeout=600,
+            cwd=self.folder,
+            env=environment(HF_HUB_OFFLINE=1),
+        )
         self.assertEqual(done.returncode, 0, done.stderr.decode()[-4000:])
-        for word in ("MISSING", "UNEXPECTED", "MISMATCH", "newly initialized"):  # transformers loads such models with a warning alone
+        for word in (
+            "MISSING",
+            "UNEXPECTED",
+            "MISMATCH",
+            "newly initialized",
+        ):  # transformers loads such models with a warning alone
             self.assertNotIn(word, done.stderr.decode())
         return done.stdout.decode()
 
@@ -105,4 +117,7 @@ class Peers(EndToEnd):
         lines = self.in_python(REFERENCE, rows, stem, *[word for pair in pairs for word in pair]).splitlines()
         self.assertEqual(len(lines), len(pairs))
         numbers = [line.split() for line in lines]
-        return [(floats(pathlib.Path(f"{stem}.{i}").read_bytes()), int(count), float(off)) for i, (count, off) in enumerate(numbers)]
+        return [
+            (floats(pathlib.Path(f"{stem}.{i}").read_bytes()), int(count), float(off))
+            for i, (count, off) in enumerate(numbers)
+        ]

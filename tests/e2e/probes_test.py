@@ -3,18 +3,41 @@
 import json
 import unittest
 
-from support import (EndToEnd, FP32, GOLDEN, INPUT, LEGAL_BASE, LLAMA, NF4_MODEL, OK, TEXT_LLAMA, floats, log_softmax, main, model, read_rows,
-                     read_safetensors, run, token_rows, write_rows, write_safetensors)
+from support import (
+    EndToEnd,
+    FP32,
+    GOLDEN,
+    INPUT,
+    LEGAL_BASE,
+    LLAMA,
+    NF4_MODEL,
+    OK,
+    TEXT_LLAMA,
+    floats,
+    log_softmax,
+    main,
+    model,
+    read_rows,
+    read_safetensors,
+    run,
+    token_rows,
+    write_rows,
+    write_safetensors,
+)
 
 
 class Score(EndToEnd):
     def test_fields_and_figures_follow_from_the_logits(self):
-        rows = [{"input_ids": [5, 6, 7, 8, 9]},
-                {"input_ids": [9, 10, 11, 12, 13], "labels": [-100, -100, -100, 12, 13]},
-                {"input_ids": [20, 21, 22, 30, 31, 32], "position_ids": [0, 1, 2, 0, 1, 2]},
-                {"input_ids": [4, 5, 6], "labels": [-100, -100, -100]}]
+        rows = [
+            {"input_ids": [5, 6, 7, 8, 9]},
+            {"input_ids": [9, 10, 11, 12, 13], "labels": [-100, -100, -100, 12, 13]},
+            {"input_ids": [20, 21, 22, 30, 31, 32], "position_ids": [0, 1, 2, 0, 1, 2]},
+            {"input_ids": [4, 5, 6], "labels": [-100, -100, -100]},
+        ]
         targets = [{1, 2, 3, 4}, {3, 4}, {1, 2, 4, 5}, set()]
-        scores = self.score(model(LLAMA), write_rows(self.folder / "rows.jsonl", rows), "--logits", self.folder / "logits.safetensors")
+        scores = self.score(
+            model(LLAMA), write_rows(self.folder / "rows.jsonl", rows), "--logits", self.folder / "logits.safetensors"
+        )
         logits = read_safetensors(self.folder / "logits.safetensors")
         self.assertEqual(sorted(logits), [f"logits.{i}" for i in range(4)])
         for index, (row, score, wanted) in enumerate(zip(rows, scores, targets)):
@@ -25,7 +48,7 @@ class Score(EndToEnd):
             self.assertEqual((dtype, shape), ("F32", [len(ids), 128]))
             values = floats(data)
             self.assertIsNone(score["logprobs"][0])
-            by_hand = [None] + [log_softmax(values[128 * (t - 1):128 * t])[ids[t]] for t in range(1, len(ids))]
+            by_hand = [None] + [log_softmax(values[128 * (t - 1) : 128 * t])[ids[t]] for t in range(1, len(ids))]
             positions = row.get("position_ids", range(len(ids)))
             for t in range(1, len(ids)):
                 if positions[t] == 0:  # the first token of a segment has nothing before it
@@ -52,7 +75,10 @@ class Score(EndToEnd):
     def test_an_adapter_changes_the_figures(self):
         rows = self.rows(8)
         adapter = self.train(model(LLAMA), rows, "--max_steps", "5", out="adapter")
-        plain, adapted = self.score(model(LLAMA), rows), self.score(model(LLAMA), rows, "--model.adapter_name_or_path", adapter, name="a")
+        plain, adapted = (
+            self.score(model(LLAMA), rows),
+            self.score(model(LLAMA), rows, "--model.adapter_name_or_path", adapter, name="a"),
+        )
         self.assertLess(sum(s["loss"] for s in adapted), sum(s["loss"] for s in plain))
 
     def test_text_rows(self):
@@ -76,12 +102,15 @@ def stopping_model(folder):
     for name, (dtype, shape, data) in list(tensors.items()):
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = (dtype, shape, bytes(len(data)))
-    embeddings, head = bytearray(TEXT_LLAMA["vocab_size"] * hidden * 4), bytearray(TEXT_LLAMA["vocab_size"] * hidden * 4)
+    embeddings, head = (
+        bytearray(TEXT_LLAMA["vocab_size"] * hidden * 4),
+        bytearray(TEXT_LLAMA["vocab_size"] * hidden * 4),
+    )
     one = b"\x00\x00\x80\x3f"
     for column, (token, following) in enumerate(((40, 41), (41, 42), (42, 1))):
         for table, row in ((embeddings, token), (head, following)):
             at = 4 * (row * hidden + column)
-            table[at:at + 4] = one
+            table[at : at + 4] = one
     tensors["model.embed_tokens.weight"] = ("F32", [TEXT_LLAMA["vocab_size"], hidden], bytes(embeddings))
     tensors["lm_head.weight"] = ("F32", [TEXT_LLAMA["vocab_size"], hidden], bytes(head))
     write_safetensors(folder / "model.safetensors", tensors)
@@ -105,11 +134,16 @@ class Generate(EndToEnd):
         self.assertEqual(answer["ids"], [41, 42])
         self.assertEqual(answer["text"], self.decoded([41, 42]))
         self.assertEqual(self.generate(folder, "--prompt", self.decoded([40])), answer["text"] + "\n")
-        self.assertEqual(json.loads(self.generate(folder, "--prompt", self.decoded([40]), "--json", "--max_new_tokens", "1"))["ids"], [41])
+        self.assertEqual(
+            json.loads(self.generate(folder, "--prompt", self.decoded([40]), "--json", "--max_new_tokens", "1"))["ids"],
+            [41],
+        )
 
     def test_the_cache_gives_what_score_finds_likeliest(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
-        answer = json.loads(self.generate(base, "--prompt", "The term of this agreement", "--json", "--max_new_tokens", "6"))
+        answer = json.loads(
+            self.generate(base, "--prompt", "The term of this agreement", "--json", "--max_new_tokens", "6")
+        )
         self.assertEqual(len(answer["ids"]), 6)
         ids = answer["prompt_ids"] + answer["ids"]
         rows = write_rows(self.folder / "rows.jsonl", [{"input_ids": ids}])
@@ -118,14 +152,23 @@ class Generate(EndToEnd):
         vocab = TEXT_LLAMA["vocab_size"]
         for offset, made in enumerate(answer["ids"]):
             t = len(answer["prompt_ids"]) + offset - 1
-            row = values[vocab * t:vocab * (t + 1)]
+            row = values[vocab * t : vocab * (t + 1)]
             self.assertAlmostEqual(row[made], max(row), places=5)
 
     def test_a_file_of_prompts(self):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
-        prompts = write_rows(self.folder / "prompts.jsonl", [{"text": "The price"}, {"text": "Either party may"},
-                                                             {"messages": [{"role": "user", "content": "What is a term?"}]}])
-        answers = [json.loads(line) for line in self.generate(base, "--file", prompts, "--json", "--max_new_tokens", "3").splitlines()]
+        prompts = write_rows(
+            self.folder / "prompts.jsonl",
+            [
+                {"text": "The price"},
+                {"text": "Either party may"},
+                {"messages": [{"role": "user", "content": "What is a term?"}]},
+            ],
+        )
+        answers = [
+            json.loads(line)
+            for line in self.generate(base, "--file", prompts, "--json", "--max_new_tokens", "3").splitlines()
+        ]
         self.assertEqual(len(answers), 3)
         alone = json.loads(self.generate(base, "--prompt", "Either party may", "--json", "--max_new_tokens", "3"))
         self.assertEqual(answers[1], alone)
@@ -162,7 +205,11 @@ class Inspect(EndToEnd):
         tensors = read_safetensors(path)
         name = next(n for n in sorted(tensors) if "quant_state.bitsandbytes" in n)
         dtype, shape, data = tensors[name]
-        tensors[name] = (dtype, shape, data.replace(b'"blocksize": 64', b'"blocksize": 63').replace(b'"blocksize":64', b'"blocksize":63'))
+        tensors[name] = (
+            dtype,
+            shape,
+            data.replace(b'"blocksize": 64', b'"blocksize": 63').replace(b'"blocksize":64', b'"blocksize":63'),
+        )
         self.assertNotEqual(tensors[name][2], data)
         write_safetensors(path, tensors)
         report = run("inspect", folder)
@@ -175,19 +222,40 @@ class Tokenize(EndToEnd):
     def test_there_and_back(self):
         texts = ["The term is two years.", "Zürich — 100 %\n\tindented", "日本語 🙂", ""]
         stdin = "".join(json.dumps({"text": text}) + "\n" for text in texts)
-        rows = [json.loads(line) for line in self.succeed("tokenize", "--tokenizer", LEGAL_BASE, stdin=stdin).out.splitlines()]
+        rows = [
+            json.loads(line)
+            for line in self.succeed("tokenize", "--tokenizer", LEGAL_BASE, stdin=stdin).out.splitlines()
+        ]
         self.assertEqual(len(rows), len(texts))
         for row in rows:
             self.assertEqual(set(row) >= {"ids", "text", "trained"}, True)
         stdin = "".join(json.dumps({"ids": row["ids"]}) + "\n" for row in rows)
-        back = self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--decode", "--no_special", stdin=stdin).out.splitlines()
+        back = self.succeed(
+            "tokenize", "--tokenizer", LEGAL_BASE, "--decode", "--no_special", stdin=stdin
+        ).out.splitlines()
         self.assertEqual([json.loads(line)["text"] for line in back], texts)
 
     def test_messages_mark_what_is_trained(self):
-        row = {"messages": [{"role": "user", "content": "What is a term?"}, {"role": "assistant", "content": "A length of time."}]}
-        done = json.loads(self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--template", "alpaca", stdin=json.dumps(row) + "\n").out)
-        (begin, end), = done["trained"]
-        back = self.succeed("tokenize", "--tokenizer", LEGAL_BASE, "--decode", "--no_special", stdin=json.dumps({"ids": done["ids"][begin:end]}) + "\n")
+        row = {
+            "messages": [
+                {"role": "user", "content": "What is a term?"},
+                {"role": "assistant", "content": "A length of time."},
+            ]
+        }
+        done = json.loads(
+            self.succeed(
+                "tokenize", "--tokenizer", LEGAL_BASE, "--template", "alpaca", stdin=json.dumps(row) + "\n"
+            ).out
+        )
+        ((begin, end),) = done["trained"]
+        back = self.succeed(
+            "tokenize",
+            "--tokenizer",
+            LEGAL_BASE,
+            "--decode",
+            "--no_special",
+            stdin=json.dumps({"ids": done["ids"][begin:end]}) + "\n",
+        )
         self.assertEqual(json.loads(back.out)["text"].strip(), "A length of time.")
 
 

@@ -7,7 +7,22 @@ import subprocess
 import time
 import unittest
 
-from support import EndToEnd, INPUT, LEGAL_BASE, LLAMA, PROGRAM, SIGTERM_SAVED, TEXT_LLAMA, TIMEOUT_S, USAGE, environment, main, model, token_rows, write_rows
+from support import (
+    EndToEnd,
+    INPUT,
+    LEGAL_BASE,
+    LLAMA,
+    PROGRAM,
+    SIGTERM_SAVED,
+    TEXT_LLAMA,
+    TIMEOUT_S,
+    USAGE,
+    environment,
+    main,
+    model,
+    token_rows,
+    write_rows,
+)
 
 STEPS = 9
 ADAPTER = "adapter_model.safetensors"
@@ -15,8 +30,20 @@ ADAPTER = "adapter_model.safetensors"
 
 class Resuming(EndToEnd):
     # Dropout, 8-bit moments (the projections are large enough for them), an epoch that ends in the middle, accumulation.
-    COMMON = ["--lora.lora_dropout", "0.1", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--max_steps", str(STEPS),
-              "--lr_scheduler_type", "cosine", "--r", "16"]
+    COMMON = [
+        "--lora.lora_dropout",
+        "0.1",
+        "--per_device_train_batch_size",
+        "2",
+        "--gradient_accumulation_steps",
+        "2",
+        "--max_steps",
+        str(STEPS),
+        "--lr_scheduler_type",
+        "cosine",
+        "--r",
+        "16",
+    ]
     WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 288}
 
     def arguments(self, out, *extra, base=None, rows=None):
@@ -27,7 +54,10 @@ class Resuming(EndToEnd):
         self.data = self.rows(14)
 
     def figures(self, out):
-        return [(s["step"], s["epoch"], s["loss"], s["grad_norm"], s["learning_rate"], s["tokens"]) for s in self.steps(self.folder / out)]
+        return [
+            (s["step"], s["epoch"], s["loss"], s["grad_norm"], s["learning_rate"], s["tokens"])
+            for s in self.steps(self.folder / out)
+        ]
 
     def compare(self, *extra, at=4, files=(ADAPTER,)):
         """A run of STEPS steps against one that is stopped after `at` and goes on."""
@@ -42,7 +72,9 @@ class Resuming(EndToEnd):
         self.assertIn(f"goes on from {self.folder / 'parts' / f'checkpoint-{at}'}", result.err)
         self.assertEqual(self.figures("parts"), self.figures("whole"))
         for file in files:
-            self.assertEqual((self.folder / "parts" / file).read_bytes(), (self.folder / "whole" / file).read_bytes(), file)
+            self.assertEqual(
+                (self.folder / "parts" / file).read_bytes(), (self.folder / "whole" / file).read_bytes(), file
+            )
         whole, parts = (json.loads((self.folder / f / "trainer_state.json").read_text()) for f in ("whole", "parts"))
         for key in ("global_step", "epoch", "num_input_tokens_seen", "log_history"):
             self.assertEqual(parts[key], whole[key], key)
@@ -57,9 +89,19 @@ class Resuming(EndToEnd):
         for step in range(1, STEPS):
             with self.subTest(step=step):
                 out = f"from{step}"
-                self.succeed(*self.arguments(out, "--save_steps", 100, "--resume_from_checkpoint", self.folder / "whole" / f"checkpoint-{step}"))
+                self.succeed(
+                    *self.arguments(
+                        out,
+                        "--save_steps",
+                        100,
+                        "--resume_from_checkpoint",
+                        self.folder / "whole" / f"checkpoint-{step}",
+                    )
+                )
                 self.assertEqual((self.folder / out / ADAPTER).read_bytes(), expected)
-                self.assertEqual((self.folder / out / f"checkpoint-{STEPS}" / "optimizer.safetensors").read_bytes(), moments)
+                self.assertEqual(
+                    (self.folder / out / f"checkpoint-{STEPS}" / "optimizer.safetensors").read_bytes(), moments
+                )
 
     def test_with_packing(self):
         self.compare("--packing", "true", "--max_seq_length", "32", at=3)
@@ -85,11 +127,26 @@ class Resuming(EndToEnd):
         self.compare("--dtype", "float16", at=4)
 
     def test_a_schedule_that_follows_the_evaluations(self):
-        self.compare("--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_scheduler_kwargs", '{"patience": 0, "factor": 0.5, "threshold": 0.5}',
-                     "--val_size", "4", "--eval_steps", "1", at=4)
+        self.compare(
+            "--lr_scheduler_type",
+            "reduce_lr_on_plateau",
+            "--lr_scheduler_kwargs",
+            '{"patience": 0, "factor": 0.5, "threshold": 0.5}',
+            "--val_size",
+            "4",
+            "--eval_steps",
+            "1",
+            at=4,
+        )
 
     def start(self, *arguments):
-        process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(), text=True)
+        process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
         self.addCleanup(lambda: (process.kill(), process.wait(), process.stderr.close()))
         return process
 
@@ -117,12 +174,16 @@ class Resuming(EndToEnd):
         self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
         self.assertEqual(self.figures("parts"), self.figures("whole"))
         self.assertEqual((self.folder / "parts" / ADAPTER).read_bytes(), (self.folder / "whole" / ADAPTER).read_bytes())
-        self.assertEqual([p.name for p in (self.folder / "parts").iterdir() if ".tmp-" in p.name or p.name == "run.lock"], [])
+        self.assertEqual(
+            [p.name for p in (self.folder / "parts").iterdir() if ".tmp-" in p.name or p.name == "run.lock"], []
+        )
 
     def test_a_step_longer_than_the_grace_is_dropped(self):
         extra = ["--max_steps", 4, "--gradient_accumulation_steps", 400, "--logging_steps", 1]
         rows = self.rows(2000, name="many.jsonl")
-        arguments = self.arguments("long", *extra, "--save_grace_seconds", 0, "--resume_from_checkpoint", "auto", rows=rows)
+        arguments = self.arguments(
+            "long", *extra, "--save_grace_seconds", 0, "--resume_from_checkpoint", "auto", rows=rows
+        )
         process = self.start(*arguments)
         metrics = self.folder / "long" / "metrics.jsonl"
         self.wait_for(process, lambda: metrics.exists() and metrics.read_text().count("\n") >= 1)
@@ -153,12 +214,32 @@ class Resuming(EndToEnd):
         self.succeed(*self.arguments("out", "--max_steps", 1, "--save_steps", 1, base=base, rows=rows))
         checkpoint = self.folder / "out" / "checkpoint-1"
         self.assertEqual((checkpoint / template).read_bytes(), (base / template).read_bytes())
-        self.assertIn(template, [file["name"] for file in json.loads((checkpoint / "manifest.json").read_text())["files"]])
-        result = self.succeed(*self.arguments("out", "--max_steps", 2, "--resume_from_checkpoint", "auto", base=base, rows=rows))
+        self.assertIn(
+            template, [file["name"] for file in json.loads((checkpoint / "manifest.json").read_text())["files"]]
+        )
+        result = self.succeed(
+            *self.arguments("out", "--max_steps", 2, "--resume_from_checkpoint", "auto", base=base, rows=rows)
+        )
         self.assertIn(f"goes on from {checkpoint}", result.err)
 
     def test_the_best_one_is_kept(self):
-        self.succeed(*self.arguments("best", "--learning_rate", 0.3, "--val_size", 4, "--eval_steps", 1, "--eval_on_start", "true", "--save_steps", 1, "--save_total_limit", 2))
+        self.succeed(
+            *self.arguments(
+                "best",
+                "--learning_rate",
+                0.3,
+                "--val_size",
+                4,
+                "--eval_steps",
+                1,
+                "--eval_on_start",
+                "true",
+                "--save_steps",
+                1,
+                "--save_total_limit",
+                2,
+            )
+        )
         state = json.loads((self.folder / "best" / "trainer_state.json").read_text())
         kept = {p.name for p in (self.folder / "best").glob("checkpoint-*")}
         self.assertIn(f"checkpoint-{STEPS}", kept)
@@ -176,10 +257,19 @@ class Resuming(EndToEnd):
         (out / "checkpoint-8" / "optimizer.safetensors").write_bytes(spoilt)
         (out / "checkpoint-6" / "run_state.json").unlink()
         result = self.succeed(*self.arguments("parts", "--resume_from_checkpoint", "true"))
-        for word in ("has no manifest.json", "optimizer.safetensors was changed", "run_state.json is missing", "goes on from " + str(out / "checkpoint-4")):
+        for word in (
+            "has no manifest.json",
+            "optimizer.safetensors was changed",
+            "run_state.json is missing",
+            "goes on from " + str(out / "checkpoint-4"),
+        ):
             self.assertIn(word, result.err)
         self.assertEqual(self.figures("parts"), self.figures("whole"))
-        self.fail_with(INPUT, ["no whole checkpoint"], *self.arguments("other", "--resume_from_checkpoint", self.damaged(out / "checkpoint-4")))
+        self.fail_with(
+            INPUT,
+            ["no whole checkpoint"],
+            *self.arguments("other", "--resume_from_checkpoint", self.damaged(out / "checkpoint-4")),
+        )
 
     def damaged(self, checkpoint):
         (checkpoint / ADAPTER).write_bytes(b"")
@@ -189,22 +279,59 @@ class Resuming(EndToEnd):
         self.succeed(*self.arguments("parts", "--save_steps", 4))
         newest = self.folder / "parts" / "checkpoint-4"
         other = write_rows(self.folder / "other.jsonl", token_rows(14, seed=5))
-        for option, value in (("--r", 8), ("--seed", 7), ("--optim", "adamw_torch"), ("--lora_dropout", 0.0), ("--packing", "true")):
+        for option, value in (
+            ("--r", 8),
+            ("--seed", 7),
+            ("--optim", "adamw_torch"),
+            ("--lora_dropout", 0.0),
+            ("--packing", "true"),
+        ):
             with self.subTest(option=option):
-                self.fail_with(USAGE, [option.lstrip("-")], *self.arguments("new", option, value, "--resume_from_checkpoint", newest))
-        self.fail_with(USAGE, ["rows are not those"], *self.arguments("new", "--resume_from_checkpoint", newest, rows=other))
-        self.fail_with(USAGE, ["gradient_accumulation_steps to 4"],
-                       *self.arguments("new", "--per_device_train_batch_size", 1, "--gradient_accumulation_steps", 3, "--resume_from_checkpoint", newest))
-        self.fail_with(USAGE, ["is a run's output folder", "checkpoint-"], *self.arguments("new", "--resume_from_checkpoint", self.folder / "parts"))
+                self.fail_with(
+                    USAGE,
+                    [option.lstrip("-")],
+                    *self.arguments("new", option, value, "--resume_from_checkpoint", newest),
+                )
+        self.fail_with(
+            USAGE, ["rows are not those"], *self.arguments("new", "--resume_from_checkpoint", newest, rows=other)
+        )
+        self.fail_with(
+            USAGE,
+            ["gradient_accumulation_steps to 4"],
+            *self.arguments(
+                "new",
+                "--per_device_train_batch_size",
+                1,
+                "--gradient_accumulation_steps",
+                3,
+                "--resume_from_checkpoint",
+                newest,
+            ),
+        )
+        self.fail_with(
+            USAGE,
+            ["is a run's output folder", "checkpoint-"],
+            *self.arguments("new", "--resume_from_checkpoint", self.folder / "parts"),
+        )
         self.fail_with(USAGE, ["no folder"], *self.arguments("new", "--resume_from_checkpoint", self.folder / "absent"))
         self.fail_with(USAGE, ["no whole checkpoint"], *self.arguments("empty", "--resume_from_checkpoint", "true"))
-        result = self.succeed(*self.arguments("new", "--learning_rate", 0.001, "--max_steps", 12, "--resume_from_checkpoint", newest))
+        result = self.succeed(
+            *self.arguments("new", "--learning_rate", 0.001, "--max_steps", 12, "--resume_from_checkpoint", newest)
+        )
         self.assertIn("changed since the checkpoint: training.learning_rate", result.err)
         self.assertEqual([s["step"] for s in self.steps(self.folder / "new")], list(range(5, 13)))
 
     def test_accumulation_keeps_the_rows_of_a_step(self):
         self.succeed(*self.arguments("parts", "--save_steps", 4))
-        result = self.succeed(*self.arguments("new", "--per_device_train_batch_size", 1, "--resume_from_checkpoint", self.folder / "parts" / "checkpoint-4"))
+        result = self.succeed(
+            *self.arguments(
+                "new",
+                "--per_device_train_batch_size",
+                1,
+                "--resume_from_checkpoint",
+                self.folder / "parts" / "checkpoint-4",
+            )
+        )
         self.assertIn("gradient_accumulation_steps is 4 instead of 2", result.err)
         for got, expected in zip(self.figures("new"), self.figures("parts")[4:]):
             self.assertEqual((got[0], got[5]), (expected[0], expected[5]))
@@ -214,7 +341,11 @@ class Resuming(EndToEnd):
         process = self.start(*self.arguments("taken", "--max_steps", 100000))
         metrics = self.folder / "taken" / "metrics.jsonl"
         self.wait_for(process, lambda: metrics.exists() and metrics.read_text())
-        result = self.fail_with(USAGE, ["is in use by another run", f"process {process.pid} on"], *self.arguments("taken", "--overwrite_output_dir", "true"))
+        result = self.fail_with(
+            USAGE,
+            ["is in use by another run", f"process {process.pid} on"],
+            *self.arguments("taken", "--overwrite_output_dir", "true"),
+        )
         process.kill()
         process.wait()
         self.succeed(*self.arguments("taken", "--max_steps", 2))

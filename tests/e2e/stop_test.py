@@ -13,7 +13,20 @@ import subprocess
 import unittest
 
 from merge_support import Merging
-from support import FORBIDDEN, GOLDEN, LEGAL_BASE, OK, PROGRAM, RUNTIME, SIGTERM_SAVED, TEXT_LLAMA, TIMEOUT_S, environment, main, model
+from support import (
+    FORBIDDEN,
+    GOLDEN,
+    LEGAL_BASE,
+    OK,
+    PROGRAM,
+    RUNTIME,
+    SIGTERM_SAVED,
+    TEXT_LLAMA,
+    TIMEOUT_S,
+    environment,
+    main,
+    model,
+)
 
 LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
 KINDS = ("kill", "term", "ENOSPC", "EIO", "EROFS")
@@ -33,10 +46,14 @@ class Stopped(Merging):
         self.base = model(TEXT_LLAMA, dtype="bfloat16", tokenizer=LEGAL_BASE)
 
     def command(self, words, out, *, at=0, kind="", log=None):
-        env = environment(LD_PRELOAD=LIBRARY, FAULT_UNDER=out, FAULT_KIND=kind, FAULT_AT=at, ASAN_OPTIONS="verify_asan_link_order=0")
+        env = environment(
+            LD_PRELOAD=LIBRARY, FAULT_UNDER=out, FAULT_KIND=kind, FAULT_AT=at, ASAN_OPTIONS="verify_asan_link_order=0"
+        )
         if log:
             env["FAULT_LOG"] = str(log)
-        done = subprocess.run([PROGRAM, *map(str, words), "--out", str(out)], env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            [PROGRAM, *map(str, words), "--out", str(out)], env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
         for word in FORBIDDEN:
             self.assertNotIn(word, done.stderr)
         return done
@@ -46,7 +63,9 @@ class Stopped(Merging):
         log = self.folder / "calls.log"
         done = self.command(words, out, log=log)
         self.assertEqual(done.returncode, OK, done.stderr)
-        return [(int(number), name) for number, name, _ in (line.split(" ", 2) for line in log.read_text().splitlines())]
+        return [
+            (int(number), name) for number, name, _ in (line.split(" ", 2) for line in log.read_text().splitlines())
+        ]
 
     def once(self, words, whole, kind, at, name):
         """One disturbed run in a folder of its own, and the next one."""
@@ -82,8 +101,10 @@ class Stopped(Merging):
         with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count() or 2) as pool:
             for kind, _, code in pool.map(lambda case: self.once(words, whole, *case), cases):
                 count[kind, code] += 1
-        print(f"{words[0]}: {len(calls)} calls, {len(cases)} cases; by kind and exit code: " +
-              ", ".join(f"{kind} {code}: {n}" for (kind, code), n in sorted(count.items())))
+        print(
+            f"{words[0]}: {len(calls)} calls, {len(cases)} cases; by kind and exit code: "
+            + ", ".join(f"{kind} {code}: {n}" for (kind, code), n in sorted(count.items()))
+        )
         return calls, count
 
     def test_quantize(self):
@@ -113,7 +134,9 @@ class Stopped(Merging):
     def test_export(self):
         # With the tokenizer of a model that llama.cpp knows.
         tokenizer = GOLDEN / "tokenizer" / "llama3_small"
-        calls, count = self.disturb(["export", "gguf", "--model", self.base, "--tokenizer", tokenizer, "--type", "q8_0"], "m.gguf")
+        calls, count = self.disturb(
+            ["export", "gguf", "--model", self.base, "--tokenizer", tokenizer, "--type", "q8_0"], "m.gguf"
+        )
         self.assertGreater(count["term", SIGTERM_SAVED], len(calls) / 2)
 
 

@@ -25,19 +25,49 @@ NF4_MODEL = GOLDEN / "formats" / "small_llama" / "nf4_dq"
 OK, USAGE, INPUT, RUNTIME, SIGINT_SAVED, SIGTERM_SAVED = 0, 2, 3, 4, 130, 143
 
 # What a user must never see, whatever went wrong.
-FORBIDDEN = ("c10::Error", "terminate called", "frame #", "Traceback", "std::", "nlohmann", "json.exception", "AddressSanitizer",
-             "runtime error:", "internal error", "Segmentation fault", "filesystem error")
+FORBIDDEN = (
+    "c10::Error",
+    "terminate called",
+    "frame #",
+    "Traceback",
+    "std::",
+    "nlohmann",
+    "json.exception",
+    "AddressSanitizer",
+    "runtime error:",
+    "internal error",
+    "Segmentation fault",
+    "filesystem error",
+)
 
 TIMEOUT_S = 300
 
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
-    "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
 }
-QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "rms_norm_eps": 1e-6,
-                 "attention_bias": False, "tie_word_embeddings": True}
+QWEN3 = LLAMA | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 6}
 # The vocabulary of the example's tokenizer.
 TEXT_LLAMA = LLAMA | {"vocab_size": 2048, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1}
@@ -65,8 +95,15 @@ def environment(**changes):
 
 
 def run(*arguments, stdin="", cwd=None, env=None, preexec=None):
-    done = subprocess.run([PROGRAM, *map(str, arguments)], input=stdin.encode(), cwd=cwd, env=env or environment(),
-                          capture_output=True, timeout=TIMEOUT_S, preexec_fn=preexec)
+    done = subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        input=stdin.encode(),
+        cwd=cwd,
+        env=env or environment(),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=preexec,
+    )
     return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
@@ -79,9 +116,9 @@ def read_safetensors(path):
     """{name: (dtype, shape, bytes)}"""
     data = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
+    header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
-    body = data[8 + length:]
+    body = data[8 + length :]
     return {name: (e["dtype"], e["shape"], body[slice(*e["data_offsets"])]) for name, e in header.items()}
 
 
@@ -197,8 +234,20 @@ class EndToEnd(unittest.TestCase):
 
     def train_arguments(self, model_folder, rows_file, *extra, out="out"):
         given = {str(word) for word in extra}
-        arguments = ["--model.path", model_folder, "--data.train_file", rows_file, "--training.output_dir", self.folder / out,
-                     "--device", "cpu", "--learning_rate", "0.01", "--warmup_steps", "0"]
+        arguments = [
+            "--model.path",
+            model_folder,
+            "--data.train_file",
+            rows_file,
+            "--training.output_dir",
+            self.folder / out,
+            "--device",
+            "cpu",
+            "--learning_rate",
+            "0.01",
+            "--warmup_steps",
+            "0",
+        ]
         if "--max_steps" not in given and "--num_train_epochs" not in given:
             arguments += ["--max_steps", "3"]
         if "--dtype" not in given:
@@ -209,13 +258,27 @@ class EndToEnd(unittest.TestCase):
 
     def score(self, model_folder, rows_file, *extra, name="scores.jsonl"):
         out = self.folder / name
-        self.succeed("score", "--model.path", model_folder, "--data.train_file", rows_file, "--out", out, "--device", "cpu", *FP32, *extra)
+        self.succeed(
+            "score",
+            "--model.path",
+            model_folder,
+            "--data.train_file",
+            rows_file,
+            "--out",
+            out,
+            "--device",
+            "cpu",
+            *FP32,
+            *extra,
+        )
         return read_rows(out)
 
     def logits(self, model_folder, rows_file, adapter=None, *extra):
         """Of every row's tokens, one after another."""
         name = self.folder / "logits.safetensors"
-        self.score(model_folder, rows_file, "--logits", name, *(["--adapter_name_or_path", adapter] if adapter else []), *extra)
+        self.score(
+            model_folder, rows_file, "--logits", name, *(["--adapter_name_or_path", adapter] if adapter else []), *extra
+        )
         tensors = read_safetensors(name)
         return [x for i in range(len(tensors)) for x in floats(tensors[f"logits.{i}"][2])]
 

@@ -7,11 +7,37 @@ import json
 import os
 import unittest
 
-from support import (EndToEnd, FP32, LLAMA, LEGAL_BASE, NF4_MODEL, OK, TEXT_LLAMA, USAGE, environment, main, model, read_rows,
-                     read_safetensors, run, token_rows, write_rows)
+from support import (
+    EndToEnd,
+    FP32,
+    LLAMA,
+    LEGAL_BASE,
+    NF4_MODEL,
+    OK,
+    TEXT_LLAMA,
+    USAGE,
+    environment,
+    main,
+    model,
+    read_rows,
+    read_safetensors,
+    run,
+    token_rows,
+    write_rows,
+)
 
-STEP_FIELDS = ["step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "trained_tokens", "tokens_per_second", "step_ms",
-               "memory_gib"]
+STEP_FIELDS = [
+    "step",
+    "epoch",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tokens",
+    "trained_tokens",
+    "tokens_per_second",
+    "step_ms",
+    "memory_gib",
+]
 EVAL_FIELDS = ["step", "epoch", "eval_loss", "eval_tokens"]
 
 
@@ -23,8 +49,16 @@ class TokenisedRows(EndToEnd):
     def test_a_run_leaves_every_file_that_it_promises(self):
         base, rows = model(LLAMA), self.rows(16)
         out = self.train(base, rows, "--r", "4", "--max_steps", "4", "--shuffle", "false")
-        self.assertEqual(sorted(p.name for p in out.iterdir()),
-                         ["adapter_config.json", "adapter_model.safetensors", "metrics.jsonl", "run_config.json", "trainer_state.json"])
+        self.assertEqual(
+            sorted(p.name for p in out.iterdir()),
+            [
+                "adapter_config.json",
+                "adapter_model.safetensors",
+                "metrics.jsonl",
+                "run_config.json",
+                "trainer_state.json",
+            ],
+        )
         tensors = read_safetensors(out / "adapter_model.safetensors")
         self.assertEqual(len(tensors), 2 * 7 * 2)  # A and B of seven projections in two layers
         name = "base_model.model.model.layers.1.mlp.down_proj.lora_"
@@ -34,25 +68,44 @@ class TokenisedRows(EndToEnd):
             self.assertTrue(any(data), f"{key} is all zero after training")
         config = json.loads((out / "adapter_config.json").read_text())
         self.assertEqual(config["base_model_name_or_path"], str(base))
-        self.assertEqual((config["peft_type"], config["r"], config["lora_alpha"], config["task_type"]), ("LORA", 4, 16, "CAUSAL_LM"))
+        self.assertEqual(
+            (config["peft_type"], config["r"], config["lora_alpha"], config["task_type"]), ("LORA", 4, 16, "CAUSAL_LM")
+        )
 
     def test_metrics_have_the_promised_fields(self):
         rows = token_rows(16)
-        out = self.train(model(LLAMA), write_rows(self.folder / "rows.jsonl", rows), "--max_steps", "3", "--shuffle", "false",
-                         "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--eval_steps", "2",
-                         "--eval_file", self.rows(4, "eval.jsonl", seed=9))
+        out = self.train(
+            model(LLAMA),
+            write_rows(self.folder / "rows.jsonl", rows),
+            "--max_steps",
+            "3",
+            "--shuffle",
+            "false",
+            "--per_device_train_batch_size",
+            "2",
+            "--gradient_accumulation_steps",
+            "2",
+            "--eval_steps",
+            "2",
+            "--eval_file",
+            self.rows(4, "eval.jsonl", seed=9),
+        )
         lines = (out / "metrics.jsonl").read_text().splitlines()
-        self.assertEqual([keys_in_order(line) for line in lines], [STEP_FIELDS, STEP_FIELDS, EVAL_FIELDS, STEP_FIELDS, EVAL_FIELDS])
+        self.assertEqual(
+            [keys_in_order(line) for line in lines], [STEP_FIELDS, STEP_FIELDS, EVAL_FIELDS, STEP_FIELDS, EVAL_FIELDS]
+        )
         steps = self.steps(out)
         self.assertEqual([s["step"] for s in steps], [1, 2, 3])
         for index, step in enumerate(steps):  # four rows a step, in the file's order
-            tokens = sum(len(row["input_ids"]) for row in rows[4 * index:4 * index + 4])
+            tokens = sum(len(row["input_ids"]) for row in rows[4 * index : 4 * index + 4])
             self.assertEqual((step["tokens"], step["trained_tokens"]), (tokens, tokens - 4))
             self.assertAlmostEqual(step["epoch"], (index + 1) / 4)
             self.assertAlmostEqual(step["learning_rate"], 0.01 * (1 - index / 3))  # linear, no warm-up
             self.assertGreater(step["grad_norm"], 0)
             self.assertGreater(step["step_ms"], 0)
-            self.assertAlmostEqual(step["tokens_per_second"], tokens / step["step_ms"] * 1000, delta=1e-6 * step["tokens_per_second"])
+            self.assertAlmostEqual(
+                step["tokens_per_second"], tokens / step["step_ms"] * 1000, delta=1e-6 * step["tokens_per_second"]
+            )
         evaluations = self.evaluations(out)
         self.assertEqual([e["step"] for e in evaluations], [2, 3])
         wanted = sum(len(row["input_ids"]) - 1 for row in token_rows(4, seed=9))
@@ -60,13 +113,17 @@ class TokenisedRows(EndToEnd):
 
     def test_the_first_loss_is_what_score_says(self):
         base, rows = model(LLAMA), self.rows(4)
-        out = self.train(base, rows, "--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1")
+        out = self.train(
+            base, rows, "--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"
+        )
         scores = self.score(base, rows)
         mean = sum(s["loss"] * s["n_labels"] for s in scores) / sum(s["n_labels"] for s in scores)
         self.assertAlmostEqual(self.steps(out)[0]["loss"], mean, places=5)
 
     def test_the_loss_falls(self):
-        out = self.train(model(LLAMA), self.rows(16), "--max_steps", "40", "--learning_rate", "0.03", "--optim", "adamw_torch")
+        out = self.train(
+            model(LLAMA), self.rows(16), "--max_steps", "40", "--learning_rate", "0.03", "--optim", "adamw_torch"
+        )
         losses = [s["loss"] for s in self.steps(out)]
         self.assertLess(losses[-1], losses[0] - 0.5)
 
@@ -75,24 +132,48 @@ class TokenisedRows(EndToEnd):
         out = self.train(NF4_MODEL, rows, "--load_in_4bit", "true")
         self.assertEqual(len(self.steps(out)), 3)
         again = self.score(NF4_MODEL, rows, "--adapter_name_or_path", out)
-        self.assertLess(sum(s["loss"] for s in again), sum(s["loss"] for s in self.score(NF4_MODEL, rows, name="base.jsonl")))
+        self.assertLess(
+            sum(s["loss"] for s in again), sum(s["loss"] for s in self.score(NF4_MODEL, rows, name="base.jsonl"))
+        )
 
     def test_a_model_quantised_while_loading(self):
-        result = self.succeed("train", *self.train_arguments(model(LLAMA), self.rows(8), "--load_in_4bit", "true", "--max_steps", "1"))
+        result = self.succeed(
+            "train", *self.train_arguments(model(LLAMA), self.rows(8), "--load_in_4bit", "true", "--max_steps", "1")
+        )
         self.assertIn("NF4", result.err)
 
     def test_labels_and_segments(self):
         # Rows with two segments and with masked labels count only their targets.
-        rows = [{"input_ids": [5, 6, 7, 8, 9, 10], "labels": [-100, -100, 7, 8, -100, 10]},
-                {"input_ids": [5, 6, 7, 8, 9, 10], "position_ids": [0, 1, 2, 0, 1, 2]}]
-        out = self.train(model(LLAMA), write_rows(self.folder / "rows.jsonl", rows), "--max_steps", "1", "--shuffle", "false",
-                         "--gradient_accumulation_steps", "1")
+        rows = [
+            {"input_ids": [5, 6, 7, 8, 9, 10], "labels": [-100, -100, 7, 8, -100, 10]},
+            {"input_ids": [5, 6, 7, 8, 9, 10], "position_ids": [0, 1, 2, 0, 1, 2]},
+        ]
+        out = self.train(
+            model(LLAMA),
+            write_rows(self.folder / "rows.jsonl", rows),
+            "--max_steps",
+            "1",
+            "--shuffle",
+            "false",
+            "--gradient_accumulation_steps",
+            "1",
+        )
         step = self.steps(out)[0]
         self.assertEqual((step["tokens"], step["trained_tokens"]), (12, 3 + 4))
 
     def test_truncation(self):
-        out = self.train(model(LLAMA), self.rows(4), "--max_steps", "1", "--max_length", "5", "--gradient_accumulation_steps", "1",
-                         "--per_device_train_batch_size", "4")
+        out = self.train(
+            model(LLAMA),
+            self.rows(4),
+            "--max_steps",
+            "1",
+            "--max_length",
+            "5",
+            "--gradient_accumulation_steps",
+            "1",
+            "--per_device_train_batch_size",
+            "4",
+        )
         self.assertEqual(self.steps(out)[0]["tokens"], 4 * 5)
 
     def test_reduced_precision_stays_close(self):
@@ -108,13 +189,37 @@ class TokenisedRows(EndToEnd):
 class Text(EndToEnd):
     ROWS = {
         "text": [{"text": f"The supplier pays {n} euros within thirty days."} for n in range(8)],
-        "alpaca": [{"instruction": "Name the clause.", "input": f"Payment is due in {n} days.", "output": "A payment clause.",
-                    "system": "You read contracts."} for n in range(8)],
-        "messages": [{"messages": [{"role": "user", "content": f"What does section {n} say?"},
-                                   {"role": "assistant", "content": "It sets the term."}]} for n in range(8)],
-        "sharegpt": [{"conversations": [{"from": "human", "value": f"What does section {n} say, and why does it say so?"},
-                                        {"from": "gpt", "value": "It sets."}]} for n in range(8)],
-        "prompt_completion": [{"prompt": f"Section {n} of this agreement, on payment, says: ", "completion": "thirty days."} for n in range(8)],
+        "alpaca": [
+            {
+                "instruction": "Name the clause.",
+                "input": f"Payment is due in {n} days.",
+                "output": "A payment clause.",
+                "system": "You read contracts.",
+            }
+            for n in range(8)
+        ],
+        "messages": [
+            {
+                "messages": [
+                    {"role": "user", "content": f"What does section {n} say?"},
+                    {"role": "assistant", "content": "It sets the term."},
+                ]
+            }
+            for n in range(8)
+        ],
+        "sharegpt": [
+            {
+                "conversations": [
+                    {"from": "human", "value": f"What does section {n} say, and why does it say so?"},
+                    {"from": "gpt", "value": "It sets."},
+                ]
+            }
+            for n in range(8)
+        ],
+        "prompt_completion": [
+            {"prompt": f"Section {n} of this agreement, on payment, says: ", "completion": "thirty days."}
+            for n in range(8)
+        ],
     }
 
     def test_every_form_trains_and_takes_the_tokenizer_along(self):
@@ -122,7 +227,9 @@ class Text(EndToEnd):
         for form, rows in self.ROWS.items():
             with self.subTest(form):
                 template = ["--template", "alpaca"] if form in ("messages", "sharegpt") else []
-                out = self.train(base, write_rows(self.folder / f"{form}.jsonl", rows), "--max_steps", "2", *template, out=form)
+                out = self.train(
+                    base, write_rows(self.folder / f"{form}.jsonl", rows), "--max_steps", "2", *template, out=form
+                )
                 self.assertTrue(all(s["loss"] > 0 for s in self.steps(out)))
                 for name in ("tokenizer.json", "tokenizer_config.json"):
                     self.assertEqual((out / name).read_bytes(), (LEGAL_BASE / name).read_bytes())
@@ -133,7 +240,10 @@ class Text(EndToEnd):
                     self.assertLess(step["trained_tokens"], step["tokens"] / 2)
 
     def test_train_on_prompt(self):
-        base, rows = model(TEXT_LLAMA, tokenizer=LEGAL_BASE), write_rows(self.folder / "rows.jsonl", self.ROWS["alpaca"])
+        base, rows = (
+            model(TEXT_LLAMA, tokenizer=LEGAL_BASE),
+            write_rows(self.folder / "rows.jsonl", self.ROWS["alpaca"]),
+        )
         out = self.train(base, rows, "--max_steps", "1", "--train_on_prompt", "true")
         step = self.steps(out)[0]
         self.assertEqual(step["tokens"] - step["trained_tokens"], 8)
@@ -159,9 +269,13 @@ class Sources(EndToEnd):
         write_rows(parts / "train-00000-of-00002.jsonl", self.ROWS[:3])
         write_rows(parts / "train-00001-of-00002.jsonl", self.ROWS[3:])
         write_rows(parts / "test-00000-of-00001.jsonl", [{"nothing": "to train on"}])
-        for name, content in (("a.json", json.dumps(self.ROWS, indent=1).encode()), ("a.csv", table.getvalue().encode()),
-                              ("a.csv.gz", gzip.compress(table.getvalue().encode())), ("parts", None),
-                              ("parts/train-*.jsonl", None)):
+        for name, content in (
+            ("a.json", json.dumps(self.ROWS, indent=1).encode()),
+            ("a.csv", table.getvalue().encode()),
+            ("a.csv.gz", gzip.compress(table.getvalue().encode())),
+            ("parts", None),
+            ("parts/train-*.jsonl", None),
+        ):
             with self.subTest(name):
                 if content is not None:
                     (self.folder / name).write_bytes(content)
@@ -171,10 +285,29 @@ class Sources(EndToEnd):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         write_rows(self.folder / "a.jsonl", self.ROWS)
         write_rows(self.folder / "b.jsonl", [{"question": "Why?", "answer": "Because."}] * 2)
-        sources = [{"path": str(self.folder / "a.jsonl"), "weight": 1},
-                   {"path": str(self.folder / "b.jsonl"), "weight": 1, "columns": {"instruction": "question", "output": "answer"}}]
-        result = self.succeed("train", *self.train_arguments(base, "", "--datasets", json.dumps(sources), "--num_train_epochs", "1",
-                                                             "--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "1"))
+        sources = [
+            {"path": str(self.folder / "a.jsonl"), "weight": 1},
+            {
+                "path": str(self.folder / "b.jsonl"),
+                "weight": 1,
+                "columns": {"instruction": "question", "output": "answer"},
+            },
+        ]
+        result = self.succeed(
+            "train",
+            *self.train_arguments(
+                base,
+                "",
+                "--datasets",
+                json.dumps(sources),
+                "--num_train_epochs",
+                "1",
+                "--per_device_train_batch_size",
+                "1",
+                "--gradient_accumulation_steps",
+                "1",
+            ),
+        )
         tokens = [step["tokens"] for step in self.steps(self.folder / "out")]
         self.assertEqual(len(tokens), 10)
         self.assertEqual(sum(t == min(tokens) for t in tokens), 5)  # half of an epoch, though two of ten rows
@@ -185,7 +318,10 @@ class Sources(EndToEnd):
         rows = write_rows(self.folder / "rows.jsonl", self.ROWS)
         runs = []
         for out in ("first", "second"):
-            result = self.succeed("train", *self.train_arguments(base, rows, "--cache_dir", self.folder / "cache", "--max_steps", "2", out=out))
+            result = self.succeed(
+                "train",
+                *self.train_arguments(base, rows, "--cache_dir", self.folder / "cache", "--max_steps", "2", out=out),
+            )
             runs.append((result.err, [step["loss"] for step in self.steps(self.folder / out)]))
         self.assertIn("are in the cache now", runs[0][0])
         self.assertIn("from the cache", runs[1][0])
@@ -193,16 +329,29 @@ class Sources(EndToEnd):
         self.assertEqual(self.losses(base, rows, "--cache_dir", "", out="third"), runs[0][1])
 
     def test_micro_batches_by_tokens(self):
-        out = self.train(model(LLAMA), self.rows(16), "--max_tokens_per_batch", "64", "--gradient_accumulation_steps", "1", "--num_train_epochs", "2")
+        out = self.train(
+            model(LLAMA),
+            self.rows(16),
+            "--max_tokens_per_batch",
+            "64",
+            "--gradient_accumulation_steps",
+            "1",
+            "--num_train_epochs",
+            "2",
+        )
         steps = self.steps(out)
         self.assertTrue(all(step["tokens"] <= 64 for step in steps))
-        self.assertEqual(sum(s["tokens"] for s in steps[:len(steps) // 2]), sum(s["tokens"] for s in steps[len(steps) // 2:]))
+        self.assertEqual(
+            sum(s["tokens"] for s in steps[: len(steps) // 2]), sum(s["tokens"] for s in steps[len(steps) // 2 :])
+        )
 
 
 class Evaluation(EndToEnd):
     def test_eval_file_before_during_and_after(self):
         base, rows, held_out = model(LLAMA), self.rows(16), self.rows(4, "eval.jsonl", seed=9)
-        out = self.train(base, rows, "--max_steps", "5", "--eval_file", held_out, "--eval_steps", "2", "--eval_on_start", "true")
+        out = self.train(
+            base, rows, "--max_steps", "5", "--eval_file", held_out, "--eval_steps", "2", "--eval_on_start", "true"
+        )
         evaluations = self.evaluations(out)
         self.assertEqual([e["step"] for e in evaluations], [0, 2, 4, 5])
         scores = self.score(base, held_out)
@@ -213,8 +362,18 @@ class Evaluation(EndToEnd):
         self.assertAlmostEqual(evaluations[-1]["eval_loss"], after, places=5)
 
     def test_val_size_holds_rows_back(self):
-        out = self.train(model(LLAMA), self.rows(16), "--val_size", "4", "--num_train_epochs", "1", "--per_device_train_batch_size", "3",
-                         "--gradient_accumulation_steps", "1")
+        out = self.train(
+            model(LLAMA),
+            self.rows(16),
+            "--val_size",
+            "4",
+            "--num_train_epochs",
+            "1",
+            "--per_device_train_batch_size",
+            "3",
+            "--gradient_accumulation_steps",
+            "1",
+        )
         self.assertEqual(len(self.steps(out)), 4)  # 12 of 16 rows, three a step
         self.assertEqual([e["step"] for e in self.evaluations(out)], [4])
         state = json.loads((out / "trainer_state.json").read_text())
@@ -223,10 +382,13 @@ class Evaluation(EndToEnd):
 
 class Configuration(EndToEnd):
     def config(self, **training):
-        config = {"model": {"path": str(model(LLAMA)), "load_in_4bit": False, "dtype": "float32"},
-                  "lora": {"r": 4}, "data": {"train_file": str(self.rows(8))},
-                  "training": {"output_dir": str(self.folder / "out"), "max_steps": 2, "learning_rate": "1e-2"} | training,
-                  "hardware": {"device": "cpu"}}
+        config = {
+            "model": {"path": str(model(LLAMA)), "load_in_4bit": False, "dtype": "float32"},
+            "lora": {"r": 4},
+            "data": {"train_file": str(self.rows(8))},
+            "training": {"output_dir": str(self.folder / "out"), "max_steps": 2, "learning_rate": "1e-2"} | training,
+            "hardware": {"device": "cpu"},
+        }
         path = self.folder / "config.json"
         path.write_text(json.dumps(config))
         return path
@@ -252,8 +414,10 @@ class Configuration(EndToEnd):
         kept = self.folder / "kept.json"
         (self.folder / "out" / "run_config.json").rename(kept)
         self.succeed("--config", kept, "--output_dir", self.folder / "again")
-        self.assertEqual((self.folder / "out" / "adapter_model.safetensors").read_bytes(),
-                         (self.folder / "again" / "adapter_model.safetensors").read_bytes())
+        self.assertEqual(
+            (self.folder / "out" / "adapter_model.safetensors").read_bytes(),
+            (self.folder / "again" / "adapter_model.safetensors").read_bytes(),
+        )
 
     def test_max_steps_0_plans_and_writes_nothing(self):
         result = self.succeed("--config", self.config(max_steps=0))
@@ -264,7 +428,15 @@ class Configuration(EndToEnd):
         self.config()
         (self.folder / "place").mkdir()
         write_rows(self.folder / "place" / "here.jsonl", token_rows(4))
-        self.succeed("--config", "../config.json", "--train_file", "here.jsonl", "--output_dir", "made", cwd=self.folder / "place")
+        self.succeed(
+            "--config",
+            "../config.json",
+            "--train_file",
+            "here.jsonl",
+            "--output_dir",
+            "made",
+            cwd=self.folder / "place",
+        )
         self.assertTrue((self.folder / "place" / "made" / "adapter_model.safetensors").exists())
 
     def test_quiet_means_quiet(self):
@@ -279,7 +451,9 @@ class Repeating(EndToEnd):
         env = environment(OMP_NUM_THREADS=2)
         first = self.train(base, rows, *extra, out="first", env=env)
         second = self.train(base, rows, *extra, out="second", env=env)
-        self.assertEqual((first / "adapter_model.safetensors").read_bytes(), (second / "adapter_model.safetensors").read_bytes())
+        self.assertEqual(
+            (first / "adapter_model.safetensors").read_bytes(), (second / "adapter_model.safetensors").read_bytes()
+        )
         figures = [[(s["loss"], s["grad_norm"], s["tokens"]) for s in self.steps(f)] for f in (first, second)]
         self.assertEqual(*figures)
         other = self.train(base, rows, *extra, "--seed", "7", out="other")
@@ -288,7 +462,11 @@ class Repeating(EndToEnd):
     def test_a_second_run_into_the_same_folder_must_be_said(self):
         base, rows = model(LLAMA), self.rows(8)
         self.train(base, rows, "--max_steps", "5", "--r", "8", "--save_steps", "2")
-        self.fail_with(USAGE, ["holds a run already", "resume_from_checkpoint", "overwrite_output_dir"], *self.train_arguments(base, rows, "--r", "2"))
+        self.fail_with(
+            USAGE,
+            ["holds a run already", "resume_from_checkpoint", "overwrite_output_dir"],
+            *self.train_arguments(base, rows, "--r", "2"),
+        )
         out = self.train(base, rows, "--max_steps", "2", "--r", "2", "--overwrite_output_dir", "true")
         self.assertEqual(len(self.steps(out)), 2)
         self.assertEqual(json.loads((out / "adapter_config.json").read_text())["r"], 2)
@@ -297,15 +475,25 @@ class Repeating(EndToEnd):
 
 class TrainerState(EndToEnd):
     def test_checkpoints_and_their_limit(self):
-        out = self.train(model(LLAMA), self.rows(16), "--max_steps", "7", "--save_steps", "2", "--save_total_limit", "2")
+        out = self.train(
+            model(LLAMA), self.rows(16), "--max_steps", "7", "--save_steps", "2", "--save_total_limit", "2"
+        )
         self.assertEqual(sorted(p.name for p in out.iterdir() if p.is_dir()), ["checkpoint-6", "checkpoint-7"])
         for step, folder in ((6, out / "checkpoint-6"), (7, out)):
             state = json.loads((folder / "trainer_state.json").read_text())
             self.assertEqual((state["global_step"], state["max_steps"], len(state["log_history"])), (step, 7, step))
-            self.assertEqual(state["log_history"][0].keys() & {"loss", "grad_norm", "learning_rate", "epoch", "step"},
-                             {"loss", "grad_norm", "learning_rate", "epoch", "step"})
-        self.assertEqual((out / "checkpoint-7" / "adapter_model.safetensors").read_bytes(), (out / "adapter_model.safetensors").read_bytes())
-        self.assertNotEqual((out / "checkpoint-6" / "adapter_model.safetensors").read_bytes(), (out / "adapter_model.safetensors").read_bytes())
+            self.assertEqual(
+                state["log_history"][0].keys() & {"loss", "grad_norm", "learning_rate", "epoch", "step"},
+                {"loss", "grad_norm", "learning_rate", "epoch", "step"},
+            )
+        self.assertEqual(
+            (out / "checkpoint-7" / "adapter_model.safetensors").read_bytes(),
+            (out / "adapter_model.safetensors").read_bytes(),
+        )
+        self.assertNotEqual(
+            (out / "checkpoint-6" / "adapter_model.safetensors").read_bytes(),
+            (out / "adapter_model.safetensors").read_bytes(),
+        )
         self.assertEqual(run("inspect", out / "checkpoint-6").code, OK)
 
     def test_logging_steps(self):
@@ -316,9 +504,22 @@ class TrainerState(EndToEnd):
 class Continuing(EndToEnd):
     def test_an_adapter_is_taken_up_where_it_was_left(self):
         base, rows = model(LLAMA), self.rows(8)
-        first = self.train(base, rows, "--r", "4", "--lora_alpha", "8", "--target_modules", "q_proj,down_proj", out="first")
-        second = self.train(base, rows, "--adapter_name_or_path", first, "--max_steps", "1", "--per_device_train_batch_size", "8",
-                            "--gradient_accumulation_steps", "1", out="second")
+        first = self.train(
+            base, rows, "--r", "4", "--lora_alpha", "8", "--target_modules", "q_proj,down_proj", out="first"
+        )
+        second = self.train(
+            base,
+            rows,
+            "--adapter_name_or_path",
+            first,
+            "--max_steps",
+            "1",
+            "--per_device_train_batch_size",
+            "8",
+            "--gradient_accumulation_steps",
+            "1",
+            out="second",
+        )
         scores = self.score(base, rows, "--adapter_name_or_path", first)
         mean = sum(s["loss"] * s["n_labels"] for s in scores) / sum(s["n_labels"] for s in scores)
         self.assertAlmostEqual(self.steps(second)[0]["loss"], mean, places=5)
@@ -329,14 +530,32 @@ class Continuing(EndToEnd):
         base, rows = model(LLAMA), self.rows(8)
         first = self.train(base, rows, "--r", "4", "--max_steps", "1", out="first")
         for option, value in (("r", "8"), ("lora_alpha", "3"), ("target_modules", "q_proj"), ("use_rslora", "true")):
-            self.fail_with(USAGE, [f"lora.{option}", str(first)],
-                           *self.train_arguments(base, rows, "--adapter_name_or_path", first, f"--{option}", value, out="second"))
-        self.train(base, rows, "--adapter_name_or_path", first, "--r", "4", "--max_steps", "1", out="second")  # says the same
+            self.fail_with(
+                USAGE,
+                [f"lora.{option}", str(first)],
+                *self.train_arguments(base, rows, "--adapter_name_or_path", first, f"--{option}", value, out="second"),
+            )
+        self.train(
+            base, rows, "--adapter_name_or_path", first, "--r", "4", "--max_steps", "1", out="second"
+        )  # says the same
 
     def test_patterns_and_saved_modules_survive(self):
         base, rows = model(LLAMA), self.rows(8)
-        first = self.train(base, rows, "--r", "4", "--rank_pattern", '{"v_proj": 2}', "--alpha_pattern", '{"layers.1.self_attn.q_proj": 5}',
-                           "--modules_to_save", "lm_head", "--use_rslora", "true", out="first")
+        first = self.train(
+            base,
+            rows,
+            "--r",
+            "4",
+            "--rank_pattern",
+            '{"v_proj": 2}',
+            "--alpha_pattern",
+            '{"layers.1.self_attn.q_proj": 5}',
+            "--modules_to_save",
+            "lm_head",
+            "--use_rslora",
+            "true",
+            out="first",
+        )
         tensors = read_safetensors(first / "adapter_model.safetensors")
         self.assertEqual(tensors["base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"][1], [2, 32])
         self.assertIn("base_model.model.lm_head.weight", tensors)
@@ -356,7 +575,10 @@ class FullTraining(EndToEnd):
         after = read_safetensors(out / "model.safetensors")
         self.assertEqual({n: t[:2] for n, t in before.items()}, {n: t[:2] for n, t in after.items()})
         self.assertEqual([n for n in before if before[n][2] == after[n][2]], [])  # every tensor moved
-        self.assertLess(sum(s["loss"] for s in self.score(out, rows)), sum(s["loss"] for s in self.score(base, rows, name="base.jsonl")))
+        self.assertLess(
+            sum(s["loss"] for s in self.score(out, rows)),
+            sum(s["loss"] for s in self.score(base, rows, name="base.jsonl")),
+        )
 
     def test_the_dtype_and_ties_of_the_checkpoint_are_kept(self):
         base = model(TEXT_LLAMA | {"tie_word_embeddings": True}, dtype="bfloat16", tokenizer=LEGAL_BASE)
@@ -366,7 +588,9 @@ class FullTraining(EndToEnd):
         self.assertEqual({t[0] for t in tensors.values()}, {"BF16"})
         self.assertNotIn("lm_head.weight", tensors)
         self.assertTrue((out / "tokenizer.json").exists())
-        self.succeed("generate", "--model.path", out, "--prompt", "The term", "--max_new_tokens", "2", "--device", "cpu")
+        self.succeed(
+            "generate", "--model.path", out, "--prompt", "The term", "--max_new_tokens", "2", "--device", "cpu"
+        )
 
 
 if __name__ == "__main__":

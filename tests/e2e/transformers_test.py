@@ -44,13 +44,15 @@ class InTransformers(Merging, Peers):
             for kind in kinds:
                 base, name = model(config), f"{config['model_type']} {kind}"
                 adapter = self.adapter(base, *KINDS[kind], name=f"adapter of {name}")
-                merged, _ = self.merge(adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", "--no_verify", out=f"merged {name}")
+                merged, _ = self.merge(
+                    adapter, base, "--dtype", "fp32", "--max_shard_size", "50KB", "--no_verify", out=f"merged {name}"
+                )
                 names.append(name)
                 pairs += [(merged, ""), (base, adapter)]
         found = [logits for logits, _, _ in self.references(rows, *pairs)]
         for number, name in enumerate(names):
             with self.subTest(name):
-                merged, adapted = found[2 * number:2 * number + 2]
+                merged, adapted = found[2 * number : 2 * number + 2]
                 self.assertLess(self.distance(merged, adapted), LOGITS_TOLERANCE)
                 self.assertLess(self.distance(merged, self.logits(pairs[2 * number][0], rows)), LOGITS_TOLERANCE)
 
@@ -70,7 +72,10 @@ class InTransformers(Merging, Peers):
         shape = LLAMA | {"hidden_size": 64, "intermediate_size": 192}
         rows, base = self.rows(4), model(shape, dtype="bfloat16")
         four, eight = self.quantized(base, out="four"), self.quantized(base, "--type", "int8", out="eight")
-        on_four, on_eight = self.adapter(four, "--r", "4", name="on_four"), self.adapter(eight, "--r", "4", name="on_eight")
+        on_four, on_eight = (
+            self.adapter(four, "--r", "4", name="on_four"),
+            self.adapter(eight, "--r", "4", name="on_eight"),
+        )
         merged, _ = self.merge(on_four, four, "--dtype", "nf4")
         pairs = [(four, ""), (four, on_four), (eight, ""), (eight, on_eight), (merged, "")]
         for (folder, adapter), (logits, linears, off) in zip(pairs, self.references(rows, *pairs)):

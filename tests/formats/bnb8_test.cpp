@@ -17,7 +17,8 @@ class StoredInt8 : public testing::Test {
   protected:
     StoredInt8() {
         std::vector<int8_t> codes(static_cast<std::size_t>(rows_ * cols_));
-        for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<int8_t>(static_cast<int>(i * 37 % 255) - 127);
+        for (std::size_t i = 0; i < codes.size(); ++i)
+            codes[i] = static_cast<int8_t>(static_cast<int>(i * 37 % 255) - 127);
         maxima_ = {0.5F, 127.0F, 0.0F};
         const auto decls = int8_declarations("m.weight", rows_, cols_);
         const auto bytes = [](const auto& values) {
@@ -51,7 +52,8 @@ TEST_F(StoredInt8, IsDequantisedByRows) {
     dequantize_rows(*weight, 0, 3, whole.data());
     for (int64_t i = 0; i < 15; ++i) {
         const double expected = codes[i] * static_cast<double>(maxima_[static_cast<std::size_t>(i / 5)]) / 127;
-        EXPECT_NEAR(static_cast<double>(whole[static_cast<std::size_t>(i)]), expected, std::abs(expected) * 3 * 0x1p-24) << i;
+        EXPECT_NEAR(static_cast<double>(whole[static_cast<std::size_t>(i)]), expected, std::abs(expected) * 3 * 0x1p-24)
+            << i;
     }
     dequantize_rows(*weight, 1, 2, last.data());
     EXPECT_TRUE(std::equal(last.begin(), last.end(), whole.begin() + 5));
@@ -83,13 +85,15 @@ TEST_F(StoredInt8, IsRefusedWhereItCannotBeRead) {
 TEST(QuantizeInt8, TakesTheNearestCodeOfTheHalf) {
     const int64_t cols = 6;
     // 0.5 and 1.5 steps are ties; 2049 is no half: it becomes 2048 first.
-    const std::vector<float> w = {127, 0.5F, 1.5F, -2.5F, -127, 63.46F, 2049, 8.07F, 0, -1024, 2048, 1, 0, 0, 0, 0, 0, 0};
+    const std::vector<float> w = {127,   0.5F, 1.5F, -2.5F, -127, 63.46F, 2049, 8.07F, 0,
+                                  -1024, 2048, 1,    0,     0,    0,      0,    0,     0};
     std::vector<int8_t> codes(w.size());
     std::vector<float> maxima(3);
     quantize_int8_rows(w.data(), 3, cols, codes.data(), maxima.data());
     EXPECT_EQ(maxima, (std::vector<float>{127, 2048, 0}));
     EXPECT_EQ(std::vector<int8_t>(codes.begin(), codes.begin() + 6), (std::vector<int8_t>{127, 0, 2, -2, -127, 63}));
-    EXPECT_EQ(std::vector<int8_t>(codes.begin() + 6, codes.begin() + 12), (std::vector<int8_t>{127, 1, 0, -64, 127, 0}));
+    EXPECT_EQ(std::vector<int8_t>(codes.begin() + 6, codes.begin() + 12),
+              (std::vector<int8_t>{127, 1, 0, -64, 127, 0}));
     EXPECT_EQ(std::vector<int8_t>(codes.begin() + 12, codes.end()), std::vector<int8_t>(6, 0));
 }
 
@@ -107,7 +111,8 @@ TEST(WriteInt8, GivesAModelThatIsReadBackWithinHalfAStep) {
     EXPECT_TRUE(found.quantization->load_in_8bit);
     EXPECT_FALSE(found.quantization->load_in_4bit);
     EXPECT_TRUE(inspect_path((folder / "out").string()).ok());
-    EXPECT_EQ(inspect_path((folder / "out").string()).kinds, (std::map<std::string, int64_t>{{"BF16", 7}, {"int8", 14}}));
+    EXPECT_EQ(inspect_path((folder / "out").string()).kinds,
+              (std::map<std::string, int64_t>{{"BF16", 7}, {"int8", 14}}));
     for (const TensorSource& before : base.tensors.all()) {
         const TensorSource& after = *found.tensors.find(before.rule.hf_name);
         std::vector<float> expected(static_cast<std::size_t>(before.rows() * before.cols())), values(expected.size());
@@ -119,10 +124,12 @@ TEST(WriteInt8, GivesAModelThatIsReadBackWithinHalfAStep) {
         }
         for (int64_t row = 0; row < before.rows(); ++row) {
             float largest = 0;
-            for (int64_t i = 0; i < before.cols(); ++i) largest = std::max(largest, std::fabs(expected[static_cast<std::size_t>(row * before.cols() + i)]));
+            for (int64_t i = 0; i < before.cols(); ++i)
+                largest = std::max(largest, std::fabs(expected[static_cast<std::size_t>(row * before.cols() + i)]));
             for (int64_t i = 0; i < before.cols(); ++i) {
                 const auto at = static_cast<std::size_t>(row * before.cols() + i);
-                ASSERT_NEAR(values[at], expected[at], largest / 127 * 0.51F) << before.rule.hf_name << " " << row << ", " << i;
+                ASSERT_NEAR(values[at], expected[at], largest / 127 * 0.51F)
+                    << before.rule.hf_name << " " << row << ", " << i;
             }
         }
     }

@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 class CheckpointFolderTest : public ::testing::Test {
   protected:
     void SetUp() override {
-        folder = fs::temp_directory_path() / cat("checkpoint_folder_", ::getpid(), "_", ::testing::UnitTest::GetInstance()->current_test_info()->name());
+        folder = fs::temp_directory_path() / cat("checkpoint_folder_", ::getpid(), "_",
+                                                 ::testing::UnitTest::GetInstance()->current_test_info()->name());
         fs::create_directories(folder);
     }
     void TearDown() override { fs::remove_all(folder); }
@@ -75,17 +76,26 @@ TEST_F(CheckpointFolderTest, FindsEveryDamage) {
         return find_damage(path).value_or("none");
     };
     const auto put = [](const fs::path& file, const std::string& text) { std::ofstream(file) << text; };
-    EXPECT_NE(damage_after([](const fs::path& p) { fs::remove(p / "manifest.json"); }).find("no manifest"), std::string::npos);
-    EXPECT_NE(damage_after([](const fs::path& p) { fs::remove(p / "b.json"); }).find("b.json is missing"), std::string::npos);
-    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensor"); }).find("6 bytes instead of 7"), std::string::npos);
-    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensorz"); }).find("was changed"), std::string::npos);
+    EXPECT_NE(damage_after([](const fs::path& p) { fs::remove(p / "manifest.json"); }).find("no manifest"),
+              std::string::npos);
+    EXPECT_NE(damage_after([](const fs::path& p) { fs::remove(p / "b.json"); }).find("b.json is missing"),
+              std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensor"); }).find("6 bytes instead of 7"),
+              std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "a.bin", "tensorz"); }).find("was changed"),
+              std::string::npos);
     EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "manifest.json", "{"); }), "none");
-    EXPECT_NE(damage_after([&](const fs::path& p) { put(p / "manifest.json", R"({"version": 99, "files": []})"); }).find("later version"), std::string::npos);
+    EXPECT_NE(damage_after([&](const fs::path& p) {
+                  put(p / "manifest.json", R"({"version": 99, "files": []})");
+              }).find("later version"),
+              std::string::npos);
     for (const char* name : {"../x", "a/../../x", "/x", "", ".", "a/"})
         EXPECT_NE(damage_after([&](const fs::path& p) {
-                      put(p / "manifest.json", cat(R"({"version": 1, "files": [{"name": ")", name, R"(", "bytes": 1, "xxh3_128": ""}]})"));
+                      put(p / "manifest.json",
+                          cat(R"({"version": 1, "files": [{"name": ")", name, R"(", "bytes": 1, "xxh3_128": ""}]})"));
                   }).find("a file's name"),
-                  std::string::npos) << name;
+                  std::string::npos)
+            << name;
 }
 
 TEST_F(CheckpointFolderTest, KeepsTheNewestAndTheBest) {
@@ -101,7 +111,8 @@ TEST_F(CheckpointFolderTest, KeepsTheNewestAndTheBest) {
 }
 
 TEST_F(CheckpointFolderTest, ListsNumbersAlone) {
-    for (const char* name : {"checkpoint-7", "checkpoint-10", "checkpoint-", "checkpoint-7x", "checkpoint--1", "checkpoint-5.tmp-1", "checkpoint-99999999999999999999", "other"})
+    for (const char* name : {"checkpoint-7", "checkpoint-10", "checkpoint-", "checkpoint-7x", "checkpoint--1",
+                             "checkpoint-5.tmp-1", "checkpoint-99999999999999999999", "other"})
         fs::create_directories(folder / name);
     std::ofstream(folder / "checkpoint-11") << "a file";
     EXPECT_EQ(steps(), (std::vector<int64_t>{10, 7}));

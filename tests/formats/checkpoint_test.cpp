@@ -97,7 +97,8 @@ TEST(Checkpoint, SaysWhatIsNotThere) {
     expect_input_error({"no such file"}, [&] { Checkpoint::open((folder / "nothing").string()); });
     expect_input_error({"empty"}, [&] { Checkpoint::open(""); });
     write_text(folder / "weights.bin", "x");
-    expect_input_error({"weights.bin", ".safetensors", "pickle"}, [&] { Checkpoint::open((folder / "weights.bin").string()); });
+    expect_input_error({"weights.bin", ".safetensors", "pickle"},
+                       [&] { Checkpoint::open((folder / "weights.bin").string()); });
     write_text(folder / "pytorch_model.bin", "x");
     expect_input_error({"model.safetensors", "pickle"}, [&] { Checkpoint::open(folder.path().string()); });
 }

@@ -1,5 +1,5 @@
-// Models and adapters as GGUF files: names, types, the order of q's and k's rows, errors. tests/e2e/gguf_test.py compares
-// with the package `gguf`.
+// Models and adapters as GGUF files: names, types, the order of q's and k's rows, errors. tests/e2e/gguf_test.py
+// compares with the package `gguf`.
 #include <cmath>
 #include <cstring>
 
@@ -173,7 +173,9 @@ TEST_F(GgufExport, MixesTypesAsLlamaQuantizeDoes) {
         rule.role = role, rule.projection = p, rule.layer = layer, rule.shape = {256, 256};
         return info_of(wanted_type(spec, rule, file_type)).name;
     };
-    const auto linear = [&](Projection p, int layer) { return type_of(TensorRole::linear, p, layer, GgufFileType::q4_k_m); };
+    const auto linear = [&](Projection p, int layer) {
+        return type_of(TensorRole::linear, p, layer, GgufFileType::q4_k_m);
+    };
     std::string down;
     for (int layer = 0; layer < 16; ++layer) down += linear(Projection::down, layer) == "Q6_K" ? '6' : '4';
     EXPECT_EQ(down, "6644644644644666");
@@ -209,7 +211,8 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
     {
         const ScratchFolder folder;
         const WeightFile large = write_model(folder.path(), small_spec(), 1e6F);
-        refused(large, small_vocabulary(), GgufFileType::f16, {"model.embed_tokens.weight", "too large for F16", "bf16"});
+        refused(large, small_vocabulary(), GgufFileType::f16,
+                {"model.embed_tokens.weight", "too large for F16", "bf16"});
         export_model_gguf(large, small_vocabulary(), folder / "bf16.gguf", {GgufFileType::bf16, "name"});
     }
     {
@@ -219,7 +222,8 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
         refused(write_model(folder.path(), spec), small_vocabulary(), GgufFileType::f32, {"qwen3", "llama3"});
     }
     write_text(out_, "something");
-    expect_error(ErrorKind::usage, {"m.gguf exists"}, [&] { export_model_gguf(model, small_vocabulary(), out_, f32_); });
+    expect_error(ErrorKind::usage, {"m.gguf exists"},
+                 [&] { export_model_gguf(model, small_vocabulary(), out_, f32_); });
     expect_error(ErrorKind::usage, {"is no folder"},
                  [&] { export_model_gguf(model, small_vocabulary(), folder_ / "none/m.gguf", f32_); });
     EXPECT_EQ(read_file(out_), "something");

@@ -148,7 +148,8 @@ TEST(Gguf, NamesWhatIsWrong) {
     expect_refused(field("k", 8).put<uint64_t>(uint64_t{1} << 63), {"'k'", "takes 9223372036854775808 bytes"});
     expect_refused(field("k", 9).put<uint32_t>(9).put<uint64_t>(1), {"array of arrays"});
     expect_refused(field("k", 9).put<uint32_t>(12).put<uint64_t>(uint64_t{1} << 61), {"do not fit"});
-    expect_refused(Raw::header(0, 2).text("k").put<uint32_t>(7).raw("\1").text("k").put<uint32_t>(7).raw("\1"), {"twice"});
+    expect_refused(Raw::header(0, 2).text("k").put<uint32_t>(7).raw("\1").text("k").put<uint32_t>(7).raw("\1"),
+                   {"twice"});
     expect_refused(field("general.alignment", 4).put<uint32_t>(24), {"power of two"});
     expect_refused(Raw::header(1, 0).tensor(std::string(64, 'n'), 4, 0, 0), {"64 bytes; expected 1 to 63"});
     expect_refused(Raw::header(1, 0).tensor("t", 4, 36, 0), {"'t'", "type 36"});
@@ -191,7 +192,8 @@ TEST(Gguf, IsInspected) {
     EXPECT_EQ(sound.parameters, 3 + 64);
     EXPECT_EQ(sound.kinds, (std::map<std::string, int64_t>{{"F32", 1}, {"Q8_0", 1}}));
     const std::string text = inspect_text(sound);
-    for (const char* const words : {"kind          gguf", "a.texts: 3 x string", "second  Q8_0 [2, 32]", "problems      none"})
+    for (const char* const words :
+         {"kind          gguf", "a.texts: 3 x string", "second  Q8_0 [2, 32]", "problems      none"})
         EXPECT_NE(text.find(words), std::string::npos) << words << " is not in:\n" << text;
     EXPECT_EQ(nlohmann::json::parse(inspect_json(sound)).at("fields").at("a.number"), "7");
     write_text(folder / "bad.gguf", "GGUF");

@@ -79,7 +79,8 @@ TEST(GgmlKQuants, BeatPlainRounding) {
     uint32_t state = 12345;
     for (float& value : x) {  // sums of uniform numbers: nearly normal
         value = -6;
-        for (int i = 0; i < 12; ++i) value += static_cast<float>((state = state * 1664525U + 1013904223U) >> 8) / (1 << 24);
+        for (int i = 0; i < 12; ++i)
+            value += static_cast<float>((state = state * 1664525U + 1013904223U) >> 8) / (1 << 24);
     }
     const auto error_of = [&](GgmlType type) {
         std::vector<std::byte> bytes(ggml_bytes(type, n));
@@ -87,7 +88,8 @@ TEST(GgmlKQuants, BeatPlainRounding) {
         quantize_ggml(type, x.data(), n, bytes.data());
         dequantize_ggml(type, bytes.data(), n, back.data());
         double sum = 0;
-        for (int i = 0; i < n; ++i) sum += std::pow(back[static_cast<std::size_t>(i)] - x[static_cast<std::size_t>(i)], 2);
+        for (int i = 0; i < n; ++i)
+            sum += std::pow(back[static_cast<std::size_t>(i)] - x[static_cast<std::size_t>(i)], 2);
         return std::sqrt(sum / n);
     };
     const auto rounding_error = [&](int group, int levels) {

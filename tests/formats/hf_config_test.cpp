@@ -194,16 +194,16 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     refuse({{"rms_norm_eps", "1e-6"}}, {"rms_norm_eps"});
     refuse({{"tie_word_embeddings", 1}}, {"tie_word_embeddings"});
     refuse({{"eos_token_id", {2, "x"}}}, {"eos_token_id"});
-    expect_input_error({"hidden_size 128", "num_attention_heads 3"}, [] {
-        parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim"));
-    });
+    expect_input_error({"hidden_size 128", "num_attention_heads 3"},
+                       [] { parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim")); });
     expect_input_error({"config.json", "not valid JSON"}, [] { parse_model_spec("{", "config.json"); });
     expect_input_error({"must be a JSON object"}, [] { parse_model_spec("3", "config.json"); });
     expect_input_error({"'vocab_size'", "twice"},
                        [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
     expect_input_error({"config.json"}, [] { read_model_spec("/nowhere"); });
     json many;
-    for (int i = 0; i < 200'000; ++i) many[cat("key ", i)] = i;  // time with the square of their number would be minutes
+    for (int i = 0; i < 200'000; ++i)
+        many[cat("key ", i)] = i;  // time with the square of their number would be minutes
     expect_input_error({"more than 10000 keys"}, [&] { parse_model_spec(many.dump(), "config.json"); });
 }
 

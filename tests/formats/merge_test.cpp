@@ -26,13 +26,15 @@ struct Reference {
     std::vector<double> values, magnitude;
 };
 
-Reference reference(const std::vector<float>& w, const std::vector<float>& b, const std::vector<float>& a, int64_t r, double scale, int64_t cols) {
+Reference reference(const std::vector<float>& w, const std::vector<float>& b, const std::vector<float>& a, int64_t r,
+                    double scale, int64_t cols) {
     Reference result{{w.begin(), w.end()}, {}};
     for (std::size_t i = 0; i < w.size(); ++i) {
         const auto row = static_cast<int64_t>(i) / cols, col = static_cast<int64_t>(i) % cols;
         double sum = 0, size = 0;
         for (int64_t j = 0; j < r; ++j) {
-            const double term = static_cast<double>(b[static_cast<std::size_t>(row * r + j)]) * static_cast<double>(a[static_cast<std::size_t>(j * cols + col)]);
+            const double term = static_cast<double>(b[static_cast<std::size_t>(row * r + j)]) *
+                                static_cast<double>(a[static_cast<std::size_t>(j * cols + col)]);
             sum += term;
             size += std::abs(term);
         }
@@ -44,9 +46,11 @@ Reference reference(const std::vector<float>& w, const std::vector<float>& b, co
 
 void expect_close(const std::vector<float>& found, const Reference& expected, int64_t r, const std::string& name) {
     ASSERT_EQ(found.size(), expected.values.size()) << name;
-    const double bound = static_cast<double>(r + 3) * 0x1p-24;  // one rounding a product, a sum, the scale and the last sum
+    const double bound =
+        static_cast<double>(r + 3) * 0x1p-24;  // one rounding a product, a sum, the scale and the last sum
     for (std::size_t i = 0; i < found.size(); ++i)
-        ASSERT_NEAR(static_cast<double>(found[i]), expected.values[i], bound * expected.magnitude[i]) << name << " element " << i;
+        ASSERT_NEAR(static_cast<double>(found[i]), expected.values[i], bound * expected.magnitude[i])
+            << name << " element " << i;
 }
 
 std::vector<float> random_floats(int64_t n, uint64_t seed) {
@@ -57,7 +61,8 @@ std::vector<float> random_floats(int64_t n, uint64_t seed) {
 }
 
 TEST(AddLowRank, AgreesWithFp64OverOddShapes) {
-    for (const auto& [rows, cols, r] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {4, 256, 8}, {7, 519, 3}, {5, 255, 16}, {9, 257, 1}, {3, 40, 64}}) {
+    for (const auto& [rows, cols, r] : std::vector<std::array<int64_t, 3>>{
+             {1, 1, 1}, {4, 256, 8}, {7, 519, 3}, {5, 255, 16}, {9, 257, 1}, {3, 40, 64}}) {
         const auto w = random_floats(rows * cols, 1), b = random_floats(rows * r, 2), a = random_floats(r * cols, 3);
         auto merged = w;
         add_low_rank(b.data(), a.data(), r, 0.75F, rows, cols, merged.data());
@@ -70,7 +75,8 @@ TEST(AddLowRank, DoesNotDependOnHowTheRowsAreGrouped) {
     const auto w = random_floats(rows * cols, 1), b = random_floats(rows * r, 2), a = random_floats(r * cols, 3);
     auto whole = w, by_row = w;
     add_low_rank(b.data(), a.data(), r, 2.5F, rows, cols, whole.data());
-    for (int64_t row = 0; row < rows; ++row) add_low_rank(b.data() + row * r, a.data(), r, 2.5F, 1, cols, by_row.data() + row * cols);
+    for (int64_t row = 0; row < rows; ++row)
+        add_low_rank(b.data() + row * r, a.data(), r, 2.5F, 1, cols, by_row.data() + row * cols);
     EXPECT_EQ(whole, by_row);
 }
 
@@ -151,8 +157,8 @@ TEST_F(WrittenPair, RankStabilisedScale) {
     write(false, lora);
     const MergedModel model(*base_, &*adapter_);
     const std::string name = "model.layers.0.mlp.down_proj.weight";
-    const auto expected = reference(base_values(name), floats_of(adapter_->b(0, Projection::down)), floats_of(adapter_->a(0, Projection::down)), 3,
-                                    5 / std::sqrt(3.0), 40);
+    const auto expected = reference(base_values(name), floats_of(adapter_->b(0, Projection::down)),
+                                    floats_of(adapter_->a(0, Projection::down)), 3, 5 / std::sqrt(3.0), 40);
     expect_close(merged_values(model, name), expected, 4, name);  // one rounding more: of the scale itself
 }
 
@@ -175,13 +181,15 @@ TEST_F(WrittenPair, ATiedBaseStaysTiedUnlessAnEndWasSaved) {
     const MergedModel untied(*base_, &*adapter_);
     EXPECT_FALSE(untied.spec().tie_word_embeddings);
     EXPECT_EQ(merged_values(untied, "model.embed_tokens.weight"), floats_of(adapter_->saved_module("embed_tokens")));
-    EXPECT_EQ(merged_values(untied, "lm_head.weight"), base_values("model.embed_tokens.weight")) << "the head was not trained";
+    EXPECT_EQ(merged_values(untied, "lm_head.weight"), base_values("model.embed_tokens.weight"))
+        << "the head was not trained";
 }
 
 TEST_F(WrittenPair, MergesIntoTheValuesOfLoadingIn4Bit) {
     write(false, lora_with({}));
     const MergedModel model(*base_, &*adapter_, true);
-    const std::string adapted = "model.layers.1.self_attn.q_proj.weight", other = "model.layers.1.self_attn.k_proj.weight";
+    const std::string adapted = "model.layers.1.self_attn.q_proj.weight",
+                      other = "model.layers.1.self_attn.k_proj.weight";
     const auto rounded = [&](const std::string& name, int64_t rows, int64_t cols) {
         const Quant4Owned weight = quantize_nf4(base_values(name).data(), rows, cols);
         std::vector<float> values(static_cast<std::size_t>(rows * cols));
@@ -190,15 +198,20 @@ TEST_F(WrittenPair, MergesIntoTheValuesOfLoadingIn4Bit) {
     };
     EXPECT_EQ(merged_values(model, other), rounded(other, 12, 24));
     EXPECT_NE(merged_values(model, other), base_values(other));
-    expect_close(merged_values(model, adapted), reference(rounded(adapted, 24, 24), floats_of(adapter_->b(1, Projection::q)), floats_of(adapter_->a(1, Projection::q)), 3, 5.0 / 3, 24), 4, adapted);
-    EXPECT_EQ(merged_values(model, "lm_head.weight"), base_values("lm_head.weight")) << "only linears of layers are quantised";
+    expect_close(merged_values(model, adapted),
+                 reference(rounded(adapted, 24, 24), floats_of(adapter_->b(1, Projection::q)),
+                           floats_of(adapter_->a(1, Projection::q)), 3, 5.0 / 3, 24),
+                 4, adapted);
+    EXPECT_EQ(merged_values(model, "lm_head.weight"), base_values("lm_head.weight"))
+        << "only linears of layers are quantised";
 }
 
 TEST_F(WrittenPair, WithoutAnAdapterTheBaseItself) {
     write(true, lora_with({}));
     const MergedModel model(*base_, nullptr);
     EXPECT_EQ(model.changed_tensors(), 0);
-    for (const TensorRule& rule : model.tensors()) EXPECT_EQ(values_of(model.open(rule)), base_values(rule.hf_name)) << rule.hf_name;
+    for (const TensorRule& rule : model.tensors())
+        EXPECT_EQ(values_of(model.open(rule)), base_values(rule.hf_name)) << rule.hf_name;
 }
 
 TEST_F(WrittenPair, SaysWhatTheAdapterWasTrainedOn) {

@@ -43,7 +43,8 @@ inline TensorBlob random_blob(const TensorDecl& decl, uint64_t seed, float scale
 
 inline std::vector<TensorBlob> random_weights(const ModelSpec& spec, uint64_t seed = 1) {
     std::vector<TensorBlob> blobs;
-    for (const TensorRule& rule : tensor_table(spec)) blobs.push_back(random_blob({rule.hf_name, spec.dtype, rule.shape}, seed));
+    for (const TensorRule& rule : tensor_table(spec))
+        blobs.push_back(random_blob({rule.hf_name, spec.dtype, rule.shape}, seed));
     return blobs;
 }
 
@@ -53,7 +54,8 @@ inline void write_model_folder(const fs::path& folder, const ModelSpec& spec, co
     write_text(folder / "config.json", write_model_config(spec));
 }
 
-inline void write_adapter_folder(const fs::path& folder, const ModelSpec& spec, const LoraSpec& lora, const std::string& base, uint64_t seed = 2) {
+inline void write_adapter_folder(const fs::path& folder, const ModelSpec& spec, const LoraSpec& lora,
+                                 const std::string& base, uint64_t seed = 2) {
     fs::create_directories(folder);
     std::vector<TensorBlob> blobs;
     for (const TensorDecl& decl : adapter_tensors(lora, spec)) blobs.push_back(random_blob(decl, seed));

@@ -12,7 +12,10 @@ using namespace test;
 /// The golden NF4 model with an adapter on some of its layers, written to a folder and opened again.
 class WrittenModelFolder : public testing::Test {
   protected:
-    WrittenModelFolder() : base_(WeightFile::open(golden("small_llama/nf4_dq").string())), adapter_(read_adapter(golden("adapters/patterns"), base_.spec)), model_(base_, &adapter_) {}
+    WrittenModelFolder()
+        : base_(WeightFile::open(golden("small_llama/nf4_dq").string())),
+          adapter_(read_adapter(golden("adapters/patterns"), base_.spec)),
+          model_(base_, &adapter_) {}
 
     WrittenModel write(WeightType type, std::size_t shard_bytes = default_shard_bytes, int threads = 0) {
         fs::remove_all(folder_.path());
@@ -34,7 +37,10 @@ class WrittenModelFolder : public testing::Test {
 };
 
 TEST_F(WrittenModelFolder, HoldsEveryValueRoundedOnce) {
-    for (const auto& [type, dtype] : {std::pair(WeightType::f32, DType::f32), {WeightType::bf16, DType::bf16}, {WeightType::f16, DType::f16}, {WeightType::automatic, DType::bf16}}) {
+    for (const auto& [type, dtype] : {std::pair(WeightType::f32, DType::f32),
+                                      {WeightType::bf16, DType::bf16},
+                                      {WeightType::f16, DType::f16},
+                                      {WeightType::automatic, DType::bf16}}) {
         const WrittenModel written = write(type);
         const WeightFile found = open();
         EXPECT_EQ(written.files, 1U);
@@ -48,7 +54,8 @@ TEST_F(WrittenModelFolder, HoldsEveryValueRoundedOnce) {
             const TensorView& tensor = found.checkpoint.at(rule.hf_name);
             EXPECT_EQ(tensor.dtype, dtype);
             EXPECT_EQ(tensor.shape, rule.shape);
-            EXPECT_TRUE(std::equal(tensor.data.begin(), tensor.data.end(), expected.begin(), expected.end())) << rule.hf_name;
+            EXPECT_TRUE(std::equal(tensor.data.begin(), tensor.data.end(), expected.begin(), expected.end()))
+                << rule.hf_name;
         }
     }
 }
@@ -68,14 +75,17 @@ TEST_F(WrittenModelFolder, InNf4QuantisesTheMergedValuesAndKeepsTheOthersAsTheyL
         if (rule.layer == 0) {  // the adapter is on layer 1
             for (const TensorView* part : source.quant4->parts) {
                 const TensorView& before = base_.checkpoint.at(part->name);
-                EXPECT_TRUE(std::equal(part->data.begin(), part->data.end(), before.data.begin(), before.data.end())) << part->name;
+                EXPECT_TRUE(std::equal(part->data.begin(), part->data.end(), before.data.begin(), before.data.end()))
+                    << part->name;
             }
             continue;
         }
-        const auto expected = quant4_tensors(rule.hf_name, quantize_nf4(merged(rule).data(), rule.shape[0], rule.shape[1]), DType::bf16);
+        const auto expected =
+            quant4_tensors(rule.hf_name, quantize_nf4(merged(rule).data(), rule.shape[0], rule.shape[1]), DType::bf16);
         for (const TensorBlob& blob : expected) {
             const TensorView& part = found.checkpoint.at(blob.decl.name);
-            EXPECT_TRUE(std::equal(part.data.begin(), part.data.end(), blob.data.begin(), blob.data.end())) << blob.decl.name;
+            EXPECT_TRUE(std::equal(part.data.begin(), part.data.end(), blob.data.begin(), blob.data.end()))
+                << blob.decl.name;
         }
     }
 }
@@ -167,17 +177,22 @@ TEST_F(ChosenBase, RefusesValuesThatTheTypeCannotHold) {
 }
 
 TEST(QuantizeNf4InPieces, GivesTheBytesOfTheWhole) {
-    // Sizes where blocks straddle rows, where a group of rows has an odd number of blocks, and where the last block is short.
-    for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {5, 219}, {300, 219}, {64, 64}, {1000, 72}, {3000, 96}, {700, 1001}}) {
+    // Sizes where blocks straddle rows, where a group of rows has an odd number of blocks, and where the last block is
+    // short.
+    for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {5, 219}, {300, 219}, {64, 64}, {1000, 72}, {3000, 96}, {700, 1001}}) {
         const TensorBlob blob = random_blob({"w", DType::f32, {rows, cols}}, 9);
         std::vector<float> w(static_cast<std::size_t>(rows * cols));
         std::memcpy(w.data(), blob.data.data(), blob.data.size());
         const auto whole = quant4_tensors("w", quantize_nf4(w.data(), rows, cols), DType::bf16);
         const int64_t width = cols;
-        const auto read = [&](int64_t begin, int64_t end, float* out) { std::copy(w.begin() + begin * width, w.begin() + end * width, out); };
+        const auto read = [&](int64_t begin, int64_t end, float* out) {
+            std::copy(w.begin() + begin * width, w.begin() + end * width, out);
+        };
         for (const int threads : {1, 3}) {
             const auto pieces = quant4_tensors("w", quantize_nf4(rows, cols, read, threads), DType::bf16);
-            for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(pieces[i].data, whole[i].data) << whole[i].decl.name << " " << rows << "x" << cols;
+            for (std::size_t i = 0; i < whole.size(); ++i)
+                EXPECT_EQ(pieces[i].data, whole[i].data) << whole[i].decl.name << " " << rows << "x" << cols;
         }
     }
 }

@@ -234,9 +234,8 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenAbandoned) {
 
 TEST(SafetensorsWriter, ReportsAFolderThatIsNotThere) {
     const ScratchFolder folder;
-    expect_error(ErrorKind::runtime, {"nowhere/out.safetensors"}, [&] {
-        SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", DType::u8, {1}}});
-    });
+    expect_error(ErrorKind::runtime, {"nowhere/out.safetensors"},
+                 [&] { SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", DType::u8, {1}}}); });
 }
 
 TEST(SafetensorsWriter, ReportsAFullDiskAndCleansUp) {

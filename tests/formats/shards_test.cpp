@@ -10,7 +10,8 @@ using Shards = std::vector<std::vector<std::size_t>>;
 TEST(Shards, AreFilledInOrder) {
     EXPECT_EQ(split_into_shards({4, 4, 4, 4}, 8), (Shards{{0, 1}, {2, 3}}));
     EXPECT_EQ(split_into_shards({4, 4, 1}, 8), (Shards{{0, 1}, {2}}));
-    EXPECT_EQ(split_into_shards({1, 100, 1, 1}, 8), (Shards{{0}, {1}, {2, 3}})) << "what is larger than a shard has one alone";
+    EXPECT_EQ(split_into_shards({1, 100, 1, 1}, 8), (Shards{{0}, {1}, {2, 3}}))
+        << "what is larger than a shard has one alone";
     EXPECT_EQ(split_into_shards({100}, 8), (Shards{{0}}));
     EXPECT_EQ(split_into_shards({0, 0, 8}, 8), (Shards{{0, 1, 2}}));
     EXPECT_EQ(split_into_shards({}, 8), (Shards{{}}));

@@ -28,7 +28,7 @@ std::vector<jinja::Variables> read_variables() {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
-    constexpr int64_t most_steps = 200'000;  // the sanitizers make steps slow
+    constexpr int64_t most_steps = 200'000;                // the sanitizers make steps slow
     static const auto& all = *new auto(read_variables());  // stays: values must not outlive their thread's bookkeeping
     std::optional<jinja::Template> compiled;
     if (!fuzz::accepts([&] { compiled = jinja::Template::compile(fuzz::text_of(data, size), "input"); })) return 0;

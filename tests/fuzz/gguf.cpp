@@ -1,5 +1,5 @@
-// A GGUF file: its fields, its tensors, the values of those types that can be dequantised, and what `inspect` says of it.
-// options: -max_len=8192 -dict=tests/fuzz/gguf.dict
+// A GGUF file: its fields, its tensors, the values of those types that can be dequantised, and what `inspect` says of
+// it. options: -max_len=8192 -dict=tests/fuzz/gguf.dict
 #include <algorithm>
 
 #include "fuzz/support.h"
@@ -27,7 +27,8 @@ void look_at(const GgufTensor& tensor) {
                   "a tensor's size is not that of its elements");
     constexpr GgmlType readable[] = {GgmlType::f32,  GgmlType::f16,  GgmlType::q4_0, GgmlType::q5_0, GgmlType::q5_1,
                                      GgmlType::q8_0, GgmlType::q4_k, GgmlType::q5_k, GgmlType::q6_k, GgmlType::bf16};
-    const auto type = std::ranges::find_if(readable, [&](GgmlType t) { return static_cast<uint32_t>(t) == tensor.type->id; });
+    const auto type =
+        std::ranges::find_if(readable, [&](GgmlType t) { return static_cast<uint32_t>(t) == tensor.type->id; });
     if (type == std::end(readable) || tensor.elements() > (1 << 16)) return;
     std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
     dequantize_ggml(*type, tensor.data.data(), tensor.elements(), values.data());

@@ -1,8 +1,8 @@
 // config.json of a model.
 // seeds: tests/golden/formats/configs tests/golden/formats/small_llama
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
-#include "fuzz/support.h"
 #include "unsloth/formats/hf_config.h"
+#include "fuzz/support.h"
 #include "unsloth/spec/tensor_table.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {

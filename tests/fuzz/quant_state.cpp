@@ -10,7 +10,8 @@ using namespace unsloth;
 constexpr std::size_t rows = 16, cols = 24, blocks = rows * cols / 64;
 
 TensorBlob floats(const std::string& name, std::size_t count) {
-    return {{name, DType::f32, {static_cast<int64_t>(count)}}, std::vector<std::byte>(count * sizeof(float), std::byte{0x3E})};
+    return {{name, DType::f32, {static_cast<int64_t>(count)}},
+            std::vector<std::byte>(count * sizeof(float), std::byte{0x3E})};
 }
 TensorBlob bytes(const std::string& name, std::vector<int64_t> shape, std::vector<std::byte> data) {
     return {{name, DType::u8, std::move(shape)}, std::move(data)};
@@ -32,8 +33,9 @@ std::string safetensors_of(const std::vector<TensorBlob>& tensors) {
     for (const TensorBlob& tensor : tensors) {
         const std::size_t begin = content.size();
         content.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
-        header += cat(header.empty() ? "{" : ",", "\"", tensor.decl.name, "\":{\"dtype\":\"", safetensors_name(tensor.decl.dtype), "\",\"shape\":",
-                      shape_text(tensor.decl.shape), ",\"data_offsets\":[", begin, ",", content.size(), "]}");
+        header += cat(header.empty() ? "{" : ",", "\"", tensor.decl.name, "\":{\"dtype\":\"",
+                      safetensors_name(tensor.decl.dtype), "\",\"shape\":", shape_text(tensor.decl.shape),
+                      ",\"data_offsets\":[", begin, ",", content.size(), "]}");
     }
     header += "}";
     const uint64_t length = header.size();
@@ -50,7 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
         for (const char* type : {"nf4", "fp4"}) {
             const std::string name = cat(type, nested ? ".nested" : ".plain");
             add_parts(tensors, name, nested);
-            tensors.push_back(bytes(cat(name, ".quant_state.bitsandbytes__", type), {static_cast<int64_t>(size)}, {begin, begin + size}));
+            tensors.push_back(bytes(cat(name, ".quant_state.bitsandbytes__", type), {static_cast<int64_t>(size)},
+                                    {begin, begin + size}));
         }
     }
     folder.write("model.safetensors", safetensors_of(tensors));

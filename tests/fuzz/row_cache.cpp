@@ -6,7 +6,8 @@
 
 extern "C" std::size_t LLVMFuzzerMutate(uint8_t* data, std::size_t size, std::size_t max_size);
 
-extern "C" std::size_t LLVMFuzzerCustomMutator(uint8_t* data, std::size_t size, std::size_t max_size, unsigned int seed) {
+extern "C" std::size_t LLVMFuzzerCustomMutator(uint8_t* data, std::size_t size, std::size_t max_size,
+                                               unsigned int seed) {
     size = LLVMFuzzerMutate(data, size, max_size);
     if (seed % 8 != 0) unsloth::seal_cache_file({data, size});
     return size;

@@ -1,5 +1,5 @@
-// Files of training data: JSON Lines, JSON arrays, tables and plain text, plain and compressed, from the bytes to token ids.
-// options: -max_len=8192 -dict=tests/fuzz/rows.dict
+// Files of training data: JSON Lines, JSON arrays, tables and plain text, plain and compressed, from the bytes to token
+// ids. options: -max_len=8192 -dict=tests/fuzz/rows.dict
 #include <nlohmann/json.hpp>
 
 #include "fuzz/support.h"
@@ -29,9 +29,11 @@ void format_row(const nlohmann::ordered_json& row, const RowEncoder& encoder) {
     if (!takes([&] { format = detect_format(row); })) return;
     for (const bool train_on_prompt : {false, true}) {
         takes([&] {
-            const RowFormatter formatter(format, {train_on_prompt, /*train_on_last_turn_only=*/train_on_prompt, 64, 128, 4096}, &encoder);
+            const RowFormatter formatter(
+                format, {train_on_prompt, /*train_on_last_turn_only=*/train_on_prompt, 64, 128, 4096}, &encoder);
             const FormattedRow made = formatter.format(row);
-            fuzz::require(made.labels.size() == made.ids.size() && made.ids.size() <= 64, "labels beside ids, cut to 64");
+            fuzz::require(made.labels.size() == made.ids.size() && made.ids.size() <= 64,
+                          "labels beside ids, cut to 64");
             fuzz::require(made.positions.empty() || made.positions.size() == made.ids.size(), "positions beside ids");
         });
     }

@@ -9,7 +9,8 @@
 
 extern "C" std::size_t LLVMFuzzerMutate(uint8_t* data, std::size_t size, std::size_t max_size);
 
-extern "C" inline std::size_t LLVMFuzzerCustomMutator(uint8_t* data, std::size_t size, std::size_t max_size, unsigned int seed) {
+extern "C" inline std::size_t LLVMFuzzerCustomMutator(uint8_t* data, std::size_t size, std::size_t max_size,
+                                                      unsigned int seed) {
     constexpr std::size_t front = sizeof(uint64_t);
     uint64_t length = 0;
     if (size > front) std::memcpy(&length, data, front);

@@ -29,8 +29,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     fuzz::accepts([&] {
         const Checkpoint checkpoint = Checkpoint::open(models.model.string());
         for (const SafetensorsFile& file : checkpoint.files())
-            fuzz::require(std::filesystem::canonical(file.path()).parent_path() == std::filesystem::canonical(models.model),
-                          "a file outside of the model's folder was opened");
+            fuzz::require(
+                std::filesystem::canonical(file.path()).parent_path() == std::filesystem::canonical(models.model),
+                "a file outside of the model's folder was opened");
         fuzz::require(checkpoint.find("c") == nullptr, "a tensor of a file outside of the model's folder was read");
     });
     return 0;

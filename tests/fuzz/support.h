@@ -50,7 +50,8 @@ bool accepts(const Parse& parse) {
         parse();
         return true;
     } catch (const Error& error) {
-        if (error.kind() == ErrorKind::runtime) broken(cat("a runtime error where the input is to blame: ", error.what()));
+        if (error.kind() == ErrorKind::runtime)
+            broken(cat("a runtime error where the input is to blame: ", error.what()));
         return false;
     }
 }

@@ -12,8 +12,10 @@ struct TokenizerFolder : unsloth::fuzz::Folder {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     using namespace unsloth;
-    static const TokenizerFolder bpe("tokenizer/affix_small/tokenizer.json"), sentencepiece("tokenizer/spm_small/tokenizer.model");
-    for (const fuzz::Folder* folder : {static_cast<const fuzz::Folder*>(&bpe), static_cast<const fuzz::Folder*>(&sentencepiece)}) {
+    static const TokenizerFolder bpe("tokenizer/affix_small/tokenizer.json"),
+        sentencepiece("tokenizer/spm_small/tokenizer.model");
+    for (const fuzz::Folder* folder :
+         {static_cast<const fuzz::Folder*>(&bpe), static_cast<const fuzz::Folder*>(&sentencepiece)}) {
         folder->write("tokenizer_config.json", fuzz::text_of(data, size));
         std::optional<Tokenizer> tokenizer;
         if (!fuzz::accepts([&] { tokenizer = Tokenizer::load(folder->path()); })) continue;

@@ -40,7 +40,10 @@ inline void encode_rows(const Tokenizer& tokenizer, std::string_view template_na
     accepts([&] { encoder->text(text); });
     accepts([&] { encoder->prompt_completion("Why?", text); });
     accepts([&] { encoder->alpaca({"Say it.", "", std::string(text), ""}); });
-    accepts([&] { encoder->messages({{"user", "Hello"}, {"assistant", std::string(text)}, {"user", "And?"}, {"assistant", "Yes."}}); });
+    accepts([&] {
+        encoder->messages(
+            {{"user", "Hello"}, {"assistant", std::string(text)}, {"user", "And?"}, {"assistant", "Yes."}});
+    });
 }
 
 /// The input itself serves as text: its end, where mutations do not change what is loaded.

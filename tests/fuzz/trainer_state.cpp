@@ -1,7 +1,7 @@
 // trainer_state.json of a checkpoint.
 // options: -max_len=4096 -dict=tests/fuzz/json.dict
-#include "fuzz/support.h"
 #include "unsloth/formats/trainer_state.h"
+#include "fuzz/support.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     using namespace unsloth;

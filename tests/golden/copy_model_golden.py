@@ -6,6 +6,7 @@ usage: copy_model_golden.py EXPANDED COMPRESSED   (the expanded collection, and 
 Large reference tensors are thinned out: every tensor's L2 norm, sum and sum of a signed pattern go to checksums.json (fp64
 sums), and only the tensors that `keep` accepts are stored in full.
 """
+
 import array
 import json
 import math
@@ -22,10 +23,12 @@ ARCHITECTURES = ["llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3"]
 def read(path):
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + size])
+    header = json.loads(data[8 : 8 + size])
     header.pop("__metadata__", None)
-    return {name: (t["dtype"], t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
-            for name, t in header.items()}
+    return {
+        name: (t["dtype"], t["shape"], data[8 + size + t["data_offsets"][0] : 8 + size + t["data_offsets"][1]])
+        for name, t in header.items()
+    }
 
 
 def write(path, tensors):
@@ -36,7 +39,9 @@ def write(path, tensors):
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, (_, _, data) in sorted(tensors.items())))
+    path.write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(data for _, (_, _, data) in sorted(tensors.items()))
+    )
 
 
 def copy(source, target):
@@ -50,15 +55,18 @@ def checksums(tensors):
     for name, (dtype, _, data) in sorted(tensors.items()):
         assert dtype == "F32"
         values = array.array("f", data)
-        sums[name] = {"l2": math.sqrt(math.fsum(v * v for v in values)), "sum": math.fsum(values),
-                      "pattern": math.fsum(v * ((i * 7 + 3) % 11 - 5) for i, v in enumerate(values))}
+        sums[name] = {
+            "l2": math.sqrt(math.fsum(v * v for v in values)),
+            "sum": math.fsum(values),
+            "pattern": math.fsum(v * ((i * 7 + 3) % 11 - 5) for i, v in enumerate(values)),
+        }
     return sums
 
 
 def first_rows(tensor, rows):
     dtype, shape, data = tensor
     width = 4 * math.prod(shape[1:])
-    return dtype, [rows, *shape[1:]], data[:rows * width]
+    return dtype, [rows, *shape[1:]], data[: rows * width]
 
 
 def models():
@@ -84,7 +92,10 @@ def trajectory(name, keep_gradient, keep_final, xz_initial=False):
     for file in ["batches.json", "metrics.json", "initial/adapter_config.json"]:
         copy(source / file, target / file)
     if xz_initial:
-        copy(compressed / "trajectory" / name / "initial/adapter_model.safetensors.xz", target / "initial/adapter_model.safetensors.xz")
+        copy(
+            compressed / "trajectory" / name / "initial/adapter_model.safetensors.xz",
+            target / "initial/adapter_model.safetensors.xz",
+        )
     else:
         copy(source / "initial/adapter_model.safetensors", target / "initial/adapter_model.safetensors")
     kept = {}
@@ -96,7 +107,9 @@ def trajectory(name, keep_gradient, keep_final, xz_initial=False):
             elif keep(tensor_name):
                 kept[prefix + tensor_name] = tensor
     write(target / "selected.safetensors", kept)
-    (target / "checksums.json").write_text(json.dumps({"gradient_step1": checksums(gradients), "final": checksums(final)}, indent=0) + "\n")
+    (target / "checksums.json").write_text(
+        json.dumps({"gradient_step1": checksums(gradients), "final": checksums(final)}, indent=0) + "\n"
+    )
 
 
 def full():

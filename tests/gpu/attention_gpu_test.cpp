@@ -50,8 +50,7 @@ struct Rows {
     at::Tensor buffer, view;  ///< view [tokens, columns]
     int64_t tokens, columns;
     Rows(int64_t token_count, int64_t column_count, int64_t margin, double fill, at::ScalarType type)
-        : buffer(at::full({token_count + 150, column_count + margin}, fill,
-                          at::TensorOptions(type).device(at::kCUDA))),
+        : buffer(at::full({token_count + 150, column_count + margin}, fill, at::TensorOptions(type).device(at::kCUDA))),
           view(buffer.narrow(0, 0, token_count).narrow(1, 0, column_count)),
           tokens(token_count),
           columns(column_count) {}
@@ -119,8 +118,8 @@ Result reference(const Problem& p) {
     Context ctx(at::kCPU);
     const auto cpu = [](const at::Tensor& x) { return x.cpu().to(at::kDouble); };
     const at::Tensor q = cpu(p.q), k = cpu(p.k), v = cpu(p.v), go = cpu(p.go);
-    Result r{at::empty(q.sizes(), q.options()), at::empty(q.sizes(), q.options()),
-             at::empty(k.sizes(), q.options()), at::empty(k.sizes(), q.options())};
+    Result r{at::empty(q.sizes(), q.options()), at::empty(q.sizes(), q.options()), at::empty(k.sizes(), q.options()),
+             at::empty(k.sizes(), q.options())};
     const at::Tensor lse = at::empty({p.shape.heads, p.t}, q.options());
     attention_forward(ctx, p.shape, p.segments, q, k, v, r.out, lse);
     attention_backward(ctx, p.shape, p.segments, go, q, k, v, r.out, lse, r.dq, r.dk, r.dv);
@@ -132,8 +131,7 @@ struct Tolerance {
                        ///< tensor's
 };
 Tolerance tolerance(at::ScalarType type, CudaForm form) {
-    const bool cudnn =
-        form != CudaForm::portable;  // rounds probabilities and their gradients to the compute dtype
+    const bool cudnn = form != CudaForm::portable;  // rounds probabilities and their gradients to the compute dtype
     switch (type) {
         case at::kFloat:
             return {5e-6, 5e-5};
@@ -148,8 +146,8 @@ double rms(const at::Tensor& x) {
     return std::sqrt(x.square().mean().item<double>());
 }
 
-/// Inputs are standard normal: the gradient of a row that sees one or two keys is a small (or zero) difference of terms of
-/// order 1, whose rounding stays.
+/// Inputs are standard normal: the gradient of a row that sees one or two keys is a small (or zero) difference of terms
+/// of order 1, whose rounding stays.
 constexpr double term_scale = 0.3;
 
 /// Segment by segment, so that a wrong short segment cannot hide behind a long one.
@@ -160,11 +158,11 @@ void expect_close(const char* name, const at::Tensor& actual, const at::Tensor& 
         const at::Tensor e = expected.narrow(0, offsets[i], offsets[i + 1] - offsets[i]);
         const at::Tensor error = actual.narrow(0, offsets[i], offsets[i + 1] - offsets[i]) - e;
         const double found = rms(error), most = error.abs().max().item<double>();
-        const bool good =
-            found <= allowed.rms * (rms(e) + 0.1 * whole + term_scale) && most <= allowed.most * (largest + term_scale);  // false for NaN
+        const bool good = found <= allowed.rms * (rms(e) + 0.1 * whole + term_scale) &&
+                          most <= allowed.most * (largest + term_scale);  // false for NaN
         EXPECT_TRUE(good) << name << ", segment " << i << " of " << offsets[i + 1] - offsets[i]
-                          << " tokens: rms of the error " << found << " (of the values " << rms(e)
-                          << "), largest " << most << " (of " << largest << ")";
+                          << " tokens: rms of the error " << found << " (of the values " << rms(e) << "), largest "
+                          << most << " (of " << largest << ")";
         if (!good) return;
     }
 }
@@ -189,12 +187,11 @@ class AttentionGpu : public ::testing::Test {
     }
 
     void plan(const Problem& p) {
-        const int64_t bytes =
-            attention_workspace(p.shape, p.q.scalar_type(), ctx->device(), ctx->deterministic, p.t,
-                                p.segments.count(), p.segments.max_q);
-        ctx->workspace = at::full(
-            {bytes}, 0xFF,
-            at::TensorOptions(at::kByte).device(at::kCUDA));  // NaN: scratch is not assumed to be zero
+        const int64_t bytes = attention_workspace(p.shape, p.q.scalar_type(), ctx->device(), ctx->deterministic, p.t,
+                                                  p.segments.count(), p.segments.max_q);
+        ctx->workspace =
+            at::full({bytes}, 0xFF,
+                     at::TensorOptions(at::kByte).device(at::kCUDA));  // NaN: scratch is not assumed to be zero
     }
 
     Result run(Problem& p, CudaChoice choice) {
@@ -226,8 +223,7 @@ class AttentionGpu : public ::testing::Test {
         }
         SCOPED_TRACE(cat("portable backward behind ", name_of_form(choice.kernels)));
         p.grads.view.fill_(sentinel);
-        attention_cuda_backward(*ctx, p.shape, p.segments, p.backward(),
-                                {CudaForm::portable, choice.lse_order});
+        attention_cuda_backward(*ctx, p.shape, p.segments, p.backward(), {CudaForm::portable, choice.lse_order});
         expect_close(p, keep(p), expected, tolerance(type, choice.kernels));
     }
 
@@ -243,11 +239,10 @@ std::vector<int32_t> tiny_segments() {
 TEST_F(AttentionGpu, DenseForm) {
     for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
         for (const AttentionShape& shape :
-             {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 2, 128), shape_of(4, 4, 32),
-              shape_of(4, 1, 96), shape_of(4, 2, 256), shape_of(4, 2, 128, 100), shape_of(4, 2, 64, 1),
-              shape_of(4, 2, 64, 256)}) {
-            SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ",
-                             shape.head_dim, " window ", shape.window));
+             {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 2, 128), shape_of(4, 4, 32), shape_of(4, 1, 96),
+              shape_of(4, 2, 256), shape_of(4, 2, 128, 100), shape_of(4, 2, 64, 1), shape_of(4, 2, 64, 256)}) {
+            SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
+                             " window ", shape.window));
             Problem p(shape, {256, 256, 256}, type);
             check(p, CudaForm::dense);
         }
@@ -258,13 +253,12 @@ TEST_F(AttentionGpu, DenseForm) {
 TEST_F(AttentionGpu, PackedForm) {
     for (const at::ScalarType type : {at::kBFloat16, at::kHalf})
         for (const AttentionShape& shape :
-             {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 4, 32), shape_of(4, 1, 96),
-              shape_of(4, 2, 256), shape_of(4, 2, 128, 100), shape_of(4, 2, 64, 1)})
+             {shape_of(32, 8, 128), shape_of(4, 2, 64), shape_of(4, 4, 32), shape_of(4, 1, 96), shape_of(4, 2, 256),
+              shape_of(4, 2, 128, 100), shape_of(4, 2, 64, 1)})
             for (const std::vector<int32_t>& lengths :
                  {std::vector<int32_t>{700, 3, 129, 1, 40}, tiny_segments(), std::vector<int32_t>{5, 900}}) {
-                SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ",
-                                 shape.head_dim, " window ", shape.window, ", ", lengths.size(),
-                                 " segments"));
+                SCOPED_TRACE(cat(c10::toString(type), " H ", shape.heads, " K ", shape.kv_heads, " d ", shape.head_dim,
+                                 " window ", shape.window, ", ", lengths.size(), " segments"));
                 Problem p(shape, lengths, type);
                 check(p, CudaForm::packed);
             }
@@ -276,8 +270,7 @@ TEST_F(AttentionGpu, PackedForm) {
 TEST_F(AttentionGpu, StronglyNegativeScores) {
     // Every score is about -190: a key that should be hidden but is read as zeros would have weight exp(0 +
     // 190), infinite in fp32.
-    const std::vector<std::vector<int32_t>> batches = {
-        {256, 256}, {192, 64, 320}, {64}, {65, 1000, 63, 1}, {704, 100}};
+    const std::vector<std::vector<int32_t>> batches = {{256, 256}, {192, 64, 320}, {64}, {65, 1000, 63, 1}, {704, 100}};
     for (const std::vector<int32_t>& lengths : batches)
         for (const int64_t window : {0, 90}) {
             Problem p(shape_of(4, 2, 64, window), lengths, at::kBFloat16);
@@ -290,10 +283,8 @@ TEST_F(AttentionGpu, StronglyNegativeScores) {
             for (const CudaChoice& c : {choice, CudaChoice{}}) {
                 SCOPED_TRACE(name_of_form(c.kernels));
                 const Result r = run(p, c);
-                expect_close("out", r.out, expected.out, p.segments.q_offsets,
-                             tolerance(at::kBFloat16, c.kernels));
-                expect_close("dv", r.dv, expected.dv, p.segments.k_offsets,
-                             tolerance(at::kBFloat16, c.kernels));
+                expect_close("out", r.out, expected.out, p.segments.q_offsets, tolerance(at::kBFloat16, c.kernels));
+                expect_close("dv", r.dv, expected.dv, p.segments.k_offsets, tolerance(at::kBFloat16, c.kernels));
                 // Nearly parallel keys: dq and dk are differences of large terms, of which bf16 leaves the
                 // size only.
                 EXPECT_TRUE(r.dq.isfinite().all().item<bool>() && r.dk.isfinite().all().item<bool>());
@@ -305,8 +296,7 @@ TEST_F(AttentionGpu, PackedPlansServeSmallerBatches) {
     // One plan, made for 4096 tokens in 16 segments of up to 1024, then batches below it: as in a run with
     // varying rows.
     Problem largest(shape_of(8, 2, 128), std::vector<int32_t>(4, 1024), at::kBFloat16);
-    const int64_t bytes =
-        attention_workspace(largest.shape, at::kBFloat16, ctx->device(), false, 4096, 16, 1024);
+    const int64_t bytes = attention_workspace(largest.shape, at::kBFloat16, ctx->device(), false, 4096, 16, 1024);
     ctx->workspace = at::empty({bytes}, at::TensorOptions(at::kByte).device(at::kCUDA));
     for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{1000, 7, 300},
                                                 {513},
@@ -337,12 +327,10 @@ TEST_F(AttentionGpu, LongSegmentsAgreeWithThePortableKernels) {
 
 TEST_F(AttentionGpu, PortableForm) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
-        for (const AttentionShape& shape :
-             {shape_of(4, 2, 5), shape_of(3, 1, 64), shape_of(4, 2, 100, 33), shape_of(2, 2, 128),
-              shape_of(2, 1, 193), shape_of(2, 1, 256, 70)})
+        for (const AttentionShape& shape : {shape_of(4, 2, 5), shape_of(3, 1, 64), shape_of(4, 2, 100, 33),
+                                            shape_of(2, 2, 128), shape_of(2, 1, 193), shape_of(2, 1, 256, 70)})
             for (const std::vector<int32_t>& lengths :
-                 {std::vector<int32_t>{130}, std::vector<int32_t>{64, 64},
-                  std::vector<int32_t>{1, 300, 2, 17, 1}}) {
+                 {std::vector<int32_t>{130}, std::vector<int32_t>{64, 64}, std::vector<int32_t>{1, 300, 2, 17, 1}}) {
                 SCOPED_TRACE(cat(c10::toString(type), " d ", shape.head_dim, " window ", shape.window, ", ",
                                  lengths.size(), " segments"));
                 Problem p(shape, lengths, type);
@@ -385,8 +373,7 @@ TEST_F(AttentionGpu, Paths) {
 
 TEST_F(AttentionGpu, DeterministicRepeatsBitForBit) {
     ctx->deterministic = true;
-    for (const std::vector<int32_t>& lengths :
-         {std::vector<int32_t>(4, 512), std::vector<int32_t>{700, 3, 129}}) {
+    for (const std::vector<int32_t>& lengths : {std::vector<int32_t>(4, 512), std::vector<int32_t>{700, 3, 129}}) {
         Problem p(shape_of(8, 2, 128), lengths, at::kBFloat16);
         plan(p);
         const CudaChoice forward = choose_forward(*ctx, p.shape, p.segments, p.forward());
@@ -403,15 +390,14 @@ TEST_F(AttentionGpu, DeterministicRepeatsBitForBit) {
                 first = r;
                 expect_close(p, r, reference(p), tolerance(at::kBFloat16, CudaForm::dense));
             }
-            EXPECT_TRUE(at::equal(r.out, first.out) && at::equal(r.dq, first.dq) &&
-                        at::equal(r.dk, first.dk) && at::equal(r.dv, first.dv));
+            EXPECT_TRUE(at::equal(r.out, first.out) && at::equal(r.dq, first.dq) && at::equal(r.dk, first.dk) &&
+                        at::equal(r.dv, first.dv));
         }
     }
 }
 
 TEST_F(AttentionGpu, WithoutStatistics) {
-    for (const std::vector<int32_t>& lengths :
-         {std::vector<int32_t>{256, 256}, std::vector<int32_t>{300, 20}}) {
+    for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{256, 256}, std::vector<int32_t>{300, 20}}) {
         Problem p(shape_of(4, 2, 64), lengths, at::kBFloat16);
         plan(p);
         attention_forward(*ctx, p.shape, p.segments, p.q, p.k, p.v, p.o, p.lse);
@@ -423,8 +409,7 @@ TEST_F(AttentionGpu, WithoutStatistics) {
 }
 
 TEST_F(AttentionGpu, AllocatesNothingAndReplaysInAGraph) {
-    for (const std::vector<int32_t>& lengths :
-         {std::vector<int32_t>{512, 512}, std::vector<int32_t>{700, 3, 129}}) {
+    for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{512, 512}, std::vector<int32_t>{700, 3, 129}}) {
         Problem p(shape_of(8, 2, 128), lengths, at::kBFloat16);
         plan(p);
         const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
@@ -453,8 +438,7 @@ TEST_F(AttentionGpu, AllocatesNothingAndReplaysInAGraph) {
         cudaStreamSynchronize(stream.stream());
         const Result r = keep(p);
         EXPECT_TRUE(at::equal(r.out, expected.out));
-        expect_close(p, r, expected,
-                     tolerance(at::kBFloat16, CudaForm::dense));  // dq is summed in an order of its own
+        expect_close(p, r, expected, tolerance(at::kBFloat16, CudaForm::dense));  // dq is summed in an order of its own
         cudaGraphExecDestroy(replay);
         cudaGraphDestroy(graph);
     }
@@ -516,9 +500,8 @@ TEST_F(AttentionGpu, DISABLED_Speed) {
             const double backward = milliseconds(*ctx, c.kernels == CudaForm::portable ? 2 : 20, [&] {
                 attention_cuda_backward(*ctx, p.shape, p.segments, p.backward(), c);
             });
-            std::cout << "  " << name_of_form(c.kernels) << ": forward " << forward << " ms, "
-                      << flops / forward * 1e-9 << " TF/s; backward " << backward << " ms, "
-                      << 2.5 * flops / backward * 1e-9 << " TF/s\n";
+            std::cout << "  " << name_of_form(c.kernels) << ": forward " << forward << " ms, " << flops / forward * 1e-9
+                      << " TF/s; backward " << backward << " ms, " << 2.5 * flops / backward * 1e-9 << " TF/s\n";
             if (choice.kernels == CudaForm::portable) break;
         }
     }

@@ -19,16 +19,9 @@ class Fp8Gpu : public testing::GpuTest {
 };
 
 TEST_F(Fp8Gpu, RowsHaveLibTorchsCodes) {
-    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16,
-                                     {{1, 8},
-                                      {3, 264},
-                                      {9, 2048},
-                                      {700, 4096},
-                                      {301, 6144},
-                                      {50, 14336},
-                                      {9, 28672},
-                                      {5, 32768},
-                                      {0, 16}});
+    testing::check_quantize_rows_fp8(
+        at::kCUDA, at::kBFloat16,
+        {{1, 8}, {3, 264}, {9, 2048}, {700, 4096}, {301, 6144}, {50, 14336}, {9, 28672}, {5, 32768}, {0, 16}});
 }
 
 TEST_F(Fp8Gpu, ColumnsAreTheRowsOfTheTranspose) {
@@ -97,20 +90,15 @@ TEST_F(Fp8Gpu, NormReportsItsSite) {
 
 TEST_F(Fp8Gpu, RefusesWhatTheKernelsDoNotTake) {
     ops::Context ctx(at::kCUDA);
-    const auto codes = [](int64_t rows, int64_t columns) {
-        return testing::poisoned_fp8(rows, columns, at::kCUDA);
-    };
+    const auto codes = [](int64_t rows, int64_t columns) { return testing::poisoned_fp8(rows, columns, at::kCUDA); };
     EXPECT_NO_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 16}, bf16()), codes(4, 16)));
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 16}, bf16()).to(at::kFloat), codes(4, 16)),
-                 CheckError);
+    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 16}, bf16()).to(at::kFloat), codes(4, 16)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 12}, bf16()), codes(4, 12)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 20}, bf16()).narrow(1, 0, 16), codes(4, 16)),
-                 CheckError);
+    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 20}, bf16()).narrow(1, 0, 16), codes(4, 16)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({1, 32776}, bf16()), codes(1, 32776)), CheckError);
     EXPECT_THROW(ops::quantize_columns_fp8(ctx, at::randn({6, 16}, bf16()), codes(16, 6)), CheckError);
     const at::Tensor table = at::ones({4, 4}, bf16().dtype(at::kFloat));
-    EXPECT_THROW(ops::rope_apply_fp8(ctx, at::randn({4, 16}, bf16()), 1, table, table, true, codes(4, 16)),
-                 CheckError);
+    EXPECT_THROW(ops::rope_apply_fp8(ctx, at::randn({4, 16}, bf16()), 1, table, table, true, codes(4, 16)), CheckError);
 }
 
 }  // namespace

@@ -29,11 +29,9 @@ class GemmFp8Gpu : public ::testing::Test {
     void SetUp() override {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
         const cudaDeviceProp& card = *at::cuda::getDeviceProperties(0);
-        if (card.major * 10 + card.minor < 90)
-            GTEST_SKIP() << "no e4m3 products scaled by row on " << card.name;
+        if (card.major * 10 + card.minor < 90) GTEST_SKIP() << "no e4m3 products scaled by row on " << card.name;
         ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
-        ctx->workspace =
-            at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
+        ctx->workspace = at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         at::manual_seed(5);
     }
     at::TensorOptions bf16() const { return at::TensorOptions(at::kBFloat16).device(at::kCUDA); }
@@ -120,9 +118,7 @@ TEST_F(GemmFp8Gpu, RepeatsBitForBitAndAllocatesNothing) {
     const GemmFp8 g = random_case(700, 4096, 4096, 16, true, false);
     gemm_fp8(*ctx, g);
     const at::Tensor first = g.out.clone();
-    const auto allocations = [] {
-        return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated;
-    };
+    const auto allocations = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated; };
     const int64_t before = allocations();
     for (int i = 0; i < 5; ++i) gemm_fp8(*ctx, g);
     EXPECT_EQ(allocations(), before);

@@ -20,8 +20,7 @@ class GemmGpu : public ::testing::Test {
     void SetUp() override {
         if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
         ctx = std::make_unique<Context>(at::Device(at::kCUDA, 0));
-        ctx->workspace =
-            at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
+        ctx->workspace = at::empty({gemm_workspace(ctx->device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         at::manual_seed(3);
     }
     std::unique_ptr<Context> ctx;
@@ -32,8 +31,7 @@ struct Slice {
     at::Tensor buffer, view;
     int64_t before;
     Slice(int64_t rows, int64_t cols, at::ScalarType type, int64_t before_columns, int64_t after)
-        : buffer(at::full({rows, before_columns + cols + after}, sentinel,
-                          at::TensorOptions(type).device(at::kCUDA))),
+        : buffer(at::full({rows, before_columns + cols + after}, sentinel, at::TensorOptions(type).device(at::kCUDA))),
           view(buffer.narrow(1, before_columns, cols)),
           before(before_columns) {
         view.copy_(at::randn({rows, cols}, at::kDouble));
@@ -57,16 +55,15 @@ at::Tensor reference(const Gemm& g) {
     return y;
 }
 
-/// A unit in the last place of the result and of the terms that are added after the product (cuBLASLt may round in between), and
-/// the tensor cores' error of a sum of k products (their accumulators truncate).
+/// A unit in the last place of the result and of the terms that are added after the product (cuBLASLt may round in
+/// between), and the tensor cores' error of a sum of k products (their accumulators truncate).
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, int64_t k, double added = 0.0) {
     const double unit = actual.scalar_type() == at::kBFloat16 ? 0x1p-8
                         : actual.scalar_type() == at::kHalf   ? 0x1p-11
                                                               : 0x1p-24;
     const at::Tensor error = (cpu64(actual) - expected).abs();
     const at::Tensor allowed = unit * (expected.abs() + added) + 2e-5 * std::sqrt(static_cast<double>(k)) + 1e-6;
-    EXPECT_TRUE((error <= allowed).all().item<bool>())
-        << "largest excess " << (error - allowed).max().item<double>();
+    EXPECT_TRUE((error <= allowed).all().item<bool>()) << "largest excess " << (error - allowed).max().item<double>();
 }
 
 TEST_F(GemmGpu, MatchesFp64) {
@@ -79,15 +76,14 @@ TEST_F(GemmGpu, MatchesFp64) {
         int64_t m, n, k, before, after;
     };
     // Aligned slices, odd sizes with odd strides, single rows and columns, a long K that invites a split.
-    const std::vector<Size> sizes = {{64, 128, 256, 8, 16}, {33, 65, 127, 1, 2},   {1, 40, 96, 0, 0},
-                                     {96, 1, 40, 3, 4},     {16, 64, 20000, 0, 8}, {500, 24, 1000, 0, 0},
-                                     {7, 5, 1, 0, 1}};
+    const std::vector<Size> sizes = {{64, 128, 256, 8, 16}, {33, 65, 127, 1, 2},   {1, 40, 96, 0, 0}, {96, 1, 40, 3, 4},
+                                     {16, 64, 20000, 0, 8}, {500, 24, 1000, 0, 0}, {7, 5, 1, 0, 1}};
     for (const auto& [in, out] : types)
         for (const Size& s : sizes)
             for (const bool transpose_a : {false, true})
                 for (const bool transpose_b : {false, true}) {
-                    SCOPED_TRACE(cat(c10::toString(in), " to ", c10::toString(out), " m ", s.m, " n ", s.n,
-                                     " k ", s.k, transpose_a ? " aT" : "", transpose_b ? " bT" : ""));
+                    SCOPED_TRACE(cat(c10::toString(in), " to ", c10::toString(out), " m ", s.m, " n ", s.n, " k ", s.k,
+                                     transpose_a ? " aT" : "", transpose_b ? " bT" : ""));
                     Slice a(transpose_a ? s.k : s.m, transpose_a ? s.m : s.k, in, s.before, s.after);
                     Slice b(transpose_b ? s.n : s.k, transpose_b ? s.k : s.n, in, s.before, s.after);
                     Slice y(s.m, s.n, out, s.before, s.after), c(s.m, s.n, out, s.after, s.before);
@@ -117,8 +113,11 @@ TEST_F(GemmGpu, MeasuredAlgorithmsMatchFp64) {
         int64_t m, n, k, padding;
     };
     // By waves of tiles, ragged and even; and llama-3.1-8b's products of few rows, with adapters.
-    const std::vector<Size> sizes = {{1100, 1288, 1040, 16}, {2048, 1024, 1152, 0}, {100, 6144, 4096 + 48, 0},
-                                     {512, 4096, 6144 + 48, 16}, {128, 4096, 14336 + 16, 0}};
+    const std::vector<Size> sizes = {{1100, 1288, 1040, 16},
+                                     {2048, 1024, 1152, 0},
+                                     {100, 6144, 4096 + 48, 0},
+                                     {512, 4096, 6144 + 48, 16},
+                                     {128, 4096, 14336 + 16, 0}};
     for (const Size& s : sizes)
         for (const bool transpose_b : {false, true}) {
             SCOPED_TRACE(cat("m ", s.m, " n ", s.n, " k ", s.k, transpose_b ? " bT" : ""));
@@ -160,9 +159,7 @@ TEST_F(GemmGpu, RepeatsBitForBitAndAllocatesNothing) {
     const at::Tensor a = at::randn({16, 30000}, options), b = at::randn({30000, 512}, options);
     const at::Tensor first = at::empty({16, 512}, options.dtype(at::kFloat)), again = at::empty_like(first);
     gemm(*ctx, {.a = a, .b = b, .out = first});
-    const auto allocations = [] {
-        return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated;
-    };
+    const auto allocations = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocation[0].allocated; };
     const int64_t before = allocations();
     for (int i = 0; i < 5; ++i) gemm(*ctx, {.a = a, .b = b, .out = again});
     EXPECT_EQ(allocations(), before);
@@ -172,15 +169,10 @@ TEST_F(GemmGpu, RepeatsBitForBitAndAllocatesNothing) {
 TEST_F(GemmGpu, EmptySizes) {
     const auto options = at::TensorOptions(at::kBFloat16).device(at::kCUDA);
     const at::Tensor out = at::full({4, 8}, 2.0, options), bias = at::ones({8}, options);
-    gemm(*ctx, {.a = at::empty({4, 0}, options),
-                .b = at::empty({0, 8}, options),
-                .out = out,
-                .beta = 0.5,
-                .bias = bias});
+    gemm(*ctx,
+         {.a = at::empty({4, 0}, options), .b = at::empty({0, 8}, options), .out = out, .beta = 0.5, .bias = bias});
     EXPECT_TRUE((out == 2.0).all().item<bool>());
-    gemm(*ctx, {.a = at::empty({0, 8}, options),
-                .b = at::empty({8, 8}, options),
-                .out = at::empty({0, 8}, options)});
+    gemm(*ctx, {.a = at::empty({0, 8}, options), .b = at::empty({8, 8}, options), .out = at::empty({0, 8}, options)});
 }
 
 /// Run by hand: --gtest_also_run_disabled_tests --gtest_filter='GemmGpu.DISABLED_Speed'.
@@ -218,8 +210,7 @@ TEST_F(GemmGpu, DISABLED_Speed) {
         float ms = 0;
         cudaEventElapsedTime(&ms, start, stop);
         ms /= repeats;
-        std::cout << s.name << ": " << ms << " ms, " << 2e-9 * static_cast<double>(s.m) * s.n * s.k / ms
-                  << " TF/s\n";
+        std::cout << s.name << ": " << ms << " ms, " << 2e-9 * static_cast<double>(s.m) * s.n * s.k / ms << " TF/s\n";
     }
 }
 

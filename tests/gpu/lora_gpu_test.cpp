@@ -13,7 +13,9 @@ namespace {
 
 class LoraGpu : public testing::GpuTest {};
 
-bool kernels_run() { return at::cuda::getCurrentDeviceProperties()->major >= 9 && kernels::built_for_hopper(); }
+bool kernels_run() {
+    return at::cuda::getCurrentDeviceProperties()->major >= 9 && kernels::built_for_hopper();
+}
 
 TEST_F(LoraGpu, MatchesOracleAndCpu) {
     testing::check_on_gpu(testing::lora_cases);
@@ -34,8 +36,7 @@ TEST_F(LoraGpu, KernelsAgreeWithTheLibrary) {
         const testing::LoraModules modules = {{4096, 16}, {1024, 16}, {1024, 16}};
         std::vector<ops::LoraSlice> slices = testing::lora_slices(modules), again = slices;
         const int64_t n = testing::outputs_of(slices), r = testing::ranks_of(slices);
-        ctx.workspace =
-            at::empty({ops::gemm_workspace(ctx.device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
+        ctx.workspace = at::empty({ops::gemm_workspace(ctx.device())}, at::TensorOptions(at::kByte).device(at::kCUDA));
         const at::Tensor dy = at::randn({tokens, n + r}, options), b = at::zeros({n, r}, options),
                          u = at::randn({tokens, r}, options);
         const at::Tensor v = at::empty({tokens, r}, options);

@@ -35,11 +35,10 @@ TEST_F(Nf4GemmGpuTest, TilesAndDequantisationEqualTheCpu) {
         const ops::Nf4Tiles expected = ops::make_nf4_tiles(cpu, host);
         const ops::Nf4Tiles tiles = ops::make_nf4_tiles(*gpu, ops::upload(*gpu, host.view()));
         EXPECT_TRUE(at::equal(tiles.tiles.cpu(), expected.tiles));
-        const at::Tensor wide =
-            at::full({rows, cols + 16}, 7.0, at::device(gpu->device()).dtype(at::kBFloat16));
+        const at::Tensor wide = at::full({rows, cols + 16}, 7.0, at::device(gpu->device()).dtype(at::kBFloat16));
         ops::dequantize_nf4_tiles(*gpu, tiles, wide.narrow(1, 0, cols));
-        EXPECT_TRUE(testing::same_bits(wide.cpu(),
-                                       quant_cases::dequantize_into_wider(cpu, host, at::kBFloat16, 0, 16)));
+        EXPECT_TRUE(
+            testing::same_bits(wide.cpu(), quant_cases::dequantize_into_wider(cpu, host, at::kBFloat16, 0, 16)));
     }
 }
 
@@ -51,9 +50,9 @@ TEST_F(Nf4GemmGpuTest, EveryFormMatchesFp64AndItself) {
                     nf4_gemm_cases::make(*gpu, c, transposed, m, at::kBFloat16, generator);
                 ASSERT_TRUE(ops::nf4_gemm_supported(*gpu, p.args));
                 for (const Nf4GemmChoice& form : forms()) {
-                    SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " tail ", c.tail, " transposed ", transposed,
-                                     " m ", m, " groups ", form.token_groups, " strips ", form.strips,
-                                     " warps ", form.warps, " tokens ", form.tokens, " split ", form.split));
+                    SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " tail ", c.tail, " transposed ", transposed, " m ", m,
+                                     " groups ", form.token_groups, " strips ", form.strips, " warps ", form.warps,
+                                     " tokens ", form.tokens, " split ", form.split));
                     ops::Nf4Gemm args = p.args;
                     const auto run = [&] {
                         args.out = testing::copy_with_storage(p.before, gpu->device());
@@ -81,8 +80,8 @@ TEST_F(Nf4GemmGpuTest, OutMayBeTheResidual) {
     }
 }
 
-/// Every form of the Hopper kernel with a tail, UNSLOTH_TEST_LAUNCHES times (1000): stages of the tail were once handed back before the
-/// warps that decode scales had seen them, and one launch in some ten thousand did not end.
+/// Every form of the Hopper kernel with a tail, UNSLOTH_TEST_LAUNCHES times (1000): stages of the tail were once handed
+/// back before the warps that decode scales had seen them, and one launch in some ten thousand did not end.
 TEST_F(Nf4GemmGpuTest, HopperFormsEnd) {
     if (forms().back().kernel != Kernel::sm90) GTEST_SKIP() << "not Hopper, or not built for it";
     const nf4_gemm_cases::Case c{{4096, 1024, 1024}, 4096, 48, false, false};
@@ -129,8 +128,7 @@ TEST_F(Nf4GemmGpuTest, RefusesUnalignedRowsAndUnbuiltForms) {
     EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {Kernel::portable, 3, 1, 8}), CheckError);
     EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {.kernel = Kernel::sm90, .tokens = 48, .split = 1}), CheckError);
     p.args.out = testing::copy_with_storage(
-        testing::poisoned_slice(p.args.out.sizes(), at::kBFloat16, testing::Layout::unaligned),
-        gpu->device());
+        testing::poisoned_slice(p.args.out.sizes(), at::kBFloat16, testing::Layout::unaligned), gpu->device());
     EXPECT_FALSE(ops::nf4_gemm_supported(*gpu, p.args));
     EXPECT_THROW(ops::nf4_gemm(*gpu, p.args, {Kernel::portable, 1, 2, 8}), CheckError);
 }

@@ -43,8 +43,7 @@ at::Tensor wide_gradients(int64_t elements, at::Generator generator) {
 TEST_F(OptimizerGpuTest, StepsEqualTheCpuBitForBit) {
     std::vector<uint8_t> flags;
     for (int block = 0; block < 67; ++block)
-        flags.push_back(
-            static_cast<uint8_t>((block % 3 != 0 ? block_8bit : 0) | (block % 2 != 0 ? block_decays : 0)));
+        flags.push_back(static_cast<uint8_t>((block % 3 != 0 ? block_8bit : 0) | (block % 2 != 0 ? block_decays : 0)));
     AdamwState on_cpu = make_state(flags, at::kCPU);
     on_cpu.params_P.copy_(at::randn({67 * 256}, generator));
     AdamwState on_gpu = copy_of(on_cpu, gpu->device());
@@ -61,8 +60,8 @@ TEST_F(OptimizerGpuTest, StepsEqualTheCpuBitForBit) {
         const std::vector<at::Tensor> expected = all_tensors(on_cpu), got = all_tensors(on_gpu);
         for (std::size_t i = 0; i < expected.size(); ++i)
             ASSERT_TRUE(same_bits(got[i], expected[i]))
-                << "tensor " << i << " step " << number << ": "
-                << got[i].cpu().ne(expected[i]).sum().item<int64_t>() << " differ";
+                << "tensor " << i << " step " << number << ": " << got[i].cpu().ne(expected[i]).sum().item<int64_t>()
+                << " differ";
     }
     EXPECT_TRUE(sentinels_hold(on_gpu));
 }
@@ -98,9 +97,8 @@ TEST_F(OptimizerGpuTest, ASkippedStepTouchesNoBit) {
     ops::adamw_step(*gpu, state, settings);
     state.grads_P[5] = std::numeric_limits<float>::infinity();
     const AdamwState before = copy_of(state, at::kCPU);
-    ops::gradient_norm(
-        *gpu, state.grads_P,
-        at::empty({ops::gradient_norm_scratch(768)}, at::device(gpu->device()).dtype(at::kByte)));
+    ops::gradient_norm(*gpu, state.grads_P,
+                       at::empty({ops::gradient_norm_scratch(768)}, at::device(gpu->device()).dtype(at::kByte)));
     ops::adamw_step(*gpu, state, settings);
     step.load();
     EXPECT_EQ(step.outcome.skipped, 1U);
@@ -182,8 +180,7 @@ double time_of(Context& ctx, F f) {
 TEST_F(OptimizerGpuTest, DISABLED_Speed) {
     constexpr int64_t blocks = 42'000'000 / 256;
     constexpr double elements = 256.0 * blocks;
-    for (const uint8_t flag :
-         {static_cast<uint8_t>(block_8bit | block_decays), static_cast<uint8_t>(block_decays)}) {
+    for (const uint8_t flag : {static_cast<uint8_t>(block_8bit | block_decays), static_cast<uint8_t>(block_decays)}) {
         AdamwState state = make_state(std::vector<uint8_t>(blocks, flag), gpu->device());
         state.params_P.normal_();
         state.grads_P.normal_();
@@ -195,8 +192,8 @@ TEST_F(OptimizerGpuTest, DISABLED_Speed) {
         std::printf("adamw %s, %.0f M parameters: %7.1f us %7.0f GB/s\n", is_8bit ? "8-bit " : "32-bit",
                     elements * 1e-6, us, elements * (is_8bit ? 16 : 28) / us * 1e-3);
         if (!is_8bit) continue;
-        at::Tensor scratch = at::empty({ops::gradient_norm_scratch(state.grads_P.numel())},
-                                       at::device(gpu->device()).dtype(at::kByte));
+        at::Tensor scratch =
+            at::empty({ops::gradient_norm_scratch(state.grads_P.numel())}, at::device(gpu->device()).dtype(at::kByte));
         const double norm_us = time_of(*gpu, [&] { ops::gradient_norm(*gpu, state.grads_P, scratch); });
         std::printf("gradient norm, %.0f M parameters: %7.1f us %7.0f GB/s\n", elements * 1e-6, norm_us,
                     elements * 4 / norm_us * 1e-3);

@@ -37,10 +37,8 @@ TEST_F(QuantGpuTest, DequantisesBitsandbytesFilesExactly) {
         for (const char* name : quant_cases::weights) {
             SCOPED_TRACE(cat(kind, " ", name));
             const Quant4Tensor weight = ops::upload(*gpu, find_quant4(stored, name)->view);
-            at::Tensor fp32 =
-                at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kFloat));
-            at::Tensor bf16 =
-                at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kBFloat16));
+            at::Tensor fp32 = at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kFloat));
+            at::Tensor bf16 = at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kBFloat16));
             ops::dequantize_4bit(*gpu, weight.view(), fp32);
             ops::dequantize_4bit(*gpu, weight.view(), bf16);
             EXPECT_EQ(golden::sha256(fp32), hashes[kind][name]["weight_fp32_sha256"]);
@@ -59,11 +57,10 @@ TEST_F(QuantGpuTest, DequantisesAnyShapeIntoAStridedBuffer) {
             for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
                 for (const auto& [offset, margin] :
                      {std::pair{0, 0}, std::pair{0, 16}, std::pair{16, 8}, std::pair{3, 1}}) {
-                    SCOPED_TRACE(cat(rows, " x ", cols, " nested ", nested, " ", c10::toString(type),
-                                     " offset ", offset));
-                    EXPECT_TRUE(
-                        same_bits(quant_cases::dequantize_into_wider(*gpu, weight, type, offset, margin),
-                                  quant_cases::expected_wider(expected, type, offset, margin)));
+                    SCOPED_TRACE(
+                        cat(rows, " x ", cols, " nested ", nested, " ", c10::toString(type), " offset ", offset));
+                    EXPECT_TRUE(same_bits(quant_cases::dequantize_into_wider(*gpu, weight, type, offset, margin),
+                                          quant_cases::expected_wider(expected, type, offset, margin)));
                 }
             }
         }
@@ -77,8 +74,7 @@ TEST_F(QuantGpuTest, DequantisesSeveralWeightsAtOnce) {
 
 /// Rows shorter than a warp's 1024 elements, longer ones, and a last warp that is not full.
 TEST_F(QuantGpuTest, LargeWeightsEqualTheCpu) {
-    for (const auto& [rows, cols] :
-         {std::pair<int64_t, int64_t>{1000, 4104}, {2048, 1024}, {4099, 216}, {3, 14336}}) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1000, 4104}, {2048, 1024}, {4099, 216}, {3, 14336}}) {
         const Quant4Tensor host = quant_cases::random_weight(rows, cols, true, generator);
         const Quant4Tensor weight = ops::upload(*gpu, host.view());
         EXPECT_TRUE(same_bits(quant_cases::dequantize_into_wider(*gpu, weight, at::kBFloat16, 0, 16),
@@ -118,8 +114,7 @@ TEST_F(QuantGpuTest, QuantisesAsTheCpuDoes) {
             const Quant4Tensor got = ops::quantize_nf4(*gpu, w.to(gpu->device()));
             expect_equal(got, ops::quantize_nf4(cpu, w));
             const Quant4Tensor again = ops::quantize_nf4(*gpu, w.to(gpu->device()));
-            EXPECT_TRUE(same_bits(got.absmax, again.absmax) &&
-                        same_bits(got.nested_absmax, again.nested_absmax));
+            EXPECT_TRUE(same_bits(got.absmax, again.absmax) && same_bits(got.nested_absmax, again.nested_absmax));
             EXPECT_EQ(got.nested_offset, again.nested_offset);
         }
     }
@@ -181,8 +176,7 @@ double time_dequantise(Context& ctx, int64_t rows, int64_t cols, int64_t count, 
     std::vector<at::Tensor> outs;
     for (int64_t i = 0; i < count; ++i) {
         weights.push_back(ops::upload(ctx, quant_cases::random_weight(rows, cols, true, generator).view()));
-        outs.push_back(
-            at::empty({rows, cols + 16}, at::device(ctx.device()).dtype(at::kBFloat16)).slice(1, 0, cols));
+        outs.push_back(at::empty({rows, cols + 16}, at::device(ctx.device()).dtype(at::kBFloat16)).slice(1, 0, cols));
     }
     const auto once = [&](int64_t i) {
         const auto k = static_cast<std::size_t>(i % count);
@@ -203,9 +197,8 @@ TEST_F(QuantGpuTest, DISABLED_Speed) {
         const auto rotation = static_cast<int64_t>(400e6 / bytes) + 1;  // more than any L2 holds
         for (const int64_t count : {int64_t{1}, rotation}) {
             const double us = time_dequantise(*gpu, rows, cols, count, generator);
-            std::printf(
-                "dequantise %5ld x %5ld, row stride K + 16, %3ld weights in turn: %7.2f us %7.0f GB/s\n",
-                rows, cols, count, us, bytes / us * 1e-3);
+            std::printf("dequantise %5ld x %5ld, row stride K + 16, %3ld weights in turn: %7.2f us %7.0f GB/s\n", rows,
+                        cols, count, us, bytes / us * 1e-3);
         }
     }
 }

@@ -22,8 +22,7 @@ TEST_F(RowsGpu, GathersFromPinnedHostMemory) {
         EXPECT_TRUE(at::equal(out.cpu(), table.index_select(0, index)));
     }
     const at::Tensor pageable = at::randn({300, 8});
-    EXPECT_THROW(ops::gather_rows(ctx, pageable, index.to(at::kCUDA), at::empty({1000, 8}, at::kCUDA)),
-                 CheckError);
+    EXPECT_THROW(ops::gather_rows(ctx, pageable, index.to(at::kCUDA), at::empty({1000, 8}, at::kCUDA)), CheckError);
 }
 
 }  // namespace

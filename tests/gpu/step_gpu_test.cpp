@@ -1,4 +1,5 @@
-// The whole step on a GPU: what it allocates, what it remembers of a value that is not finite, and that the plan is what it takes.
+// The whole step on a GPU: what it allocates, what it remembers of a value that is not finite, and that the plan is
+// what it takes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -93,7 +94,9 @@ TEST_F(StepGpu, ThePlanIsWhatTheRunTakes) {
     const int64_t taken = memory::peak_allocated_bytes(device) - before, planned = trainer.plan().total_bytes();
     // Beside the arenas there are only the step's scalars and the inverse frequencies.
     EXPECT_LE(taken, planned);
-    EXPECT_LE(std::abs(taken - (planned - memory::beside_arenas_bytes)), 64 << 10) << "planned " << planned << ", taken " << taken << "\n" << trainer.plan().table_text();
+    EXPECT_LE(std::abs(taken - (planned - memory::beside_arenas_bytes)), 64 << 10)
+        << "planned " << planned << ", taken " << taken << "\n"
+        << trainer.plan().table_text();
 }
 
 TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
@@ -102,7 +105,8 @@ TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
     const model::Parameters& parameters = *trainer.model().parameters();
     const at::Tensor before = parameters.state().params_P.clone();
     // An adapter of layer 1 overflows: the first non-finite value is what its layer hands on.
-    const model::Parameter* b = parameters.table().find(TensorRole::linear, 1, Projection::down, model::Parameter::Kind::lora_b);
+    const model::Parameter* b =
+        parameters.table().find(TensorRole::linear, 1, Projection::down, model::Parameter::Kind::lora_b);
     ASSERT_NE(b, nullptr);
     parameters.value(*b).fill_(std::numeric_limits<float>::infinity());
     const at::Tensor poisoned = parameters.state().params_P.clone();
@@ -134,7 +138,8 @@ TEST_F(StepGpu, RecordedPassesEqualIssuedOnes) {
         rows << "]}\n";
     }
     rows.close();
-    for (const auto keep : {GradientCheckpointing::none, GradientCheckpointing::attention, GradientCheckpointing::full_offload})
+    for (const auto keep :
+         {GradientCheckpointing::none, GradientCheckpointing::attention, GradientCheckpointing::full_offload})
         for (const auto cache : {WeightCache::off, WeightCache::on}) {
             std::vector<at::Tensor> results;
             for (const bool records : {false, true}) {
@@ -146,7 +151,8 @@ TEST_F(StepGpu, RecordedPassesEqualIssuedOnes) {
                 loaded.config.hardware.cuda_graphs = records;
                 results.push_back(trained(loaded));
             }
-            EXPECT_TRUE(results[0].equal(results[1])) << "keep " << static_cast<int>(keep) << ", cache " << static_cast<int>(cache);
+            EXPECT_TRUE(results[0].equal(results[1]))
+                << "keep " << static_cast<int>(keep) << ", cache " << static_cast<int>(cache);
         }
 }
 

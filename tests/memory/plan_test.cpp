@@ -9,8 +9,12 @@
 namespace unsloth::memory {
 namespace {
 
-bool share_a_phase(const Entry& a, const Entry& b) { return (a.phases & b.phases) != 0; }
-bool overlap(const Entry& a, const Entry& b) { return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes; }
+bool share_a_phase(const Entry& a, const Entry& b) {
+    return (a.phases & b.phases) != 0;
+}
+bool overlap(const Entry& a, const Entry& b) {
+    return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
 
 /// Buffers as a run has them: many of few sizes, some huge, some empty, of every combination of phases.
 Plan random_plan(uint32_t seed) {
@@ -98,7 +102,8 @@ TEST(Plan, TheTableListsGroupsByFallingSizeAndWhatSharingSaves) {
     plan.add("large things", "c", 3 << 20, head);
     plan.place();
     const std::string table = plan.table();
-    const std::size_t large = table.find("large things"), small = table.find("small things"), total = table.find("total");
+    const std::size_t large = table.find("large things"), small = table.find("small things"),
+                      total = table.find("total");
     ASSERT_NE(large, std::string::npos);
     ASSERT_NE(small, std::string::npos);
     ASSERT_NE(total, std::string::npos);

@@ -1,7 +1,7 @@
 // Logits, loss and per-module checksums against transformers' (tests/golden/forward).
 //
-// Bounds: in fp32 ten times the reference's own spread (its deviation from fp64); in bf16 twice the root-mean-square deviation
-// that bf16 matrix products cause in the reference itself.
+// Bounds: in fp32 ten times the reference's own spread (its deviation from fp64); in bf16 twice the root-mean-square
+// deviation that bf16 matrix products cause in the reference itself.
 #include "model/support.h"
 
 namespace unsloth {
@@ -22,9 +22,10 @@ const std::vector<Spread> architectures = {{"llama_tied", 5.4e-6, 8.0e-7, 6.3e-8
                                            {"mistral_window", 2.8e-6, 5.2e-7, 5.3e-8, 7.4e-3},
                                            {"qwen3", 3.2e-6, 5.3e-7, 3.9e-8, 7.3e-3},
                                            {"qwen2", 2.1e-6, 4.1e-7, 1.3e-7, 6.0e-3}};
-const std::vector<Spread> rope_types = {{"default", 6.0e-6, 8.4e-7, 1.4e-7, 1.0e-2}, {"linear", 3.4e-6, 6.3e-7, 6.9e-8, 9.1e-3},
-                                        {"dynamic", 4.4e-6, 7.6e-7, 6.8e-8, 9.2e-3}, {"yarn", 4.7e-6, 7.9e-7, 4.6e-8, 9.9e-3},
-                                        {"yarn_options", 4.6e-6, 8.5e-7, 6.0e-8, 1.4e-2}, {"llama3", 3.3e-6, 6.5e-7, 8.8e-8, 9.1e-3}};
+const std::vector<Spread> rope_types = {
+    {"default", 6.0e-6, 8.4e-7, 1.4e-7, 1.0e-2},      {"linear", 3.4e-6, 6.3e-7, 6.9e-8, 9.1e-3},
+    {"dynamic", 4.4e-6, 7.6e-7, 6.8e-8, 9.2e-3},      {"yarn", 4.7e-6, 7.9e-7, 4.6e-8, 9.9e-3},
+    {"yarn_options", 4.6e-6, 8.5e-7, 6.0e-8, 1.4e-2}, {"llama3", 3.3e-6, 6.5e-7, 8.8e-8, 9.1e-3}};
 const Spread main_bf16{"bf16", 1.1e-5, 1.4e-6, 1.3e-7, 1.4e-2}, main_nf4_dq{"nf4_dq", 8.6e-6, 1.3e-6, 1.1e-7, 1.4e-2};
 
 struct Checksum {
@@ -45,7 +46,8 @@ class ModuleLog {
     explicit ModuleLog(model::Model& model) : model_(model) {
         model.on_module = [this](const std::string& module, const at::Tensor& output_TN) {
             const bool block = module.rfind("model.layers.", 0) == 0 && module.find('.', 13) == std::string::npos;
-            EXPECT_TRUE(sums.emplace(block ? module + " (block output)" : module, checksum(output_TN)).second) << module << " twice";
+            EXPECT_TRUE(sums.emplace(block ? module + " (block output)" : module, checksum(output_TN)).second)
+                << module << " twice";
         };
     }
     ~ModuleLog() { model_.on_module = nullptr; }
@@ -58,7 +60,9 @@ class ModuleLog {
 /// Outputs that exist in no buffer of ours: added to the residual stream by the product itself, or normalised in place.
 bool is_fused(const std::string& module) {
     for (const char* end : {".o_proj", ".down_proj", ".q_norm", ".k_norm"})
-        if (module.size() > std::strlen(end) && module.compare(module.size() - std::strlen(end), std::string::npos, end) == 0) return true;
+        if (module.size() > std::strlen(end) &&
+            module.compare(module.size() - std::strlen(end), std::string::npos, end) == 0)
+            return true;
     return false;
 }
 
@@ -76,7 +80,8 @@ void expect_checksums(const ModuleLog& log, const nlohmann::json& modules, const
         // A module's values deviate as the logits do, relative to their size; a mean deviates by less than the values.
         EXPECT_NEAR(got.mean, expected["mean"].get<double>(), 10 * spread.rms / logits_rms * got.rms) << name;
         for (std::size_t i = 0; i < 4; ++i)
-            EXPECT_NEAR(got.first4[i], expected["first4"][i].get<double>(), 10 * spread.max_abs / logits_rms * got.rms) << name << " [" << i << "]";
+            EXPECT_NEAR(got.first4[i], expected["first4"][i].get<double>(), 10 * spread.max_abs / logits_rms * got.rms)
+                << name << " [" << i << "]";
         ++compared;
     }
     EXPECT_GE(compared, 3U);
@@ -113,12 +118,15 @@ int64_t total(const Rows& rows) {
 at::Tensor at_real_tokens(const at::Tensor& logits_BTV, const Rows& rows, int64_t stride = 1) {
     std::vector<at::Tensor> parts;
     for (std::size_t r = 0; r < rows.size(); ++r)
-        parts.push_back(logits_BTV[static_cast<int64_t>(r)].narrow(0, 0, (static_cast<int64_t>(rows[r].size()) + stride - 1) / stride));
+        parts.push_back(logits_BTV[static_cast<int64_t>(r)].narrow(
+            0, 0, (static_cast<int64_t>(rows[r].size()) + stride - 1) / stride));
     return at::cat(parts);
 }
 
 using Where = std::tuple<std::string, at::ScalarType>;
-std::string where_name(const Where& where) { return cat(std::get<0>(where), "_", c10::toString(std::get<1>(where))); }
+std::string where_name(const Where& where) {
+    return cat(std::get<0>(where), "_", c10::toString(std::get<1>(where)));
+}
 
 class ArchitectureTest : public ::testing::TestWithParam<std::tuple<Spread, std::string, at::ScalarType>> {};
 
@@ -129,7 +137,8 @@ TEST_P(ArchitectureTest, LogitsAndModulesEqualTheReference) {
     const nlohmann::json reference = read_json(golden("forward/" + spread.name + ".json"));
     const Rows rows = real_tokens(reference);
     const LoadedModel model = load_model(model_folder(spread.name), device, dtype, false, total(rows), 2);
-    const at::Tensor expected = at_real_tokens(read_tensors(golden("forward/" + spread.name + ".logits.safetensors")).at("logits"), rows);
+    const at::Tensor expected =
+        at_real_tokens(read_tensors(golden("forward/" + spread.name + ".logits.safetensors")).at("logits"), rows);
     ModuleLog log(*model.model);
     const Scored scored = score_every_position(*model.model, rows);
     expect_logits(scored.logits_TV, expected, spread, dtype);
@@ -191,11 +200,13 @@ TEST_P(MainModelTest, FourBitLogitsAndModulesEqualTheReference) {
     const LoadedModel model = load_model(model_folder("tiny_llama/nf4_dq"), device, dtype, true, total(rows), 2);
     ModuleLog log(*model.model);
     const Scored scored = score_every_position(*model.model, rows);
-    const at::Tensor expected = at_real_tokens(read_tensors(golden("forward/main_nf4_dq.safetensors")).at("logits.every4th"), rows, 4);
+    const at::Tensor expected =
+        at_real_tokens(read_tensors(golden("forward/main_nf4_dq.safetensors")).at("logits.every4th"), rows, 4);
     std::vector<at::Tensor> every4th;
     int64_t begin = 0;
     for (const auto& row : rows) {
-        every4th.push_back(scored.logits_TV.narrow(0, begin, static_cast<int64_t>(row.size())).slice(0, 0, at::indexing::None, 4));
+        every4th.push_back(
+            scored.logits_TV.narrow(0, begin, static_cast<int64_t>(row.size())).slice(0, 0, at::indexing::None, 4));
         begin += static_cast<int64_t>(row.size());
     }
     expect_logits(at::cat(every4th), expected, main_nf4_dq, dtype);
@@ -211,13 +222,16 @@ TEST_P(MainModelTest, SixteenBitLogitsAndModulesEqualTheReference) {
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(device);
     const char* const shared = std::getenv("UNSLOTH_SHARED");
-    if (shared == nullptr || !fs::exists(fs::path(shared) / "golden/tiny_llama/bf16")) GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
+    if (shared == nullptr || !fs::exists(fs::path(shared) / "golden/tiny_llama/bf16"))
+        GTEST_SKIP() << "UNSLOTH_SHARED does not name the collection";
     const fs::path collection = fs::path(shared) / "golden";
     const Rows rows = real_tokens(read_json(golden("forward/main_inputs.json")));
-    const LoadedModel model = load_model(unpacked(collection / "tiny_llama/bf16"), device, dtype, false, total(rows), 2);
+    const LoadedModel model =
+        load_model(unpacked(collection / "tiny_llama/bf16"), device, dtype, false, total(rows), 2);
     ModuleLog log(*model.model);
     const Scored scored = score_every_position(*model.model, rows);
-    const at::Tensor expected = at_real_tokens(read_tensors(collection / "forward/main_logits.safetensors").at("logits.bf16"), rows);
+    const at::Tensor expected =
+        at_real_tokens(read_tensors(collection / "forward/main_logits.safetensors").at("logits.bf16"), rows);
     expect_logits(scored.logits_TV, expected, main_bf16, dtype);
     if (dtype != at::kFloat) return;
     const nlohmann::json reference = read_json(golden("forward/main_checksums.json"))["bf16"];
@@ -231,10 +245,12 @@ std::string case_name(const Info& info) {
     return cat(std::get<0>(info.param).name, "_", where_name({std::get<1>(info.param), std::get<2>(info.param)}));
 }
 INSTANTIATE_TEST_SUITE_P(All, ArchitectureTest,
-                         ::testing::Combine(::testing::ValuesIn(architectures), ::testing::ValuesIn(built_devices()), all_dtypes),
+                         ::testing::Combine(::testing::ValuesIn(architectures), ::testing::ValuesIn(built_devices()),
+                                            all_dtypes),
                          [](const auto& info) { return case_name(info); });
 INSTANTIATE_TEST_SUITE_P(All, RopeTypeTest,
-                         ::testing::Combine(::testing::ValuesIn(rope_types), ::testing::ValuesIn(built_devices()), all_dtypes),
+                         ::testing::Combine(::testing::ValuesIn(rope_types), ::testing::ValuesIn(built_devices()),
+                                            all_dtypes),
                          [](const auto& info) { return case_name(info); });
 INSTANTIATE_TEST_SUITE_P(All, MainModelTest, ::testing::Combine(::testing::ValuesIn(built_devices()), all_dtypes),
                          [](const auto& info) { return where_name(info.param); });

@@ -1,5 +1,5 @@
-// Generation with a KV cache against a full forward pass over the same tokens, and quantisation while loading against the
-// checkpoint that was quantised before.
+// Generation with a KV cache against a full forward pass over the same tokens, and quantisation while loading against
+// the checkpoint that was quantised before.
 #include <set>
 
 #include "model/support.h"
@@ -42,7 +42,8 @@ TEST_P(GenerationTest, CachedStepsEqualFullForwardPasses) {
     Row sequence = prompt(name);
     const Row made = generate(*model.model, sequence, 0);
     for (int i = 0; i < new_tokens; ++i) {
-        const at::Tensor last = score_every_position(*model.model, {sequence}).logits_TV[static_cast<int64_t>(sequence.size()) - 1];
+        const at::Tensor last =
+            score_every_position(*model.model, {sequence}).logits_TV[static_cast<int64_t>(sequence.size()) - 1];
         ASSERT_EQ(made[static_cast<std::size_t>(i)], last.argmax().item<int64_t>()) << "token " << i;
         sequence.push_back(made[static_cast<std::size_t>(i)]);
     }
@@ -60,19 +61,23 @@ TEST_P(GenerationTest, APromptMayComeInPieces) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GenerationTest,
-                         ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3"),
+                         ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2",
+                                                              "qwen3"),
                                             ::testing::ValuesIn(built_devices())),
                          [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
 
 class QuantiseOnLoadTest : public ::testing::TestWithParam<std::string> {};
 
-/// The stored checkpoint's double quantisation is off by one code now and then (bitsandbytes' CPU table): nothing else may differ.
+/// The stored checkpoint's double quantisation is off by one code now and then (bitsandbytes' CPU table): nothing else
+/// may differ.
 TEST_P(QuantiseOnLoadTest, GivesTheLogitsOfTheQuantisedCheckpoint) {
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(GetParam());
     const std::vector<Row> rows = {read_json(golden("forward/rope_types.json"))["input_ids"].get<Row>()};
     const auto logits = [&](const std::string& model, bool in_4bit) {
-        return score_every_position(*load_model(model_folder(model), GetParam(), at::kFloat, in_4bit, 64, 1).model, rows).logits_TV;
+        return score_every_position(*load_model(model_folder(model), GetParam(), at::kFloat, in_4bit, 64, 1).model,
+                                    rows)
+            .logits_TV;
     };
     const at::Tensor stored = logits("small_llama/nf4_dq", true), quantised = logits("small_llama/bf16", true);
     const at::Tensor kept = logits("small_llama/bf16", false);
@@ -80,7 +85,8 @@ TEST_P(QuantiseOnLoadTest, GivesTheLogitsOfTheQuantisedCheckpoint) {
     EXPECT_GT(rms(kept, stored), 1e-2) << "quantisation must be seen in the logits";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace unsloth

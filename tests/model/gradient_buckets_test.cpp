@@ -1,6 +1,6 @@
 // How the flat gradients are cut for the sums of several ranks.
-#include "model/support.h"
 #include "unsloth/model/gradient_buckets.h"
+#include "model/support.h"
 
 namespace unsloth {
 namespace {
@@ -10,14 +10,17 @@ using model::cut_gradients;
 using model::GradientStretch;
 using model::ParameterTable;
 
-ModelSpec spec_of(const std::string& name) { return WeightFile::open(model_folder(name).string()).spec; }
+ModelSpec spec_of(const std::string& name) {
+    return WeightFile::open(model_folder(name).string()).spec;
+}
 
 ParameterTable lora_table(const ModelSpec& spec, const std::vector<std::string>& modules_to_save) {
     LoraSpec lora{.r = 8, .target_modules = {"q_proj", "o_proj", "down_proj"}, .modules_to_save = modules_to_save};
     return ParameterTable::lora(spec, resolve_lora(lora, spec), modules_to_save);
 }
 
-/// Every element once, in the order in which the backward pass completes them, and no bucket of several layers above its size.
+/// Every element once, in the order in which the backward pass completes them, and no bucket of several layers above
+/// its size.
 void expect_whole(const ParameterTable& table, const std::vector<GradientStretch>& cut) {
     std::vector<GradientStretch> by_place = cut;
     std::sort(by_place.begin(), by_place.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });

@@ -1,4 +1,5 @@
-// Products that read 4-bit tiles against products by expanded weights, in the same model: scores, generation, gradients.
+// Products that read 4-bit tiles against products by expanded weights, in the same model: scores, generation,
+// gradients.
 #include <set>
 
 #include "model/support.h"
@@ -31,7 +32,10 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         r.sizes.segments = 2;
         r.sizes.head_chunk = 16;
         r.sizes.training = r.trains = trains;
-        if (trains) r.lora = LoraSpec{.r = 8, .target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+        if (trains)
+            r.lora = LoraSpec{
+                .r = 8,
+                .target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
         if (packed)
             r.nf4_chooser = [this](int64_t m, int64_t n, int64_t k, bool transposed) {
                 if (m > few) return ops::Nf4GemmChoice{};
@@ -48,12 +52,14 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(PackedTest, ScoresEqualThoseOfExpandedWeights) {
     const fs::path folder = model_folder("tiny_llama/nf4_dq");
-    const LoadedModel packed = load_model(folder, request(true, false)), plain = load_model(folder, request(false, false));
+    const LoadedModel packed = load_model(folder, request(true, false)),
+                      plain = load_model(folder, request(false, false));
     // Many tokens expand, few read tiles, and back: what the scratch holds must not be mistaken.
     Row many = tokens;
     many.insert(many.end(), tokens.rbegin(), tokens.rend());
     for (const Row& row : {tokens, many, tokens, many}) {
-        const at::Tensor a = score_every_position(*packed.model, {row}).logits_TV, b = score_every_position(*plain.model, {row}).logits_TV;
+        const at::Tensor a = score_every_position(*packed.model, {row}).logits_TV,
+                         b = score_every_position(*plain.model, {row}).logits_TV;
         EXPECT_LT(((a - b).norm() / b.norm()).item<double>(), tolerance()) << row.size() << " tokens";
     }
     EXPECT_EQ(chosen, (std::set<std::tuple<int64_t, int64_t, bool>>{{512, 256, false}, {256, 256, false}}));
@@ -98,7 +104,8 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
         stepper.issue(batch, 1, /*learning_rate=*/0.0);
         while (stepper.take(/*must=*/true)) {
         }
-        for (const model::Parameter& p : parameters.table().parameters()) result[p.name] = parameters.gradient(p).cpu().clone();
+        for (const model::Parameter& p : parameters.table().parameters())
+            result[p.name] = parameters.gradient(p).cpu().clone();
         return result;
     };
     const auto packed = gradients(true), plain = gradients(false);
@@ -110,7 +117,8 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
                           {512, 256, false}, {512, 256, true}, {256, 256, false}, {256, 256, true}}));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PackedTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, PackedTest, ::testing::ValuesIn(built_devices()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace unsloth

@@ -40,7 +40,11 @@ int64_t bytes_of_group(const memory::Plan& plan, const std::string& group) {
 TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
     UNSLOTH_NEEDS_XZ();
     for (const char* name : {"llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3", "small_llama/bf16"})
-        for (const Checkpointing keep : {Checkpointing{Keep::everything}, {Keep::but_mlp}, {Keep::attention}, {Keep::input}, {Keep::but_mlp, true}})
+        for (const Checkpointing keep : {Checkpointing{Keep::everything},
+                                         {Keep::but_mlp},
+                                         {Keep::attention},
+                                         {Keep::input},
+                                         {Keep::but_mlp, true}})
             for (const double dropout : {0.0, 0.1}) {
                 SCOPED_TRACE(cat(name, " ", name_of(keep)));
                 model::LoadRequest request = training_request();
@@ -73,7 +77,8 @@ TEST(ModelPlan, WhatIsKeptFallsFromNoneToFull) {
         before = kept;
         // What is moved to the host is what was kept, but for statistics and adapters' columns.
         const model::ModelPlan offloaded = plan_with({keep, true});
-        EXPECT_EQ(bytes_of_group(offloaded.host(), "offloaded") + bytes_of_group(offloaded.step(), "kept of layers"), kept);
+        EXPECT_EQ(bytes_of_group(offloaded.host(), "offloaded") + bytes_of_group(offloaded.step(), "kept of layers"),
+                  kept);
     }
 }
 
@@ -120,7 +125,8 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
     } catch (const Error& error) {
         const std::string text = error.what();
         EXPECT_EQ(error.kind(), ErrorKind::runtime);
-        for (const char* part : {"not enough memory on cpu", "kept of layers", "per step", "Would fit:", "tokens a micro-batch"})
+        for (const char* part :
+             {"not enough memory on cpu", "kept of layers", "per step", "Would fit:", "tokens a micro-batch"})
             EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;

@@ -17,7 +17,9 @@ struct Load {
     at::ScalarType dtype;
     std::function<void(model::LoadRequest&)> change = [](model::LoadRequest&) {};
 };
-void PrintTo(const Load& load, std::ostream* out) { *out << load.name << " on " << load.device; }
+void PrintTo(const Load& load, std::ostream* out) {
+    *out << load.name << " on " << load.device;
+}
 
 model::LoadRequest request_of(const Load& load) {
     model::LoadRequest request;
@@ -38,7 +40,9 @@ class SharedLoadingTest : public ::testing::TestWithParam<Load> {
     }
 
     LoadedModel load(const model::LoadShare& share) {
-        const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(model_folder(GetParam().model).string())), request_of(GetParam()));
+        const model::ModelPlan plan(
+            std::make_shared<const WeightFile>(WeightFile::open(model_folder(GetParam().model).string())),
+            request_of(GetParam()));
         LoadedModel loaded;
         loaded.ctx = std::make_unique<ops::Context>(plan.request().device);
         loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx, share));
@@ -73,7 +77,9 @@ TEST_P(SharedLoadingTest, EveryPlaceGetsTheWholeModel) {
         EXPECT_GT(received, 0U);
         EXPECT_TRUE(same_bits(score_every_position(*together.model, rows).logits_TV, expected)) << "place " << place;
         if (alone.model->parameters() != nullptr) {
-            EXPECT_TRUE(same_bits(together.model->parameters()->state().params_P, alone.model->parameters()->state().params_P)) << "place " << place;
+            EXPECT_TRUE(
+                same_bits(together.model->parameters()->state().params_P, alone.model->parameters()->state().params_P))
+                << "place " << place;
         }
     }
 }
@@ -89,7 +95,9 @@ std::vector<Load> loads() {
         r.lora = LoraSpec{.r = 8, .target_modules = {"q_proj", "down_proj"}, .modules_to_save = {"lm_head"}};
     };
     const auto tiles = [](model::LoadRequest& r) {
-        r.nf4_chooser = [](int64_t, int64_t, int64_t, bool) { return ops::Nf4GemmChoice{ops::Nf4GemmChoice::Kernel::portable, 2, 2, 8}; };
+        r.nf4_chooser = [](int64_t, int64_t, int64_t, bool) {
+            return ops::Nf4GemmChoice{ops::Nf4GemmChoice::Kernel::portable, 2, 2, 8};
+        };
     };
     std::vector<Load> all;
     for (const std::string& device : built_devices()) {
@@ -101,9 +109,12 @@ std::vector<Load> loads() {
         all.push_back({"tiles", "small_llama/bf16", device, type, tiles});
         if (device == "cpu") continue;
         all.push_back({"4 bit as it lies", "small_llama/nf4_dq", device, type});
-        all.push_back({"expanded once", "small_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.weight_cache = true; }});
-        all.push_back({"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
-        all.push_back({"embedding on the host", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.offload_embedding = true; }});
+        all.push_back({"expanded once", "small_llama/nf4_dq", device, type,
+                       [](model::LoadRequest& r) { r.weight_cache = true; }});
+        all.push_back(
+            {"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
+        all.push_back({"embedding on the host", "small_llama/bf16", device, type,
+                       [](model::LoadRequest& r) { r.offload_embedding = true; }});
         all.push_back({"fp8", "tiny_llama/nf4_dq", device, type, [](model::LoadRequest& r) { r.fp8 = true; }});
     }
     return all;
@@ -111,7 +122,8 @@ std::vector<Load> loads() {
 
 INSTANTIATE_TEST_SUITE_P(All, SharedLoadingTest, ::testing::ValuesIn(loads()), [](const auto& info) {
     std::string name = info.param.name + "_" + info.param.device;
-    std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+    std::replace_if(
+        name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
     return name;
 });
 

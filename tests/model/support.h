@@ -28,8 +28,12 @@ namespace unsloth::test {
 
 namespace fs = std::filesystem;
 
-inline fs::path golden(const std::string& name) { return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden") / name; }
-inline nlohmann::json read_json(const fs::path& path) { return nlohmann::json::parse(read_file(path)); }
+inline fs::path golden(const std::string& name) {
+    return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden") / name;
+}
+inline nlohmann::json read_json(const fs::path& path) {
+    return nlohmann::json::parse(read_file(path));
+}
 
 /// A folder that goes away with the object.
 class ScratchFolder {
@@ -90,7 +94,8 @@ inline fs::path unpacked(const fs::path& folder) {
 
 /// A model of tests/golden by name ("small_llama/bf16").
 inline fs::path model_folder(const std::string& name) {
-    if (name == "small_llama/nf4_dq") return golden("formats/small_llama/nf4_dq");  // not compressed, shared with tests/formats
+    if (name == "small_llama/nf4_dq")
+        return golden("formats/small_llama/nf4_dq");  // not compressed, shared with tests/formats
     return unpacked(golden("models/" + name));
 }
 
@@ -134,16 +139,27 @@ inline std::vector<std::string> built_devices() {
 #endif
 }
 
-/// These models are small: one thread is quickest, above all on a busy machine. (What their number may change: step_test.)
+/// These models are small: one thread is quickest, above all on a busy machine. (What their number may change:
+/// step_test.)
 inline const bool one_thread = (at::set_num_threads(1), true);
 
 // --- comparisons ---------------------------------------------------------------------------------------------------
 
-inline at::Tensor in_fp64(const at::Tensor& t) { return t.to(at::kCPU, at::kDouble); }
-inline double max_abs(const at::Tensor& a, const at::Tensor& b) { return (in_fp64(a) - in_fp64(b)).abs().max().item<double>(); }
-inline double rms(const at::Tensor& a) { return std::sqrt(in_fp64(a).square().mean().item<double>()); }
-inline double rms(const at::Tensor& a, const at::Tensor& b) { return rms(in_fp64(a) - in_fp64(b)); }
-inline double l2(const at::Tensor& a) { return std::sqrt(in_fp64(a).square().sum().item<double>()); }
+inline at::Tensor in_fp64(const at::Tensor& t) {
+    return t.to(at::kCPU, at::kDouble);
+}
+inline double max_abs(const at::Tensor& a, const at::Tensor& b) {
+    return (in_fp64(a) - in_fp64(b)).abs().max().item<double>();
+}
+inline double rms(const at::Tensor& a) {
+    return std::sqrt(in_fp64(a).square().mean().item<double>());
+}
+inline double rms(const at::Tensor& a, const at::Tensor& b) {
+    return rms(in_fp64(a) - in_fp64(b));
+}
+inline double l2(const at::Tensor& a) {
+    return std::sqrt(in_fp64(a).square().sum().item<double>());
+}
 inline double relative_frobenius(const at::Tensor& got, const at::Tensor& expected) {
     return l2(in_fp64(got) - in_fp64(expected)) / l2(expected);
 }
@@ -171,8 +187,9 @@ inline LoadedModel load_model(const fs::path& folder, const model::LoadRequest& 
 }
 
 /// A model for forward passes over up to `tokens` tokens in `segments` rows.
-inline LoadedModel load_model(const fs::path& folder, const std::string& device, at::ScalarType dtype, bool load_in_4bit,
-                              int64_t tokens, int64_t segments, const std::optional<std::string>& adapter = std::nullopt) {
+inline LoadedModel load_model(const fs::path& folder, const std::string& device, at::ScalarType dtype,
+                              bool load_in_4bit, int64_t tokens, int64_t segments,
+                              const std::optional<std::string>& adapter = std::nullopt) {
     model::LoadRequest request;
     request.device = train::choose_device(device);
     request.dtype = dtype;
@@ -208,15 +225,15 @@ inline Batch every_position(const std::vector<std::vector<int32_t>>& rows) {
 }
 
 struct Scored {
-    at::Tensor logits_TV;   ///< fp32, CPU
-    double mean_loss = 0;   ///< over the positions that have a next token
+    at::Tensor logits_TV;  ///< fp32, CPU
+    double mean_loss = 0;  ///< over the positions that have a next token
 };
 
 inline Scored score_every_position(model::Model& model, const std::vector<std::vector<int32_t>>& rows) {
     const Batch batch = every_position(rows);
     std::vector<at::Tensor> chunks;
-    const at::Tensor losses =
-        model.score(batch, [&](int64_t, const at::Tensor& logits_CV) { chunks.push_back(logits_CV.to(at::kFloat).cpu().clone()); });
+    const at::Tensor losses = model.score(
+        batch, [&](int64_t, const at::Tensor& logits_CV) { chunks.push_back(logits_CV.to(at::kFloat).cpu().clone()); });
     double sum = 0;
     int64_t count = 0;
     for (std::size_t t = 0; t < batch.ids_T.size(); ++t) {

@@ -61,12 +61,10 @@ TEST(AttentionPacked, AnyBatchIsCoveredWithinThePlan) {
         const int64_t segments = std::max((tokens + longest - 1) / longest, draw(1, 300));
         const PackedLimits limits{tokens, segments, longest};
         std::vector<int32_t> lengths;
-        for (int64_t left = tokens; left > 0 && static_cast<int64_t>(lengths.size()) < segments;
-             left -= lengths.back())
+        for (int64_t left = tokens; left > 0 && static_cast<int64_t>(lengths.size()) < segments; left -= lengths.back())
             lengths.push_back(static_cast<int32_t>(std::min(left, draw(1, draw(1, longest)))));
         int64_t planned = 0;
-        for (const PackedBucket& bucket : largest_packed_buckets(limits))
-            planned = std::max(planned, bucket.area());
+        for (const PackedBucket& bucket : largest_packed_buckets(limits)) planned = std::max(planned, bucket.area());
         int64_t next = 0;
         for (const PackedGroup& group : packed_groups(limits, offsets_of(lengths))) {
             ASSERT_EQ(group.first, next);

@@ -42,8 +42,7 @@ struct Problem {
     at::Tensor q, k, v, dout;
 
     explicit Problem(const Case& c)
-        : segments(segments_of(c.q_lengths, c.k_lengths.empty() ? c.q_lengths : c.k_lengths)),
-          shape(c.shape) {
+        : segments(segments_of(c.q_lengths, c.k_lengths.empty() ? c.q_lengths : c.k_lengths)), shape(c.shape) {
         const int64_t t = segments.q_offsets.back(), s = segments.k_offsets.back(), d = shape.head_dim;
         const int64_t h = shape.heads, kv = shape.kv_heads;
         const auto options = at::TensorOptions(c.type);
@@ -55,15 +54,12 @@ struct Problem {
             q = heads_of(fused, 0, h), k = heads_of(fused, h, kv), v = heads_of(fused, h + kv, kv);
         } else {
             q = at::randn({t, h, d}, at::kDouble).to(options);
-            k = at::randn({s, kv, d}, at::kDouble).to(options),
-            v = at::randn({s, kv, d}, at::kDouble).to(options);
+            k = at::randn({s, kv, d}, at::kDouble).to(options), v = at::randn({s, kv, d}, at::kDouble).to(options);
         }
         dout = at::randn({t, h, d}, at::kDouble).to(options);
     }
 
-    at::ScalarType statistics_type() const {
-        return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    }
+    at::ScalarType statistics_type() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 };
 
 struct Result {
@@ -72,8 +68,7 @@ struct Result {
 
 Result run(const Problem& p, bool backward = true) {
     Context ctx(at::kCPU);
-    const int64_t t = p.q.size(0), s = p.k.size(0), h = p.shape.heads, kv = p.shape.kv_heads,
-                  d = p.shape.head_dim;
+    const int64_t t = p.q.size(0), s = p.k.size(0), h = p.shape.heads, kv = p.shape.kv_heads, d = p.shape.head_dim;
     const auto options = p.q.options();
     // Wider rows than needed, filled with a sentinel that must survive.
     const at::Tensor out_full = at::full({t, h * d + 5}, 77.0, options);
@@ -107,8 +102,7 @@ at::Tensor definition(const Problem& p, const at::Tensor& q, const at::Tensor& k
         if (p.shape.window > 0)
             seen = seen.logical_and(at::ones({nq, nk}, at::kBool).triu(nk - nq - p.shape.window + 1));
         const at::Tensor scores = at::matmul(qs, ks.transpose(1, 2)) * p.shape.scale;
-        const at::Tensor hidden =
-            scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+        const at::Tensor hidden = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
         parts.push_back(at::matmul(hidden.softmax(-1), vs).transpose(0, 1));
     }
     return at::cat(parts, 0);
@@ -116,9 +110,7 @@ at::Tensor definition(const Problem& p, const at::Tensor& q, const at::Tensor& k
 
 Result oracle(const Problem& p) {
     c10::AutoGradMode with_gradients(true);
-    const auto leaf = [](const at::Tensor& x) {
-        return x.to(at::kDouble).detach().clone().set_requires_grad(true);
-    };
+    const auto leaf = [](const at::Tensor& x) { return x.to(at::kDouble).detach().clone().set_requires_grad(true); };
     const at::Tensor q = leaf(p.q), k = leaf(p.k), v = leaf(p.v);
     Result r;
     r.out = definition(p, q, k, v);
@@ -130,8 +122,7 @@ Result oracle(const Problem& p) {
 /// Largest error relative to the expected tensor's largest element.
 double error(const at::Tensor& actual, const at::Tensor& expected) {
     EXPECT_TRUE(actual.isfinite().all().item<bool>());
-    return (actual.to(at::kDouble) - expected).abs().max().item<double>() /
-           expected.abs().max().item<double>();
+    return (actual.to(at::kDouble) - expected).abs().max().item<double>() / expected.abs().max().item<double>();
 }
 
 AttentionShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window = 0) {
@@ -283,9 +274,7 @@ TEST(Attention, RefusesMismatches) {
     const Problem p({{4, 3}, {}, shape_of(4, 2, 8), at::kFloat});
     const at::Tensor out = at::empty({7, 4, 8}), lse = at::empty({4, 7});
     const auto forward = [&](const AttentionShape& shape, const Segments& segments, const at::Tensor& o,
-                             const at::Tensor& l) {
-        attention_forward(ctx, shape, segments, p.q, p.k, p.v, o, l);
-    };
+                             const at::Tensor& l) { attention_forward(ctx, shape, segments, p.q, p.k, p.v, o, l); };
     EXPECT_NO_THROW(forward(p.shape, p.segments, out, lse));
     EXPECT_NO_THROW(forward(p.shape, p.segments, out, {}));
     EXPECT_NO_THROW(forward(p.shape, p.segments, out, at::empty({100})));  // a buffer planned for more tokens
@@ -297,8 +286,7 @@ TEST(Attention, RefusesMismatches) {
     EXPECT_THROW(forward(p.shape, p.segments, at::empty({7, 4, 8}, at::kHalf), lse), CheckError);
     EXPECT_THROW(forward(p.shape, p.segments, at::empty({7, 8, 4}).transpose(1, 2), lse), CheckError);
     EXPECT_THROW(forward(p.shape, p.segments, out, at::empty({4, 6})), CheckError);
-    EXPECT_THROW(attention_backward(ctx, p.shape, p.segments, out, p.q, p.k, p.v, out, {}, out, p.k, p.v),
-                 CheckError);
+    EXPECT_THROW(attention_backward(ctx, p.shape, p.segments, out, p.q, p.k, p.v, out, {}, out, p.k, p.v), CheckError);
 }
 
 }  // namespace

@@ -13,12 +13,14 @@ inline void check_fill_table(at::Device device) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
         const auto options = at::TensorOptions().dtype(type).device(ctx.device());
         // Odd sizes take the element-wise way, multiples of 8 the wide one.
-        const at::Tensor a = at::randn({5, 37}).to(ctx.device()), b = at::randn({48, 16}).to(ctx.device()), c = at::randn({16, 264}).to(ctx.device());
+        const at::Tensor a = at::randn({5, 37}).to(ctx.device()), b = at::randn({48, 16}).to(ctx.device()),
+                         c = at::randn({16, 264}).to(ctx.device());
         const at::Tensor first = at::full({64, 80}, 7, options), second = at::full({300, 32}, 7, options);
-        const std::vector<FillBlock> blocks = {{.source = a, .out = first.narrow(0, 0, 5).narrow(1, 3, 37)},
-                                               {.source = b, .out = first.narrow(0, 8, 48).narrow(1, 64, 16), .scale = 0.5},
-                                               {.source = c, .out = second.narrow(0, 0, 264).narrow(1, 0, 16), .transposed = true},
-                                               {.source = {}, .out = second.narrow(0, 280, 10).narrow(1, 8, 24)}};
+        const std::vector<FillBlock> blocks = {
+            {.source = a, .out = first.narrow(0, 0, 5).narrow(1, 3, 37)},
+            {.source = b, .out = first.narrow(0, 8, 48).narrow(1, 64, 16), .scale = 0.5},
+            {.source = c, .out = second.narrow(0, 0, 264).narrow(1, 0, 16), .transposed = true},
+            {.source = {}, .out = second.narrow(0, 280, 10).narrow(1, 8, 24)}};
         std::vector<int64_t> elements;
         for (const FillBlock& block : blocks) elements.push_back(block.out.numel());
         const at::Tensor storage = at::empty({FillTable::bytes(ctx.device(), elements)}, options.dtype(at::kByte));

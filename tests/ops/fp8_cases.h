@@ -22,16 +22,14 @@ inline Fp8Codes fp8_oracle(const at::Tensor& x_TC) {
     if (x.numel() == 0) return {x.to(at::kFloat8_e4m3fn), at::ones({x.size(0)})};
     const at::Tensor largest = x.abs().amax(1);
     const at::Tensor least = at::full_like(largest, std::numeric_limits<float>::min());
-    const at::Tensor scales =
-        at::where(largest == 0, at::ones_like(largest), at::maximum(largest / 448, least));
+    const at::Tensor scales = at::where(largest == 0, at::ones_like(largest), at::maximum(largest / 448, least));
     return {(x * (1 / scales).unsqueeze(1)).to(at::kFloat8_e4m3fn), scales};
 }
 
 /// A matrix of codes and scales that nothing has written yet.
 inline ops::Fp8Matrix poisoned_fp8(int64_t rows, int64_t columns, at::Device device) {
-    return {
-        at::full({rows, columns}, 0x7F, at::TensorOptions(at::kByte).device(device)).view(at::kFloat8_e4m3fn),
-        at::full({rows}, NAN, at::TensorOptions(at::kFloat).device(device))};
+    return {at::full({rows, columns}, 0x7F, at::TensorOptions(at::kByte).device(device)).view(at::kFloat8_e4m3fn),
+            at::full({rows}, NAN, at::TensorOptions(at::kFloat).device(device))};
 }
 
 inline void expect_codes_of(const at::Tensor& x_TC, const ops::Fp8Matrix& made) {
@@ -59,8 +57,7 @@ inline std::vector<Layout> fp8_layouts(at::Device device) {
     return {Layout::packed, Layout::wide, Layout::unaligned};
 }
 
-inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type,
-                                    const std::vector<Fp8Shape>& shapes) {
+inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
     ops::Context ctx(device);
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
@@ -74,13 +71,11 @@ inline void check_quantize_rows_fp8(at::Device device, at::ScalarType type,
         }
 }
 
-inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type,
-                                       const std::vector<Fp8Shape>& shapes) {
+inline void check_quantize_columns_fp8(at::Device device, at::ScalarType type, const std::vector<Fp8Shape>& shapes) {
     ops::Context ctx(device);
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
-            SCOPED_TRACE(
-                case_name("columns", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+            SCOPED_TRACE(case_name("columns", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const at::Tensor transpose = fp8_rows(shape.columns, shape.rows);
             const at::Tensor w = slice_of(transpose.t(), type, layout);
             const ops::Fp8Matrix out = poisoned_fp8(shape.columns, shape.rows, device);
@@ -94,14 +89,12 @@ inline void check_rms_norm_fp8(at::Device device, at::ScalarType type, const std
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device))
             for (const at::ScalarType weight_type : {type, at::kFloat}) {
-                SCOPED_TRACE(
-                    case_name("norm", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+                SCOPED_TRACE(case_name("norm", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
                 const at::Tensor x =
                     copy_with_storage(slice_of(fp8_rows(shape.rows, shape.columns), type, layout), device);
                 const at::Tensor weight = at::randn({shape.columns}).to(device, weight_type);
                 const at::Tensor poison = poisoned_slice(x.sizes(), type, layout);
-                const at::Tensor plain = copy_with_storage(poison, device),
-                                 y = copy_with_storage(poison, device);
+                const at::Tensor plain = copy_with_storage(poison, device), y = copy_with_storage(poison, device);
                 const at::Tensor rstd = at::full({shape.rows}, NAN, x.options().dtype(at::kFloat)),
                                  rstd8 = rstd.clone();
                 const ops::Fp8Matrix out = poisoned_fp8(shape.rows, shape.columns, device),
@@ -123,20 +116,15 @@ inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::
     ops::Context ctx(device);
     for (const Fp8Shape& shape : shapes)
         for (const Layout layout : fp8_layouts(device)) {
-            SCOPED_TRACE(
-                case_name("swiglu", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
+            SCOPED_TRACE(case_name("swiglu", shape.rows, shape.columns, c10::toString(type), name_of(layout)));
             const int64_t rows = shape.rows, columns = shape.columns;
-            const at::Tensor gu =
-                copy_with_storage(slice_of(at::randn({rows, 2 * columns}) * 4, type, layout), device);
-            const at::Tensor dact =
-                copy_with_storage(slice_of(fp8_rows(rows, columns), type, layout), device);
-            const at::Tensor poison =
-                copy_with_storage(poisoned_slice({rows, columns}, type, layout), device);
+            const at::Tensor gu = copy_with_storage(slice_of(at::randn({rows, 2 * columns}) * 4, type, layout), device);
+            const at::Tensor dact = copy_with_storage(slice_of(fp8_rows(rows, columns), type, layout), device);
+            const at::Tensor poison = copy_with_storage(poisoned_slice({rows, columns}, type, layout), device);
             const auto copy = [&](const at::Tensor& t) { return copy_with_storage(t, device); };
 
             const at::Tensor act = copy(poison), act8 = copy(poison);
-            const ops::Fp8Matrix out = poisoned_fp8(rows, columns, device),
-                                 alone = poisoned_fp8(rows, columns, device);
+            const ops::Fp8Matrix out = poisoned_fp8(rows, columns, device), alone = poisoned_fp8(rows, columns, device);
             ops::swiglu_forward(ctx, gu, act);
             ops::swiglu_forward_fp8(ctx, gu, act8, out);
             EXPECT_TRUE(same_bits(act8.cpu(), act.cpu()));
@@ -148,8 +136,7 @@ inline void check_swiglu_fp8(at::Device device, at::ScalarType type, const std::
             const at::Tensor plain = copy(gu);
             ops::swiglu_backward(ctx, dact, plain);
             const at::Tensor rebuilt = copy(poison), replaced = copy(dact), kept = copy(dact);
-            for (const auto& [from, to] :
-                 {std::pair{kept, rebuilt}, {replaced, replaced}, {kept, at::Tensor()}}) {
+            for (const auto& [from, to] : {std::pair{kept, rebuilt}, {replaced, replaced}, {kept, at::Tensor()}}) {
                 const at::Tensor gradient = copy(gu);
                 const ops::Fp8Matrix codes = poisoned_fp8(rows, 2 * columns, device);
                 ops::swiglu_backward_fp8(ctx, from, gradient, to, codes);
@@ -171,16 +158,15 @@ inline void check_rope_fp8(at::Device device, at::ScalarType type, const std::ve
         for (const Layout layout : fp8_layouts(device))
             for (const bool backward : {false, true}) {
                 const int64_t heads = shape.turned + shape.kept, columns = heads * shape.head_dim;
-                SCOPED_TRACE(case_name("rope", shape.rows, heads, shape.head_dim, c10::toString(type),
-                                       name_of(layout)));
-                const at::Tensor x =
-                    copy_with_storage(slice_of(fp8_rows(shape.rows, columns), type, layout), device);
+                SCOPED_TRACE(
+                    case_name("rope", shape.rows, heads, shape.head_dim, c10::toString(type), name_of(layout)));
+                const at::Tensor x = copy_with_storage(slice_of(fp8_rows(shape.rows, columns), type, layout), device);
                 const at::Tensor plain = copy_with_storage(x, device);
                 const at::Tensor angle = at::randn({shape.rows, shape.head_dim / 2}) * 9;
                 const at::Tensor cos = angle.cos().to(device), sin = angle.sin().to(device);
                 const at::Tensor turned =
-                    plain.as_strided({shape.rows, shape.turned, shape.head_dim},
-                                     {plain.stride(0), shape.head_dim, 1}, plain.storage_offset());
+                    plain.as_strided({shape.rows, shape.turned, shape.head_dim}, {plain.stride(0), shape.head_dim, 1},
+                                     plain.storage_offset());
                 ops::rope_apply(ctx, turned, cos, sin, backward);
                 const ops::Fp8Matrix out = poisoned_fp8(shape.rows, columns, device);
                 ops::rope_apply_fp8(ctx, x, shape.turned, cos, sin, backward, out);

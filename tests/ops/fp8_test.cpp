@@ -16,8 +16,7 @@ class Fp8Test : public ::testing::Test {
 };
 
 TEST_F(Fp8Test, RowsHaveLibTorchsCodes) {
-    for (const at::ScalarType type : testing::compute_dtypes)
-        testing::check_quantize_rows_fp8(at::kCPU, type, shapes);
+    for (const at::ScalarType type : testing::compute_dtypes) testing::check_quantize_rows_fp8(at::kCPU, type, shapes);
 }
 
 TEST_F(Fp8Test, EveryCodeIsReached) {
@@ -56,13 +55,11 @@ TEST_F(Fp8Test, ColumnsAreTheRowsOfTheTranspose) {
 }
 
 TEST_F(Fp8Test, NormEqualsItsPartsBitForBit) {
-    for (const at::ScalarType type : testing::compute_dtypes)
-        testing::check_rms_norm_fp8(at::kCPU, type, shapes);
+    for (const at::ScalarType type : testing::compute_dtypes) testing::check_rms_norm_fp8(at::kCPU, type, shapes);
 }
 
 TEST_F(Fp8Test, SwigluEqualsItsPartsBitForBit) {
-    for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
-        testing::check_swiglu_fp8(at::kCPU, type, shapes);
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) testing::check_swiglu_fp8(at::kCPU, type, shapes);
 }
 
 TEST_F(Fp8Test, RopeEqualsItsPartsBitForBit) {
@@ -85,8 +82,7 @@ TEST_F(Fp8Test, TakesBothNamesOfTheCodes) {
 }
 
 TEST_F(Fp8Test, ViewsOfScratch) {
-    const ops::Fp8Matrix scratch = testing::poisoned_fp8(8, 100, at::kCPU),
-                         view = ops::fp8_view(scratch, 5, 96);
+    const ops::Fp8Matrix scratch = testing::poisoned_fp8(8, 100, at::kCPU), view = ops::fp8_view(scratch, 5, 96);
     EXPECT_EQ(view.codes.sizes(), at::IntArrayRef({5, 96}));
     EXPECT_EQ(view.codes.const_data_ptr(), scratch.codes.const_data_ptr());
     EXPECT_EQ(view.scales.sizes(), at::IntArrayRef({5}));
@@ -95,9 +91,7 @@ TEST_F(Fp8Test, ViewsOfScratch) {
 
 TEST_F(Fp8Test, RefusesWrongTensors) {
     ops::Context ctx(at::kCPU);
-    const auto codes = [](int64_t rows, int64_t columns) {
-        return testing::poisoned_fp8(rows, columns, at::kCPU);
-    };
+    const auto codes = [](int64_t rows, int64_t columns) { return testing::poisoned_fp8(rows, columns, at::kCPU); };
     const at::Tensor x = at::randn({4, 16}), rstd = at::empty({4}), weight = at::ones({16});
     EXPECT_NO_THROW(ops::quantize_rows_fp8(ctx, x, codes(4, 16)));
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, codes(4, 24)), CheckError);
@@ -105,11 +99,9 @@ TEST_F(Fp8Test, RefusesWrongTensors) {
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, x.to(at::kDouble), codes(4, 16)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, x[0], codes(4, 16)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, {at::empty({4, 16}, at::kChar), rstd}), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, {codes(4, 16).codes, at::empty({4}, at::kDouble)}),
-                 CheckError);
+    EXPECT_THROW(ops::quantize_rows_fp8(ctx, x, {codes(4, 16).codes, at::empty({4}, at::kDouble)}), CheckError);
     EXPECT_THROW(ops::quantize_columns_fp8(ctx, x, codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, at::empty({4, 15}), rstd, codes(4, 16)),
-                 CheckError);
+    EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, at::empty({4, 15}), rstd, codes(4, 16)), CheckError);
     EXPECT_THROW(ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, x, rstd, codes(4, 8)), CheckError);
     EXPECT_THROW(ops::swiglu_forward_fp8(ctx, x, at::empty({4, 8}), codes(4, 16)), CheckError);
     EXPECT_THROW(ops::swiglu_forward_fp8(ctx, x, at::empty({4, 7}), codes(4, 8)), CheckError);
@@ -118,8 +110,7 @@ TEST_F(Fp8Test, RefusesWrongTensors) {
     const at::Tensor table = at::ones({4, 4});
     EXPECT_NO_THROW(ops::rope_apply_fp8(ctx, x, 1, table, table, true, codes(4, 16)));
     EXPECT_THROW(ops::rope_apply_fp8(ctx, x, 3, table, table, true, codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::rope_apply_fp8(ctx, x, 1, at::ones({4, 3}), at::ones({4, 3}), true, codes(4, 16)),
-                 CheckError);
+    EXPECT_THROW(ops::rope_apply_fp8(ctx, x, 1, at::ones({4, 3}), at::ones({4, 3}), true, codes(4, 16)), CheckError);
 }
 
 }  // namespace

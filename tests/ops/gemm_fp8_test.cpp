@@ -21,8 +21,7 @@ TEST_F(GemmFp8Test, MatchesFp64) {
         int64_t m, n, k, rank;
     };
     for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
-        for (const Size& s :
-             {Size{1, 8, 16, 8}, Size{5, 24, 48, 0}, Size{33, 40, 272, 16}, Size{16, 64, 1024, 48}}) {
+        for (const Size& s : {Size{1, 8, 16, 8}, Size{5, 24, 48, 0}, Size{33, 40, 272, 16}, Size{16, 64, 1024, 48}}) {
             SCOPED_TRACE(cat(c10::toString(type), " m ", s.m, " n ", s.n, " k ", s.k, " rank ", s.rank));
             GemmFp8 g{.x = random_fp8(s.m, s.k, at::kCPU, 0.01), .w = random_fp8(s.n, s.k, at::kCPU, 1e-3)};
             // Slices of wider buffers: [x | u] as the model lays them out, and columns beside out.
@@ -49,9 +48,7 @@ TEST_F(GemmFp8Test, MatchesFp64) {
 }
 
 TEST_F(GemmFp8Test, TakesBothNamesOfTheCodes) {
-    GemmFp8 g{.x = random_fp8(3, 32, at::kCPU, 0.01),
-              .w = random_fp8(8, 32, at::kCPU, 0.01),
-              .out = at::empty({3, 8})};
+    GemmFp8 g{.x = random_fp8(3, 32, at::kCPU, 0.01), .w = random_fp8(8, 32, at::kCPU, 0.01), .out = at::empty({3, 8})};
     gemm_fp8(ctx, g);
     const at::Tensor first = g.out.clone();
     g.x.codes = g.x.codes.view(at::kFloat8_e4m3fn);
@@ -61,9 +58,7 @@ TEST_F(GemmFp8Test, TakesBothNamesOfTheCodes) {
 }
 
 TEST_F(GemmFp8Test, NoRows) {
-    gemm_fp8(
-        ctx,
-        {.x = random_fp8(0, 32, at::kCPU, 1), .w = random_fp8(8, 32, at::kCPU, 1), .out = at::empty({0, 8})});
+    gemm_fp8(ctx, {.x = random_fp8(0, 32, at::kCPU, 1), .w = random_fp8(8, 32, at::kCPU, 1), .out = at::empty({0, 8})});
 }
 
 TEST_F(GemmFp8Test, RejectsWhatDoesNotFit) {
@@ -116,7 +111,8 @@ TEST(Fp8GemmChoice, TilesFollowWhatWasMeasured) {
     EXPECT_EQ(fp8_gemm_tile(16384, 4096, card)->cluster, 2);
     EXPECT_EQ(fp8_gemm_tile(128, 4096, card)->cluster, 1);
     for (int64_t m = 1; m < 20000; m = m * 3 + 1)
-        for (int64_t n = 8; n < 200000; n = n * 2 + 8) EXPECT_EQ(fp8_gemm_tile(m, n, card)->promote, 0) << m << " " << n;
+        for (int64_t n = 8; n < 200000; n = n * 2 + 8)
+            EXPECT_EQ(fp8_gemm_tile(m, n, card)->promote, 0) << m << " " << n;
 }
 
 }  // namespace

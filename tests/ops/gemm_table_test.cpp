@@ -13,8 +13,9 @@ GemmAlgorithm algorithm(uint32_t tile) {
     return {66, tile, 35, 1, 0, 0, 1, 0, 3};
 }
 
-constexpr std::array<GemmProduct, 2> products = {{{1, 128, 6144, 4096, GemmForm::nt, {66, 15, 35, 1, 0, 0, 1, 0, 5}},
-                                                  {129, 256, 6144, 4096, GemmForm::nt, {66, 17, 35, 2, 2, 0, 1, 0, 5}}}};
+constexpr std::array<GemmProduct, 2> products = {
+    {{1, 128, 6144, 4096, GemmForm::nt, {66, 15, 35, 1, 0, 0, 1, 0, 5}},
+     {129, 256, 6144, 4096, GemmForm::nt, {66, 17, 35, 2, 2, 0, 1, 0, 5}}}};
 const std::array<GemmTile, 3> tiles = {{{GemmForm::nt, 2.0, 500, algorithm(1)},
                                         {GemmForm::nt, 3.0, 500, algorithm(2)},
                                         {GemmForm::nn, 2.0, 500, algorithm(3)}}};
@@ -103,8 +104,9 @@ TEST(GemmTable, TheLastWaveCountsInFull) {
 
 TEST(GemmTable, OnlyTheMeasuredCardHasEntries) {
     EXPECT_FALSE(measured_table({"NVIDIA H200", 90, 132}).tiles.empty());
-    for (const GemmCard& other : {GemmCard{"NVIDIA H100 80GB HBM3", 90, 132}, GemmCard{"NVIDIA H200 MIG 3g.71gb", 90, 60},
-                                  GemmCard{"NVIDIA H200", 90, 60}, GemmCard{}}) {
+    for (const GemmCard& other :
+         {GemmCard{"NVIDIA H100 80GB HBM3", 90, 132}, GemmCard{"NVIDIA H200 MIG 3g.71gb", 90, 60},
+          GemmCard{"NVIDIA H200", 90, 60}, GemmCard{}}) {
         EXPECT_TRUE(measured_table(other).tiles.empty()) << other.name;
         EXPECT_TRUE(measured_table(other).products.empty()) << other.name;
     }
@@ -120,7 +122,8 @@ TEST(GemmTable, SplitsAreAddedInFp32InAFixedOrderAndEntriesDoNotOverlap) {
         expect_ordered(p.algorithm);
         EXPECT_LE(p.m_first, p.m_last) << table_text(p);
         for (const GemmProduct& q : h200.products) {
-            if (&p == &q || p.n != q.n || p.form != q.form || p.k + widest_tail < q.k || q.k + widest_tail < p.k) continue;
+            if (&p == &q || p.n != q.n || p.form != q.form || p.k + widest_tail < q.k || q.k + widest_tail < p.k)
+                continue;
             EXPECT_TRUE(p.m_last < q.m_first || q.m_last < p.m_first) << table_text(p) << " and " << table_text(q);
         }
     }

@@ -22,13 +22,10 @@ struct Slice {
         : buffer(at::full({rows, before + cols + after}, fill, type)), view(buffer.narrow(1, before, cols)) {}
     /// Nothing outside the slice may change.
     bool margins_kept(int64_t before) const {
-        at::Tensor rest =
-            at::cat({buffer.narrow(1, 0, before),
-                     buffer.narrow(1, before + view.size(1), buffer.size(1) - before - view.size(1))},
-                    1);
-        return (rest.to(at::kDouble) == at::full({1}, sentinel, buffer.options()).to(at::kDouble))
-            .all()
-            .item<bool>();
+        at::Tensor rest = at::cat({buffer.narrow(1, 0, before),
+                                   buffer.narrow(1, before + view.size(1), buffer.size(1) - before - view.size(1))},
+                                  1);
+        return (rest.to(at::kDouble) == at::full({1}, sentinel, buffer.options()).to(at::kDouble)).all().item<bool>();
     }
 };
 
@@ -78,8 +75,7 @@ TEST_P(GemmTypes, MatchesFp64) {
         Slice y(m, n, out, 2, 7), c(m, n, out, 1, 1);
         const at::Tensor bias = at::randn({n}, at::kDouble).to(out);
         for (const at::Tensor& x : {a.view, b.view, c.view}) fill_random(x);
-        Gemm g{
-            .a = a.view, .b = b.view, .out = y.view, .transpose_a = transpose_a, .transpose_b = transpose_b};
+        Gemm g{.a = a.view, .b = b.view, .out = y.view, .transpose_a = transpose_a, .transpose_b = transpose_b};
         gemm(ctx, g);
         expect_close(y.view, reference(g), tolerance(out));
         EXPECT_TRUE(y.margins_kept(2));
@@ -100,8 +96,7 @@ TEST_P(GemmTypes, MatchesFp64) {
 
 INSTANTIATE_TEST_SUITE_P(All, GemmTypes,
                          ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
-                                            ::testing::Values(at::kFloat), ::testing::Bool(),
-                                            ::testing::Bool()));
+                                            ::testing::Values(at::kFloat), ::testing::Bool(), ::testing::Bool()));
 INSTANTIATE_TEST_SUITE_P(Rounded, GemmTypes,
                          ::testing::Values(std::tuple{at::kBFloat16, at::kBFloat16, false, false},
                                            std::tuple{at::kBFloat16, at::kBFloat16, true, true},

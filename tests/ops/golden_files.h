@@ -60,15 +60,13 @@ inline std::string sha256(const void* bytes, std::size_t size) {
         std::array<uint32_t, 64> w{};
         for (std::size_t i = 0; i < 64; ++i) w[i / 4] = w[i / 4] << 8 | static_cast<uint8_t>(message[at + i]);
         for (std::size_t i = 16; i < 64; ++i)
-            w[i] = w[i - 16] + w[i - 7] +
-                   (std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ w[i - 15] >> 3) +
+            w[i] = w[i - 16] + w[i - 7] + (std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ w[i - 15] >> 3) +
                    (std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ w[i - 2] >> 10);
         auto [a, b, c, d, e, f, g, hh] = h;
         for (std::size_t i = 0; i < 64; ++i) {
-            const uint32_t t1 = hh + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) +
-                                ((e & f) ^ (~e & g)) + k[i] + w[i];
-            const uint32_t t2 =
-                (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+            const uint32_t t1 =
+                hh + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) + k[i] + w[i];
+            const uint32_t t2 = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
             hh = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
         }
         const std::array<uint32_t, 8> add = {a, b, c, d, e, f, g, hh};

@@ -74,8 +74,7 @@ inline OpCase lora_dy_case(int64_t tokens, const LoraModules& modules, at::Scala
     c.name = "lora_dy " + case_name(tokens, n, r, modules[0].rank, c10::toString(dtype), name_of(layout), workspace);
     const at::Tensor b = at::zeros({n, r});
     for (const ops::LoraSlice& s : slices)
-        if (s.rank > 0)
-            b.narrow(0, s.n_begin, s.n).narrow(1, s.r_begin, s.rank).copy_(at::randn({s.n, s.rank}) * 0.1);
+        if (s.rank > 0) b.narrow(0, s.n_begin, s.n).narrow(1, s.r_begin, s.rank).copy_(at::randn({s.n, s.rank}) * 0.1);
     const at::Tensor dy = at::cat({at::randn({tokens, n}), at::full({tokens, r}, 3.0)}, 1);
     c.args = {{"sB", slice_of(b, dtype, layout)},
               {"u", slice_of(at::randn({tokens, r}), dtype, layout == Layout::unaligned ? layout : Layout::packed)},
@@ -109,8 +108,7 @@ inline OpCase lora_dy_case(int64_t tokens, const LoraModules& modules, at::Scala
     return c;
 }
 
-inline OpCase lora_da_case(int64_t tokens, int64_t k, const LoraModules& modules, at::ScalarType dtype,
-                           Layout layout) {
+inline OpCase lora_da_case(int64_t tokens, int64_t k, const LoraModules& modules, at::ScalarType dtype, Layout layout) {
     const std::vector<ops::LoraSlice> slices = lora_slices(modules);
     const int64_t r = ranks_of(slices);
     OpCase c;
@@ -175,7 +173,8 @@ inline std::vector<OpCase> lora_kernel_cases(uint64_t seed) {
         }
     }
     cases.push_back(lora_dy_case(1500, {{2048, 16}, {512, 16}, {512, 16}}, at::kBFloat16, Layout::wide, choice));
-    cases.push_back(lora_dy_case(1500, {{2048, 16}}, at::kBFloat16, Layout::wide, choice, (int64_t{4} << 20) + (int64_t{64} << 10)));
+    cases.push_back(lora_dy_case(1500, {{2048, 16}}, at::kBFloat16, Layout::wide, choice,
+                                 (int64_t{4} << 20) + (int64_t{64} << 10)));
     cases.push_back(lora_dy_case(3001, {{1416, 8}, {1416, 8}}, at::kHalf, Layout::wide, choice));
     return cases;
 }

@@ -25,8 +25,7 @@ TEST_F(Nf4GemmTest, EveryCodeOfATileHasItsOwnPlace) {
     for (int row = 0; row < nf4_tile; ++row) {
         for (int column = 0; column < nf4_tile; ++column) {
             const Nf4TilePlace place = nf4_tile_place(row, column);
-            EXPECT_TRUE(place.byte >= 0 && place.byte < nf4_tile_code_bytes &&
-                        (place.shift == 0 || place.shift == 4));
+            EXPECT_TRUE(place.byte >= 0 && place.byte < nf4_tile_code_bytes && (place.shift == 0 || place.shift == 4));
             places.insert(place.byte * 2 + place.shift / 4);
         }
     }
@@ -35,10 +34,8 @@ TEST_F(Nf4GemmTest, EveryCodeOfATileHasItsOwnPlace) {
 
 /// A thread's eight elements of an A operand are one 32-bit word: units (i, 2j) and (i, 2j + 1).
 TEST_F(Nf4GemmTest, AWordHoldsWhatAThreadOwns) {
-    for (const auto& [row, column] :
-         {std::pair{0, 0}, {8, 0}, {0, 8}, {8, 8}, {0, 1}, {8, 1}, {0, 9}, {8, 9}})
-        EXPECT_EQ(nf4_tile_place(16 + 3 + row, 32 + 4 + column).byte / 4,
-                  nf4_tile_place(16 + 3, 32 + 4).byte / 4);
+    for (const auto& [row, column] : {std::pair{0, 0}, {8, 0}, {0, 8}, {8, 8}, {0, 1}, {8, 1}, {0, 9}, {8, 9}})
+        EXPECT_EQ(nf4_tile_place(16 + 3 + row, 32 + 4 + column).byte / 4, nf4_tile_place(16 + 3, 32 + 4).byte / 4);
 }
 
 TEST_F(Nf4GemmTest, TilesDequantiseToTheSameBits) {
@@ -50,8 +47,7 @@ TEST_F(Nf4GemmTest, TilesDequantiseToTheSameBits) {
             const at::Tensor expected = quant_cases::dequantize_into_wider(ctx, weight, type, 0, 16);
             const at::Tensor got = at::full({rows, cols + 16}, 7.0, at::dtype(type));
             ops::dequantize_nf4_tiles(ctx, tiles, got.narrow(1, 0, cols));
-            EXPECT_TRUE(testing::same_bits(got, expected))
-                << rows << " x " << cols << " " << c10::toString(type);
+            EXPECT_TRUE(testing::same_bits(got, expected)) << rows << " x " << cols << " " << c10::toString(type);
         }
     }
 }
@@ -68,8 +64,7 @@ TEST_F(Nf4GemmTest, ProductsMatchFp64) {
             for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
                 for (const int64_t m : {1, 7}) {
                     SCOPED_TRACE(cat(c.rows[0], " x ", c.cols, " transposed ", transposed, " m ", m));
-                    const nf4_gemm_cases::Product p =
-                        nf4_gemm_cases::make(ctx, c, transposed, m, type, generator);
+                    const nf4_gemm_cases::Product p = nf4_gemm_cases::make(ctx, c, transposed, m, type, generator);
                     ASSERT_TRUE(ops::nf4_gemm_supported(ctx, p.args));
                     ops::nf4_gemm(ctx, p.args, {});
                     nf4_gemm_cases::expect_product(p, p.args.out);
@@ -80,8 +75,7 @@ TEST_F(Nf4GemmTest, ProductsMatchFp64) {
 }
 
 TEST_F(Nf4GemmTest, MismatchedShapesAreErrors) {
-    nf4_gemm_cases::Product p =
-        nf4_gemm_cases::make(ctx, nf4_gemm_cases::cases[1], false, 3, at::kFloat, generator);
+    nf4_gemm_cases::Product p = nf4_gemm_cases::make(ctx, nf4_gemm_cases::cases[1], false, 3, at::kFloat, generator);
     ops::Nf4Gemm wrong = p.args;
     wrong.x = p.args.x.narrow(1, 0, p.args.x.size(1) - 1);
     EXPECT_THROW(ops::nf4_gemm(ctx, wrong, {}), CheckError);
@@ -99,8 +93,7 @@ TEST_F(Nf4GemmTest, AnUnmeasuredCardOrShapeDequantises) {
             EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA A100-SXM4-80GB", m, 4096, 4096, transposed).kernel,
                       Kernel::dequantize);
             EXPECT_EQ(ops::nf4_gemm_choice("", m, 4096, 4096, transposed).kernel, Kernel::dequantize);
-            EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA H200", m, 4096, 4160, transposed).kernel,
-                      Kernel::dequantize);
+            EXPECT_EQ(ops::nf4_gemm_choice("NVIDIA H200", m, 4096, 4160, transposed).kernel, Kernel::dequantize);
         }
     }
 }

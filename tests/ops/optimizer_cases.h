@@ -27,8 +27,7 @@ inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device 
         flags_b.data_ptr<uint8_t>()[block] = flag;
         slot_b.data_ptr<int32_t>()[block] = (flag & ops::block_8bit) != 0 ? --next8 : --next32;
     }
-    const auto floats = at::TensorOptions(device).dtype(at::kFloat),
-               bytes = at::TensorOptions(device).dtype(at::kByte);
+    const auto floats = at::TensorOptions(device).dtype(at::kFloat), bytes = at::TensorOptions(device).dtype(at::kByte);
     ops::AdamwState state;
     state.params_P = at::zeros({blocks * 256}, floats);
     state.grads_P = at::zeros({blocks * 256}, floats);
@@ -40,8 +39,7 @@ inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device 
     state.v8 = at::zeros({(slots8 + 1) * 256}, bytes);
     state.absmax_m8 = at::zeros({slots8 + 1}, floats);
     state.absmax_v8 = at::zeros({slots8 + 1}, floats);
-    for (at::Tensor* moments : {&state.m32, &state.v32, &state.m8, &state.v8})
-        moments->slice(0, -256).fill_(77);
+    for (at::Tensor* moments : {&state.m32, &state.v32, &state.m8, &state.v8}) moments->slice(0, -256).fill_(77);
     state.absmax_m8[-1] = 77;
     state.absmax_v8[-1] = 77;
     state.maps = ops::dynamic_maps(device);
@@ -49,14 +47,11 @@ inline ops::AdamwState make_state(const std::vector<uint8_t>& flags, at::Device 
 }
 
 inline std::vector<at::Tensor> all_tensors(const ops::AdamwState& s) {
-    return {s.params_P, s.grads_P, s.flags_b,   s.slot_b,    s.m32, s.v32,
-            s.m8,       s.v8,      s.absmax_m8, s.absmax_v8, s.maps};
+    return {s.params_P, s.grads_P, s.flags_b, s.slot_b, s.m32, s.v32, s.m8, s.v8, s.absmax_m8, s.absmax_v8, s.maps};
 }
 
 inline ops::AdamwState copy_of(const ops::AdamwState& s, at::Device device) {
-    const auto copy = [&](const at::Tensor& t) {
-        return t.to(device, /*non_blocking=*/false, /*copy=*/true);
-    };
+    const auto copy = [&](const at::Tensor& t) { return t.to(device, /*non_blocking=*/false, /*copy=*/true); };
     return {copy(s.params_P), copy(s.grads_P), copy(s.flags_b),   copy(s.slot_b),    copy(s.m32), copy(s.v32),
             copy(s.m8),       copy(s.v8),      copy(s.absmax_m8), copy(s.absmax_v8), copy(s.maps)};
 }
@@ -90,8 +85,7 @@ inline void set_step_fp32(golden::StepState& step, const ops::AdamwSettings& set
 
 /// `zero_gradients` changes nothing but the gradients, and clears them whether or not the update happens.
 inline void expect_gradients_are_zeroed(ops::Context& ctx, at::Generator generator) {
-    const std::vector<uint8_t> flags = {ops::block_8bit, ops::block_decays,
-                                        ops::block_8bit | ops::block_decays, 0};
+    const std::vector<uint8_t> flags = {ops::block_8bit, ops::block_decays, ops::block_8bit | ops::block_decays, 0};
     ops::AdamwState zeroed = make_state(flags, ctx.device());
     zeroed.params_P.copy_(at::randn({1024}, generator));
     const ops::AdamwState kept = copy_of(zeroed, ctx.device());

@@ -45,8 +45,7 @@ TEST_F(OptimizerTest, NearestCodesFromAnyGuess) {
         const std::vector<float> map = ops::dynamic_map(is_signed);
         std::vector<float> midpoints(256);
         for (std::size_t i = 0; i < 255; ++i) midpoints[i] = (map[i] + map[i + 1]) * 0.5F;
-        const at::Tensor input = golden::tensor(file, kind + ".input"),
-                         absmax = golden::tensor(file, kind + ".absmax");
+        const at::Tensor input = golden::tensor(file, kind + ".input"), absmax = golden::tensor(file, kind + ".absmax");
         const at::Tensor codes = golden::tensor(file, kind + ".codes_nearest");
         int ties = 0;
         for (int64_t i = 0; i < input.numel(); ++i) {
@@ -72,8 +71,7 @@ void expect_codes_of_search(const float* map, bool is_signed) {
     namespace adamw = kernels::adamw;
     std::vector<float> midpoints(256);
     for (std::size_t i = 0; i < 255; ++i) midpoints[i] = (map[i] + map[i + 1]) * 0.5F;
-    std::vector<uint32_t> sorted, entries,
-        tried = {0, 1, adamw::least_bits - 1, adamw::least_bits, adamw::one_bits};
+    std::vector<uint32_t> sorted, entries, tried = {0, 1, adamw::least_bits - 1, adamw::least_bits, adamw::one_bits};
     for (int k = 0; k < Codes::thresholds; ++k) {
         sorted.push_back(adamw::bits_of_float(Codes::threshold(map, k)));
         for (uint32_t bits = sorted.back() - 2; bits <= sorted.back() + 2; ++bits) tried.push_back(bits);
@@ -141,17 +139,14 @@ TEST_F(OptimizerTest, EqualsTorchAdamW) {
         at::Tensor m = at::empty({1024}, at::kFloat), v = at::empty({1024}, at::kFloat);
         for (int64_t block = 0; block < 4; ++block) {
             const int64_t slot = state.slot_b[block].item<int>();
-            m.slice(0, block * 256, block * 256 + 256)
-                .copy_(state.m32.slice(0, slot * 256, slot * 256 + 256));
-            v.slice(0, block * 256, block * 256 + 256)
-                .copy_(state.v32.slice(0, slot * 256, slot * 256 + 256));
+            m.slice(0, block * 256, block * 256 + 256).copy_(state.m32.slice(0, slot * 256, slot * 256 + 256));
+            v.slice(0, block * 256, block * 256 + 256).copy_(state.v32.slice(0, slot * 256, slot * 256 + 256));
         }
         const at::Tensor expected_m =
             golden::tensor(file, prefix + "exp_avg");  // sums of both signs: relative to the largest
         EXPECT_LE((m.slice(0, 0, 1000) - expected_m).abs().max().item<float>(),
                   1e-6 * expected_m.abs().max().item<float>());
-        EXPECT_TRUE(
-            at::allclose(v.slice(0, 0, 1000), golden::tensor(file, prefix + "exp_avg_sq"), 1e-5, 1e-12));
+        EXPECT_TRUE(at::allclose(v.slice(0, 0, 1000), golden::tensor(file, prefix + "exp_avg_sq"), 1e-5, 1e-12));
         EXPECT_TRUE(state.params_P.slice(0, 1000).eq(0).all().item<bool>()) << "padding stays zero";
         EXPECT_TRUE(sentinels_hold(state));
     }
@@ -241,15 +236,14 @@ TEST_F(OptimizerTest, BlocksWithoutGradientStayFinite) {
 }
 
 TEST_F(OptimizerTest, MixedBlocksAreIndependent) {
-    const std::vector<uint8_t> flags = {block_8bit, block_decays, 0, block_8bit | block_decays,
-                                        0,          block_8bit};
+    const std::vector<uint8_t> flags = {block_8bit, block_decays, 0, block_8bit | block_decays, 0, block_8bit};
     AdamwState mixed = make_state(flags, at::kCPU);
     mixed.params_P.copy_(at::randn({6 * 256}, generator));
     std::vector<AdamwState> alone;
     for (std::size_t block = 0; block < flags.size(); ++block) {
         alone.push_back(make_state({flags[block]}, at::kCPU));
-        alone[block].params_P.copy_(mixed.params_P.slice(0, static_cast<int64_t>(block) * 256,
-                                                         static_cast<int64_t>(block) * 256 + 256));
+        alone[block].params_P.copy_(
+            mixed.params_P.slice(0, static_cast<int64_t>(block) * 256, static_cast<int64_t>(block) * 256 + 256));
     }
     const AdamwSettings settings{.weight_decay = 0.5};
     StepState step(ctx);
@@ -261,8 +255,7 @@ TEST_F(OptimizerTest, MixedBlocksAreIndependent) {
             const auto begin = static_cast<int64_t>(block) * 256;
             alone[block].grads_P.copy_(mixed.grads_P.slice(0, begin, begin + 256));
             ops::adamw_step(ctx, alone[block], settings);
-            EXPECT_TRUE(same_bits(alone[block].params_P, mixed.params_P.slice(0, begin, begin + 256)))
-                << block;
+            EXPECT_TRUE(same_bits(alone[block].params_P, mixed.params_P.slice(0, begin, begin + 256))) << block;
         }
     }
     EXPECT_TRUE(sentinels_hold(mixed));
@@ -339,8 +332,7 @@ TEST_F(OptimizerTest, NormClipAndLossScale) {
 TEST_F(OptimizerTest, NotFiniteOrABadSiteSkips) {
     StepState step(ctx);
     at::Tensor scratch = at::empty({ops::gradient_norm_scratch(1024)}, at::kByte);
-    for (const float bad :
-         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e38F}) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e38F}) {
         at::Tensor gradient = at::full({1024}, bad == 1e38F ? bad : 1.0F);
         gradient[1000] = bad;
         step.store();

@@ -18,8 +18,12 @@ TEST(Profiler, RecordsNestedRegionsInOrder) {
     ctx.profiler = &profiler;
     {
         const Region outer(ctx, "forward");
-        { const Region inner(ctx, "norm"); }
-        { const Region inner(ctx, "gemm"); }
+        {
+            const Region inner(ctx, "norm");
+        }
+        {
+            const Region inner(ctx, "gemm");
+        }
     }
     const std::vector<Span> spans = profiler.take();
     ASSERT_EQ(spans.size(), 3U);
@@ -43,8 +47,8 @@ TEST(Profiler, WithoutOneARegionCostsNothing) {
 
 TEST(Profiler, TheTablesLinesAddUp) {
     // 100 us of which 70 lie in operators; the layer between them adds no line.
-    const std::vector<Span> spans = {{"forward", -1, 0, 0, 100}, {"layer", 0, 1, 0, 90}, {"gemm", 1, 2, 0, 50}, {"gemm", 1, 2, 60, 70},
-                                     {"norm", 0, 1, 90, 100},    {"update", -1, 0, 100, 140}};
+    const std::vector<Span> spans = {{"forward", -1, 0, 0, 100}, {"layer", 0, 1, 0, 90},  {"gemm", 1, 2, 0, 50},
+                                     {"gemm", 1, 2, 60, 70},     {"norm", 0, 1, 90, 100}, {"update", -1, 0, 100, 140}};
     const std::string table = region_table(spans);
     const auto line = [&](const std::string& name) {
         const std::size_t at = table.find(name);

@@ -20,9 +20,9 @@ inline const std::vector<const char*> weights = {"model.layers.0.mlp.down_proj.w
 
 /// Shapes whose columns are and are no multiple of 64, of 8, of 2; with a partial last block; with several
 /// nested blocks.
-inline const std::vector<std::pair<int64_t, int64_t>> shapes = {
-    {1, 1},   {1, 63},  {2, 65},   {3, 5},    {5, 64}, {3, 216},    {7, 9},
-    {16, 24}, {33, 40}, {129, 72}, {67, 128}, {40, 8}, {128, 1024}, {257, 513}};
+inline const std::vector<std::pair<int64_t, int64_t>> shapes = {{1, 1},    {1, 63}, {2, 65},     {3, 5},    {5, 64},
+                                                                {3, 216},  {7, 9},  {16, 24},    {33, 40},  {129, 72},
+                                                                {67, 128}, {40, 8}, {128, 1024}, {257, 513}};
 
 /// A random 4-bit weight in host memory, every code and absmax code possible.
 inline ops::Quant4Tensor random_weight(int64_t rows, int64_t cols, bool nested, at::Generator generator) {
@@ -33,8 +33,7 @@ inline ops::Quant4Tensor random_weight(int64_t rows, int64_t cols, bool nested, 
     weight.packed = at::randint(256, {(elements + 1) / 2}, generator, at::kByte);
     weight.tables = at::empty({272}, at::kFloat);
     std::copy(std::begin(nf4_code), std::end(nf4_code), weight.tables.data_ptr<float>());
-    std::copy(dynamic_map_256(true).begin(), dynamic_map_256(true).end(),
-              weight.tables.data_ptr<float>() + 16);
+    std::copy(dynamic_map_256(true).begin(), dynamic_map_256(true).end(), weight.tables.data_ptr<float>() + 16);
     if (nested) {
         weight.absmax = at::randint(256, {blocks}, generator, at::kByte);
         weight.nested_absmax = at::rand({(blocks + 255) / 256}, generator) * 0.03;
@@ -66,19 +65,17 @@ inline at::Tensor reference(const ops::Quant4Tensor& weight) {
 }
 
 /// Dequantises into columns [offset, offset + K) of a wider buffer full of 7 and returns the whole buffer.
-inline at::Tensor dequantize_into_wider(ops::Context& ctx, const ops::Quant4Tensor& weight,
-                                        at::ScalarType type, int64_t offset, int64_t margin) {
-    at::Tensor wide = at::full({weight.rows, offset + weight.cols + margin}, 7.0,
-                               at::TensorOptions(ctx.device()).dtype(type));
+inline at::Tensor dequantize_into_wider(ops::Context& ctx, const ops::Quant4Tensor& weight, at::ScalarType type,
+                                        int64_t offset, int64_t margin) {
+    at::Tensor wide =
+        at::full({weight.rows, offset + weight.cols + margin}, 7.0, at::TensorOptions(ctx.device()).dtype(type));
     ops::dequantize_4bit(ctx, weight.view(), wide.slice(1, offset, offset + weight.cols));
     return wide;
 }
 
 /// What dequantize_into_wider must give.
-inline at::Tensor expected_wider(const at::Tensor& weight_NK, at::ScalarType type, int64_t offset,
-                                 int64_t margin) {
-    at::Tensor wide =
-        at::full({weight_NK.size(0), offset + weight_NK.size(1) + margin}, 7.0, at::dtype(type));
+inline at::Tensor expected_wider(const at::Tensor& weight_NK, at::ScalarType type, int64_t offset, int64_t margin) {
+    at::Tensor wide = at::full({weight_NK.size(0), offset + weight_NK.size(1) + margin}, 7.0, at::dtype(type));
     wide.slice(1, offset, offset + weight_NK.size(1)).copy_(weight_NK.to(type));
     return wide;
 }
@@ -86,9 +83,8 @@ inline at::Tensor expected_wider(const at::Tensor& weight_NK, at::ScalarType typ
 /// More weights than a launch takes, of which some need the general kernel, into rows of one wide buffer; an
 /// empty one too.
 inline void expect_several_at_once(ops::Context& ctx, at::ScalarType type, at::Generator generator) {
-    const std::vector<std::pair<int64_t, int64_t>> shapes = {{64, 64}, {16, 64},  {7, 63},  {0, 64},
-                                                             {33, 40}, {128, 64}, {5, 8},   {40, 64},
-                                                             {1, 64},  {3, 56},   {67, 64}, {2, 32}};
+    const std::vector<std::pair<int64_t, int64_t>> shapes = {{64, 64}, {16, 64}, {7, 63}, {0, 64}, {33, 40}, {128, 64},
+                                                             {5, 8},   {40, 64}, {1, 64}, {3, 56}, {67, 64}, {2, 32}};
     constexpr int64_t width = 64, margin = 16;
     int64_t rows = 0;
     for (const auto& shape : shapes) rows += shape.first;

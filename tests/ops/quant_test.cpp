@@ -28,8 +28,7 @@ class QuantTest : public ::testing::Test {
 
 at::Tensor absmax_of(const Quant4View& view) {
     at::Tensor absmax = at::empty({view.blocks()}, at::kFloat);
-    for (int64_t block = 0; block < view.blocks(); ++block)
-        absmax.data_ptr<float>()[block] = block_absmax(view, block);
+    for (int64_t block = 0; block < view.blocks(); ++block) absmax.data_ptr<float>()[block] = block_absmax(view, block);
     return absmax;
 }
 
@@ -74,11 +73,10 @@ TEST_F(QuantTest, DequantisesAnyShapeIntoAStridedBuffer) {
             const at::Tensor expected = quant_cases::reference(weight);
             for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
                 for (const auto& [offset, margin] : {std::pair{0, 0}, std::pair{0, 16}, std::pair{3, 1}}) {
-                    SCOPED_TRACE(cat(rows, " x ", cols, " nested ", nested, " ", c10::toString(type),
-                                     " offset ", offset));
-                    EXPECT_TRUE(
-                        same_bits(quant_cases::dequantize_into_wider(ctx, weight, type, offset, margin),
-                                  quant_cases::expected_wider(expected, type, offset, margin)));
+                    SCOPED_TRACE(
+                        cat(rows, " x ", cols, " nested ", nested, " ", c10::toString(type), " offset ", offset));
+                    EXPECT_TRUE(same_bits(quant_cases::dequantize_into_wider(ctx, weight, type, offset, margin),
+                                          quant_cases::expected_wider(expected, type, offset, margin)));
                 }
             }
         }
@@ -112,8 +110,7 @@ TEST_F(QuantTest, UploadSharesHostMemoryOnTheCpu) {
     EXPECT_TRUE(same_bits(quant_cases::reference(shared), quant_cases::reference(weight)));
     const Quant4Tensor plain = quant_cases::random_weight(5, 100, false, generator);
     EXPECT_FALSE(ops::upload(ctx, plain.view()).view().nested());
-    EXPECT_TRUE(
-        same_bits(quant_cases::reference(ops::upload(ctx, plain.view())), quant_cases::reference(plain)));
+    EXPECT_TRUE(same_bits(quant_cases::reference(ops::upload(ctx, plain.view())), quant_cases::reference(plain)));
 }
 
 TEST_F(QuantTest, RefusesWhatDoesNotFit) {
@@ -201,8 +198,7 @@ TEST_F(QuantTest, ZerosStayZeros) {
 }
 
 TEST_F(QuantTest, RefusesWeightsThatAreNotFinite) {
-    for (const float bad :
-         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
         at::Tensor w = at::randn({8, 64}, generator);
         w[5][17] = bad;
         EXPECT_THROW(ops::quantize_nf4(ctx, w), Error);

@@ -40,9 +40,7 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
         OpCase rebuild = backward;
         rebuild.name = "swiglu_backward, act " + name;
         rebuild.args.push_back({"act", poisoned_slice({tokens, columns}, dtype, layout), Role::output});
-        rebuild.run = [](ops::Context& ctx, const Tensors& a) {
-            ops::swiglu_backward(ctx, a[0], a[1], a[2]);
-        };
+        rebuild.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_backward(ctx, a[0], a[1], a[2]); };
         rebuild.expected = [gradient = backward.expected](const Tensors& a) {
             return Tensors{gradient(a)[0], swiglu_oracle(a[1])};
         };
@@ -51,9 +49,7 @@ inline std::vector<OpCase> swiglu_cases(uint64_t seed) {
         OpCase in_place = backward;
         in_place.name = "swiglu_backward, act over dact " + name;
         in_place.args[0].role = Role::both;
-        in_place.run = [](ops::Context& ctx, const Tensors& a) {
-            ops::swiglu_backward(ctx, a[0], a[1], a[0]);
-        };
+        in_place.run = [](ops::Context& ctx, const Tensors& a) { ops::swiglu_backward(ctx, a[0], a[1], a[0]); };
         in_place.expected = [gradient = backward.expected](const Tensors& a) {
             return Tensors{swiglu_oracle(a[1]), gradient(a)[0]};
         };
@@ -81,8 +77,7 @@ inline void expect_swiglu_rebuilds_bits(at::Device device) {
     for (const int64_t columns : {7, 776}) {
         const at::Tensor gu = at::randn({50, 2 * columns}).to(device, at::kBFloat16) * 3;
         const at::Tensor dact = at::randn({50, columns}).to(device, at::kBFloat16);
-        const at::Tensor act = at::empty_like(dact), plain = gu.clone(), fused = gu.clone(),
-                         rebuilt = dact.clone();
+        const at::Tensor act = at::empty_like(dact), plain = gu.clone(), fused = gu.clone(), rebuilt = dact.clone();
         ops::swiglu_forward(ctx, gu, act);
         ops::swiglu_backward(ctx, dact, plain);
         ops::swiglu_backward(ctx, rebuilt, fused, rebuilt);

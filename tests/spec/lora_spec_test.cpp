@@ -141,7 +141,8 @@ TEST(ResolveLora, PatternsTakeABoundedTimeAndNoStack) {
     };
     expect_usage_error(with_pattern("(.*)*[!?]"), "cannot be matched");
     expect_usage_error(with_pattern("([a-z._0-9]+)+[!?]"), "cannot be matched");
-    expect_usage_error(with_pattern(std::string(100000, '(') + "a" + std::string(100000, ')')), "no valid regular expression");
+    expect_usage_error(with_pattern(std::string(100000, '(') + "a" + std::string(100000, ')')),
+                       "no valid regular expression");
     LoraSpec lora = all_linears();
     lora.target_modules = {std::string(1000000, 'a')};
     lora.target_is_regex = true;

@@ -12,13 +12,10 @@ using Ordered = nlohmann::ordered_json;
 /// llama3_small in a folder of its own, with templates.
 class ChatTemplates : public testing::Test {
   protected:
-    ChatTemplates() {
-        folder.write("tokenizer.json", read_text(golden("tokenizer/llama3_small/tokenizer.json")));
-    }
+    ChatTemplates() { folder.write("tokenizer.json", read_text(golden("tokenizer/llama3_small/tokenizer.json"))); }
     Tokenizer tokenizer(const std::string& chat_template = {}) const {
-        json config = {{"bos_token", "<|begin_of_text|>"},
-                       {"eos_token", {{"content", "<|eot_id|>"}}},
-                       {"pad_token", nullptr}};
+        json config = {
+            {"bos_token", "<|begin_of_text|>"}, {"eos_token", {{"content", "<|eot_id|>"}}}, {"pad_token", nullptr}};
         if (!chat_template.empty()) config["chat_template"] = chat_template;
         folder.write("tokenizer_config.json", config.dump());
         return Tokenizer::load(folder.path());
@@ -31,8 +28,7 @@ class ChatTemplates : public testing::Test {
     /// The text with each trained range in brackets.
     std::string marked(const std::string& chat_template, const std::string& row,
                        TrainedTurns turns = TrainedTurns::all) const {
-        return marked(
-            ChatTemplate::choose("auto", tokenizer(chat_template)).render(Ordered::parse(row), turns));
+        return marked(ChatTemplate::choose("auto", tokenizer(chat_template)).render(Ordered::parse(row), turns));
     }
     static std::string marked(const Rendered& rendered) {
         std::string out;
@@ -40,8 +36,7 @@ class ChatTemplates : public testing::Test {
         for (const auto& [begin, end] : rendered.trained_bytes) {
             EXPECT_LE(at, begin);
             EXPECT_LT(begin, end);
-            out +=
-                rendered.text.substr(at, begin - at) + "⟦" + rendered.text.substr(begin, end - begin) + "⟧";
+            out += rendered.text.substr(at, begin - at) + "⟦" + rendered.text.substr(begin, end - begin) + "⟧";
             at = end;
         }
         return out + rendered.text.substr(at);
@@ -62,13 +57,11 @@ TEST_F(ChatTemplates, GetWhatTransformersGives) {
     EXPECT_EQ(text("{{ bos_token }}{{ tools | tojson }}",
                    R"({"messages": [{"role": "user"}], "bos_token": "B", "tools": [{"z": 1, "a": 2}]})"),
               R"(B[{"z": 1, "a": 2}])");
-    EXPECT_EQ(
-        text("{{ messages | tojson }}",
-             R"({"messages": [{"role": "assistant", "content": null, "reasoning": "R", "name": "n"}]})"),
-        R"([{"thinking": "R", "role": "assistant", "reasoning": "R", "name": "n", "reasoning_content": "R"}])");
-    const std::string message = error_of(ErrorKind::input, [&] {
-        text("a\n{{ raise_exception('no') }}", R"({"messages": [{"role": "user"}]})");
-    });
+    EXPECT_EQ(text("{{ messages | tojson }}",
+                   R"({"messages": [{"role": "assistant", "content": null, "reasoning": "R", "name": "n"}]})"),
+              R"([{"thinking": "R", "role": "assistant", "reasoning": "R", "name": "n", "reasoning_content": "R"}])");
+    const std::string message = error_of(
+        ErrorKind::input, [&] { text("a\n{{ raise_exception('no') }}", R"({"messages": [{"role": "user"}]})"); });
     EXPECT_NE(message.find("default (of the model), line 2: no"), std::string::npos) << message;
 }
 
@@ -80,8 +73,7 @@ TEST_F(ChatTemplates, AreChosenByName) {
     folder.write("additional_chat_templates/bad.jinja", "a\n{% if %}");
     const Tokenizer model = tokenizer("own");
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
-    const auto with_tools =
-        Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}], "tools": []})");
+    const auto with_tools = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}], "tools": []})");
     const auto rendered = [&](const std::string& name, const Ordered& r) {
         return ChatTemplate::choose(name, model).render(r).text;
     };
@@ -109,21 +101,17 @@ TEST_F(ChatTemplates, BuiltinOnes) {
         R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": " Q1"},
         {"role": "assistant", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "1"}]},
         {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}], "add_generation_prompt": true})");
-    const auto rendered = [&](const char* name) {
-        return marked(ChatTemplate::choose(name, model).render(row));
-    };
+    const auto rendered = [&](const char* name) { return marked(ChatTemplate::choose(name, model).render(row)); };
     const std::string b = "<|begin_of_text|>", e = "<|eot_id|>";
-    EXPECT_EQ(rendered("llama-2"), b + "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ1 [/INST]⟦ A1 " + e + "⟧" + b +
-                                       "[INST] Q2 [/INST]⟦ A2 " + e + "⟧");
-    EXPECT_EQ(rendered("mistral"),
-              b + "[INST] S\n\n Q1 [/INST]⟦ A1" + e + "⟧[INST] Q2 [/INST]⟦ A2" + e + "⟧");
+    EXPECT_EQ(rendered("llama-2"),
+              b + "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ1 [/INST]⟦ A1 " + e + "⟧" + b + "[INST] Q2 [/INST]⟦ A2 " + e + "⟧");
+    EXPECT_EQ(rendered("mistral"), b + "[INST] S\n\n Q1 [/INST]⟦ A1" + e + "⟧[INST] Q2 [/INST]⟦ A2" + e + "⟧");
     EXPECT_EQ(rendered("zephyr"), "<|system|>\nS" + e + "\n<|user|>\n Q1" + e + "\n<|assistant|>\n⟦A1" + e +
-                                      "⟧\n<|user|>\nQ2" + e + "\n<|assistant|>\n⟦A2" + e +
-                                      "⟧\n<|assistant|>\n");
+                                      "⟧\n<|user|>\nQ2" + e + "\n<|assistant|>\n⟦A2" + e + "⟧\n<|assistant|>\n");
     const std::string h = "<|start_header_id|>", t = "<|end_header_id|>\n\n";
-    EXPECT_EQ(rendered("llama-3"), b + h + "system" + t + "S" + e + h + "user" + t + "Q1" + e + h +
-                                       "assistant" + t + "⟦A1" + e + "⟧" + h + "user" + t + "Q2" + e + h +
-                                       "assistant" + t + "⟦A2" + e + "⟧" + h + "assistant" + t);
+    EXPECT_EQ(rendered("llama-3"), b + h + "system" + t + "S" + e + h + "user" + t + "Q1" + e + h + "assistant" + t +
+                                       "⟦A1" + e + "⟧" + h + "user" + t + "Q2" + e + h + "assistant" + t + "⟦A2" + e +
+                                       "⟧" + h + "assistant" + t);
     const Tokenizer qwen_model = Tokenizer::load(golden("tokenizer/qwen_small"));
     const std::vector<Message> one = {{"user", "Q"}};
     EXPECT_EQ(ChatTemplate::choose("qwen", qwen_model).render(one, true).text,
@@ -139,13 +127,12 @@ TEST_F(ChatTemplates, BuiltinOnes) {
     }
     for (const char* name : {"llama-2", "mistral"}) {
         const std::vector<Message> twice = {{"user", "a"}, {"user", "b"}};
-        EXPECT_NE(error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, model).render(twice, false); })
-                      .find("in turn"),
-                  std::string::npos);
         EXPECT_NE(
-            error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, qwen_model).render(one, false); })
-                .find("names none"),
+            error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, model).render(twice, false); }).find("in turn"),
             std::string::npos);
+        EXPECT_NE(error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, qwen_model).render(one, false); })
+                      .find("names none"),
+                  std::string::npos);
     }
 }
 
@@ -166,8 +153,7 @@ TEST_F(ChatTemplates, TurnsThroughCutOffRenderings) {
                                              {"role": "assistant", "content": "<assistant>\nA</s>"}], "add_generation_prompt": true})"),
         "<user>\n</s>\n<assistant>\nA</s>\n<assistant>\n⟦A</s>⟧\n<assistant>\n⟦<assistant>\nA</s></"
         "s>⟧\n<assistant>\n");
-    EXPECT_EQ(marked(plain, R"({"messages": [{"role": "assistant", "content": "é"}]})"),
-              "<assistant>\n⟦é</s>⟧\n");
+    EXPECT_EQ(marked(plain, R"({"messages": [{"role": "assistant", "content": "é"}]})"), "<assistant>\n⟦é</s>⟧\n");
 }
 
 TEST_F(ChatTemplates, TurnsWithoutAGenerationPrompt) {
@@ -177,8 +163,7 @@ TEST_F(ChatTemplates, TurnsWithoutAGenerationPrompt) {
         "{{ eos_token }}{% endif %}{% endfor %}";
     EXPECT_EQ(marked(instructions, two_turns), "[I] Q1 [/I]⟦ A1<|eot_id|>⟧[I] A1 [/I]⟦ A2<|eot_id|>⟧");
     const std::string headers = "{% for m in messages %}<{{ m.role }}> {{ m.content }}</s>{% endfor %}";
-    EXPECT_EQ(marked(headers, two_turns),
-              "<user> Q1</s><assistant> ⟦A1</s>⟧<user> A1</s><assistant> ⟦A2 </s>⟧");
+    EXPECT_EQ(marked(headers, two_turns), "<user> Q1</s><assistant> ⟦A1</s>⟧<user> A1</s><assistant> ⟦A2 </s>⟧");
 }
 
 /// Phi-3's way: an end of the text behind the last message alone.
@@ -186,7 +171,8 @@ TEST_F(ChatTemplates, TurnsOfAConversationThatIsClosed) {
     const std::string closed =
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|eot_id|>\n{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% else %}<|end_of_text|>{% endif %}";
-    const std::string front = "<user>Q1<|eot_id|>\n<assistant>⟦A1<|eot_id|>⟧\n<user>A1<|eot_id|>\n<assistant>⟦A2 <|eot_id|>";
+    const std::string front =
+        "<user>Q1<|eot_id|>\n<assistant>⟦A1<|eot_id|>⟧\n<user>A1<|eot_id|>\n<assistant>⟦A2 <|eot_id|>";
     EXPECT_EQ(marked(closed, two_turns), front + "\n<|end_of_text|>⟧");
     json row = json::parse(two_turns);
     row["add_generation_prompt"] = true;
@@ -201,17 +187,21 @@ TEST_F(ChatTemplates, TurnsOfAConversationThatIsClosed) {
 /// As the first template of Llama 3: the header of an answer stands at the end, whether asked for or not.
 TEST_F(ChatTemplates, TurnsInFrontOfAHeaderThatIsAlwaysThere) {
     const std::string h = "<|start_header_id|>", t = "<|end_header_id|>\n\n", e = "<|eot_id|>";
-    const std::string open = "{% for m in messages %}" + h + "{{ m.role }}" + t + "{{ m.content }}" + e + "{% endfor %}{{ '" + h + "assistant" + t + "' }}";
-    EXPECT_EQ(marked(open, two_turns), h + "user" + t + "Q1" + e + h + "assistant" + t + "⟦A1" + e + "⟧" + h + "user" + t + "A1" + e + h + "assistant" + t +
-                                           "⟦A2 " + e + "⟧" + h + "assistant" + t);
+    const std::string open = "{% for m in messages %}" + h + "{{ m.role }}" + t + "{{ m.content }}" + e +
+                             "{% endfor %}{{ '" + h + "assistant" + t + "' }}";
+    EXPECT_EQ(marked(open, two_turns), h + "user" + t + "Q1" + e + h + "assistant" + t + "⟦A1" + e + "⟧" + h + "user" +
+                                           t + "A1" + e + h + "assistant" + t + "⟦A2 " + e + "⟧" + h + "assistant" + t);
 }
 
 /// Mistral's way: the system message goes into the last user's, so no front of the conversation is one of the text.
 TEST_F(ChatTemplates, TurnsBehindAUserMessageThatChanges) {
     const std::string moving =
-        "{% set system = messages[0].content %}{% for m in messages[1:] %}{% if m.role == 'user' %}[I]{{ system + '|' if loop.last or "
-        "loop.index0 == loop.length - 2 else '' }}{{ m.content }}[/I]{% elif m.role == 'tool' %}[R]{{ m.content }}[/R]{% elif m.tool_calls %}"
-        "[C]{{ m.tool_calls | tojson }}{{ eos_token }}{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}";
+        "{% set system = messages[0].content %}{% for m in messages[1:] %}{% if m.role == 'user' %}[I]{{ system + '|' "
+        "if loop.last or "
+        "loop.index0 == loop.length - 2 else '' }}{{ m.content }}[/I]{% elif m.role == 'tool' %}[R]{{ m.content "
+        "}}[/R]{% elif m.tool_calls %}"
+        "[C]{{ m.tool_calls | tojson }}{{ eos_token }}{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor "
+        "%}";
     const char* calls =
         R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q1"}, {"role": "assistant", "tool_calls": [1]},
         {"role": "tool", "content": "5"}, {"role": "assistant", "content": "A1"}, {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}]})";
@@ -231,14 +221,12 @@ constexpr const char* thinking =
 TEST_F(ChatTemplates, TurnsThatChangeWhenOthersFollow) {
     EXPECT_EQ(marked(thinking, two_turns),
               "<user>\nQ1</s>\n<assistant>\n⟦A1</s>⟧\n<user>\nA1</s>\n<assistant>\n⟦<t></t>A2 </s>⟧\n");
-    EXPECT_EQ(
-        marked(
-            thinking,
-            R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<t>r1</t>A1"},
+    EXPECT_EQ(marked(thinking,
+                     R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<t>r1</t>A1"},
                  {"role": "tool", "content": "<assistant>\nT"}, {"role": "assistant", "content": "<t>r2</t>A2"}, {"role": "user", "content": "Q"},
                  {"role": "assistant", "content": "<t>r3</t>A3"}]})"),
-        "<user>\nQ</s>\n<assistant>\n⟦A1</s>⟧\n<tool>\n<assistant>\nT</s>\n<assistant>\n⟦A2</s>⟧\n<user>\nQ</"
-        "s>\n<assistant>\n⟦<t>r3</t>A3</s>⟧\n");
+              "<user>\nQ</s>\n<assistant>\n⟦A1</s>⟧\n<tool>\n<assistant>\nT</s>\n<assistant>\n⟦A2</s>⟧\n<user>\nQ</"
+              "s>\n<assistant>\n⟦<t>r3</t>A3</s>⟧\n");
 }
 
 TEST_F(ChatTemplates, TurnsThatCannotBeToldApartAreRefused) {
@@ -250,13 +238,17 @@ TEST_F(ChatTemplates, TurnsThatCannotBeToldApartAreRefused) {
     EXPECT_NE(message.find("generation"), std::string::npos);
     // Calls of a template that closes conversations, and does not write them: what is common need not hold them.
     const std::string closed = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}";
-    EXPECT_NE(error_of(ErrorKind::input,
-                       [&] {
-                           marked(closed, R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "tool_calls": [1]},
+    EXPECT_NE(
+        error_of(
+            ErrorKind::input,
+            [&] {
+                marked(
+                    closed,
+                    R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "tool_calls": [1]},
                                                            {"role": "tool", "content": "R"}, {"role": "assistant", "content": "B"}]})");
-                       })
-                  .find("cannot tell which part"),
-              std::string::npos);
+            })
+            .find("cannot tell which part"),
+        std::string::npos);
     EXPECT_EQ(text(tangled, two_turns), "4A2 4A14A14Q1");  // rendering alone is no problem
 }
 
@@ -276,16 +268,18 @@ TEST_F(ChatTemplates, GenerationBlocksTellTheTurns) {
 
 TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
     const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
-    EXPECT_NE(error_of(ErrorKind::usage, [&] { ChatTemplate::choose(source, tokenizer("x")); }).find("there is no chat template"), std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::usage, [&] { ChatTemplate::choose(source, tokenizer("x")); })
+                  .find("there is no chat template"),
+              std::string::npos);
 }
 
 TEST_F(ChatTemplates, RowsNestedTooDeepAreRefused) {
     std::string nested(2000, '[');
     nested += std::string(2000, ']');
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": )" + nested + "}]}");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { ChatTemplate::choose("auto", tokenizer("x")).render(row); })
-                  .find("deeper"),
-              std::string::npos);
+    EXPECT_NE(
+        error_of(ErrorKind::input, [&] { ChatTemplate::choose("auto", tokenizer("x")).render(row); }).find("deeper"),
+        std::string::npos);
 }
 
 }  // namespace

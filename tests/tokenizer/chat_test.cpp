@@ -41,8 +41,7 @@ Spans in_code_points(const Rendered& rendered) {
     Spans spans;
     for (const auto& [begin, end] : rendered.trained_bytes) {
         const auto count = [&](std::size_t bytes) {
-            return static_cast<std::size_t>(std::count_if(rendered.text.begin(),
-                                                          rendered.text.begin() + bytes,
+            return static_cast<std::size_t>(std::count_if(rendered.text.begin(), rendered.text.begin() + bytes,
                                                           [](char c) { return (c & 0xC0) != 0x80; }));
         };
         spans.emplace_back(count(begin), count(end));
@@ -76,8 +75,7 @@ TEST(Chat, ChatMlEqualsQwenWhereItsTemplateAddsNothing) {
 }
 
 TEST(Chat, ChatMlKeepsContentsAsTheyAre) {
-    const std::vector<Message> messages = {
-        {"system", " S\n"}, {"user", "Q"}, {"assistant", " A "}, {"tool", "T"}};
+    const std::vector<Message> messages = {{"system", " S\n"}, {"user", "Q"}, {"assistant", " A "}, {"tool", "T"}};
     const Rendered rendered = render("chatml", messages, true, small("qwen_small"));
     EXPECT_EQ(rendered.text,
               "<|im_start|>system\n S\n<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n A "
@@ -105,8 +103,7 @@ void expect_turns(const char* template_name, const char* tokenizer_name, const c
     for (const json& row : read_rows(golden(std::string("chat/") + conversations))) {
         const auto found = expected.find(row["text"]);
         const Rendered rendered = render_row(template_name, row, tokenizer);
-        if (found == expected.end() || rendered.text != row["text"] || !row.contains("assistant_tokens"))
-            continue;
+        if (found == expected.end() || rendered.text != row["text"] || !row.contains("assistant_tokens")) continue;
         const EncodedTurns turns = encode_rendered(tokenizer, rendered);
         EXPECT_EQ(turns.ids, found->second["ids"].get<std::vector<int32_t>>()) << rendered.text;
         EXPECT_EQ(turns.trained, found->second["trained"].get<Spans>()) << rendered.text;
@@ -124,8 +121,7 @@ TEST(Chat, TrainsTheTokensOfAssistantTurns) {
 TEST(Chat, RealTokenizersGiveTheGoldenIdsAndSpans) {
     for (const char* name : {"llama3_1", "qwen3"}) {
         const TemporaryFolder folder;
-        if (!expand_shared(name, folder))
-            GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
+        if (!expand_shared(name, folder)) GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
         const Tokenizer tokenizer = Tokenizer::load(folder.path());
         const ChatTemplate chat = ChatTemplate::choose("auto", tokenizer);
         EXPECT_EQ(chat.name(), "default (of the model)");
@@ -170,15 +166,13 @@ TEST(Chat, AutoFollowsTheTokensWithoutATemplate) {
     EXPECT_EQ(chosen("auto", "gpt2_small"), "alpaca");
     EXPECT_EQ(chosen("chatml", "gpt2_small"), "chatml");
     const std::string message = error_of(ErrorKind::usage, [&] { chosen("llama3", "gpt2_small"); });
-    EXPECT_NE(message.find("llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr"), std::string::npos)
-        << message;
+    EXPECT_NE(message.find("llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr"), std::string::npos) << message;
 }
 
 TEST(Chat, AlpacaPromptHasThreeSections) {
-    EXPECT_EQ(
-        alpaca_prompt("Do it."),
-        "Below is an instruction that describes a task. Write a response that appropriately completes the "
-        "request.\n\n### Instruction:\nDo it.\n\n### Response:\n");
+    EXPECT_EQ(alpaca_prompt("Do it."),
+              "Below is an instruction that describes a task. Write a response that appropriately completes the "
+              "request.\n\n### Instruction:\nDo it.\n\n### Response:\n");
     EXPECT_EQ(alpaca_prompt("Do it.", "this"),
               "Below is an instruction that describes a task, paired with an input that provides further "
               "context. Write "
@@ -217,16 +211,14 @@ TEST(Chat, PromptAndCompletion) {
     ASSERT_EQ(turns.trained.size(), 1u);
     const auto [begin, end] = turns.trained[0];
     EXPECT_EQ(end, turns.ids.size());
-    const std::vector<int32_t> learned(turns.ids.begin() + static_cast<std::ptrdiff_t>(begin),
-                                       turns.ids.end());
+    const std::vector<int32_t> learned(turns.ids.begin() + static_cast<std::ptrdiff_t>(begin), turns.ids.end());
     EXPECT_EQ(tokenizer.decode(learned, false), "the answer<|eot_id|>");
 }
 
 TEST(Chat, RefusesWhatItCannotRender) {
     const Tokenizer llama = small("llama3_small"), gpt2 = small("gpt2_small");
     const std::vector<Message> one = {{"user", "Q"}}, tool = {{"user", "Q"}, {"tool", "T"}};
-    const auto message = [&](const char* name, const std::vector<Message>& messages,
-                             const Tokenizer& tokenizer) {
+    const auto message = [&](const char* name, const std::vector<Message>& messages, const Tokenizer& tokenizer) {
         return error_of(ErrorKind::input, [&] { render(name, messages, false, tokenizer); });
     };
     EXPECT_NE(message("llama-3", {}, llama).find("without messages"), std::string::npos);
@@ -235,8 +227,7 @@ TEST(Chat, RefusesWhatItCannotRender) {
     EXPECT_NE(message("alpaca", tool, llama).find("'tool'"), std::string::npos);
     const TemporaryFolder folder;  // without tokenizer_config.json there is no EOS
     folder.write("tokenizer.json", small_json("qwen_small").dump());
-    EXPECT_NE(message("alpaca", one, Tokenizer::load(folder.path())).find("end-of-sequence"),
-              std::string::npos);
+    EXPECT_NE(message("alpaca", one, Tokenizer::load(folder.path())).find("end-of-sequence"), std::string::npos);
 }
 
 }  // namespace

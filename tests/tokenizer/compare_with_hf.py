@@ -12,6 +12,7 @@ special tokens and its ids, mixed with random ones, are decoded with and without
 --pipelines N makes N tokenizers at random instead: a model of ../golden/tokenizer with random normalizers,
 pre-tokenizers, post-processors, decoders and added tokens.
 """
+
 import argparse
 import json
 import pathlib
@@ -27,16 +28,114 @@ except ImportError:
     sys.exit(77)
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "tokenizer"
-BLOCKS = [(0, 0x80), (0x20, 0x7F), (0x80, 0x250), (0x300, 0x370), (0x370, 0x600), (0x900, 0xE00), (0x1100, 0x1200), (0x1E00, 0x2100),
-          (0x2000, 0x2070), (0x2580, 0x2590), (0x3000, 0x3100), (0x4E00, 0x5000), (0xAC00, 0xD7A4), (0xF900, 0x10000), (0x11300, 0x11400),
-          (0x1F300, 0x1F700), (0x2F800, 0x2FA20), (0x31350, 0x323B0), (0, 0x110000)]
-PIECES = ["Hello", " world", "I'm", "we'LL", "it\u017f", "don't", "12345", "3.14", "\u0663\u0664", "\u00bd", "  ", "   x", "\n", "\r\n", "\n\n\n", "\t",
-          " \n ", "\u00a0", "\u3000", "\u2028", "\u0085", "\u180e", "\u200b", "\ufeff", "\x00", "\x1c", "caf\u00e9", "cafe\u0301", "e\u0323\u0301",
-          "\u1100\u1161\u11a8", "\u0344", "\u0958", "\u212b", "\ufb01", "\ufdfa", "\u0130I\u0131", "\u03a3\u03c2", "STRASSE \u1e9e", "\u2460\u216b\u33a1", "\u65e5\u672c\u8a9e", "\u0440\u0443\u0441\u0441\u043a\u0438\u0439",
-          "\u0639\u0631\u0628\u064a", "\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e44\u0e17\u0e22", "\U0001F468\u200d\U0001F469\u200d\U0001F467", "\U0001F44D\U0001F3FD", "\U0001F1E9\U0001F1EA", "\u2764\ufe0f", "\u00ad",
-          "!!!", " ...", "(){}[]", "<|", "|>", "</", "\ufffd", "\u2581", "\u2581\u2581", " \u2581", "\u2581a", "<0x41>", "<0x0A>", "<s>", "</s>", "<unk>", "[INST]", "[/INST]", "<s", "\u0120", "\u0120the",
-          "def f(x):\n    return x\n", "https://a.b/c?d=e&f", "a" * 40, "ab" * 20, "the " * 6, " " * 17, "\n" * 5, "\u00e9" * 9, "What is", " the", " number", " of", " = ",
-          "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n", "#### 72"]
+BLOCKS = [
+    (0, 0x80),
+    (0x20, 0x7F),
+    (0x80, 0x250),
+    (0x300, 0x370),
+    (0x370, 0x600),
+    (0x900, 0xE00),
+    (0x1100, 0x1200),
+    (0x1E00, 0x2100),
+    (0x2000, 0x2070),
+    (0x2580, 0x2590),
+    (0x3000, 0x3100),
+    (0x4E00, 0x5000),
+    (0xAC00, 0xD7A4),
+    (0xF900, 0x10000),
+    (0x11300, 0x11400),
+    (0x1F300, 0x1F700),
+    (0x2F800, 0x2FA20),
+    (0x31350, 0x323B0),
+    (0, 0x110000),
+]
+PIECES = [
+    "Hello",
+    " world",
+    "I'm",
+    "we'LL",
+    "it\u017f",
+    "don't",
+    "12345",
+    "3.14",
+    "\u0663\u0664",
+    "\u00bd",
+    "  ",
+    "   x",
+    "\n",
+    "\r\n",
+    "\n\n\n",
+    "\t",
+    " \n ",
+    "\u00a0",
+    "\u3000",
+    "\u2028",
+    "\u0085",
+    "\u180e",
+    "\u200b",
+    "\ufeff",
+    "\x00",
+    "\x1c",
+    "caf\u00e9",
+    "cafe\u0301",
+    "e\u0323\u0301",
+    "\u1100\u1161\u11a8",
+    "\u0344",
+    "\u0958",
+    "\u212b",
+    "\ufb01",
+    "\ufdfa",
+    "\u0130I\u0131",
+    "\u03a3\u03c2",
+    "STRASSE \u1e9e",
+    "\u2460\u216b\u33a1",
+    "\u65e5\u672c\u8a9e",
+    "\u0440\u0443\u0441\u0441\u043a\u0438\u0439",
+    "\u0639\u0631\u0628\u064a",
+    "\u0939\u093f\u0928\u094d\u0926\u0940",
+    "\u0e44\u0e17\u0e22",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\U0001f44d\U0001f3fd",
+    "\U0001f1e9\U0001f1ea",
+    "\u2764\ufe0f",
+    "\u00ad",
+    "!!!",
+    " ...",
+    "(){}[]",
+    "<|",
+    "|>",
+    "</",
+    "\ufffd",
+    "\u2581",
+    "\u2581\u2581",
+    " \u2581",
+    "\u2581a",
+    "<0x41>",
+    "<0x0A>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "[INST]",
+    "[/INST]",
+    "<s",
+    "\u0120",
+    "\u0120the",
+    "def f(x):\n    return x\n",
+    "https://a.b/c?d=e&f",
+    "a" * 40,
+    "ab" * 20,
+    "the " * 6,
+    " " * 17,
+    "\n" * 5,
+    "\u00e9" * 9,
+    "What is",
+    " the",
+    " number",
+    " of",
+    " = ",
+    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n",
+    "#### 72",
+]
 
 
 class Texts:
@@ -57,7 +156,7 @@ class Texts:
             return self.random.choice(PIECES)
         if r < 0.65 and self.added:
             token = self.random.choice(self.added)
-            return token if self.random.random() < 0.8 else token[:self.random.randrange(len(token)) + 1]
+            return token if self.random.random() < 0.8 else token[: self.random.randrange(len(token)) + 1]
         if r < 0.72:
             return self.random.choice([" ", "  ", "\n", "\t", "\r\n", "\u3000", "\u2581"]) * self.random.randrange(1, 4)
         return "".join(self.code_point() for _ in range(self.random.randrange(1, 6)))
@@ -75,7 +174,9 @@ class Texts:
 def run(binary, folder, rows, *options):
     """What the program makes of rows, one object each; None and a message when it refuses."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    result = subprocess.run([binary, "tokenize", "--tokenizer", str(folder), *options], input=lines.encode(), capture_output=True)
+    result = subprocess.run(
+        [binary, "tokenize", "--tokenizer", str(folder), *options], input=lines.encode(), capture_output=True
+    )
     if result.returncode:
         return None, f"exit {result.returncode}: {result.stderr.decode(errors='replace').strip()[-400:]}"
     return [json.loads(line) for line in result.stdout.decode().split("\n")[:-1]], ""
@@ -117,7 +218,9 @@ def compare(binary, folder, reference, texts, count, chunk=20000):
                     wrong.append(f"encode(special={special}) {text!r}:\n    expected {ids}\n    got      {row['ids']}")
             id_rows = [texts.ids(ids[:200], size) for ids in expected]
             for skip in (False, True):
-                got, message = run(binary, folder, [{"ids": ids} for ids in id_rows], "--decode", *(["--no_special"] if skip else []))
+                got, message = run(
+                    binary, folder, [{"ids": ids} for ids in id_rows], "--decode", *(["--no_special"] if skip else [])
+                )
                 if got is None:
                     return done, wrong + [message]
                 for ids, row in zip(id_rows, got):
@@ -133,27 +236,73 @@ def compare(binary, folder, reference, texts, count, chunk=20000):
 
 NORMALIZERS = [
     lambda r: {"type": "Prepend", "prepend": r.choice(["\u2581", " ", "xy"])},
-    lambda r: {"type": "Replace", "pattern": {"String": r.choice([" ", "a", "``"])}, "content": r.choice(["\u2581", "", "bb"])},
-    lambda r: {"type": "Replace", "pattern": {"Regex": r.choice([r" {2,}", r"\s+", r"[\n\r]", r"\p{L}\p{M}*"])}, "content": r.choice(["\u2581", " ", "", "_"])},
-    lambda r: {"type": r.choice(["NFC", "NFD", "NFKC", "NFKD"])}, lambda r: {"type": r.choice(["NFC", "NFD", "NFKC", "NFKD"])},
-    lambda r: {"type": "Lowercase"}, lambda r: {"type": "StripAccents"}, lambda r: {"type": "Nmt"}, lambda r: {"type": "ByteLevel"},
-    lambda r: {"type": "Strip", "strip_left": r.random() < 0.7, "strip_right": r.random() < 0.7}]
+    lambda r: {
+        "type": "Replace",
+        "pattern": {"String": r.choice([" ", "a", "``"])},
+        "content": r.choice(["\u2581", "", "bb"]),
+    },
+    lambda r: {
+        "type": "Replace",
+        "pattern": {"Regex": r.choice([r" {2,}", r"\s+", r"[\n\r]", r"\p{L}\p{M}*"])},
+        "content": r.choice(["\u2581", " ", "", "_"]),
+    },
+    lambda r: {"type": r.choice(["NFC", "NFD", "NFKC", "NFKD"])},
+    lambda r: {"type": r.choice(["NFC", "NFD", "NFKC", "NFKD"])},
+    lambda r: {"type": "Lowercase"},
+    lambda r: {"type": "StripAccents"},
+    lambda r: {"type": "Nmt"},
+    lambda r: {"type": "ByteLevel"},
+    lambda r: {"type": "Strip", "strip_left": r.random() < 0.7, "strip_right": r.random() < 0.7},
+]
 BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
 PRE_TOKENIZERS = [
-    lambda r: {"type": "ByteLevel", "add_prefix_space": r.random() < 0.5, "trim_offsets": True, "use_regex": r.random() < 0.5},
-    lambda r: {"type": "Metaspace", "replacement": r.choice(["\u2581", "\u2581", "_"]), "prepend_scheme": r.choice(["always", "never", "first", "first"]), "split": r.random() < 0.5},
-    lambda r: {"type": "Split", "pattern": {"String": r.choice([" ", "a", "\u2581"])}, "behavior": r.choice(BEHAVIORS), "invert": r.random() < 0.3},
-    lambda r: {"type": "Split", "pattern": {"Regex": r.choice([r"\s+", r"\p{L}+|\p{N}", r"\s*", r"(?i:'s|'t)| ?\p{L}+"])}, "behavior": r.choice(BEHAVIORS), "invert": r.random() < 0.3},
-    lambda r: {"type": "Whitespace"}, lambda r: {"type": "WhitespaceSplit"}, lambda r: {"type": "BertPreTokenizer"},
-    lambda r: {"type": "Digits", "individual_digits": r.random() < 0.5}, lambda r: {"type": "Punctuation", "behavior": r.choice(BEHAVIORS)},
-    lambda r: {"type": "CharDelimiterSplit", "delimiter": r.choice([" ", "e", "\u2581"])}, lambda r: {"type": "FixedLength", "length": r.randrange(1, 6)}]
+    lambda r: {
+        "type": "ByteLevel",
+        "add_prefix_space": r.random() < 0.5,
+        "trim_offsets": True,
+        "use_regex": r.random() < 0.5,
+    },
+    lambda r: {
+        "type": "Metaspace",
+        "replacement": r.choice(["\u2581", "\u2581", "_"]),
+        "prepend_scheme": r.choice(["always", "never", "first", "first"]),
+        "split": r.random() < 0.5,
+    },
+    lambda r: {
+        "type": "Split",
+        "pattern": {"String": r.choice([" ", "a", "\u2581"])},
+        "behavior": r.choice(BEHAVIORS),
+        "invert": r.random() < 0.3,
+    },
+    lambda r: {
+        "type": "Split",
+        "pattern": {"Regex": r.choice([r"\s+", r"\p{L}+|\p{N}", r"\s*", r"(?i:'s|'t)| ?\p{L}+"])},
+        "behavior": r.choice(BEHAVIORS),
+        "invert": r.random() < 0.3,
+    },
+    lambda r: {"type": "Whitespace"},
+    lambda r: {"type": "WhitespaceSplit"},
+    lambda r: {"type": "BertPreTokenizer"},
+    lambda r: {"type": "Digits", "individual_digits": r.random() < 0.5},
+    lambda r: {"type": "Punctuation", "behavior": r.choice(BEHAVIORS)},
+    lambda r: {"type": "CharDelimiterSplit", "delimiter": r.choice([" ", "e", "\u2581"])},
+    lambda r: {"type": "FixedLength", "length": r.randrange(1, 6)},
+]
 DECODERS = [
-    lambda r: {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}, lambda r: {"type": "ByteFallback"}, lambda r: {"type": "Fuse"},
+    lambda r: {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    lambda r: {"type": "ByteFallback"},
+    lambda r: {"type": "Fuse"},
     lambda r: {"type": "Replace", "pattern": {"String": r.choice(["\u2581", "e"])}, "content": r.choice([" ", ""])},
     lambda r: {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
     lambda r: {"type": "Strip", "content": r.choice([" ", "\u2581"]), "start": r.randrange(3), "stop": 0},
-    lambda r: {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": r.choice(["always", "never", "first"]), "split": True},
-    lambda r: {"type": "BPEDecoder", "suffix": r.choice(["</w>", "e"])}]
+    lambda r: {
+        "type": "Metaspace",
+        "replacement": "\u2581",
+        "prepend_scheme": r.choice(["always", "never", "first"]),
+        "split": True,
+    },
+    lambda r: {"type": "BPEDecoder", "suffix": r.choice(["</w>", "e"])},
+]
 
 
 def some(r, makers, key, kind):
@@ -178,17 +327,38 @@ def random_pipeline(r, documents):
     if r.random() < 0.1:
         model["end_of_word_suffix"] = r.choice(["</w>", "e"])
     vocab = list(model["vocab"])
-    processors = [None, {"type": "RobertaProcessing", "sep": [vocab[1], model["vocab"][vocab[1]]], "cls": [vocab[0], model["vocab"][vocab[0]]],
-                         "trim_offsets": True, "add_prefix_space": True},
-                  {"type": "BertProcessing", "sep": [vocab[2], model["vocab"][vocab[2]]], "cls": [vocab[0], model["vocab"][vocab[0]]]}]
+    processors = [
+        None,
+        {
+            "type": "RobertaProcessing",
+            "sep": [vocab[1], model["vocab"][vocab[1]]],
+            "cls": [vocab[0], model["vocab"][vocab[0]]],
+            "trim_offsets": True,
+            "add_prefix_space": True,
+        },
+        {
+            "type": "BertProcessing",
+            "sep": [vocab[2], model["vocab"][vocab[2]]],
+            "cls": [vocab[0], model["vocab"][vocab[0]]],
+        },
+    ]
     if r.random() < 0.5:
         document["post_processor"] = r.choice(processors)
     contents = ["<s>", "[A]", "[INST]", "word", "caf\u00e9", "Hello", "\u2581x", " sp", "the", "\ufb01", "12"]
     for content in r.sample(contents, r.randrange(5)):
         if any(token["content"] == content for token in document["added_tokens"]):
             continue
-        document["added_tokens"].append({"id": 0, "content": content, "single_word": r.random() < 0.3, "lstrip": r.random() < 0.3, "rstrip": r.random() < 0.3,
-                                         "normalized": r.random() < 0.5, "special": r.random() < 0.4})
+        document["added_tokens"].append(
+            {
+                "id": 0,
+                "content": content,
+                "single_word": r.random() < 0.3,
+                "lstrip": r.random() < 0.3,
+                "rstrip": r.random() < 0.3,
+                "normalized": r.random() < 0.5,
+                "special": r.random() < 0.4,
+            }
+        )
     return document
 
 
@@ -211,7 +381,12 @@ def main():
             added = [token.content for token in reference.get_added_tokens_decoder().values()]
             done, wrong = compare(arguments.binary, folder, reference, Texts(arguments.seed, added), arguments.texts)
             failed = failed or bool(wrong)
-            print(f"{folder.name}: {done} comparisons, {'DIFFERENT' if wrong else 'equal'}", *wrong, sep="\n  ", flush=True)
+            print(
+                f"{folder.name}: {done} comparisons, {'DIFFERENT' if wrong else 'equal'}",
+                *wrong,
+                sep="\n  ",
+                flush=True,
+            )
         sys.exit(failed)
     documents = [(folder / "tokenizer.json").read_text() for folder in folders if (folder / "tokenizer.json").exists()]
     total = refused = bad = 0
@@ -227,14 +402,18 @@ def main():
                 refused += 1
                 continue
             added = [token["content"] for token in document["added_tokens"]]
-            done, wrong = compare(arguments.binary, folder, reference, Texts(arguments.seed + number, added), arguments.texts)
+            done, wrong = compare(
+                arguments.binary, folder, reference, Texts(arguments.seed + number, added), arguments.texts
+            )
         total += done
         if wrong:
             bad += 1
             summary = {key: document[key] for key in ("normalizer", "pre_tokenizer", "decoder", "post_processor")}
             options = {key: value for key, value in document["model"].items() if key not in ("vocab", "merges")}
             print(f"pipeline {number}: {json.dumps(summary)} {json.dumps(options)}", *wrong, sep="\n  ", flush=True)
-    print(f"{arguments.pipelines} pipelines ({refused} that the reference refuses), {total} comparisons, {bad} pipelines with differences")
+    print(
+        f"{arguments.pipelines} pipelines ({refused} that the reference refuses), {total} comparisons, {bad} pipelines with differences"
+    )
     sys.exit(bad > 0)
 
 

@@ -12,8 +12,7 @@ void expect_encodings(const Tokenizer& tokenizer, const std::vector<json>& rows)
         const auto with_special = row["ids_with_special"].get<std::vector<int32_t>>();
         EXPECT_EQ(tokenizer.encode(text, false), ids) << row["text"].dump(-1, ' ', true);
         EXPECT_EQ(tokenizer.encode(text, true), with_special) << row["text"].dump(-1, ' ', true);
-        EXPECT_EQ(tokenizer.decode(ids, false), row.value("decoded", text))
-            << row["text"].dump(-1, ' ', true);
+        EXPECT_EQ(tokenizer.decode(ids, false), row.value("decoded", text)) << row["text"].dump(-1, ' ', true);
         EXPECT_EQ(tokenizer.decode(with_special, true), row.value("decoded_skip_special", text))
             << row["text"].dump(-1, ' ', true);
     }
@@ -45,8 +44,7 @@ class RealTokenizer : public testing::TestWithParam<const char*> {};
 TEST_P(RealTokenizer, EncodesAndDecodesAsTheReference) {
     const std::string name = GetParam();
     const TemporaryFolder folder;
-    if (!expand_shared(name, folder))
-        GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
+    if (!expand_shared(name, folder)) GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
     const Tokenizer tokenizer = Tokenizer::load(folder.path());
     expect_encodings(tokenizer, shared_rows("tokenizer/" + name + ".jsonl", folder));
     expect_decodings(tokenizer, shared_rows("tokenizer/" + name + ".decode.jsonl", folder));
@@ -64,8 +62,7 @@ TEST(Golden, SplitsAsTheReference) {
             folder.write("tokenizer.json", document.dump());
             tokenizer = Tokenizer::load(folder.path());
         }
-        EXPECT_EQ(tokenizer->encode(row["text"].get<std::string>(), false),
-                  row["ids"].get<std::vector<int32_t>>())
+        EXPECT_EQ(tokenizer->encode(row["text"].get<std::string>(), false), row["ids"].get<std::vector<int32_t>>())
             << current << row["text"];
     }
 }

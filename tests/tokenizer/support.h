@@ -55,9 +55,7 @@ class TemporaryFolder {
     TemporaryFolder& operator=(const TemporaryFolder&) = delete;
     ~TemporaryFolder() { std::filesystem::remove_all(path_); }
     const std::filesystem::path& path() const { return path_; }
-    void write(const std::string& name, const std::string& text) const {
-        std::ofstream(path_ / name) << text;
-    }
+    void write(const std::string& name, const std::string& text) const { std::ofstream(path_ / name) << text; }
 
   private:
     std::filesystem::path path_;

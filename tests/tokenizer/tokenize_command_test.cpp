@@ -49,8 +49,7 @@ TEST_F(TokenizeCommand, Messages) {
     ASSERT_EQ(row["trained"].size(), 1u);
     TokenizeOptions options;
     options.chat_template = "alpaca";
-    EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"),
-              std::string::npos);
+    EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"), std::string::npos);
 }
 
 TEST_F(TokenizeCommand, Decode) {
@@ -73,11 +72,17 @@ TEST_F(TokenizeCommand, RowsBeyondAllBoundsAreRefused) {
     EXPECT_NE(message(nested).find("found a list of 1"), std::string::npos);
     EXPECT_NE(message(R"({"text": )" + nested + "}").find("expected a string, found a list of 1"), std::string::npos);
     EXPECT_EQ(run({}, R"({"text": "a", "other": )" + nested + "}").size(), 1u);
-    EXPECT_NE(message(R"({"messages": [], "other": )" + nested + R"(, "more": 1})").find("nests deeper than 1000 levels"), std::string::npos);
+    EXPECT_NE(
+        message(R"({"messages": [], "other": )" + nested + R"(, "more": 1})").find("nests deeper than 1000 levels"),
+        std::string::npos);
     const std::string within = std::string(900, '[') + std::string(900, ']');
-    EXPECT_NE(message(R"({"messages": [)" + within + "]}").find("messages[0]: expected an object, found a list of 1"), std::string::npos);
-    EXPECT_NE(message(R"({"messages": {"a": )" + within + "}}").find("messages: expected an array, found an object of 1"), std::string::npos);
-    EXPECT_NE(message(R"({"messages": [{"role": "user", "content": "a", "x": )" + within + "}]}").find("deeper"), std::string::npos);
+    EXPECT_NE(message(R"({"messages": [)" + within + "]}").find("messages[0]: expected an object, found a list of 1"),
+              std::string::npos);
+    EXPECT_NE(
+        message(R"({"messages": {"a": )" + within + "}}").find("messages: expected an array, found an object of 1"),
+        std::string::npos);
+    EXPECT_NE(message(R"({"messages": [{"role": "user", "content": "a", "x": )" + within + "}]}").find("deeper"),
+              std::string::npos);
     json many = {{"messages", json::array()}};
     for (int i = 0; i < 300'000; ++i) many[cat("key ", i)] = i;
     EXPECT_NE(message(many.dump()).find("more than 10000 keys"), std::string::npos);
@@ -88,9 +93,8 @@ TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
         return error_of(ErrorKind::input, [&] { run({}, "{\"text\": \"fine\"}\n" + bad + "\n"); });
     };
     for (const char* bad :
-         {"{\"text\": ", "[]", "{}", "{\"ids\": [1]}", "{\"text\": 5}", "{\"messages\": []}",
-          "{\"messages\": 1}", "{\"messages\": [{\"role\": 5}]}", "{\"messages\": [{\"content\": \"x\"}]}",
-          "{\"text\": \"\xff\"}",
+         {"{\"text\": ", "[]", "{}", "{\"ids\": [1]}", "{\"text\": 5}", "{\"messages\": []}", "{\"messages\": 1}",
+          "{\"messages\": [{\"role\": 5}]}", "{\"messages\": [{\"content\": \"x\"}]}", "{\"text\": \"\xff\"}",
           "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"add_generation_prompt\": 1}"}) {
         const std::string text = message(bad);
         EXPECT_EQ(text.rfind("line 2: ", 0), 0u) << text;
@@ -121,8 +125,7 @@ TEST(MeasureCommand, ReportsRoundsOfEncoding) {
     const json result = json::parse(out.str());
     EXPECT_EQ(result["rows"], 2);
     EXPECT_EQ(result["bytes"], 7);
-    EXPECT_EQ(result["tokens"],
-              tokenizer.encode("Hello", true).size() + tokenizer.encode("\u00e9", true).size());
+    EXPECT_EQ(result["tokens"], tokenizer.encode("Hello", true).size() + tokenizer.encode("\u00e9", true).size());
     EXPECT_EQ(result["seconds"].size(), 3u);
     for (const std::string bad : {"{", "{\"ids\": []}", "[]"}) {
         std::istringstream rows("{\"text\": \"a\"}\n" + bad);

@@ -96,8 +96,7 @@ TEST(Tokenizer, ReadsInvalidUtf8AsReplacementCharacters) {
         {"\xf0\x9f\x8e", "\uFFFD"},
         {"\xf4\x90\x80\x80", "\uFFFD\uFFFD\uFFFD\uFFFD"},
         {"x\x80", "x\uFFFD"}};
-    for (const auto& [bytes, text] : cases)
-        EXPECT_EQ(tokenizer.encode(bytes, false), tokenizer.encode(text, false));
+    for (const auto& [bytes, text] : cases) EXPECT_EQ(tokenizer.encode(bytes, false), tokenizer.encode(text, false));
     // Offsets are those of the bytes that came in.
     const Encoding encoding = tokenizer.encode_with_offsets("\xff<|eot_id|>\xfe", false);
     const auto eot = std::find(encoding.ids.begin(), encoding.ids.end(), *tokenizer.token_id("<|eot_id|>"));
@@ -169,7 +168,8 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
         for (const auto& file : tokenizer.files()) found.push_back(file.lexically_relative(folder.path()).string());
         return found;
     };
-    std::vector<std::string> files{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"};
+    std::vector<std::string> files{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                   "generation_config.json"};
     EXPECT_EQ(names(), files);
     folder.write("chat_template.jinja", "J");
     std::filesystem::create_directory(folder.path() / "additional_chat_templates");
@@ -190,7 +190,8 @@ TEST(Tokenizer, PathsThatItsFilesNameAreNotFollowed) {
     folder.write("tokenizer/tokenizer_config.json", json{{"vocab_file", "../secret.jinja"},
                                                          {"tokenizer_file", "/etc/passwd"},
                                                          {"name_or_path", "../.."},
-                                                         {"chat_template", "../secret.jinja"}}.dump());
+                                                         {"chat_template", "../secret.jinja"}}
+                                                        .dump());
     const Tokenizer tokenizer = Tokenizer::load(folder.path() / "tokenizer");
     ASSERT_EQ(tokenizer.chat_templates().size(), 1u);
     EXPECT_EQ(tokenizer.chat_templates()[0].second, "../secret.jinja") << "a template, not the path of one";
@@ -249,8 +250,7 @@ TEST_P(BadTokenizerJson, IsRefusedByName) {
 INSTANTIATE_TEST_SUITE_P(
     Tokenizer, BadTokenizerJson,
     testing::Values(
-        BadFile{R"({"version": "2.0"})", "key version"},
-        BadFile{R"({"model": {"type": "Unigram"}})", "Unigram"},
+        BadFile{R"({"version": "2.0"})", "key version"}, BadFile{R"({"model": {"type": "Unigram"}})", "Unigram"},
         BadFile{R"({"model": null})", "'model' is missing"},
         BadFile{R"({"model": {"dropout": 0.1}})", "key model.dropout"},
         BadFile{R"({"model": {"continuing_subword_prefix": "######"}})", "key model.merges[0]"},
@@ -266,12 +266,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadFile{R"({"model": {"merges": ["a b c"]}})", "model.merges[0]"},
         BadFile{R"({"model": {"merges": [["a", 1]]}})", "model.merges[0]"},
         BadFile{R"({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}})", "Precompiled"},
-        BadFile{
-            R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Bert"}]}})",
-            "normalizers[1]"},
+        BadFile{R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Bert"}]}})",
+                "normalizers[1]"},
         BadFile{R"({"normalizer": {"type": "Prepend", "prepend": 5}})", "key normalizer.prepend"},
-        BadFile{R"({"normalizer": {"type": "Replace", "pattern": "a", "content": "b"}})",
-                "key normalizer.pattern"},
+        BadFile{R"({"normalizer": {"type": "Replace", "pattern": "a", "content": "b"}})", "key normalizer.pattern"},
         BadFile{R"({"normalizer": {"type": "Strip", "strip_left": true}})", "'strip_right' is missing"},
         BadFile{R"({"normalizer": {"type": "NFC", "form": 1}})", "form"},
         BadFile{R"({"pre_tokenizer": {"type": "UnicodeScripts", "pretokenizers": null}})", "UnicodeScripts"},
@@ -313,15 +311,27 @@ TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
         folder.write("tokenizer.json", document.dump());
         return error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
     };
-    const std::vector<std::pair<const char*, const char*>> cases = {
-        {"(a", "not valid"},  {"[\\W]", "'\\W'"},
-        {"\\h", "'\\h'"},     {"\\x41", "'\\x'"},
-        {"[^a&&b]", "'[^ with &&'"}, {"[a[^b]]", "[ within"}, {"[[^b]a]", "[^ within"}, {"[[^b]]", "[^ within"}, {"[a-[b]]", "'-['"},
-        {"[&&a]", "'&&'"}, {"[[:alpha:]]", "'[: within"}, {"a{2}++", "'{2}++'"}, {"a{2}?{3}", "'{2}?{'"}, {"a)", "')'"},
-        {"a{,2}", "'{,2}'"},  {"(?m:.)", "'(?m'"},
-        {"(?<n>a)", "'(?<'"}, {"[]a]", "']'"},
-        {"[a", "[ without"},  {"\\p{Greek}", "\\p{Greek}"},
-        {"a\\", "'\\'"}};
+    const std::vector<std::pair<const char*, const char*>> cases = {{"(a", "not valid"},
+                                                                    {"[\\W]", "'\\W'"},
+                                                                    {"\\h", "'\\h'"},
+                                                                    {"\\x41", "'\\x'"},
+                                                                    {"[^a&&b]", "'[^ with &&'"},
+                                                                    {"[a[^b]]", "[ within"},
+                                                                    {"[[^b]a]", "[^ within"},
+                                                                    {"[[^b]]", "[^ within"},
+                                                                    {"[a-[b]]", "'-['"},
+                                                                    {"[&&a]", "'&&'"},
+                                                                    {"[[:alpha:]]", "'[: within"},
+                                                                    {"a{2}++", "'{2}++'"},
+                                                                    {"a{2}?{3}", "'{2}?{'"},
+                                                                    {"a)", "')'"},
+                                                                    {"a{,2}", "'{,2}'"},
+                                                                    {"(?m:.)", "'(?m'"},
+                                                                    {"(?<n>a)", "'(?<'"},
+                                                                    {"[]a]", "']'"},
+                                                                    {"[a", "[ without"},
+                                                                    {"\\p{Greek}", "\\p{Greek}"},
+                                                                    {"a\\", "'\\'"}};
     for (const auto& [pattern, expected] : cases) {
         split["pattern"]["Regex"] = pattern;
         const std::string text = message();
@@ -368,10 +378,13 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
 TEST(Tokenizer, NumbersThatNoDoubleHoldsAreRefused) {
     const TemporaryFolder folder;
     folder.write("tokenizer.json", R"({"version": "1.0", "truncation": 1e999})");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("tokenizer.json: not valid JSON"), std::string::npos);
+    EXPECT_NE(
+        error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("tokenizer.json: not valid JSON"),
+        std::string::npos);
     folder.write("tokenizer.json", small_json("llama3_small").dump());
     folder.write("generation_config.json", R"({"temperature": 1e999})");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("generation_config.json"), std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("generation_config.json"),
+              std::string::npos);
 }
 
 TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
@@ -379,7 +392,9 @@ TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
     json document = small_json("llama3_small");
     document["model"]["vocab"]["far away"] = 268435455;  // tables for so many ids would take 30 GB
     folder.write("tokenizer.json", document.dump());
-    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("['far away']: expected an id from 0 to "), std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); })
+                  .find("['far away']: expected an id from 0 to "),
+              std::string::npos);
     document["model"]["vocab"]["far away"] = 1'000'000;
     document["post_processor"] = nullptr;  // names ids of added tokens, which count on from the vocabulary's size
     folder.write("tokenizer.json", document.dump());
@@ -396,12 +411,15 @@ TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
         folder.write("tokenizer.json", document.dump());
         return Tokenizer::load(folder.path());
     };
-    const auto encode = [](const Tokenizer& tokenizer) { return error_of(ErrorKind::input, [&] { tokenizer.encode("é a", false); }); };
+    const auto encode = [](const Tokenizer& tokenizer) {
+        return error_of(ErrorKind::input, [&] { tokenizer.encode("é a", false); });
+    };
     const json doubling = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
     const std::string reason = "out of a short one";
     EXPECT_NE(encode(with("normalizer", "normalizers", doubling)).find(reason), std::string::npos);
     EXPECT_NE(encode(with("normalizer", "normalizers", {{"type", "ByteLevel"}})).find(reason), std::string::npos);
-    const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+    const json bytes = {
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
     EXPECT_NE(encode(with("pre_tokenizer", "pretokenizers", bytes)).find(reason), std::string::npos);
     const Tokenizer decodes = with("decoder", "decoders", doubling);
     const std::vector<int32_t> ids = decodes.encode("a a", false);
@@ -413,7 +431,13 @@ TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
     json document = small_json("llama3_small");
     json& added = document["added_tokens"];
     for (const bool special : {false, true})
-        added.push_back({{"id", 700}, {"content", "<twice>"}, {"single_word", false}, {"lstrip", special}, {"rstrip", false}, {"normalized", false}, {"special", special}});
+        added.push_back({{"id", 700},
+                         {"content", "<twice>"},
+                         {"single_word", false},
+                         {"lstrip", special},
+                         {"rstrip", false},
+                         {"normalized", false},
+                         {"special", special}});
     folder.write("tokenizer.json", document.dump());
     const Tokenizer tokenizer = Tokenizer::load(folder.path());
     const auto id = tokenizer.added_token_id("<twice>");

@@ -50,8 +50,9 @@ TEST(Vocabulary, OfAByteLevelTokenizer) {
     }
     ASSERT_EQ(vocabulary.merges.size(), model.at("merges").size());
     const json& first = model.at("merges").at(0);
-    EXPECT_EQ(vocabulary.merges.front(),
-              first.is_string() ? first.get<std::string>() : first[0].get<std::string>() + " " + first[1].get<std::string>());
+    EXPECT_EQ(vocabulary.merges.front(), first.is_string()
+                                             ? first.get<std::string>()
+                                             : first[0].get<std::string>() + " " + first[1].get<std::string>());
     ASSERT_TRUE(vocabulary.bos);
     EXPECT_EQ(vocabulary.tokens[static_cast<std::size_t>(*vocabulary.bos)].text, "<|begin_of_text|>");
 }
@@ -87,7 +88,8 @@ TEST(Vocabulary, OfASentencePieceTokenizerInJson) {
     float last = 1;
     const json document = small_json("llama2_small");
     for (const json& merge : document.at("model").at("merges")) {
-        const std::string text = merge.is_string() ? merge.get<std::string>() : merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+        const std::string text = merge.is_string() ? merge.get<std::string>()
+                                                   : merge[0].get<std::string>() + " " + merge[1].get<std::string>();
         const std::size_t space = text.find(' ');
         const float score = scores.at(text.substr(0, space) + text.substr(space + 1));
         EXPECT_LE(score, last) << text;
@@ -136,11 +138,14 @@ TEST(Vocabulary, TakesScoresOfTheModelBesideTheJsonIfItIsTheSame) {
 }
 
 TEST(Vocabulary, RefusesWhatLlamaCppCannotExpress) {
-    expect_refused("llama3_small", "pre_tokenizer", [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\s+"; });
-    expect_refused("llama3_small", "pre_tokenizer", [](json& j) { j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; });
+    expect_refused("llama3_small", "pre_tokenizer",
+                   [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\s+"; });
+    expect_refused("llama3_small", "pre_tokenizer",
+                   [](json& j) { j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; });
     expect_refused("llama3_small", "normalise", [](json& j) { j["normalizer"] = {{"type", "Lowercase"}}; });
     expect_refused("qwen_small", "pre_tokenizer", [](json& j) { j["model"]["ignore_merges"] = true; });
-    expect_refused("llama2_small", "SentencePiece's way", [](json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "x"; });
+    expect_refused("llama2_small", "SentencePiece's way",
+                   [](json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "x"; });
     expect_refused("mistral_small", "SentencePiece's way", [](json& j) { j["pre_tokenizer"]["split"] = true; });
     expect_refused("llama2_small", "neither", [](json& j) { j["model"]["byte_fallback"] = false; });
     expect_refused("metaspace_small", "neither", [](json&) {});
@@ -160,10 +165,20 @@ TEST(Vocabulary, TakesANameThatIsGiven) {
 
 TEST(Vocabulary, RefusesTokensThatAreThereTwice) {
     expect_refused("llama2_small", "twice", [](json& j) {
-        j["added_tokens"].push_back({{"id", 600}, {"content", "\u2581x y"}, {"single_word", false}, {"lstrip", false},
-                                     {"rstrip", false}, {"normalized", false}, {"special", false}});
-        j["added_tokens"].push_back({{"id", 601}, {"content", " x y"}, {"single_word", false}, {"lstrip", false},
-                                     {"rstrip", false}, {"normalized", false}, {"special", false}});
+        j["added_tokens"].push_back({{"id", 600},
+                                     {"content", "\u2581x y"},
+                                     {"single_word", false},
+                                     {"lstrip", false},
+                                     {"rstrip", false},
+                                     {"normalized", false},
+                                     {"special", false}});
+        j["added_tokens"].push_back({{"id", 601},
+                                     {"content", " x y"},
+                                     {"single_word", false},
+                                     {"lstrip", false},
+                                     {"rstrip", false},
+                                     {"normalized", false},
+                                     {"special", false}});
     });
 }
 

@@ -13,16 +13,45 @@ class FastPath : public ::testing::Test {
     /// The plain path: library products, weights expanded in every step, everything kept, nothing recorded.
     Flags plain() const {
         const std::string legal = cat(UNSLOTH_SOURCE_DIR, "/examples/legal/");
-        return {"--model.path", legal + "base", "--data.train_file", legal + "train.jsonl", "--data.template", "alpaca",
-                "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--hardware.device", "cuda", "--model.dtype", "bfloat16",
-                "--training.per_device_train_batch_size", "8", "--training.gradient_accumulation_steps", "1",
-                "--training.learning_rate", "0.0005", "--training.warmup_steps", "5", "--training.num_train_epochs", "100",
-                "--hardware.kernels", "library", "--hardware.weight_cache", "off", "--hardware.cuda_graphs", "false",
-                "--training.gradient_checkpointing", "none", "--training.max_steps", "200"};
+        return {"--model.path",
+                legal + "base",
+                "--data.train_file",
+                legal + "train.jsonl",
+                "--data.template",
+                "alpaca",
+                "--training.output_dir",
+                (folder / "out").string(),
+                "--training.overwrite_output_dir",
+                "true",
+                "--hardware.device",
+                "cuda",
+                "--model.dtype",
+                "bfloat16",
+                "--training.per_device_train_batch_size",
+                "8",
+                "--training.gradient_accumulation_steps",
+                "1",
+                "--training.learning_rate",
+                "0.0005",
+                "--training.warmup_steps",
+                "5",
+                "--training.num_train_epochs",
+                "100",
+                "--hardware.kernels",
+                "library",
+                "--hardware.weight_cache",
+                "off",
+                "--hardware.cuda_graphs",
+                "false",
+                "--training.gradient_checkpointing",
+                "none",
+                "--training.max_steps",
+                "200"};
     }
     std::vector<double> losses(const Flags& more) const {
         std::vector<double> values;
-        for (const train::StepResult& step : train_all(make_config(plain() + more)).steps) values.push_back(step.outcome.loss);
+        for (const train::StepResult& step : train_all(make_config(plain() + more)).steps)
+            values.push_back(step.outcome.loss);
         return values;
     }
     ScratchFolder folder;
@@ -37,14 +66,16 @@ double mean_difference(const std::vector<double>& a, const std::vector<double>& 
 const std::vector<Flags> variants = {
     {"--hardware.kernels", "auto"},
     {"--hardware.kernels", "auto", "--hardware.weight_cache", "on", "--hardware.cuda_graphs", "true"},
-    {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "mlp+offload", "--hardware.offload_embedding", "true"},
+    {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "mlp+offload", "--hardware.offload_embedding",
+     "true"},
     {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "attention"},
 };
 
 TEST_F(FastPath, LossesStayWithinTheNoiseOfTwoPlainRuns) {
     // The same rows in micro-batches of another size: other orders of summation, nothing else.
     const std::vector<double> one = losses({});
-    const std::vector<double> other = losses({"--training.per_device_train_batch_size", "4", "--training.gradient_accumulation_steps", "2"});
+    const std::vector<double> other =
+        losses({"--training.per_device_train_batch_size", "4", "--training.gradient_accumulation_steps", "2"});
     const double noise = mean_difference(one, other);
     RecordProperty("noise", std::to_string(noise));
     ASSERT_GT(noise, 0);
@@ -60,12 +91,15 @@ TEST_F(FastPath, LossesStayWithinTheNoiseOfTwoPlainRuns) {
 }
 
 TEST_F(FastPath, GradientsAreNoFurtherFromTheOracleThanTwiceThePlainOnes) {
-    const auto gradients = [&](const Flags& more) { return first_gradients(make_config(plain() + Flags{"--training.max_steps", "1"} + more)); };
+    const auto gradients = [&](const Flags& more) {
+        return first_gradients(make_config(plain() + Flags{"--training.max_steps", "1"} + more));
+    };
     const Tensors oracle = gradients({"--model.dtype", "float32"}), of_plain = gradients({});
     for (const Flags& variant : variants) {
         const Tensors fast = gradients(variant);
         for (const auto& [name, exact] : oracle)
-            EXPECT_LE(relative_frobenius(fast.at(name), exact), 2 * relative_frobenius(of_plain.at(name), exact)) << name << " " << variant[1];
+            EXPECT_LE(relative_frobenius(fast.at(name), exact), 2 * relative_frobenius(of_plain.at(name), exact))
+                << name << " " << variant[1];
     }
 }
 

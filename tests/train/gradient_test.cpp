@@ -1,5 +1,6 @@
-// The whole model's gradients against central differences of its loss, for what the reference trajectories do not train: biases,
-// q and k norms, sliding windows, tied embeddings, every norm; and adapters on each architecture, with and without dropout.
+// The whole model's gradients against central differences of its loss, for what the reference trajectories do not
+// train: biases, q and k norms, sliding windows, tied embeddings, every norm; and adapters on each architecture, with
+// and without dropout.
 #include "train/support.h"
 
 namespace unsloth {
@@ -40,11 +41,28 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
     const bool full = kind == "full", dropout = kind == "dropout";
     const ScratchFolder folder;
     write_rows(folder / "rows.jsonl", rows_of(name));
-    train::Trainer trainer(make_config({"--model.path", model_folder(name).string(), "--data.train_file", (folder / "rows.jsonl").string(),
-                                        "--lora.finetuning_type", full ? "full" : "lora", "--lora.lora_dropout", dropout ? "0.25" : "0",
-                                        "--model.load_in_4bit", "false", "--training.num_train_epochs", "4",
-                                        "--lora.r", "4", "--training.per_device_train_batch_size", "2", "--hardware.device", device,
-                                        "--training.gradient_accumulation_steps", "1", "--training.max_grad_norm", "0"}));
+    train::Trainer trainer(make_config({"--model.path",
+                                        model_folder(name).string(),
+                                        "--data.train_file",
+                                        (folder / "rows.jsonl").string(),
+                                        "--lora.finetuning_type",
+                                        full ? "full" : "lora",
+                                        "--lora.lora_dropout",
+                                        dropout ? "0.25" : "0",
+                                        "--model.load_in_4bit",
+                                        "false",
+                                        "--training.num_train_epochs",
+                                        "4",
+                                        "--lora.r",
+                                        "4",
+                                        "--training.per_device_train_batch_size",
+                                        "2",
+                                        "--hardware.device",
+                                        device,
+                                        "--training.gradient_accumulation_steps",
+                                        "1",
+                                        "--training.max_grad_norm",
+                                        "0"}));
     trainer.load();
     for (int64_t number = 1; number <= 3; ++number) {  // away from B = 0, where A has no gradient
         trainer.stepper().issue(trainer.loader().step(0), number, 5e-3);
@@ -59,7 +77,8 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
     }
 
     model::Parameters& parameters = *trainer.model().parameters();
-    const at::Tensor all_gradients = parameters.state().grads_P.clone();  // a step that measures the loss overwrites them
+    const at::Tensor all_gradients =
+        parameters.state().grads_P.clone();  // a step that measures the loss overwrites them
     double squares = 0;
     for (const model::Parameter& p : parameters.table().parameters()) {
         const at::Tensor value = parameters.value(p), kept = value.clone();
@@ -82,12 +101,13 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
     EXPECT_NEAR(outcome.grad_norm, std::sqrt(squares), 1e-4 * std::sqrt(squares));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GradientTest,
-                         ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3"),
-                                            ::testing::Values("full", "lora", "dropout"), ::testing::ValuesIn(built_devices())),
-                         [](const auto& info) {
-                             return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" + std::get<2>(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, GradientTest,
+    ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3"),
+                       ::testing::Values("full", "lora", "dropout"), ::testing::ValuesIn(built_devices())),
+    [](const auto& info) {
+        return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" + std::get<2>(info.param);
+    });
 
 }  // namespace
 }  // namespace unsloth

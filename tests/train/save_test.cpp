@@ -1,7 +1,7 @@
 // What a run leaves behind, read back: adapters continue where they stopped, a fully trained model scores the same.
+#include "unsloth/train/save.h"
 #include "train/support.h"
 #include "unsloth/formats/peft.h"
-#include "unsloth/train/save.h"
 
 namespace unsloth {
 namespace {
@@ -16,7 +16,9 @@ class SaveTest : public ::testing::TestWithParam<std::string> {
     }
     /// A reference variant, a few steps of it.
     Flags flags(const std::string& variant, const char* steps) const {
-        return reference_flags(variant, folder) + Flags{"--training.max_steps", steps, "--hardware.device", GetParam(), "--training.deterministic", "true"};
+        return reference_flags(variant, folder) + Flags{"--training.max_steps",     steps,
+                                                        "--hardware.device",        GetParam(),
+                                                        "--training.deterministic", "true"};
     }
     ScratchFolder folder;
 };
@@ -43,7 +45,9 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
         train::Trainer trainer(config);
         trainer.load();
         take_steps(trainer);
-        train::save_adapter(folder / "saved", trainer.model().parameters()->table(), trainer.model().parameters()->state().params_P, *trainer.plan().lora(), config.config.model.path);
+        train::save_adapter(folder / "saved", trainer.model().parameters()->table(),
+                            trainer.model().parameters()->state().params_P, *trainer.plan().lora(),
+                            config.config.model.path);
 
         const Tensors values = copy_values(*trainer.model().parameters());
         expect_same_bits(read_tensors(folder / "saved/adapter_model.safetensors"), values);
@@ -57,8 +61,9 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
             }
 
         // A run that starts from the folder holds the same model: same losses, same values, same gradients.
-        train::Trainer again(make_config(flags(variant, "6") + Flags{"--model.adapter_name_or_path", (folder / "saved").string(), "--training.output_dir",
-                                                                         (folder / "again").string()}));
+        train::Trainer again(
+            make_config(flags(variant, "6") + Flags{"--model.adapter_name_or_path", (folder / "saved").string(),
+                                                    "--training.output_dir", (folder / "again").string()}));
         again.load();
         expect_same_bits(copy_values(*again.model().parameters()), values);
         EXPECT_TRUE(same_bits(score_first_step(again), score_first_step(trainer)));
@@ -92,7 +97,8 @@ TEST_P(SaveTest, AFullRunLeavesAModelThatScoresTheSame) {
     std::vector<at::Tensor> losses;
     for (const Batch& micro : step.micro) losses.push_back(saved->score(micro));
     EXPECT_LT(max_abs(at::cat(losses), expected), 1e-5);
-    const LoadedModel before = load_model(config.config.model.path, GetParam(), at::kFloat, false, limits.tokens, limits.segments);
+    const LoadedModel before =
+        load_model(config.config.model.path, GetParam(), at::kFloat, false, limits.tokens, limits.segments);
     EXPECT_GT(max_abs(before->score(step.micro[0]), losses[0]), 1e-2) << "five steps must be seen in the losses";
 }
 
@@ -100,13 +106,16 @@ TEST_P(SaveTest, ShardsHoldWhatOneFileHolds) {
     train::Trainer trainer(make_config(flags("full", "1")));
     trainer.load();
     const fs::path source = model_folder("small_llama/bf16");
-    train::save_model(folder / "one", trainer.model().parameters()->table(), trainer.model().parameters()->state().params_P, trainer.plan().spec(), source);
-    train::save_model(folder / "many", trainer.model().parameters()->table(), trainer.model().parameters()->state().params_P, trainer.plan().spec(), source, 100'000);
+    train::save_model(folder / "one", trainer.model().parameters()->table(),
+                      trainer.model().parameters()->state().params_P, trainer.plan().spec(), source);
+    train::save_model(folder / "many", trainer.model().parameters()->table(),
+                      trainer.model().parameters()->state().params_P, trainer.plan().spec(), source, 100'000);
     EXPECT_TRUE(fs::exists(folder / "one/model.safetensors"));
     EXPECT_FALSE(fs::exists(folder / "many/model.safetensors"));
     EXPECT_TRUE(fs::exists(folder / "many/model.safetensors.index.json"));
     // Untrained, so also what was loaded.
-    const WeightFile one = WeightFile::open((folder / "one").string()), many = WeightFile::open((folder / "many").string());
+    const WeightFile one = WeightFile::open((folder / "one").string()),
+                     many = WeightFile::open((folder / "many").string());
     const WeightFile original = WeightFile::open(source.string());
     ASSERT_EQ(one.tensors.all().size(), original.tensors.all().size());
     ASSERT_EQ(many.tensors.all().size(), original.tensors.all().size());
@@ -127,10 +136,26 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
         rows.push_back(row);
     }
     write_rows(folder / "rows.jsonl", rows);
-    const LoadedConfig config = make_config({"--model.path", model_folder("llama_tied").string(), "--data.train_file", (folder / "rows.jsonl").string(),
-                                             "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--lora.finetuning_type", "full",
-                                             "--training.warmup_steps", "0", "--training.learning_rate", "0.001", "--hardware.device", GetParam(),
-                                             "--training.num_train_epochs", "6", "--training.deterministic", "true"});
+    const LoadedConfig config = make_config({"--model.path",
+                                             model_folder("llama_tied").string(),
+                                             "--data.train_file",
+                                             (folder / "rows.jsonl").string(),
+                                             "--training.output_dir",
+                                             (folder / "out").string(),
+                                             "--training.overwrite_output_dir",
+                                             "true",
+                                             "--lora.finetuning_type",
+                                             "full",
+                                             "--training.warmup_steps",
+                                             "0",
+                                             "--training.learning_rate",
+                                             "0.001",
+                                             "--hardware.device",
+                                             GetParam(),
+                                             "--training.num_train_epochs",
+                                             "6",
+                                             "--training.deterministic",
+                                             "true"});
     const Course course = train_all(config);
     EXPECT_LT(course.steps.back().outcome.loss, 0.9 * course.steps.front().outcome.loss);
     train::Trainer(config).run();
@@ -141,7 +166,8 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
     EXPECT_TRUE(same_bits(embed, course.final_values.at("model.embed_tokens.weight").to(at::kBFloat16)));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SaveTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, SaveTest, ::testing::ValuesIn(built_devices()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace unsloth

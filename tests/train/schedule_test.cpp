@@ -16,17 +16,16 @@ namespace {
 
 using Kwargs = std::vector<std::pair<std::string, std::string>>;
 
-const std::map<std::string, Schedule> names = {
-    {"linear", Schedule::linear},
-    {"cosine", Schedule::cosine},
-    {"cosine_with_restarts", Schedule::cosine_with_restarts},
-    {"polynomial", Schedule::polynomial},
-    {"constant", Schedule::constant},
-    {"constant_with_warmup", Schedule::constant_with_warmup},
-    {"inverse_sqrt", Schedule::inverse_sqrt},
-    {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
-    {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
-    {"warmup_stable_decay", Schedule::warmup_stable_decay}};
+const std::map<std::string, Schedule> names = {{"linear", Schedule::linear},
+                                               {"cosine", Schedule::cosine},
+                                               {"cosine_with_restarts", Schedule::cosine_with_restarts},
+                                               {"polynomial", Schedule::polynomial},
+                                               {"constant", Schedule::constant},
+                                               {"constant_with_warmup", Schedule::constant_with_warmup},
+                                               {"inverse_sqrt", Schedule::inverse_sqrt},
+                                               {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
+                                               {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
+                                               {"warmup_stable_decay", Schedule::warmup_stable_decay}};
 
 TrainingOptions training_of(Schedule schedule, Kwargs kwargs = {}, int64_t warmup_steps = 0) {
     TrainingOptions training;
@@ -84,8 +83,7 @@ TEST(Schedule, AbsoluteMinimumIsAShareOfTheBase) {
 
 TEST(Schedule, StableStepsGivenWin) {
     const ScheduleOptions options = schedule_options(
-        training_of(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"num_stable_steps", "20"}}),
-        100);
+        training_of(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"num_stable_steps", "20"}}), 100);
     EXPECT_EQ(schedule_multiplier(Schedule::warmup_stable_decay, options, 19), 1.0);
     EXPECT_NEAR(schedule_multiplier(Schedule::warmup_stable_decay, options, 25), 0.5, 1e-12);
     EXPECT_EQ(schedule_multiplier(Schedule::warmup_stable_decay, options, 31), 0.0);
@@ -98,8 +96,7 @@ TEST(Schedule, StaysFiniteAndWithinBoundsEverywhere) {
                 Kwargs kwargs;
                 if (schedule == Schedule::warmup_stable_decay) kwargs = {{"num_decay_steps", "3"}};
                 if (name.ends_with("min_lr")) kwargs = {{"min_lr_rate", "0.1"}};
-                const ScheduleOptions options =
-                    schedule_options(training_of(schedule, kwargs, warmup), total);
+                const ScheduleOptions options = schedule_options(training_of(schedule, kwargs, warmup), total);
                 for (int64_t step = 0; step <= total + 2; ++step) {
                     const double multiplier = schedule_multiplier(schedule, options, step);
                     EXPECT_TRUE(multiplier >= 0 && multiplier <= 1)
@@ -133,12 +130,10 @@ TEST(Schedule, RefusesWhatAScheduleDoesNotHave) {
     EXPECT_NE(refusal(Schedule::polynomial, {{"power", "two"}}).find("a number"), std::string::npos);
     EXPECT_NE(refusal(Schedule::polynomial, {{"power", "2x"}}), "");
     EXPECT_NE(refusal(Schedule::polynomial, {{"lr_end", "0.01"}}).find("lr_end"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::cosine_with_restarts, {{"num_cycles", "1.5"}}).find("whole number"),
-              std::string::npos);
+    EXPECT_NE(refusal(Schedule::cosine_with_restarts, {{"num_cycles", "1.5"}}).find("whole number"), std::string::npos);
     EXPECT_NE(refusal(Schedule::cosine_with_min_lr, {}).find("neither"), std::string::npos);
-    EXPECT_NE(
-        refusal(Schedule::cosine_with_min_lr, {{"min_lr", "1e-5"}, {"min_lr_rate", "0.1"}}).find("both"),
-        std::string::npos);
+    EXPECT_NE(refusal(Schedule::cosine_with_min_lr, {{"min_lr", "1e-5"}, {"min_lr_rate", "0.1"}}).find("both"),
+              std::string::npos);
     EXPECT_NE(refusal(Schedule::warmup_stable_decay, {}).find("num_decay_steps"), std::string::npos);
     EXPECT_NE(refusal(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"decay_type", "sqrt"}})
                   .find("linear | cosine | 1-sqrt"),
@@ -154,7 +149,7 @@ TEST(PlateauSchedule, FallsWhenTheMetricStopsImproving) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const std::vector<std::pair<double, double>> course = {
         {3.0, 2e-4}, {2.0, 2e-4}, {1.9999, 2e-4},
-        {2.1, 1e-4},  // within the relative threshold: no improvement; then patience is over
+        {2.1, 1e-4},                            // within the relative threshold: no improvement; then patience is over
         {2.2, 1e-4}, {2.2, 1e-4}, {2.2, 5e-5},  // one evaluation of cooldown, then two bad ones
         {1.0, 5e-5}, {nan, 5e-5}, {nan, 3e-5},  // a NaN is bad; the floor holds
         {0.9, 3e-5}, {1.0, 3e-5}, {1.0, 3e-5},
@@ -166,8 +161,7 @@ TEST(PlateauSchedule, FallsWhenTheMetricStopsImproving) {
 }
 
 TEST(PlateauSchedule, ModeMaxAndAbsoluteThreshold) {
-    const Kwargs kwargs = {
-        {"mode", "max"}, {"patience", "0"}, {"threshold", "0.5"}, {"threshold_mode", "abs"}};
+    const Kwargs kwargs = {{"mode", "max"}, {"patience", "0"}, {"threshold", "0.5"}, {"threshold_mode", "abs"}};
     PlateauSchedule plateau(schedule_options(training_of(Schedule::reduce_lr_on_plateau, kwargs), 100));
     plateau.observe(1.0);
     plateau.observe(1.6);
@@ -177,8 +171,8 @@ TEST(PlateauSchedule, ModeMaxAndAbsoluteThreshold) {
 }
 
 TEST(PlateauSchedule, ContinuesFromItsState) {
-    const ScheduleOptions options = schedule_options(
-        training_of(Schedule::reduce_lr_on_plateau, {{"patience", "2"}, {"cooldown", "2"}}), 100);
+    const ScheduleOptions options =
+        schedule_options(training_of(Schedule::reduce_lr_on_plateau, {{"patience", "2"}, {"cooldown", "2"}}), 100);
     PlateauSchedule whole(options);
     for (int i = 0; i < 20; ++i) {
         PlateauSchedule resumed(options);

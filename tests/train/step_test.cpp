@@ -1,5 +1,5 @@
-// Properties of the optimizer step that no reference file states: recomputed dropout, the split into micro-batches, fp16,
-// 8-bit optimizer states, and what happens when a value is not finite.
+// Properties of the optimizer step that no reference file states: recomputed dropout, the split into micro-batches,
+// fp16, 8-bit optimizer states, and what happens when a value is not finite.
 #include <algorithm>
 #include <limits>
 #include <random>
@@ -19,7 +19,8 @@ std::vector<Row> random_rows(int count, uint32_t seed, int vocab = 250) {
     for (int r = 0; r < count; ++r) {
         Row row;
         const int length = 6 + static_cast<int>(random() % 20);
-        for (int t = 0; t < length; ++t) row.ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
+        for (int t = 0; t < length; ++t)
+            row.ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
         row.labels = row.ids;
         std::fill(row.labels.begin(), row.labels.begin() + 2, ignore_label);
         rows.push_back(std::move(row));
@@ -30,14 +31,35 @@ std::vector<Row> random_rows(int count, uint32_t seed, int vocab = 250) {
 /// Training of a fresh adapter on the small model at a constant rate.
 Flags fresh_flags(const ScratchFolder& folder, const std::vector<Row>& rows, const std::string& device) {
     write_rows(folder / "rows.jsonl", rows);
-    return {"--model.path", model_folder("small_llama/nf4_dq").string(), "--data.train_file", (folder / "rows.jsonl").string(),
-            "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true", "--hardware.device", device, "--training.lr_scheduler_type", "constant",
-            "--training.learning_rate", "0.002", "--training.warmup_steps", "0", "--lora.r", "8",
-            "--training.per_device_train_batch_size", "2", "--training.gradient_accumulation_steps", "2",
-            "--training.deterministic", "true"};
+    return {"--model.path",
+            model_folder("small_llama/nf4_dq").string(),
+            "--data.train_file",
+            (folder / "rows.jsonl").string(),
+            "--training.output_dir",
+            (folder / "out").string(),
+            "--training.overwrite_output_dir",
+            "true",
+            "--hardware.device",
+            device,
+            "--training.lr_scheduler_type",
+            "constant",
+            "--training.learning_rate",
+            "0.002",
+            "--training.warmup_steps",
+            "0",
+            "--lora.r",
+            "8",
+            "--training.per_device_train_batch_size",
+            "2",
+            "--training.gradient_accumulation_steps",
+            "2",
+            "--training.deterministic",
+            "true"};
 }
 
-void train_and_save(const LoadedConfig& config) { train::Trainer(config).run(); }
+void train_and_save(const LoadedConfig& config) {
+    train::Trainer(config).run();
+}
 
 std::vector<double> losses(const Course& course) {
     std::vector<double> values;
@@ -56,10 +78,12 @@ class StepTest : public ::testing::TestWithParam<std::string> {
 
 TEST_P(StepTest, RecomputedLayersDrawTheSameDropout) {
     // Four layers: of the offloaded ones two leave the device.
-    const Flags flags = fresh_flags(folder, random_rows(24, 1), GetParam()) + Flags{"--model.path", model_folder("tiny_llama/nf4_dq").string()};
+    const Flags flags = fresh_flags(folder, random_rows(24, 1), GetParam()) +
+                        Flags{"--model.path", model_folder("tiny_llama/nf4_dq").string()};
     const Flags dropout = flags + Flags{"--lora.lora_dropout", "0.3"};
     const Course kept = train_all(make_config(dropout + Flags{"--training.gradient_checkpointing", "none"}));
-    for (const char* keep : {"mlp", "attention", "full", "none+offload", "mlp+offload", "attention+offload", "full+offload"}) {
+    for (const char* keep :
+         {"mlp", "attention", "full", "none+offload", "mlp+offload", "attention+offload", "full+offload"}) {
         SCOPED_TRACE(keep);
         expect_same_course(train_all(make_config(dropout + Flags{"--training.gradient_checkpointing", keep})), kept);
     }
@@ -72,8 +96,8 @@ TEST_P(StepTest, RecomputedLayersDrawTheSameDropout) {
 }
 
 TEST_P(StepTest, DropoutKeepsTheExpectationOfTheAdaptersTerm) {
-    // While B is zero its gradient is linear in the dropped input: averaged over seeds it is that without dropout. The masks'
-    // noise in the mean of 40 is about a sixth; a missing factor 1 / (1 - p) would be off by a half.
+    // While B is zero its gradient is linear in the dropped input: averaged over seeds it is that without dropout. The
+    // masks' noise in the mean of 40 is about a sixth; a missing factor 1 / (1 - p) would be off by a half.
     const Flags flags = fresh_flags(folder, random_rows(4, 2), GetParam()) + Flags{"--training.max_steps", "1"};
     train_and_save(make_config(flags + Flags{"--training.learning_rate", "0"}));  // every seed starts from these values
     const Flags adapted = flags + Flags{"--model.adapter_name_or_path", (folder / "out").string()};
@@ -83,7 +107,8 @@ TEST_P(StepTest, DropoutKeepsTheExpectationOfTheAdaptersTerm) {
     constexpr int seeds = 40;
     double spread = 0;
     for (int seed = 0; seed < seeds; ++seed) {
-        const Course with = train_all(make_config(adapted + Flags{"--lora.lora_dropout", "0.5", "--training.seed", std::to_string(seed)}));
+        const Course with = train_all(
+            make_config(adapted + Flags{"--lora.lora_dropout", "0.5", "--training.seed", std::to_string(seed)}));
         sum.add_(with.first_gradients.at(name));
         spread += relative_frobenius(with.first_gradients.at(name), exact.at(name)) / seeds;
     }
@@ -108,7 +133,8 @@ TEST_P(StepTest, TheSplitIntoMicroBatchesDoesNotMatter) {
 }
 
 TEST_P(StepTest, ARerunGivesTheSameBits) {
-    const Flags flags = fresh_flags(folder, random_rows(16, 4), GetParam()) + Flags{"--lora.lora_dropout", "0.1", "--model.dtype", "bfloat16"};
+    const Flags flags = fresh_flags(folder, random_rows(16, 4), GetParam()) +
+                        Flags{"--lora.lora_dropout", "0.1", "--model.dtype", "bfloat16"};
     const Course first = train_all(make_config(flags));
     expect_same_course(train_all(make_config(flags)), first);
 }
@@ -116,14 +142,16 @@ TEST_P(StepTest, ARerunGivesTheSameBits) {
 TEST(Threads, TheirNumberMovesRoundingAlone) {
     UNSLOTH_NEEDS_XZ();
     const ScratchFolder folder;
-    const LoadedConfig config = make_config(fresh_flags(folder, random_rows(8, 11), "cpu") + Flags{"--lora.lora_dropout", "0.1"});
+    const LoadedConfig config =
+        make_config(fresh_flags(folder, random_rows(8, 11), "cpu") + Flags{"--lora.lora_dropout", "0.1"});
     const Course one = train_all(config);
     at::set_num_threads(3);
     const Course three = train_all(config), again = train_all(config);
     at::set_num_threads(1);
     expect_same_course(again, three);  // no race, no order that chance decides
     // The BLAS library splits products by the number of threads.
-    for (std::size_t i = 0; i < one.steps.size(); ++i) EXPECT_NEAR(three.steps[i].outcome.loss, one.steps[i].outcome.loss, 2e-6);
+    for (std::size_t i = 0; i < one.steps.size(); ++i)
+        EXPECT_NEAR(three.steps[i].outcome.loss, one.steps[i].outcome.loss, 2e-6);
 }
 
 TEST_P(StepTest, EightBitStatesFollowThe32BitOnes) {
@@ -144,13 +172,15 @@ TEST_P(StepTest, EightBitStatesFollowThe32BitOnes) {
 
 TEST_P(StepTest, Fp16FollowsFp32UnderALossScale) {
     const Flags flags = fresh_flags(folder, random_rows(24, 6), GetParam());
-    const Course exact = train_all(make_config(flags)), half = train_all(make_config(flags + Flags{"--model.dtype", "float16"}));
+    const Course exact = train_all(make_config(flags)),
+                 half = train_all(make_config(flags + Flags{"--model.dtype", "float16"}));
     ASSERT_EQ(half.steps.size(), exact.steps.size());
     for (std::size_t i = 0; i < exact.steps.size(); ++i) {
         EXPECT_GT(half.steps[i].loss_scale, 1.0);
         EXPECT_EQ(half.steps[i].outcome.skipped, 0U);
         EXPECT_NEAR(half.steps[i].outcome.loss, exact.steps[i].outcome.loss, 5e-3) << "step " << i + 1;
-        EXPECT_NEAR(half.steps[i].outcome.grad_norm, exact.steps[i].outcome.grad_norm, 5e-3 * exact.steps[i].outcome.grad_norm);
+        EXPECT_NEAR(half.steps[i].outcome.grad_norm, exact.steps[i].outcome.grad_norm,
+                    5e-3 * exact.steps[i].outcome.grad_norm);
     }
     for (const auto& [name, gradient] : exact.first_gradients) {
         if (l2(gradient) == 0) continue;  // A's, while B is zero
@@ -176,7 +206,9 @@ fs::path spoiled_model(const ScratchFolder& folder, const std::string& tensor, i
     return folder / "model";
 }
 
-Tensors saved_adapter(const fs::path& folder) { return read_tensors(folder / "adapter_model.safetensors"); }
+Tensors saved_adapter(const fs::path& folder) {
+    return read_tensors(folder / "adapter_model.safetensors");
+}
 
 /// Runs and returns the message of the runtime Error that must end it.
 std::string failure_of(const LoadedConfig& config) {
@@ -190,14 +222,17 @@ std::string failure_of(const LoadedConfig& config) {
     return {};
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
 TEST_P(StepTest, ANanWeightStopsTheRunAndNamesStepRowsAndLayer) {
     const Flags flags = fresh_flags(folder, random_rows(12, 7), GetParam()) + Flags{"--model.load_in_4bit", "false"};
     const auto message = [&](const std::string& tensor) {
-        return failure_of(make_config(flags + Flags{"--model.path", spoiled_model(folder, tensor, 5, nan_value).string()}));
+        return failure_of(
+            make_config(flags + Flags{"--model.path", spoiled_model(folder, tensor, 5, nan_value).string()}));
     };
     const std::string mlp = message("model.layers.0.mlp.down_proj.weight");
     EXPECT_TRUE(contains(mlp, "step 1:") && contains(mlp, "loss is not finite")) << mlp;
@@ -233,14 +268,15 @@ TEST_P(StepTest, ASkippedUpdateChangesNoBit) {
     rows[5].ids[1] = 255;
     const LoadedConfig config =
         make_config(fresh_flags(folder, rows, GetParam()) +
-                    Flags{"--model.load_in_4bit", "false", "--lora.r", "32", "--training.optim", "adamw_8bit", "--model.path",
-                          spoiled_model(folder, "model.embed_tokens.weight", 255, nan_value).string()});
+                    Flags{"--model.load_in_4bit", "false", "--lora.r", "32", "--training.optim", "adamw_8bit",
+                          "--model.path", spoiled_model(folder, "model.embed_tokens.weight", 255, nan_value).string()});
     train::Trainer trainer(config);
     trainer.load();
     const ops::AdamwState& state = trainer.model().parameters()->state();
     const auto snapshot = [&] {
         std::vector<at::Tensor> copies;
-        for (const at::Tensor& t : {state.params_P, state.m32, state.v32, state.m8, state.v8, state.absmax_m8, state.absmax_v8})
+        for (const at::Tensor& t :
+             {state.params_P, state.m32, state.v32, state.m8, state.v8, state.absmax_m8, state.absmax_v8})
             copies.push_back(t.cpu().clone());
         return copies;
     };
@@ -266,9 +302,10 @@ TEST_P(StepTest, AnFp16OverflowHalvesTheScaleAndGoesOn) {
     // Row 255 of the embedding is finite in bf16 and fp32, infinite in fp16: steps with that token overflow.
     std::vector<Row> rows = random_rows(12, 10);
     rows[5].ids[1] = 255;
-    const LoadedConfig config = make_config(fresh_flags(folder, rows, GetParam()) +
-                                            Flags{"--model.load_in_4bit", "false", "--model.dtype", "float16", "--model.path",
-                                                  spoiled_model(folder, "model.embed_tokens.weight", 255, 1e6F).string()});
+    const LoadedConfig config =
+        make_config(fresh_flags(folder, rows, GetParam()) +
+                    Flags{"--model.load_in_4bit", "false", "--model.dtype", "float16", "--model.path",
+                          spoiled_model(folder, "model.embed_tokens.weight", 255, 1e6F).string()});
     const Course course = train_all(config);
     ASSERT_EQ(course.steps.size(), 3U);
     EXPECT_EQ(course.steps[0].outcome.skipped, 0U);
@@ -277,7 +314,8 @@ TEST_P(StepTest, AnFp16OverflowHalvesTheScaleAndGoesOn) {
     EXPECT_EQ(course.steps[2].loss_scale, course.steps[0].loss_scale / 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StepTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, StepTest, ::testing::ValuesIn(built_devices()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace unsloth

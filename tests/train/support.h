@@ -57,8 +57,10 @@ inline std::vector<Row> reference_rows(const std::string& variant) {
 /// Small defaults under a test's flags; of a flag that comes twice the later one counts.
 inline LoadedConfig make_config(const Flags& flags) {
     log::set_level(log::Level::error);
-    std::map<std::string, std::string> values = {{"--data.shuffle", "false"}, {"--training.optim", "adamw_torch"},
-                                                 {"--model.dtype", "float32"}, {"--hardware.device", "cpu"}};
+    std::map<std::string, std::string> values = {{"--data.shuffle", "false"},
+                                                 {"--training.optim", "adamw_torch"},
+                                                 {"--model.dtype", "float32"},
+                                                 {"--hardware.device", "cpu"}};
     for (std::size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
     Flags unique;
     for (const auto& [name, value] : values) unique.insert(unique.end(), {name, value});
@@ -74,12 +76,14 @@ using Tensors = std::map<std::string, at::Tensor>;
 
 inline Tensors copy_values(const model::Parameters& parameters) {
     Tensors copies;
-    for (const model::Parameter& p : parameters.table().parameters()) copies[p.name] = parameters.value(p).cpu().clone();
+    for (const model::Parameter& p : parameters.table().parameters())
+        copies[p.name] = parameters.value(p).cpu().clone();
     return copies;
 }
 inline Tensors copy_gradients(const model::Parameters& parameters) {
     Tensors copies;
-    for (const model::Parameter& p : parameters.table().parameters()) copies[p.name] = parameters.gradient(p).cpu().clone();
+    for (const model::Parameter& p : parameters.table().parameters())
+        copies[p.name] = parameters.gradient(p).cpu().clone();
     return copies;
 }
 
@@ -135,20 +139,39 @@ inline void expect_same_course(const Course& got, const Course& expected) {
     expect_same_bits(got.final_values, expected.final_values);
 }
 
-/// The configuration of a reference variant: its model, rows, adapter and optimizer settings. `folder` receives the rows.
+/// The configuration of a reference variant: its model, rows, adapter and optimizer settings. `folder` receives the
+/// rows.
 inline Flags reference_flags(const std::string& variant, const ScratchFolder& folder) {
     const nlohmann::json settings = read_json(golden("trajectory/" + variant + "/metrics.json"))["settings"];
     write_rows(folder / "rows.jsonl", reference_rows(variant));
     const auto number = [&](const char* key) { return settings[key].dump(); };
-    Flags flags = {"--model.path", model_folder(settings["base"].get<std::string>()).string(),
-                   "--data.train_file", (folder / "rows.jsonl").string(), "--training.output_dir", (folder / "out").string(), "--training.overwrite_output_dir", "true",
-                   "--training.per_device_train_batch_size", variant == "packed" ? "1" : "2",
-                   "--training.gradient_accumulation_steps", number("micro_batches"), "--training.max_steps", number("steps"),
-                   "--training.learning_rate", number("lr"), "--training.lr_scheduler_type", "cosine",
-                   "--training.warmup_steps", number("warmup"), "--training.weight_decay", number("weight_decay"),
-                   "--training.max_grad_norm", number("max_grad_norm")};
+    Flags flags = {"--model.path",
+                   model_folder(settings["base"].get<std::string>()).string(),
+                   "--data.train_file",
+                   (folder / "rows.jsonl").string(),
+                   "--training.output_dir",
+                   (folder / "out").string(),
+                   "--training.overwrite_output_dir",
+                   "true",
+                   "--training.per_device_train_batch_size",
+                   variant == "packed" ? "1" : "2",
+                   "--training.gradient_accumulation_steps",
+                   number("micro_batches"),
+                   "--training.max_steps",
+                   number("steps"),
+                   "--training.learning_rate",
+                   number("lr"),
+                   "--training.lr_scheduler_type",
+                   "cosine",
+                   "--training.warmup_steps",
+                   number("warmup"),
+                   "--training.weight_decay",
+                   number("weight_decay"),
+                   "--training.max_grad_norm",
+                   number("max_grad_norm")};
     if (variant == "full") return flags + Flags{"--lora.finetuning_type", "full"};
-    return flags + Flags{"--model.adapter_name_or_path", unpacked(golden("trajectory/" + variant + "/initial")).string()};
+    return flags +
+           Flags{"--model.adapter_name_or_path", unpacked(golden("trajectory/" + variant + "/initial")).string()};
 }
 
 }  // namespace unsloth::test

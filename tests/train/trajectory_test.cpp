@@ -1,7 +1,8 @@
 // Training runs step by step against PEFT's and torch's (tests/golden/trajectory).
 //
-// Bounds: in fp32 ten times the reference's own spread (its deviation from fp64); in 16 bits twice the deviation that bf16
-// matrix products cause in the reference. The residual stream is in the compute type here, which the reference keeps in fp32.
+// Bounds: in fp32 ten times the reference's own spread (its deviation from fp64); in 16 bits twice the deviation that
+// bf16 matrix products cause in the reference. The residual stream is in the compute type here, which the reference
+// keeps in fp32.
 #include "train/support.h"
 
 namespace unsloth {
@@ -18,8 +19,8 @@ Bounds bounds_of(const nlohmann::json& metrics, at::ScalarType dtype) {
     const nlohmann::json& spread = metrics["spread"][fp32 ? "fp64" : "bf16_products"];
     const double factor = fp32 ? 10 : 2;
     const auto bound = [&](const char* key) { return factor * spread[key].get<double>(); };
-    return {bound("loss_max_abs"), bound("grad_norm_max_rel"), bound("first_grad_max_rel_frobenius"), bound("final_max_abs"),
-            bound("final_max_rel_frobenius")};
+    return {bound("loss_max_abs"), bound("grad_norm_max_rel"), bound("first_grad_max_rel_frobenius"),
+            bound("final_max_abs"), bound("final_max_rel_frobenius")};
 }
 
 const char* option_name(at::ScalarType dtype) {
@@ -40,7 +41,8 @@ void expect_steps(const Course& course, const nlohmann::json& expected, const Bo
 }
 
 /// Tensors stored in full (or their first rows), by the name of the file with a prefix.
-void expect_selected(const Tensors& got, const Tensors& selected, const std::string& prefix, double relative, double absolute) {
+void expect_selected(const Tensors& got, const Tensors& selected, const std::string& prefix, double relative,
+                     double absolute) {
     int compared = 0;
     for (const auto& [name, expected] : selected) {
         if (name.rfind(prefix, 0) != 0) continue;
@@ -66,10 +68,13 @@ void expect_sums(const Tensors& got, const nlohmann::json& sums, double relative
         const auto norm = expected["l2"].get<double>();
         EXPECT_NEAR(l2(flat), norm, relative * norm) << name;
         EXPECT_NEAR(flat.sum().item<double>(), expected["sum"].get<double>(),
-                    relative * norm * std::sqrt(static_cast<double>(flat.numel()))) << name;
+                    relative * norm * std::sqrt(static_cast<double>(flat.numel())))
+            << name;
         if (!expected.contains("pattern")) continue;
         const at::Tensor pattern = (at::arange(flat.numel(), at::kDouble) * 7 + 3).remainder(11) - 5;
-        EXPECT_NEAR((flat * pattern).sum().item<double>(), expected["pattern"].get<double>(), relative * norm * l2(pattern)) << name;
+        EXPECT_NEAR((flat * pattern).sum().item<double>(), expected["pattern"].get<double>(),
+                    relative * norm * l2(pattern))
+            << name;
     }
 }
 
@@ -88,8 +93,8 @@ TEST_P(TrajectoryTest, FollowsTheReference) {
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(device);
     const ScratchFolder folder;
-    const Course course = train_all(make_config(reference_flags(variant, folder) +
-                                                Flags{"--model.dtype", option_name(dtype), "--hardware.device", device}));
+    const Course course = train_all(make_config(
+        reference_flags(variant, folder) + Flags{"--model.dtype", option_name(dtype), "--hardware.device", device}));
     const nlohmann::json metrics = read_json(golden("trajectory/" + variant + "/metrics.json"));
     const Bounds bounds = bounds_of(metrics, dtype);
     const bool fp32 = dtype == at::kFloat, full = variant == "full";
@@ -98,8 +103,9 @@ TEST_P(TrajectoryTest, FollowsTheReference) {
     expect_selected(course.first_gradients, selected, "gradient_step1.", bounds.gradient, 0);
     // Single elements are not bounded in 16 bits: AdamW normalises gradients that are nearly zero.
     expect_selected(course.final_values, selected, "final.", bounds.final_relative, fp32 ? bounds.final_abs : 0);
-    const nlohmann::json sums = full ? nlohmann::json{{"gradient_step1", sums_of_full("gradient_step1")}, {"final", sums_of_full("final")}}
-                                     : read_json(golden("trajectory/" + variant + "/checksums.json"));
+    const nlohmann::json sums =
+        full ? nlohmann::json{{"gradient_step1", sums_of_full("gradient_step1")}, {"final", sums_of_full("final")}}
+             : read_json(golden("trajectory/" + variant + "/checksums.json"));
     expect_sums(course.first_gradients, sums["gradient_step1"], bounds.gradient);
     expect_sums(course.final_values, sums["final"], bounds.final_relative);
 }
@@ -107,10 +113,11 @@ TEST_P(TrajectoryTest, FollowsTheReference) {
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
     return cat(std::get<0>(info.param), "_", std::get<1>(info.param), "_", option_name(std::get<2>(info.param)));
 }
-INSTANTIATE_TEST_SUITE_P(All, TrajectoryTest,
-                         ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed", "full"),
-                                            ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    All, TrajectoryTest,
+    ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed", "full"),
+                       ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
+    case_name);
 INSTANTIATE_TEST_SUITE_P(Fp16, TrajectoryTest,
                          ::testing::Combine(::testing::Values("rslora", "modules_to_save", "packed", "full"),
                                             ::testing::ValuesIn(built_devices()), ::testing::Values(at::kHalf)),
@@ -124,32 +131,43 @@ TEST_P(RecomputeTest, EqualsKeepingEverything) {
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(device);
     const ScratchFolder folder;
-    const Flags flags = reference_flags(variant, folder) + Flags{"--model.dtype", option_name(dtype), "--hardware.device", device,
-                                                                 "--training.deterministic", "true", "--training.max_steps", "8"};
+    const Flags flags = reference_flags(variant, folder) + Flags{"--model.dtype",
+                                                                 option_name(dtype),
+                                                                 "--hardware.device",
+                                                                 device,
+                                                                 "--training.deterministic",
+                                                                 "true",
+                                                                 "--training.max_steps",
+                                                                 "8"};
     const Course kept = train_all(make_config(flags + Flags{"--training.gradient_checkpointing", "none"}));
-    for (const char* keep : {"mlp", "attention", "full", "none+offload", "mlp+offload", "attention+offload", "full+offload"}) {
+    for (const char* keep :
+         {"mlp", "attention", "full", "none+offload", "mlp+offload", "attention+offload", "full+offload"}) {
         SCOPED_TRACE(keep);
         expect_same_course(train_all(make_config(flags + Flags{"--training.gradient_checkpointing", keep})), kept);
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RecomputeTest,
-                         ::testing::Combine(::testing::Values("rslora", "patterns", "modules_to_save", "packed", "full"),
-                                            ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    All, RecomputeTest,
+    ::testing::Combine(::testing::Values("rslora", "patterns", "modules_to_save", "packed", "full"),
+                       ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
+    case_name);
 
-/// 16-bit weights quantised on the way in train as the checkpoint that was quantised before: the rare absmax code that is off
-/// by one (see generation_test) moves losses by far less than a step does.
+/// 16-bit weights quantised on the way in train as the checkpoint that was quantised before: the rare absmax code that
+/// is off by one (see generation_test) moves losses by far less than a step does.
 class QuantiseOnLoadTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(QuantiseOnLoadTest, TrainsAsTheQuantisedCheckpoint) {
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(GetParam());
     const ScratchFolder folder;
-    const Flags flags = reference_flags("rslora", folder) +
-                        Flags{"--model.path", model_folder("small_llama/bf16").string(), "--hardware.device", GetParam()};
+    const Flags flags =
+        reference_flags("rslora", folder) +
+        Flags{"--model.path", model_folder("small_llama/bf16").string(), "--hardware.device", GetParam()};
     const nlohmann::json expected = read_json(golden("trajectory/rslora/metrics.json"))["steps"];
-    const auto losses = [&](const char* in_4bit) { return train_all(make_config(flags + Flags{"--model.load_in_4bit", in_4bit})).steps; };
+    const auto losses = [&](const char* in_4bit) {
+        return train_all(make_config(flags + Flags{"--model.load_in_4bit", in_4bit})).steps;
+    };
     const auto quantised = losses("true"), kept = losses("false");
     double largest_kept = 0;
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -159,7 +177,8 @@ TEST_P(QuantiseOnLoadTest, TrainsAsTheQuantisedCheckpoint) {
     EXPECT_GT(largest_kept, 1e-2) << "unquantised weights must train differently";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, QuantiseOnLoadTest, ::testing::ValuesIn(built_devices()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace unsloth

@@ -13,9 +13,9 @@
 
 namespace unsloth::comm {
 
-/// Collectives are called by all ranks in the same order, each by one thread at a time. A rank that does not come within the
-/// group's timeout ends the others with a runtime Error that names it, where that can be told, and what was waited for; one that ends,
-/// or is stopped, within 15 s of that.
+/// Collectives are called by all ranks in the same order, each by one thread at a time. A rank that does not come
+/// within the group's timeout ends the others with a runtime Error that names it, where that can be told, and what was
+/// waited for; one that ends, or is stopped, within 15 s of that.
 class Group {
   public:
     virtual ~Group() = default;
@@ -25,27 +25,32 @@ class Group {
     int rank() const { return rank_; }
     int size() const { return size_; }
 
-    /// fp32, contiguous: becomes the sum over all ranks, with the same bits on each. On CUDA it is issued after the work of the current stream,
-    /// later work of that stream sees the sum, and the host does not wait. `what` is for messages ("gradients").
+    /// fp32, contiguous: becomes the sum over all ranks, with the same bits on each. On CUDA it is issued after the
+    /// work of the current stream, later work of that stream sees the sum, and the host does not wait. `what` is for
+    /// messages ("gradients").
     virtual void all_reduce(const at::Tensor& sum, const std::string& what) = 0;
 
-    /// The same beside the current stream's work: `after` is called with another stream as LibTorch's current one, and makes it wait for
-    /// what must be done before. The current stream sees the sums after join(). On the CPU it is all_reduce().
-    virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) = 0;
+    /// The same beside the current stream's work: `after` is called with another stream as LibTorch's current one, and
+    /// makes it wait for what must be done before. The current stream sees the sums after join(). On the CPU it is
+    /// all_reduce().
+    virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
+                                   const std::string& what) = 0;
     virtual void join() = 0;
 
     /// The ranks of this machine (of this host name), in order, and where this one stands among them.
     const std::vector<int>& ranks_here() const { return ranks_here_; }
     int place_here() const { return place_here_; }
-    /// Contiguous, of the same size and type on all ranks of this machine: becomes what it is on the one at place `root`. Called by all of
-    /// them in the same order; those of other machines do as they like. The current stream sees the values, the host does not wait.
+    /// Contiguous, of the same size and type on all ranks of this machine: becomes what it is on the one at place
+    /// `root`. Called by all of them in the same order; those of other machines do as they like. The current stream
+    /// sees the values, the host does not wait.
     virtual void broadcast_here(const at::Tensor& values, int root, const std::string& what) = 0;
 
     /// Every rank's text, by rank. Waits for all; meant for a few kilobytes.
     virtual std::vector<std::string> gather(const std::string& text, const std::string& what) = 0;
 
-    /// runtime Error when it is known that a rank is gone, has failed or is overdue: what it names is then better than any error that
-    /// follows from it. After the host waited for the device, results may only be used once this has returned.
+    /// runtime Error when it is known that a rank is gone, has failed or is overdue: what it names is then better than
+    /// any error that follows from it. After the host waited for the device, results may only be used once this has
+    /// returned.
     virtual void check() = 0;
     /// This rank ends by an error: the others end with its first line.
     virtual void announce(const std::string& error) = 0;
@@ -62,8 +67,10 @@ class Group {
     int place_here_ = 0;
 };
 
-/// Meets the other ranks at the environment's store (c10d TCPStore) and makes the group: NCCL for a CUDA device, the store itself
-/// on the CPU (sums in the order of the ranks). nullptr when alone. runtime Error when the ranks do not meet within `timeout`.
-std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device, std::chrono::seconds timeout);
+/// Meets the other ranks at the environment's store (c10d TCPStore) and makes the group: NCCL for a CUDA device, the
+/// store itself on the CPU (sums in the order of the ranks). nullptr when alone. runtime Error when the ranks do not
+/// meet within `timeout`.
+std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device,
+                                  std::chrono::seconds timeout);
 
 }  // namespace unsloth::comm

@@ -14,25 +14,26 @@ struct LaunchEnvironment {
     int local_rank = 0, local_world_size = 1;  ///< on this machine
     std::string master_address;                ///< of the store that all meet at; empty when alone
     int master_port = 0;
-    bool agent_hosts_store = false;            ///< torchrun's agent serves the store, rank 0 is a client like the others
-    std::string launcher = "none";             ///< "torchrun", "srun", "mpirun", "RANK and WORLD_SIZE": for the log
-    int restarts = 0;                          ///< torchrun's count of elastic restarts
+    bool agent_hosts_store = false;  ///< torchrun's agent serves the store, rank 0 is a client like the others
+    std::string launcher = "none";   ///< "torchrun", "srun", "mpirun", "RANK and WORLD_SIZE": for the log
+    int restarts = 0;                ///< torchrun's count of elastic restarts
     bool alone() const { return world_size == 1; }
 };
 
 /// An environment variable's value; nullopt: not set.
 using GetEnvironment = std::function<std::optional<std::string>(const char* name)>;
 
-/// Reads, in this order: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, accelerate,
-/// unsloth-train launch); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks meet at the first host of
-/// the step's node list, at a port made from the job's number, unless MASTER_ADDR and MASTER_PORT say otherwise. Nothing of these:
-/// alone. usage Error where some variables are set and others that they need are not, or a number is none.
+/// Reads, in this order: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun,
+/// accelerate, unsloth-train launch); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks
+/// meet at the first host of the step's node list, at a port made from the job's number, unless MASTER_ADDR and
+/// MASTER_PORT say otherwise. Nothing of these: alone. usage Error where some variables are set and others that they
+/// need are not, or a number is none.
 LaunchEnvironment read_launch_environment(const GetEnvironment& get);
 LaunchEnvironment read_launch_environment();
 
 /// Sets NCCL's environment variables for this process, before the group is made: {"SOCKET_IFNAME", "eth0"} and
-/// {"NCCL_SOCKET_IFNAME", "eth0"} are the same. Returns all NCCL_* variables that then are set, as "NAME=VALUE" by name, for the log.
-/// usage Error for a name that can be none.
+/// {"NCCL_SOCKET_IFNAME", "eth0"} are the same. Returns all NCCL_* variables that then are set, as "NAME=VALUE" by
+/// name, for the log. usage Error for a name that can be none.
 std::vector<std::string> set_nccl_environment(const std::vector<std::pair<std::string, std::string>>& settings);
 
 /// The first host of a Slurm node list: "gpu[003-004,7],login1" gives "gpu003".

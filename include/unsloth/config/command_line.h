@@ -11,7 +11,25 @@
 
 namespace unsloth {
 
-enum class Command { train, launch, config, data, augment, score, generate, tokenize, inspect, init, exporting, merge, quantize, bench, doctor, help, version };
+enum class Command {
+    train,
+    launch,
+    config,
+    data,
+    augment,
+    score,
+    generate,
+    tokenize,
+    inspect,
+    init,
+    exporting,
+    merge,
+    quantize,
+    bench,
+    doctor,
+    help,
+    version
+};
 
 struct ConfigRequest {
     bool schema = false;    ///< print the JSON Schema instead of the effective configuration
@@ -86,9 +104,9 @@ struct ExportRequest {
 
 /// A model folder from a base and an adapter.
 struct MergeRequest {
-    std::string adapter;       ///< folder; never empty
-    std::string base;          ///< as model.path; empty: what the adapter's config names
-    std::string out;           ///< folder to make; never empty
+    std::string adapter;  ///< folder; never empty
+    std::string base;     ///< as model.path; empty: what the adapter's config names
+    std::string out;      ///< folder to make; never empty
     WeightType dtype = WeightType::automatic;
     bool load_in_4bit = false;  ///< the base's values are rounded to NF4 first
     std::string max_shard_size = "5GB";
@@ -131,8 +149,9 @@ struct CommandLine {
 };
 
 /// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error
-/// for anything unknown (with the nearest known name), for bad values and for missing ones. `launch` reads its own options up to
-/// the first argument that is none of them (or up to --); the rest is a command line of its own, and checked as such.
+/// for anything unknown (with the nearest known name), for bad values and for missing ones. `launch` reads its own
+/// options up to the first argument that is none of them (or up to --); the rest is a command line of its own, and
+/// checked as such.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
 /// What `unsloth-train help TOPIC` prints: for "" the commands and all options of train. Usage Error for an unknown

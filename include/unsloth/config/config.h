@@ -40,8 +40,17 @@ enum class KernelChoice { measured, library };
 enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
 enum class Schedule {
-    linear, cosine, cosine_with_restarts, polynomial, constant, constant_with_warmup,
-    inverse_sqrt, reduce_lr_on_plateau, cosine_with_min_lr, cosine_warmup_with_min_lr, warmup_stable_decay,
+    linear,
+    cosine,
+    cosine_with_restarts,
+    polynomial,
+    constant,
+    constant_with_warmup,
+    inverse_sqrt,
+    reduce_lr_on_plateau,
+    cosine_with_min_lr,
+    cosine_warmup_with_min_lr,
+    warmup_stable_decay,
 };
 
 struct ModelOptions {
@@ -59,9 +68,10 @@ struct LoraOptions {
     double lora_alpha = 16;
     double lora_dropout = 0.0;
     bool use_rslora = false;
-    std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                               "gate_proj", "up_proj", "down_proj"};
     std::vector<std::string> modules_to_save;
-    std::vector<std::pair<std::string, int64_t>> rank_pattern;   ///< order of the file
+    std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< order of the file
     std::vector<std::pair<std::string, double>> alpha_pattern;
     std::optional<std::vector<int64_t>> layers_to_transform;
 };
@@ -81,7 +91,7 @@ struct DataOptions {
     std::optional<std::string> eval_file;
     double val_size = 0;  ///< below 1 a fraction of the rows, else a number of rows
     DataFormat format = DataFormat::automatic;
-    std::string template_name = "auto";  ///< JSON key: template
+    std::string template_name = "auto";                        ///< JSON key: template
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
     TextUnit text_unit = TextUnit::paragraph;
     InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
@@ -103,8 +113,8 @@ struct TrainingOptions {
     int64_t max_steps = -1;
     double learning_rate = 2e-4;
     Schedule lr_scheduler_type = Schedule::linear;
-    /// Keyword arguments of the schedule (num_cycles, power, lr_end, min_lr, min_lr_rate, num_decay_steps, decay_type, …),
-    /// in the file's order; a value is the JSON value's text without quotes.
+    /// Keyword arguments of the schedule (num_cycles, power, lr_end, min_lr, min_lr_rate, num_decay_steps, decay_type,
+    /// …), in the file's order; a value is the JSON value's text without quotes.
     std::vector<std::pair<std::string, std::string>> lr_scheduler_kwargs;
     int64_t warmup_steps = 5;
     double warmup_ratio = 0.0;
@@ -143,7 +153,7 @@ struct LoggingOptions {
 };
 
 struct DistributedOptions {
-    int64_t ddp_timeout = 120;  ///< seconds
+    int64_t ddp_timeout = 120;       ///< seconds
     int64_t ddp_bucket_cap_mb = -1;  ///< MiB; 0: no buckets; -1: by the ranks' machines
     std::vector<std::pair<std::string, std::string>> nccl;
 };

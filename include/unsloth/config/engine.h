@@ -43,10 +43,10 @@ enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
 
 struct BenchRequest {
     BenchSubject what = BenchSubject::step;
-    int64_t batch = 0;   ///< rows; 0: as the configuration trains
-    int64_t seq = 0;     ///< tokens a row; likewise
+    int64_t batch = 0;    ///< rows; 0: as the configuration trains
+    int64_t seq = 0;      ///< tokens a row; likewise
     int64_t min_seq = 0;  ///< shortest row when they differ; 0: all have `seq` tokens
-    int64_t steps = 20;  ///< measured, after `warmup` unmeasured ones
+    int64_t steps = 20;   ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
     bool tune = false;  ///< of gemm and step: time the library's algorithms and print lines for the tables
     bool json = false;
@@ -57,13 +57,14 @@ struct CompareRequest {
     std::string base, adapter;  ///< folders
     bool base_in_4bit = false;  ///< 16/32-bit linears of the base are quantised to NF4 while loading
     std::string merged;         ///< folder, with the tokenizer if there is one
-    std::string texts;          ///< a file as data.train_file, or a text; empty: a text and token rows of the program's own
+    std::string texts;  ///< a file as data.train_file, or a text; empty: a text and token rows of the program's own
     std::string device = "cpu";
 };
 
 struct LogitComparison {
     int64_t rows = 0, tokens = 0;
-    double relative = 0;  ///< root of (mean squared difference / mean variance of a token's logits with base and adapter)
+    double relative =
+        0;  ///< root of (mean squared difference / mean variance of a token's logits with base and adapter)
     double max_abs = 0, mean_abs = 0;
     double mean_kl = 0;  ///< KL(base with adapter || merged), nats a token
     double top1 = 0;     ///< share of the tokens whose likeliest next token is the same

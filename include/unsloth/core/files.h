@@ -40,7 +40,8 @@ class AtomicText {
 
 /// Copies `files`, which lie below the folder `from`, to the same places below `to`: atomically each, leaving out those
 /// that are there already under the same path.
-void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from, const std::filesystem::path& to);
+void copy_files(const std::vector<std::filesystem::path>& files, const std::filesystem::path& from,
+                const std::filesystem::path& to);
 
 /// Removes a file, or a folder with all that is in it; what cannot be removed is a warning.
 void remove_or_warn(const std::filesystem::path& path);

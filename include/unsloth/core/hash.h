@@ -21,8 +21,8 @@ class ContentHash {
     void add(std::string_view bytes);
     /// Ended by its length, so that two texts are told from their concatenation.
     void add_field(std::string_view text);
-    std::string hex() const;   ///< 128 bits, 32 digits
-    uint64_t word() const;     ///< 64 bits of them
+    std::string hex() const;  ///< 128 bits, 32 digits
+    uint64_t word() const;    ///< 64 bits of them
 
   private:
     struct State;

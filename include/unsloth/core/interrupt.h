@@ -9,8 +9,9 @@
 namespace unsloth {
 
 /// From here on the first SIGINT or SIGTERM is only remembered (and acknowledged by a line on stderr); the second one
-/// ends the process with 128 + its number (the same one again within 0.2 s is still the first: senders repeat themselves). Process-wide; calling it again forgets a signal that was remembered.
-/// `words`, a literal, are what the line says first.
+/// ends the process with 128 + its number (the same one again within 0.2 s is still the first: senders repeat
+/// themselves). Process-wide; calling it again forgets a signal that was remembered. `words`, a literal, are what the
+/// line says first.
 void install_interrupt_handlers(const char* words = "Stopping after this step and saving");
 
 /// The signal that was remembered, or 0. Cheap enough to ask every step, and safe from any thread.

@@ -5,7 +5,8 @@
 
 namespace unsloth {
 
-/// Lists and objects within one another in `text`, which need not be valid JSON; brackets in strings aside. Without recursion.
+/// Lists and objects within one another in `text`, which need not be valid JSON; brackets in strings aside. Without
+/// recursion.
 int json_nesting_depth(std::string_view text);
 
 }  // namespace unsloth

@@ -10,6 +10,7 @@ namespace unsloth {
 /// of at least `grain`, and returns when all have ended. `threads`: 0 means as many as the machine has. The ranges
 /// depend on the number of threads: a body's result must not. The first exception of a body (in no certain order) is
 /// thrown again here.
-void parallel_ranges(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body, int threads = 0);
+void parallel_ranges(int64_t count, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body,
+                     int threads = 0);
 
 }  // namespace unsloth

@@ -35,7 +35,9 @@ UNSLOTH_HD inline PhiloxWords philox4x32(uint32_t key0, uint32_t key1, uint32_t 
 }
 
 /// A word as a float in [0, 1) with 24 bits.
-UNSLOTH_HD inline float unit_float(uint32_t word) { return static_cast<float>(word >> 8) * 5.9604644775390625e-8f; }
+UNSLOTH_HD inline float unit_float(uint32_t word) {
+    return static_cast<float>(word >> 8) * 5.9604644775390625e-8f;
+}
 
 /// Names a dropout element: the key is the run's seed, the counter is
 /// {source row, token in the row, site, channel / 4}; the word index is channel % 4.

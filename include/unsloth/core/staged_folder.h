@@ -6,11 +6,12 @@
 
 namespace unsloth {
 
-/// Filled under another name beside its own, TARGET.tmp-PID, and renamed at the end. Without commit() or keep_as() nothing
-/// of it stays; when the process is killed, until the next StagedFolder of that target.
+/// Filled under another name beside its own, TARGET.tmp-PID, and renamed at the end. Without commit() or keep_as()
+/// nothing of it stays; when the process is killed, until the next StagedFolder of that target.
 class StagedFolder {
   public:
-    /// What becomes of a target that is there: an Error (but an empty folder makes way), or the new one takes its place.
+    /// What becomes of a target that is there: an Error (but an empty folder makes way), or the new one takes its
+    /// place.
     enum class Existing { refuse, replace };
 
     /// Makes the folder to fill, and the parents of `target`. Usage Error when `target` exists and may not be replaced;
@@ -23,11 +24,11 @@ class StagedFolder {
     /// Where to write; files are to be flushed by those who write them (AtomicFile, write_file_atomically).
     const std::filesystem::path& path() const { return temporary_; }
     const std::filesystem::path& target() const { return target_; }
-    /// The folder stays, for someone to look at, as TARGET.WORD-PID, which is returned; under its temporary name where it
-    /// cannot be renamed.
+    /// The folder stays, for someone to look at, as TARGET.WORD-PID, which is returned; under its temporary name where
+    /// it cannot be renamed.
     std::filesystem::path keep_as(const std::string& word);
-    /// Flushes the folders, renames, and flushes the parent. One that is replaced is TARGET.old-PID until then. Runtime Error
-    /// on failure; then the target is what it was, and the destructor removes the new folder.
+    /// Flushes the folders, renames, and flushes the parent. One that is replaced is TARGET.old-PID until then. Runtime
+    /// Error on failure; then the target is what it was, and the destructor removes the new folder.
     void commit();
 
   private:

@@ -29,15 +29,18 @@ struct AugmentResult {
     int64_t back_translations_held_out = 0;  ///< rows of held-out rows, not used
 };
 
-/// Reads the request's input (else data.train_file) and writes JSON Lines: to `out` the rows to train on, each followed by its copies,
-/// and to `eval_out` the rows that data.val_size holds out: those that a run over the input would hold out with the same
-/// training.seed (if it drops no row). Columns, their order and values stay, but for the prompts' words and the provenance.
+/// Reads the request's input (else data.train_file) and writes JSON Lines: to `out` the rows to train on, each followed
+/// by its copies, and to `eval_out` the rows that data.val_size holds out: those that a run over the input would hold
+/// out with the same training.seed (if it drops no row). Columns, their order and values stay, but for the prompts'
+/// words and the provenance.
 ///
-/// Random choices are functions of (training.seed, row's id, number of the copy, kind of copy): with an id column, the order of the
-/// rows makes no difference. Both files are complete or absent. Memory holds ids and back-translations, not the rows.
+/// Random choices are functions of (training.seed, row's id, number of the copy, kind of copy): with an id column, the
+/// order of the rows makes no difference. Both files are complete or absent. Memory holds ids and back-translations,
+/// not the rows.
 ///
-/// Usage Error for a val_size without an eval_out and the reverse, for nothing to do, and for fields that the format does not have;
-/// input Error (file:line) for bad rows unless skip_bad_rows, for an id that comes twice, and for rows that are copies themselves.
+/// Usage Error for a val_size without an eval_out and the reverse, for nothing to do, and for fields that the format
+/// does not have; input Error (file:line) for bad rows unless skip_bad_rows, for an id that comes twice, and for rows
+/// that are copies themselves.
 AugmentResult augment_rows(const Config& config, const AugmentRequest& request);
 
 /// A few lines for the log.

@@ -15,8 +15,8 @@ inline constexpr int32_t ignore_label = -100;
 struct Sample {
     int64_t row = 0;  ///< index of the row in its source file, from 0
     std::vector<int32_t> ids;
-    std::vector<int32_t> labels;     ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
-    std::vector<int32_t> positions;  ///< position ids; a fall back to 0 starts a new segment
+    std::vector<int32_t> labels;              ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
+    std::vector<int32_t> positions;           ///< position ids; a fall back to 0 starts a new segment
     std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
 };
 
@@ -27,7 +27,8 @@ struct Batch {
     std::vector<int32_t>
         targets_T;  ///< what position t must predict: the label of t + 1 within its segment, or ignore_label
     std::vector<int32_t> positions_T;
-    std::vector<int32_t> row_T;     ///< names the row of each token for dropout's counter: the source row, unless it repeats in an epoch
+    std::vector<int32_t>
+        row_T;  ///< names the row of each token for dropout's counter: the source row, unless it repeats in an epoch
     std::vector<int32_t> offset_T;  ///< token's index in its source row
     std::vector<int32_t> segments;  ///< [S + 1] offsets into T, from 0 to T; attention never crosses them
     std::vector<int32_t>

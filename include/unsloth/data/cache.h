@@ -1,11 +1,11 @@
 // Encoded rows kept on disk, so that a second start with the same data does not tokenise again.
 //
-// A file of the cache is named by a hash of all that its content depends on: the bytes and names of the data files, the options
-// of rows, the tokenizer and template, and this build of the program. Its parts carry checksums, which are verified when it is
-// opened: a damaged or cut-off file is made again. Files are written beside their final name, flushed and renamed, under a lock:
-// several processes that start together make one file once, and no reader ever sees half of one. What a killed process left half
-// written is deleted, and when a new file makes the folder exceed its bound, the files that were used longest ago and that no process
-// has in use; the folder may be removed at any time.
+// A file of the cache is named by a hash of all that its content depends on: the bytes and names of the data files, the
+// options of rows, the tokenizer and template, and this build of the program. Its parts carry checksums, which are
+// verified when it is opened: a damaged or cut-off file is made again. Files are written beside their final name,
+// flushed and renamed, under a lock: several processes that start together make one file once, and no reader ever sees
+// half of one. What a killed process left half written is deleted, and when a new file makes the folder exceed its
+// bound, the files that were used longest ago and that no process has in use; the folder may be removed at any time.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,14 @@ struct CacheOptions {
     std::string encoder_fingerprint;  ///< see encoder_fingerprint(); empty: only tokenised rows are cached
 };
 
-/// What data.cache_dir means: "" none; "auto" the folder unsloth-train in $XDG_CACHE_HOME or ~/.cache, for data of 1 MiB or
-/// more (none where neither variable is set); else that folder.
+/// What data.cache_dir means: "" none; "auto" the folder unsloth-train in $XDG_CACHE_HOME or ~/.cache, for data of 1
+/// MiB or more (none where neither variable is set); else that folder.
 CacheOptions cache_options(const std::string& cache_dir);
 
-/// As Dataset::load, from the cache where it has the rows. A hit needs neither the encoder nor the formats; warnings about left
-/// out rows are repeated. A file that is new may drive out others (CacheOptions::max_bytes). Runtime Error when the file cannot be written (a full disk): nothing is left behind.
-Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder,
-                    const CacheOptions& cache);
+/// As Dataset::load, from the cache where it has the rows. A hit needs neither the encoder nor the formats; warnings
+/// about left out rows are repeated. A file that is new may drive out others (CacheOptions::max_bytes). Runtime Error
+/// when the file cannot be written (a full disk): nothing is left behind.
+Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options,
+                    const EncoderOnDemand& encoder, const CacheOptions& cache);
 
 }  // namespace unsloth

@@ -23,7 +23,7 @@ struct DatasetOptions : RowOptions {
     bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and left out
     bool keep_all_masked = false;  ///< rows without a target are kept (scoring), neither refused nor dropped
     bool log_warnings = true;      ///< false: what DatasetStats::warnings holds is left to the caller
-    int workers = 0;  ///< threads; 0: as many as the machine has cores. The result does not depend on it
+    int workers = 0;               ///< threads; 0: as many as the machine has cores. The result does not depend on it
 };
 
 /// Gives an encoder (not owned), or null when there is none.
@@ -39,7 +39,8 @@ struct DatasetStats {
     int64_t trained_tokens = 0;                 ///< targets among them
     int64_t longest = 0;                        ///< tokens of the longest kept row
     DataFormat format = DataFormat::automatic;  ///< as detected; of several sources the first one's
-    std::vector<std::string> warnings;          ///< what was skipped, cut or is in doubt, with the first lines; of the whole file
+    std::vector<std::string>
+        warnings;  ///< what was skipped, cut or is in doubt, with the first lines; of the whole file
 };
 
 /// The format of a source's rows, see find_format(). `path` may be what files_of() takes.
@@ -55,10 +56,10 @@ class Dataset {
     /// Logs the formats, and what was skipped or cut. Input Error "file:line: what is wrong" for the first bad row
     /// unless skip_bad_rows; for rows whose labels are all masked (count and first lines); for a source without
     /// rows. `encoder` is called only when some rows are not tokenised.
-    static Dataset load(const std::vector<DataSource>& sources, const DatasetOptions& options, const EncoderOnDemand& encoder);
+    static Dataset load(const std::vector<DataSource>& sources, const DatasetOptions& options,
+                        const EncoderOnDemand& encoder);
     /// The same for one file, folder or glob.
-    static Dataset load(const std::filesystem::path& path, const DatasetOptions& options,
-                        const RowEncoder* encoder);
+    static Dataset load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder);
     /// From samples in memory (tests, benchmarks). No checks beyond equal lengths.
     static Dataset from_samples(const std::vector<Sample>& samples);
 
@@ -77,7 +78,8 @@ class Dataset {
     /// A hash of the rows: their ids, tokens and targets, in this order. Reads all of them.
     std::string fingerprint() const;
 
-    /// {training rows, validation rows}, each in the file's order; which are which says validation_places() of data/sampler.h.
+    /// {training rows, validation rows}, each in the file's order; which are which says validation_places() of
+    /// data/sampler.h.
     std::pair<Dataset, Dataset> split(double val_size, uint64_t seed) const;
 
     /// {rows with a target, rows whose labels are all masked}; the latter count among the former's masked_rows.

@@ -21,8 +21,8 @@ struct AlpacaFields {
     std::string system;  ///< may be empty
 };
 
-/// Messages in order. What a template renders beyond role and content (calls of tools, reasoning, names, ...) is in the JSON
-/// texts, which are filled only when the row has more.
+/// Messages in order. What a template renders beyond role and content (calls of tools, reasoning, names, ...) is in the
+/// JSON texts, which are filled only when the row has more.
 struct Conversation {
     std::vector<Message> turns;
     bool uses_tools = false;    ///< tools are declared or called
@@ -40,7 +40,7 @@ enum class RowDoubt : uint32_t {
 struct EncodedRow {
     std::vector<int32_t> ids;
     std::vector<std::pair<int32_t, int32_t>>
-        trained;  ///< [start, end) in tokens: what is learnt when prompts are masked
+        trained;          ///< [start, end) in tokens: what is learnt when prompts are masked
     uint32_t doubts = 0;  ///< RowDoubts
 };
 
@@ -57,22 +57,22 @@ class RowEncoder {
     virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
     virtual EncodedRow messages(const std::vector<Message>& turns) const = 0;
-    /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools, else its
-    /// roles and contents alone.
+    /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools,
+    /// else its roles and contents alone.
     virtual EncodedRow whole_conversation(const Conversation& conversation) const;
     /// The tokens or the template that a doubt is about, for a message: "<s>", "<|eot_id|>, <|end_of_text|>", "chatml".
     virtual std::string subject(RowDoubt doubt) const;
 };
 
 /// A text that changes whenever an encoder of this tokenizer folder and template would encode otherwise: a hash of the
-/// tokenizer's files and the template (of its file, where the name is one). Does not load the tokenizer. Where a file asks for
-/// the date (strftime_now), the day is part of it.
+/// tokenizer's files and the template (of its file, where the name is one). Does not load the tokenizer. Where a file
+/// asks for the date (strftime_now), the day is part of it.
 std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name);
 
-/// The encoder that a run uses. `template_name` is data.template (see ChatTemplate::choose). Alpaca rows take the three-section
-/// prompt with `auto` and `alpaca`; another template
-/// renders them as a conversation of system, instruction and input (a blank line between), and output. Usage
-/// Error for an unknown template; input Error at the first row of text when the tokenizer names no EOS.
+/// The encoder that a run uses. `template_name` is data.template (see ChatTemplate::choose). Alpaca rows take the
+/// three-section prompt with `auto` and `alpaca`; another template renders them as a conversation of system,
+/// instruction and input (a blank line between), and output. Usage Error for an unknown template; input Error at the
+/// first row of text when the tokenizer names no EOS.
 std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name);
 
 }  // namespace unsloth

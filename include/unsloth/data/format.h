@@ -11,17 +11,18 @@
 
 namespace unsloth {
 
-/// The column of a copy that augmentation made, saying of what: {"of": id of the row, "by": "synonym" | "swap" | "delete" |
-/// "back_translation", "copy": its number, "seed"}. A row's id is its id column, else its number over all files, from 0.
+/// The column of a copy that augmentation made, saying of what: {"of": id of the row, "by": "synonym" | "swap" |
+/// "delete" | "back_translation", "copy": its number, "seed"}. A row's id is its id column, else its number over all
+/// files, from 0.
 inline constexpr const char* provenance_column = "augmentation";
 
 struct RowOptions {
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
-    int64_t max_seq_length = 0;  ///< rows are cut to this many tokens; 0: never
-    int64_t max_positions = 0;   ///< what the model allows; 0: not known
-    int64_t vocab_size = 0;      ///< rows of the model's embedding; 0: not known
-    int64_t bos_id = -1;         ///< the model's BOS token, that tokenised rows are examined for; -1: not known
+    int64_t max_seq_length = 0;            ///< rows are cut to this many tokens; 0: never
+    int64_t max_positions = 0;             ///< what the model allows; 0: not known
+    int64_t vocab_size = 0;                ///< rows of the model's embedding; 0: not known
+    int64_t bos_id = -1;  ///< the model's BOS token, that tokenised rows are examined for; -1: not known
 };
 
 struct FormattedRow {
@@ -36,9 +37,9 @@ struct FormattedRow {
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
 std::string format_name(DataFormat format);
 
-/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, sharegpt {conversations}, preference
-/// {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in this order.
-/// BadRow names the columns found, and for shapes known elsewhere how to rename them.
+/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, sharegpt {conversations},
+/// preference {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in
+/// this order. BadRow names the columns found, and for shapes known elsewhere how to rename them.
 DataFormat detect_format(const nlohmann::ordered_json& row);
 
 struct WeightedConversation;
@@ -46,8 +47,8 @@ struct WeightedConversation;
 /// Turns rows of one format into tokens. Immutable: one object serves all threads.
 class RowFormatter {
   public:
-    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for preference pairs,
-    /// which no loss of this version learns from.
+    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for preference
+    /// pairs, which no loss of this version learns from.
     RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the

@@ -18,10 +18,10 @@ struct LoaderOptions {
     uint64_t seed = 0;
     bool shuffle = true;
     bool packing = false;
-    int64_t max_seq_length = 0;  ///< length of a packed row; needed with `packing` only
-    int64_t max_tokens_per_batch = 0;  ///< fill micro-batches by tokens, not by rows; 0: off
+    int64_t max_seq_length = 0;          ///< length of a packed row; needed with `packing` only
+    int64_t max_tokens_per_batch = 0;    ///< fill micro-batches by tokens, not by rows; 0: off
     std::vector<double> source_weights;  ///< of the data set's sources; empty: each row once an epoch
-    bool order_tokens = false;   ///< fill Batch::token_order
+    bool order_tokens = false;           ///< fill Batch::token_order
     int rank = 0;
     int world_size = 1;
 };
@@ -35,29 +35,31 @@ struct BatchLimits {
 
 /// What an epoch takes.
 struct EpochCounts {
-    int64_t rows = 0;    ///< source rows, repetitions included
+    int64_t rows = 0;  ///< source rows, repetitions included
     int64_t tokens = 0;
     int64_t labels = 0;  ///< targets among them
-    int64_t room = 0;    ///< tokens that its packed rows, or its micro-batches filled by tokens, could hold; 0 without either
+    int64_t room =
+        0;  ///< tokens that its packed rows, or its micro-batches filled by tokens, could hold; 0 without either
 };
 
 /// Training steps, by number. A step takes the next per_device_train_batch_size x world_size x
 /// gradient_accumulation_steps rows of the epoch's order, whatever the world size; its k-th round of
-/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, shared out so that their tokens differ little. As
-/// in transformers' Trainer, the last step of an epoch takes what is left (fewer micro-batches, the last one
+/// per_device_train_batch_size x world_size rows is micro-batch k of all ranks, shared out so that their tokens differ
+/// little. As in transformers' Trainer, the last step of an epoch takes what is left (fewer micro-batches, the last one
 /// smaller and shared evenly by the ranks) and never reaches into the next epoch.
 ///
 /// With `packing`, samples are joined once, before the first epoch, into rows of at most max_seq_length
 /// tokens (see pack_rows), and these rows are what is shuffled and counted. Samples in a row stay separate
 /// segments.
 ///
-/// With `max_tokens_per_batch`, a micro-batch is as many rows as fit: every epoch's rows are packed anew (see pack_rows, ties in
-/// the epoch's order, so that rows of equal length change places), and the micro-batches shuffled. Their number is the same in
-/// every epoch. A step takes gradient_accumulation_steps of them on each rank. Nothing is padded in any case: a Batch is flat.
+/// With `max_tokens_per_batch`, a micro-batch is as many rows as fit: every epoch's rows are packed anew (see
+/// pack_rows, ties in the epoch's order, so that rows of equal length change places), and the micro-batches shuffled.
+/// Their number is the same in every epoch. A step takes gradient_accumulation_steps of them on each rank. Nothing is
+/// padded in any case: a Batch is flat.
 ///
-/// With `source_weights` an epoch takes of each source what mixture_counts() says (counted in packed rows with `packing`, which
-/// then joins samples of one source only), in the order of mixture_order(). A row that comes again within an epoch counts as another
-/// row for dropout (Batch::row_T), so that it gets masks of its own.
+/// With `source_weights` an epoch takes of each source what mixture_counts() says (counted in packed rows with
+/// `packing`, which then joins samples of one source only), in the order of mixture_order(). A row that comes again
+/// within an epoch counts as another row for dropout (Batch::row_T), so that it gets masks of its own.
 class StepLoader {
   public:
     /// Usage Error for an empty data set or sizes that make no sense.
@@ -110,17 +112,18 @@ class StepLoader {
     std::vector<int64_t> unit_tokens_;
     std::vector<MixtureSource> mixture_;  ///< with source_weights
     int64_t rows_per_epoch_ = 0;
-    std::vector<int64_t> order_;       ///< of the units, in epoch epoch_
-    std::vector<int64_t> repetition_;  ///< with source_weights: how often the unit at a place of order_ came before it in the epoch
-    int64_t row_ids_ = 0;              ///< with source_weights: above every row id
+    std::vector<int64_t> order_;  ///< of the units, in epoch epoch_
+    std::vector<int64_t>
+        repetition_;       ///< with source_weights: how often the unit at a place of order_ came before it in the epoch
+    int64_t row_ids_ = 0;  ///< with source_weights: above every row id
     std::vector<int64_t> batch_ends_;  ///< with max_tokens_per_batch: where micro-batches end in order_
     int64_t epoch_ = -1;
 };
 
-/// Packs samples of the given lengths into rows of at most `capacity` tokens by best fit decreasing: from the longest to the
-/// shortest (equal ones in order), each goes into the row that it leaves least room in (the first of several), or opens a new
-/// one. Returns the samples of each row, ascending; rows by their first sample. The number of rows depends on the lengths alone,
-/// not on their order. A length above capacity gets a row alone.
+/// Packs samples of the given lengths into rows of at most `capacity` tokens by best fit decreasing: from the longest
+/// to the shortest (equal ones in order), each goes into the row that it leaves least room in (the first of several),
+/// or opens a new one. Returns the samples of each row, ascending; rows by their first sample. The number of rows
+/// depends on the lengths alone, not on their order. A length above capacity gets a row alone.
 std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity);
 
 /// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a
@@ -133,9 +136,7 @@ class EvalLoader {
     int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
     Batch batch(int64_t i) const;
     BatchLimits limits() const;
-    int64_t labels() const {
-        return dataset_.stats().trained_tokens;
-    }  ///< over all ranks: the loss's divisor
+    int64_t labels() const { return dataset_.stats().trained_tokens; }  ///< over all ranks: the loss's divisor
 
   private:
     Dataset dataset_;

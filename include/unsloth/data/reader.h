@@ -1,5 +1,5 @@
-// Files of rows, read from front to end: JSON Lines, JSON arrays, tables (CSV, TSV), plain text and Parquet; text files may be
-// compressed (gzip, zstd). A file may be larger than the memory: only the rows in progress are held.
+// Files of rows, read from front to end: JSON Lines, JSON arrays, tables (CSV, TSV), plain text and Parquet; text files
+// may be compressed (gzip, zstd). A file may be larger than the memory: only the rows in progress are held.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ struct BadRow {
 using ColumnNames = std::vector<std::pair<std::string, std::string>>;
 
 struct ReaderOptions {
-    TextUnit text_unit = TextUnit::paragraph;               ///< what a row of a plain text file is
+    TextUnit text_unit = TextUnit::paragraph;  ///< what a row of a plain text file is
     InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
-    ColumnNames columns;                                    ///< renamed while parsing
+    ColumnNames columns;  ///< renamed while parsing
 };
 
 /// A row as it lies in the file.
@@ -59,12 +59,11 @@ class RowChunk {
     std::vector<Place> places_;
 };
 
-
 /// One file. Input Errors name the file.
 class RowReader {
   public:
-    static constexpr int64_t chunk_rows = 64;                           ///< rows of a chunk, unless they are long
-    static constexpr int64_t max_row_bytes = int64_t{64} << 20;         ///< a longer row is a bad row
+    static constexpr int64_t chunk_rows = 64;                    ///< rows of a chunk, unless they are long
+    static constexpr int64_t max_row_bytes = int64_t{64} << 20;  ///< a longer row is a bad row
 
     RowReader(std::filesystem::path path, ReaderOptions options);
     virtual ~RowReader() = default;
@@ -73,8 +72,9 @@ class RowReader {
 
     /// The next rows; empty at the end. One thread at a time. Blank lines are no rows.
     RowChunk next();
-    /// The row's columns, with the names of ReaderOptions::columns. BadRow for what is wrong with it: not the file's syntax,
-    /// too large, not UTF-8. Any number of threads. `repaired`: whether bytes that were not UTF-8 became U+FFFD.
+    /// The row's columns, with the names of ReaderOptions::columns. BadRow for what is wrong with it: not the file's
+    /// syntax, too large, not UTF-8. Any number of threads. `repaired`: whether bytes that were not UTF-8 became
+    /// U+FFFD.
     nlohmann::ordered_json parse(const RawRow& row, bool* repaired = nullptr) const;
     /// "a JSON array", for the log.
     virtual std::string kind() const = 0;
@@ -99,14 +99,16 @@ class RowReader {
     int64_t rows_ = 0;
 };
 
-/// Opens a file by its content and name. Content decides first: gzip and zstd are decompressed, PAR1 is Parquet, a `{` in
-/// front is JSON Lines, a `[` a JSON array unless the name ends in .csv, .tsv or .txt; then these names (before .gz, .zst); the
-/// rest is read as JSON Lines. Input Error for kinds that are not read (xz, zip, Arrow, UTF-16, with a way to convert them),
-/// a file that cannot be opened, a table whose header names a column twice, Parquet without the library that reads it.
+/// Opens a file by its content and name. Content decides first: gzip and zstd are decompressed, PAR1 is Parquet, a `{`
+/// in front is JSON Lines, a `[` a JSON array unless the name ends in .csv, .tsv or .txt; then these names (before .gz,
+/// .zst); the rest is read as JSON Lines. Input Error for kinds that are not read (xz, zip, Arrow, UTF-16, with a way
+/// to convert them), a file that cannot be opened, a table whose header names a column twice, Parquet without the
+/// library that reads it.
 ///
-/// Plain text: with TextUnit::paragraph each run of lines between blank lines is a row {text}, with TextUnit::file the whole
-/// file. Tables: RFC 4180 (quoted fields may hold delimiters, line ends and doubled quotes), the first record names the
-/// columns, all values are strings; the delimiter of a .csv is the comma, semicolon or tab that stands most often in the header.
+/// Plain text: with TextUnit::paragraph each run of lines between blank lines is a row {text}, with TextUnit::file the
+/// whole file. Tables: RFC 4180 (quoted fields may hold delimiters, line ends and doubled quotes), the first record
+/// names the columns, all values are strings; the delimiter of a .csv is the comma, semicolon or tab that stands most
+/// often in the header.
 std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const ReaderOptions& options = {});
 
 /// Parses a JSON row into an object; BadRow with the column and what is wrong otherwise.

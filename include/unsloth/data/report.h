@@ -30,10 +30,10 @@ struct SetReport {
     // Of the rows that are left for this set.
     int64_t rows = 0, tokens = 0, trained_tokens = 0;
     int64_t truncated = 0;
-    int64_t shortest = 0, median = 0, p95 = 0, longest = 0;  ///< tokens of a row
-    int64_t duplicates = 0;                                   ///< rows whose ids are those of an earlier row
+    int64_t shortest = 0, median = 0, p95 = 0, longest = 0;     ///< tokens of a row
+    int64_t duplicates = 0;                                     ///< rows whose ids are those of an earlier row
     std::vector<std::pair<int64_t, int64_t>> first_duplicates;  ///< {row, the earlier row}, the first few
-    std::vector<LengthBin> lengths;                           ///< from 0 on, of equal width, without a gap
+    std::vector<LengthBin> lengths;                             ///< from 0 on, of equal width, without a gap
 };
 
 /// How training rows make steps, on one device.
@@ -47,7 +47,7 @@ struct StepsReport {
 struct DataReport {
     SetReport train;
     std::optional<SetReport> eval;
-    int64_t shared = 0;  ///< evaluation rows whose ids are those of a training row
+    int64_t shared = 0;                ///< evaluation rows whose ids are those of a training row
     std::optional<StepsReport> steps;  ///< absent when nothing can be trained on
     std::vector<std::string> warnings;
     std::string refusal;  ///< why a run with this configuration would stop; empty: it would not
@@ -55,9 +55,9 @@ struct DataReport {
     std::vector<std::pair<std::string, Sample>> samples;  ///< {"training" | "evaluation" | "masked", row} to show
 };
 
-/// Of data that was loaded with RefusedRows::set_aside; `refusal` says what the configuration's own way to load it answers, empty
-/// where that loads it. Shows up to `shown` rows: the first of the training set, of the evaluation set one, of those whose labels are
-/// all masked up to `shown`. Time and memory are linear in the rows.
+/// Of data that was loaded with RefusedRows::set_aside; `refusal` says what the configuration's own way to load it
+/// answers, empty where that loads it. Shows up to `shown` rows: the first of the training set, of the evaluation set
+/// one, of those whose labels are all masked up to `shown`. Time and memory are linear in the rows.
 DataReport make_report(const TrainingData& data, const Config& config, std::string refusal, int64_t shown);
 
 /// For people; ends in a newline. `tokenizer` may be null: rows are shown as ids.

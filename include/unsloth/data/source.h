@@ -19,13 +19,13 @@ struct SourceFiles {
     ColumnNames columns;
 };
 
-/// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson, .csv,
-/// .tsv, .txt, .parquet, the first six also with .gz or .zst) without hidden ones and those that begin with `_`, sorted by path.
-/// Anything else is a glob (*, ?, [...]), its matches sorted; a folder among them is taken as above.
+/// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson,
+/// .csv, .tsv, .txt, .parquet, the first six also with .gz or .zst) without hidden ones and those that begin with `_`,
+/// sorted by path. Anything else is a glob (*, ?, [...]), its matches sorted; a folder among them is taken as above.
 ///
-/// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._` (train-00000-of-00002.parquet,
-/// train.jsonl), or a folder below the path has its name. Without a split, a folder that has files of `train` is its `train`
-/// (said in the log), so that a test set beside it is not trained on by mistake.
+/// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._`
+/// (train-00000-of-00002.parquet, train.jsonl), or a folder below the path has its name. Without a split, a folder that
+/// has files of `train` is its `train` (said in the log), so that a test set beside it is not trained on by mistake.
 ///
 /// Input Error when nothing is found, or nothing belongs to the split.
 std::vector<std::filesystem::path> files_of(const std::string& path, const std::string& split);
@@ -42,8 +42,8 @@ class SourceReader {
         int32_t source = 0;
         int64_t first_id = 0;  ///< of the file's first row: a row's id is first_id + its index
     };
-    /// The next rows; an empty chunk at the end. One thread at a time. Logs each source's first file. Input Error for a file
-    /// that cannot be read, a source without rows, and more rows than 32 bits can number.
+    /// The next rows; an empty chunk at the end. One thread at a time. Logs each source's first file. Input Error for a
+    /// file that cannot be read, a source without rows, and more rows than 32 bits can number.
     Part next();
 
     /// Rows that were handed out so far.
@@ -60,7 +60,8 @@ class SourceReader {
 };
 
 /// The format of a source's rows: the one it names, or what the columns of its first readable row say (logged).
-/// Input Error "file:line: what is wrong" when there is no row, or the first row (with `skip_bad_rows`: every row) does not tell.
+/// Input Error "file:line: what is wrong" when there is no row, or the first row (with `skip_bad_rows`: every row) does
+/// not tell.
 DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
 
 /// A source whose path was looked up and whose format is known.

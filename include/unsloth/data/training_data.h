@@ -23,8 +23,9 @@ struct ModelLimits {
 DatasetOptions dataset_options(const Config& config, const ModelLimits& limits);
 LoaderOptions loader_options(const Config& config, int rank = 0, int world_size = 1);
 
-/// What becomes of bad rows and of rows without a target: what data.skip_bad_rows says; or they never stop the load, and the rows
-/// without a target are kept apart. Both give the same training rows where skip_bad_rows is on, or no such row is there.
+/// What becomes of bad rows and of rows without a target: what data.skip_bad_rows says; or they never stop the load,
+/// and the rows without a target are kept apart. Both give the same training rows where skip_bad_rows is on, or no such
+/// row is there.
 enum class RefusedRows { as_configured, set_aside };
 
 struct LoadChoices {
@@ -34,17 +35,18 @@ struct LoadChoices {
 
 struct TrainingData {
     Dataset train;
-    std::optional<Dataset> eval;       ///< eval_file, or val_size of the training rows
+    std::optional<Dataset> eval;        ///< eval_file, or val_size of the training rows
     Dataset masked_train, masked_eval;  ///< with RefusedRows::set_aside: rows of the files whose labels are all masked
 };
 
-/// Reads data.train_file or data.datasets, and data.eval_file, through the cache of data.cache_dir, or splits off data.val_size with the
-/// run's seed. `make_encoder` is called once, and only when a file's rows are text: tokenised rows work in a model folder without a
-/// tokenizer, or with one that cannot be read. `fingerprint` is the encoder's (encoder_fingerprint); without one, rows of text are not
-/// cached. Usage Error for both an eval_file and a val_size, for nothing to train on, and for a val_size of files that hold augmented
-/// copies of rows, since the copies of a row that is held out would be trained on.
+/// Reads data.train_file or data.datasets, and data.eval_file, through the cache of data.cache_dir, or splits off
+/// data.val_size with the run's seed. `make_encoder` is called once, and only when a file's rows are text: tokenised
+/// rows work in a model folder without a tokenizer, or with one that cannot be read. `fingerprint` is the encoder's
+/// (encoder_fingerprint); without one, rows of text are not cached. Usage Error for both an eval_file and a val_size,
+/// for nothing to train on, and for a val_size of files that hold augmented copies of rows, since the copies of a row
+/// that is held out would be trained on.
 TrainingData load_training_data(const Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder, const std::string& fingerprint = {},
-                                const LoadChoices& choices = {});
+                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder,
+                                const std::string& fingerprint = {}, const LoadChoices& choices = {});
 
 }  // namespace unsloth

@@ -22,13 +22,14 @@ std::vector<CheckpointFolder> list_checkpoints(const std::filesystem::path& outp
 /// A checkpoint while it is written: a folder under a name of its own beside the final one (StagedFolder).
 class CheckpointWriter {
   public:
-    /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses. Without commit(), nothing of it stays.
+    /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses. Without commit(), nothing
+    /// of it stays.
     CheckpointWriter(const std::filesystem::path& output_dir, int64_t step);
 
     /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), also below folders.
     const std::filesystem::path& folder() const { return staged_.path(); }
-    /// Writes manifest.json (every file's size and hash), flushes, and renames the folder to checkpoint-N; an older one of that name
-    /// makes way only then. runtime Error, after which nothing of the new one is left.
+    /// Writes manifest.json (every file's size and hash), flushes, and renames the folder to checkpoint-N; an older one
+    /// of that name makes way only then. runtime Error, after which nothing of the new one is left.
     void commit();
     const std::filesystem::path& path() const { return path_; }  ///< of the finished checkpoint
 
@@ -37,16 +38,16 @@ class CheckpointWriter {
     StagedFolder staged_;
 };
 
-/// What is wrong with a checkpoint: a file is missing, or its size or content is not what the manifest says; nothing when it is whole.
-/// Reads every byte.
+/// What is wrong with a checkpoint: a file is missing, or its size or content is not what the manifest says; nothing
+/// when it is whole. Reads every byte.
 std::optional<std::string> find_damage(const std::filesystem::path& checkpoint);
 
-/// Keeps the newest `limit` (0: all) checkpoints, among them in any case the newest and that of step `best`. To be called when the
-/// newest is complete. What cannot be removed is a warning.
+/// Keeps the newest `limit` (0: all) checkpoints, among them in any case the newest and that of step `best`. To be
+/// called when the newest is complete. What cannot be removed is a warning.
 void remove_old_checkpoints(const std::filesystem::path& output_dir, int64_t limit, std::optional<int64_t> best);
 
-/// Removes what runs that were killed left of checkpoints (checkpoint-N.tmp-PID, checkpoint-N.old-PID). Only for a run that holds the
-/// output folder's lock.
+/// Removes what runs that were killed left of checkpoints (checkpoint-N.tmp-PID, checkpoint-N.old-PID). Only for a run
+/// that holds the output folder's lock.
 void remove_unfinished_checkpoints(const std::filesystem::path& output_dir);
 
 }  // namespace unsloth

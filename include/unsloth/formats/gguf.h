@@ -1,8 +1,9 @@
 // GGUF version 3, the container of ggml and llama.cpp: metadata, tensor descriptions, tensor data.
 //
-// Source: ggml's docs/gguf.md. A file is: "GGUF", u32 version, u64 tensors, u64 fields; fields (key, type, value); tensors
-// (name, sizes from the fastest dimension on, type, offset); from the next multiple of the alignment the data, every
-// tensor at a multiple of it. Little-endian. Nothing in a file is trusted: every number is checked before it is used.
+// Source: ggml's docs/gguf.md. A file is: "GGUF", u32 version, u64 tensors, u64 fields; fields (key, type, value);
+// tensors (name, sizes from the fastest dimension on, type, offset); from the next multiple of the alignment the data,
+// every tensor at a multiple of it. Little-endian. Nothing in a file is trusted: every number is checked before it is
+// used.
 #pragma once
 
 #include <cstddef>
@@ -110,10 +111,10 @@ struct GgufTensor {
 /// One mapped file. Movable; views stay valid when it moves.
 class GgufFile {
   public:
-    /// Maps and checks a file: magic, versions 2 and 3, every length and count against what is left of the file, that keys
-    /// and names are printable ASCII and unique, value types (arrays of arrays are refused, as llama.cpp does), known tensor types,
-    /// rows that are multiples of their block, an alignment that is a power of two, and tensors one behind the other
-    /// without gaps other than padding. Input Error that names the file, the place and what is wrong.
+    /// Maps and checks a file: magic, versions 2 and 3, every length and count against what is left of the file, that
+    /// keys and names are printable ASCII and unique, value types (arrays of arrays are refused, as llama.cpp does),
+    /// known tensor types, rows that are multiples of their block, an alignment that is a power of two, and tensors one
+    /// behind the other without gaps other than padding. Input Error that names the file, the place and what is wrong.
     explicit GgufFile(const std::filesystem::path& path);
     /// Whether the file begins with the magic; false when it cannot be read.
     static bool is_gguf(const std::filesystem::path& path);

@@ -17,7 +17,16 @@ namespace unsloth {
 
 /// What most weights of a file are; the values are llama.cpp's (general.file_type). Vectors stay F32. In the quantised
 /// kinds some weights get another type, as llama-quantize chooses (see tensor_type): q4_k_m is a mix of Q4_K and Q6_K.
-enum class GgufFileType : uint32_t { f32 = 0, f16 = 1, q4_0 = 2, q8_0 = 7, q4_k_m = 15, q5_k_m = 17, q6_k = 18, bf16 = 32 };
+enum class GgufFileType : uint32_t {
+    f32 = 0,
+    f16 = 1,
+    q4_0 = 2,
+    q8_0 = 7,
+    q4_k_m = 15,
+    q5_k_m = 17,
+    q6_k = 18,
+    bf16 = 32
+};
 
 /// The type of one weight of a model (a rule of tensor_table), before its row length is looked at.
 GgmlType wanted_type(const ModelSpec& spec, const TensorRule& rule, GgufFileType file_type);
@@ -46,16 +55,16 @@ struct GgufTypeReport {
 
 struct GgufReport {
     std::size_t file_bytes = 0;
-    double seconds = 0;           ///< reading, quantising and writing the tensors
-    std::size_t source_bytes = 0; ///< of the tensors in fp32
+    double seconds = 0;                           ///< reading, quantising and writing the tensors
+    std::size_t source_bytes = 0;                 ///< of the tensors in fp32
     std::map<std::string, GgufTypeReport> types;  ///< by the type's name
 };
 
-/// Writes `out`, which must not exist. Holds some 64 MiB beside the vocabulary, whatever the model's size; 4-bit weights
-/// are dequantised on the way. Rows of q and k are put into llama.cpp's order for Llama and Mistral.
-/// Input Error for a model that llama.cpp has no form for, a vocabulary larger than the model's, weights that are not
-/// finite or do not fit into the type; runtime Error when the file cannot be written; Interrupted on a signal, with
-/// nothing left behind. What llama.cpp computes otherwise (sliding windows, dynamic RoPE) is logged as a warning.
+/// Writes `out`, which must not exist. Holds some 64 MiB beside the vocabulary, whatever the model's size; 4-bit
+/// weights are dequantised on the way. Rows of q and k are put into llama.cpp's order for Llama and Mistral. Input
+/// Error for a model that llama.cpp has no form for, a vocabulary larger than the model's, weights that are not finite
+/// or do not fit into the type; runtime Error when the file cannot be written; Interrupted on a signal, with nothing
+/// left behind. What llama.cpp computes otherwise (sliding windows, dynamic RoPE) is logged as a warning.
 GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabulary, const std::filesystem::path& out,
                              const GgufExportOptions& options);
 

@@ -16,7 +16,8 @@ namespace unsloth {
 
 struct InspectedTensor {
     std::string name;
-    std::string dtype;           ///< safetensors' spelling; "nf4" or "fp4" for a 4-bit weight, "int8" for an 8-bit one; ggml's of a GGUF file
+    std::string dtype;  ///< safetensors' spelling; "nf4" or "fp4" for a 4-bit weight, "int8" for an 8-bit one; ggml's
+                        ///< of a GGUF file
     std::vector<int64_t> shape;  ///< of the weight; a 4-bit weight's own, not its packed form's
     std::size_t bytes = 0;       ///< stored, companions included
 };
@@ -30,7 +31,7 @@ struct Inspection {
     int64_t parameters = 0;
     std::size_t stored_bytes = 0;
     int64_t quant_states_checked = 0;
-    std::map<std::string, std::string> adapter;  ///< r, lora_alpha, target_modules, … of an adapter folder
+    std::map<std::string, std::string> adapter;               ///< r, lora_alpha, target_modules, … of an adapter folder
     std::vector<std::pair<std::string, std::string>> fields;  ///< of a GGUF file: keys and values, long ones shortened
     std::vector<std::string> problems;
 

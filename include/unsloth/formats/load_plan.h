@@ -24,7 +24,9 @@ struct TensorSource {
     std::optional<Int8Weight> int8;
 
     bool quantised() const { return quant4.has_value(); }  ///< to 4 bit
-    std::size_t stored_bytes() const { return quant4 ? quant4->stored_bytes() : int8 ? int8->stored_bytes() : tensor->data.size(); }
+    std::size_t stored_bytes() const {
+        return quant4 ? quant4->stored_bytes() : int8 ? int8->stored_bytes() : tensor->data.size();
+    }
     void drop() const noexcept { quant4 ? quant4->drop() : int8 ? int8->drop() : tensor->drop(); }
     /// The rows [row_begin, row_end) in fp32 (a vector has one row); `out` holds (row_end - row_begin) * columns
     /// values.
@@ -50,8 +52,8 @@ class ModelTensors {
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
 
-    int64_t parameters() const;        ///< elements of the weights as the model computes with them
-    std::size_t stored_bytes() const;  ///< with the 4-bit weights' companions
+    int64_t parameters() const;         ///< elements of the weights as the model computes with them
+    std::size_t stored_bytes() const;   ///< with the 4-bit weights' companions
     int64_t quantised_linears() const;  ///< in 4 bit
     int64_t int8_linears() const;
 
@@ -60,9 +62,9 @@ class ModelTensors {
     std::map<std::string, std::size_t> index_;
 };
 
-/// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit or 8-bit weight or a 16/32-bit tensor of
-/// the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind) when some
-/// are missing, unknown, of another shape or of a type that cannot be used.
+/// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit or 8-bit weight or a 16/32-bit
+/// tensor of the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind)
+/// when some are missing, unknown, of another shape or of a type that cannot be used.
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 /// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.

@@ -16,20 +16,21 @@
 
 namespace unsloth {
 
-/// W[rows, cols] += scale · (B[rows, r] · A[r, cols]), all row-major. The products are summed over r in order, each product
-/// and sum rounded to fp32; the scale comes last. Single-threaded; call it for disjoint rows from several threads.
+/// W[rows, cols] += scale · (B[rows, r] · A[r, cols]), all row-major. The products are summed over r in order, each
+/// product and sum rounded to fp32; the scale comes last. Single-threaded; call it for disjoint rows from several
+/// threads.
 void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_t rows, int64_t cols, float* w);
 
-/// One tensor of a merged model. Holds what it needs in fp32: the adapter's A and B, and with base_in_4bit the base's 4-bit
-/// codes; the rest stays mapped.
+/// One tensor of a merged model. Holds what it needs in fp32: the adapter's A and B, and with base_in_4bit the base's
+/// 4-bit codes; the rest stays mapped.
 class MergedTensor {
   public:
     const TensorRule& rule() const { return rule_; }
     int64_t rows() const { return rule_.shape.size() > 1 ? rule_.shape[0] : 1; }
     int64_t cols() const { return rule_.shape.back(); }
 
-    /// out[(row_end - row_begin) * cols()] = the rows [row_begin, row_end) in fp32 (a vector has one row). May be called for
-    /// disjoint rows from several threads.
+    /// out[(row_end - row_begin) * cols()] = the rows [row_begin, row_end) in fp32 (a vector has one row). May be
+    /// called for disjoint rows from several threads.
     void read_f32(int64_t row_begin, int64_t row_end, float* out) const;
     /// Tells the system that these rows were consumed; with the last row, also what belongs to no row alone.
     void drop(int64_t row_begin, int64_t row_end) const noexcept;
@@ -52,14 +53,15 @@ class MergedModel {
     /// load_in_4bit gave them (NF4 with double quantisation); linears that are in 4 or 8 bit already stay as they are.
     MergedModel(const WeightFile& base, const Adapter* adapter, bool base_in_4bit = false);
 
-    /// The base's, but for tie_word_embeddings: modules_to_save trains a copy of its own at each end of a tied model (as
-    /// PEFT does), so the result is not tied any more.
+    /// The base's, but for tie_word_embeddings: modules_to_save trains a copy of its own at each end of a tied model
+    /// (as PEFT does), so the result is not tied any more.
     const ModelSpec& spec() const { return spec_; }
     const WeightFile& base() const { return base_; }
     const std::vector<TensorRule>& tensors() const { return tensors_; }
     MergedTensor open(const TensorRule& rule) const;
     int64_t changed_tensors() const;
-    /// The 4-bit weight of the base that stands for this tensor as it is: the adapter leaves it alone. nullptr otherwise.
+    /// The 4-bit weight of the base that stands for this tensor as it is: the adapter leaves it alone. nullptr
+    /// otherwise.
     const Quant4Weight* unchanged_quant4(const TensorRule& rule) const;
 
   private:
@@ -76,8 +78,8 @@ class MergedModel {
 /// What the base of an adapter was while it was trained.
 enum class TrainedOn : uint8_t { unknown, plain, file_4bit, quantised_while_loading, file_8bit };
 
-/// From the adapter's base_model_name_or_path where that still leads to a checkpoint (else from its name: "…4bit", "…8bit"), and
-/// from run_config.json in its folder, which says whether a run of this program quantised while loading.
+/// From the adapter's base_model_name_or_path where that still leads to a checkpoint (else from its name: "…4bit",
+/// "…8bit"), and from run_config.json in its folder, which says whether a run of this program quantised while loading.
 TrainedOn trained_on(const std::filesystem::path& adapter_folder, const PeftConfig& adapter);
 
 }  // namespace unsloth

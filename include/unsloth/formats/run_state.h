@@ -1,4 +1,5 @@
-// run_state.json: what a run must know to go on from a checkpoint, beside its tensors. Our own format; all numbers are kept exactly.
+// run_state.json: what a run must know to go on from a checkpoint, beside its tensors. Our own format; all numbers are
+// kept exactly.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,10 @@ struct RunState {
         int64_t bad_evaluations = 0, cooldown_left = 0;
     };
 
-    int64_t step = 0;       ///< optimizer steps taken, those skipped by loss scaling counted: the data's position
-    int64_t updates = 0;    ///< Adam's t
+    int64_t step = 0;     ///< optimizer steps taken, those skipped by loss scaling counted: the data's position
+    int64_t updates = 0;  ///< Adam's t
     double loss_scale = 1;
-    int64_t good_steps = 0; ///< since the loss scale was changed
+    int64_t good_steps = 0;  ///< since the loss scale was changed
     double epoch = 0;
     int64_t seen_tokens = 0;
     std::optional<double> best_eval;

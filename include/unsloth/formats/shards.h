@@ -20,6 +20,7 @@ std::string shard_index_json(const std::map<std::string, std::string>& file_of_t
 
 /// Fills shards with items of these sizes, in order: a shard ends where the next item would make it exceed `largest`
 /// bytes, so that an item above that has one for itself. Returns the items' numbers; at least one shard.
-std::vector<std::vector<std::size_t>> split_into_shards(const std::vector<std::size_t>& item_bytes, std::size_t largest);
+std::vector<std::vector<std::size_t>> split_into_shards(const std::vector<std::size_t>& item_bytes,
+                                                        std::size_t largest);
 
 }  // namespace unsloth

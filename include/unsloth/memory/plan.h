@@ -1,5 +1,5 @@
-// The memory plan: every buffer of a run by name, made before the first step. The plan is the forecast that is printed, the
-// table in the log, and what the run takes: one allocation, so a run that starts does not run out of memory later.
+// The memory plan: every buffer of a run by name, made before the first step. The plan is the forecast that is printed,
+// the table in the log, and what the run takes: one allocation, so a run that starts does not run out of memory later.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,10 +13,10 @@ namespace unsloth::memory {
 
 /// When a buffer's content must survive. Buffers with no phase in common may share bytes.
 enum Phase : uint8_t {
-    forward = 1,    ///< embedding and the layers' forward pass
-    head = 2,       ///< final norm, lm_head, loss and their gradients
-    backward = 4,   ///< the layers' backward pass (recompute included)
-    update = 8,     ///< gradient norm and optimizer
+    forward = 1,   ///< embedding and the layers' forward pass
+    head = 2,      ///< final norm, lm_head, loss and their gradients
+    backward = 4,  ///< the layers' backward pass (recompute included)
+    update = 8,    ///< gradient norm and optimizer
     always = 15,
 };
 
@@ -53,8 +53,9 @@ class Plan {
     int64_t total_ = 0;
 };
 
-/// What a run takes of a CUDA device's memory, by the caching allocator's count, beside two arenas: less than half a MiB of scalars and
-/// tables of a step, and up to 1 MiB an arena, the most that the allocator does not split off a block.
+/// What a run takes of a CUDA device's memory, by the caching allocator's count, beside two arenas: less than half a
+/// MiB of scalars and tables of a step, and up to 1 MiB an arena, the most that the allocator does not split off a
+/// block.
 inline constexpr int64_t beside_arenas_bytes = int64_t{3} << 20;
 
 /// The memory of a placed plan on a device.
@@ -75,13 +76,15 @@ class Arena {
     at::Tensor slab_;
 };
 
-/// Free and total bytes of a device (CUDA: the driver's figures and what the caching allocator holds unused; CPU: available RAM).
+/// Free and total bytes of a device (CUDA: the driver's figures and what the caching allocator holds unused; CPU:
+/// available RAM).
 struct DeviceMemory {
     int64_t free = 0, total = 0;
 };
 DeviceMemory device_memory(at::Device device);
 
-/// Peak bytes that LibTorch's allocator held on this device since the last reset (CUDA), or the plan's bytes on the CPU.
+/// Peak bytes that LibTorch's allocator held on this device since the last reset (CUDA), or the plan's bytes on the
+/// CPU.
 int64_t peak_allocated_bytes(at::Device device);
 /// Starts a new peak from what is allocated now (CUDA).
 void reset_peak(at::Device device);

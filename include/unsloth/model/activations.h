@@ -1,7 +1,8 @@
 // The activation, gradient and scratch buffers of a micro-batch, from the plan, cut to the number of tokens at hand.
 //
-// Legend: T tokens, D hidden, F intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter a product
-// with adapters carry R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of that apart.
+// Legend: T tokens, D hidden, F intermediate, N q+k+v width, H heads, d head_dim, R a group's rank. Buffers that enter
+// a product with adapters carry R more columns ("_full"): [x | x·Aᵀ] or [dy | dy·sB]; their rows lie row_stride() of
+// that apart.
 #pragma once
 
 #include <vector>
@@ -15,31 +16,33 @@
 
 namespace unsloth::model {
 
-/// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all layers share.
+/// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
+/// layers share.
 struct LayerSaved {
-    at::Tensor x_TD;         ///< the layer's input: the residual stream before it
+    at::Tensor x_TD;  ///< the layer's input: the residual stream before it
     at::Tensor rstd1_T;
-    at::Tensor u_qkv_TR;     ///< x·Aᵀ of the qkv group
-    at::Tensor qk_raw_TN;    ///< q and k before their norm; undefined without qk_norm
+    at::Tensor u_qkv_TR;   ///< x·Aᵀ of the qkv group
+    at::Tensor qk_raw_TN;  ///< q and k before their norm; undefined without qk_norm
     at::Tensor rstd_q_TH, rstd_k_TK;
-    at::Tensor qkv_TN;       ///< after RoPE
-    at::Tensor lse;          ///< opaque to all but attention
-    at::Tensor o_full;       ///< [T, Nq + R]: attention's output and its x·Aᵀ
-    at::Tensor mid_TD;       ///< the residual stream after attention
+    at::Tensor qkv_TN;  ///< after RoPE
+    at::Tensor lse;     ///< opaque to all but attention
+    at::Tensor o_full;  ///< [T, Nq + R]: attention's output and its x·Aᵀ
+    at::Tensor mid_TD;  ///< the residual stream after attention
     at::Tensor rstd2_T;
     at::Tensor u_gate_up_TR;
-    at::Tensor gate_up_full; ///< [T, 2F + R]; the backward pass turns it into its gradient
+    at::Tensor gate_up_full;  ///< [T, 2F + R]; the backward pass turns it into its gradient
     at::Tensor u_down_TR;
 };
 
 /// Buffers that no layer keeps.
 struct Scratch {
-    at::Tensor h_full;      ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
-    at::Tensor act_full;    ///< [T, F + R]: SwiGLU's output, then its gradient
-    at::Tensor g_full;      ///< [T, D + R]: gradient of the residual stream
-    at::Tensor dqkv_full;   ///< [T, N + R]
-    at::Tensor dropped;     ///< [T, max K]; undefined without dropout
-    ops::Fp8Matrix fp8;     ///< codes [T, widest operand of a base product] and scales; undefined unless the base is in 8 bits
+    at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
+    at::Tensor act_full;   ///< [T, F + R]: SwiGLU's output, then its gradient
+    at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
+    at::Tensor dqkv_full;  ///< [T, N + R]
+    at::Tensor dropped;    ///< [T, max K]; undefined without dropout
+    ops::Fp8Matrix
+        fp8;  ///< codes [T, widest operand of a base product] and scales; undefined unless the base is in 8 bits
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -51,31 +54,31 @@ struct HeadBuffers {
 
 /// One micro-batch's tokens on the device.
 struct TokenBuffers {
-    at::Tensor ids_T, positions_T, row_T, offset_T;         ///< int32
-    at::Tensor target_index_n, target_ids_n;                ///< int32
-    at::Tensor order_T, unique_u, starts_u1;                ///< int32; for a trained embedding
-    at::Tensor q_offsets;                                   ///< int32 [segments + 1]
-    at::Tensor cos_Tp, sin_Tp;                              ///< fp32 [T, d/2]
+    at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32
+    at::Tensor target_index_n, target_ids_n;         ///< int32
+    at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding
+    at::Tensor q_offsets;                            ///< int32 [segments + 1]
+    at::Tensor cos_Tp, sin_Tp;                       ///< fp32 [T, d/2]
 };
 
 struct ActivationSizes {
-    int64_t tokens = 0;        ///< most tokens a micro-batch may have
-    int64_t segments = 0;      ///< most segments
-    int64_t longest = 0;       ///< longest segment
-    int64_t head_rows = 0;     ///< most rows with a target
-    int64_t head_chunk = 0;    ///< rows of logits at a time
-    bool training = true;      ///< backward buffers too
-    Checkpointing checkpointing;   ///< with training: what a layer keeps, and where
+    int64_t tokens = 0;           ///< most tokens a micro-batch may have
+    int64_t segments = 0;         ///< most segments
+    int64_t longest = 0;          ///< longest segment
+    int64_t head_rows = 0;        ///< most rows with a target
+    int64_t head_chunk = 0;       ///< rows of logits at a time
+    bool training = true;         ///< backward buffers too
+    Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
     bool dropout = false;
-    bool fp8 = false;              ///< the base is in 8 bits
+    bool fp8 = false;  ///< the base is in 8 bits
     bool trains_embedding = false;
     bool deterministic = false;
 };
 
 class Activations {
   public:
-    static void plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                     at::Device device, memory::Plan& plan, memory::Plan& host_plan);
+    static void plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                     at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan);
     /// `host`: the arena of host_plan; nullptr where that is empty.
     Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
                 const memory::Arena& arena, const memory::Arena* host);
@@ -83,7 +86,8 @@ class Activations {
     /// Cuts every view to `tokens` tokens (cheap when the number did not change).
     void resize(int64_t tokens);
     const LayerSaved& layer(int64_t index) const { return layers_.at(static_cast<std::size_t>(index)); }
-    /// What an offloading run moves of a layer: pairs (on the device, in host memory), whole rows of the tokens at hand.
+    /// What an offloading run moves of a layer: pairs (on the device, in host memory), whole rows of the tokens at
+    /// hand.
     struct Moved {
         at::Tensor device, host;
     };
@@ -92,7 +96,7 @@ class Activations {
     const at::Tensor& output_TD() const { return output_TD_; }
     const Scratch& scratch() const { return scratch_; }
     const HeadBuffers& head() const { return head_; }
-    const TokenBuffers& tokens() const { return tokens_; }   ///< full capacity; the model narrows them
+    const TokenBuffers& tokens() const { return tokens_; }  ///< full capacity; the model narrows them
     const ActivationSizes& sizes() const { return sizes_; }
     const at::Tensor& workspace() const { return workspace_; }
 

@@ -1,5 +1,5 @@
-// Keeps the adapters in the margins of the layers' weights: A into the last R rows of a group's buffer, s·B into the last R columns
-// (model/layout.h); what no module of a layer uses becomes 0.
+// Keeps the adapters in the margins of the layers' weights: A into the last R rows of a group's buffer, s·B into the
+// last R columns (model/layout.h); what no module of a layer uses becomes 0.
 #pragma once
 
 #include "unsloth/model/layout.h"
@@ -39,10 +39,11 @@ class Adapters {
 class AdapterMargins {
   public:
     /// Submits the table that one launch works from. `transposed`: the margins have an a_KR.
-    static void plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device, bool transposed, memory::Plan& plan);
+    static void plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device, bool transposed,
+                     memory::Plan& plan);
     /// `margins`: one a layer (all the same for a source that expands one layer at a time).
-    AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout, const std::vector<LayerMargins>& margins,
-                   const memory::Arena& arena);
+    AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
+                   const std::vector<LayerMargins>& margins, const memory::Arena& arena);
     void fill(ops::Context& ctx, int layer) const { table_.run(ctx, layer, 1); }
     void fill_all(ops::Context& ctx) const { table_.run(ctx, 0, table_.runs()); }
     uint64_t version() const { return adapters_->version(); }

@@ -9,14 +9,17 @@ class Fp8Source final : public WeightSource {
   public:
     static void plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// `layers` hold norms and biases.
-    Fp8Source(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
-              const memory::Arena& arena, const Adapters* adapters);
-    /// Quantises a group's joined projections [N, K] of the compute dtype on the arena's device; w_NK may be reused afterwards.
+    Fp8Source(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+              std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters);
+    /// Quantises a group's joined projections [N, K] of the compute dtype on the arena's device; w_NK may be reused
+    /// afterwards.
     void load(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK);
     /// What load() writes of a group: contiguous.
     std::array<at::Tensor, 4> base(int layer, Group g) const;
     void refresh(ops::Context& ctx) override;
-    const LayerWeights& ready(ops::Context&, int layer, int64_t) override { return layers_.at(static_cast<std::size_t>(layer)); }
+    const LayerWeights& ready(ops::Context&, int layer, int64_t) override {
+        return layers_.at(static_cast<std::size_t>(layer));
+    }
     void release(int) override {}
 
   private:

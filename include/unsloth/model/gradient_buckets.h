@@ -1,5 +1,5 @@
-// The flat gradients cut into stretches that the backward pass completes one after the other, so that ranks can sum the first while
-// it works on the next.
+// The flat gradients cut into stretches that the backward pass completes one after the other, so that ranks can sum the
+// first while it works on the next.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace unsloth::model {
 
-/// Elements [begin, end) of the flat buffer; complete when the backward pass has done with `level`: a layer's number, the number of
-/// layers for what the head completes, -1 for what only its end does (the embeddings).
+/// Elements [begin, end) of the flat buffer; complete when the backward pass has done with `level`: a layer's number,
+/// the number of layers for what the head completes, -1 for what only its end does (the embeddings).
 struct GradientStretch {
     int64_t begin = 0, end = 0;
     int level = 0;
     bool operator==(const GradientStretch&) const = default;
 };
 
-/// All gradients, in the order in which they become complete. Neighbours among the layers are joined up to `most_bytes`; what one
-/// layer, the head or the embeddings complete stays in one piece however large it is. A pure function of the table.
+/// All gradients, in the order in which they become complete. Neighbours among the layers are joined up to
+/// `most_bytes`; what one layer, the head or the embeddings complete stays in one piece however large it is. A pure
+/// function of the table.
 std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t num_layers, int64_t most_bytes);
 
 class GradientBuckets {

@@ -27,9 +27,9 @@ constexpr const char* name_of(Group g) {
     return names[static_cast<int>(g)];
 }
 
-/// Elements from one row of a matrix of so many columns to the next: a multiple of 64, so that rows of 16-bit elements start at
-/// multiples of 128 bytes. A product reads its operands in pieces of that size, and takes 2 to 4 % longer where each lies across two
-/// lines (docs/benchmarks.md).
+/// Elements from one row of a matrix of so many columns to the next: a multiple of 64, so that rows of 16-bit elements
+/// start at multiples of 128 bytes. A product reads its operands in pieces of that size, and takes 2 to 4 % longer
+/// where each lies across two lines (docs/benchmarks.md).
 constexpr int64_t row_stride(int64_t columns) {
     constexpr int64_t elements = 64;
     return (columns + elements - 1) / elements * elements;
@@ -39,7 +39,8 @@ constexpr int64_t row_stride(int64_t columns) {
 struct Slice {
     Projection projection;
     int64_t n_begin = 0, n = 0;  ///< rows of W
-    int64_t r_begin = 0, r = 0;  ///< rows of A and columns of B that are reserved (padded to 8; the same in every layer)
+    int64_t r_begin = 0,
+            r = 0;  ///< rows of A and columns of B that are reserved (padded to 8; the same in every layer)
 };
 
 /// A group's shape, the same in every layer: ranks are the largest of any layer, so that one scratch buffer serves all.
@@ -54,7 +55,7 @@ struct GroupLayout {
 struct LayerLayout {
     std::array<GroupLayout, group_count> groups;
     const GroupLayout& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
-    int64_t elements() const;   ///< of one layer's four buffers
+    int64_t elements() const;     ///< of one layer's four buffers
     int64_t widest_rank() const;  ///< the largest group's r
 };
 

@@ -1,5 +1,5 @@
-// A group of linears that share their input, with their adapters: forward, and backward with respect to input, adapters and
-// (when trained) the base itself. Layout and notation: model/layout.h.
+// A group of linears that share their input, with their adapters: forward, and backward with respect to input, adapters
+// and (when trained) the base itself. Layout and notation: model/layout.h.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 
 namespace unsloth::model {
 
-/// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first module that is
-/// off shows where an error starts).
+/// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first
+/// module that is off shows where an error starts).
 using ModuleObserver = std::function<void(const std::string& module, const at::Tensor& output_TN)>;
 
 /// What the products of a layer need beside its weights.
@@ -19,9 +19,9 @@ struct GroupContext {
     ops::Context& ctx;
     const LayerLayout& layout;
     int layer = 0;
-    const Adapters* adapters = nullptr;      ///< nullptr: no adapters, or switched off
-    Parameters* parameters = nullptr;        ///< gradients go here; nullptr in inference
-    bool trains_base = false;                ///< full fine-tuning: dW and dbias too
+    const Adapters* adapters = nullptr;  ///< nullptr: no adapters, or switched off
+    Parameters* parameters = nullptr;    ///< gradients go here; nullptr in inference
+    bool trains_base = false;            ///< full fine-tuning: dW and dbias too
     // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
     double dropout = 0.0;
     at::Tensor row_T, offset_T, dropped;
@@ -29,20 +29,21 @@ struct GroupContext {
 };
 
 /// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.
-void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const at::Tensor& u_TR);
+void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
+                          const at::Tensor& u_TR);
 
-/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled. Where the base is in 8 bits,
-/// x8 is x quantised by its rows (unused otherwise).
-void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full, const ops::Fp8Matrix& x8,
-                      const at::Tensor& y_TN, const at::Tensor& residual_TN = {});
+/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled. Where the base is
+/// in 8 bits, x8 is x quantised by its rows (unused otherwise).
+void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
+                      const ops::Fp8Matrix& x8, const at::Tensor& y_TN, const at::Tensor& residual_TN = {});
 
 /// The backward in two halves, because a layer makes x again together with the step that follows dx.
 ///
-/// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a trained bias)
-/// to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's. Where the base is in 8 bits,
-/// dy8 is dy quantised by its rows (unused otherwise).
-void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full, const ops::Fp8Matrix& dy8,
-                    const at::Tensor& u_TR, const at::Tensor& dx_TK);
+/// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a
+/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's. Where
+/// the base is in 8 bits, dy8 is dy quantised by its rows (unused otherwise).
+void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full,
+                    const ops::Fp8Matrix& dy8, const at::Tensor& u_TR, const at::Tensor& dx_TK);
 /// Then, from the group's input x and dy_full as it was left: adds the gradients of A (and of a trained W).
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK);
 

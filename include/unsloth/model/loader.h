@@ -14,7 +14,8 @@
 
 namespace unsloth::model {
 
-/// Processes that load the same model onto devices of their own at the same time: each reads a part and gets the rest from the others.
+/// Processes that load the same model onto devices of their own at the same time: each reads a part and gets the rest
+/// from the others.
 struct LoadShare {
     int place = 0, size = 1;
     /// Contiguous values on the device: they become those of the process at `owner`. Called by all in the same order.
@@ -27,18 +28,18 @@ struct LoadRequest {
     at::ScalarType dtype = at::kFloat;  ///< compute type
     bool load_in_4bit = true;           ///< quantise 16/32-bit linears to NF4 (double quantisation) on the way in
     FinetuningType finetuning_type = FinetuningType::lora;
-    std::optional<LoraSpec> lora;       ///< adapters to train; nullopt: none
-    std::optional<std::string> adapter; ///< PEFT folder: gives `lora` and the adapters' values
-    bool trains = false;                ///< gradients and optimizer states too
+    std::optional<LoraSpec> lora;        ///< adapters to train; nullopt: none
+    std::optional<std::string> adapter;  ///< PEFT folder: gives `lora` and the adapters' values
+    bool trains = false;                 ///< gradients and optimizer states too
     Optimizer optim = Optimizer::adamw_8bit;
-    uint64_t seed = 0;                  ///< of the adapters' initialisation
-    bool fp8 = false;                   ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
-    bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
-    bool offload_embedding = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
-    bool records = false;               ///< passes are recorded where shapes repeat (ModelParts::records)
-    ops::Nf4GemmChooser nf4_chooser;    ///< products that read 4-bit tiles on this device; empty: none
+    uint64_t seed = 0;                ///< of the adapters' initialisation
+    bool fp8 = false;                 ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
+    bool weight_cache = false;        ///< 4-bit linears of a CUDA run are expanded once, while loading
+    bool offload_embedding = false;   ///< the input embeddings of a CUDA run stay in page-locked host memory
+    bool records = false;             ///< passes are recorded where shapes repeat (ModelParts::records)
+    ops::Nf4GemmChooser nf4_chooser;  ///< products that read 4-bit tiles on this device; empty: none
     ActivationSizes sizes;
-    int64_t fewest_tokens = 0;          ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
+    int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
 };
 
 class SharedLoading;
@@ -46,8 +47,8 @@ class SharedLoading;
 /// A model that is planned but not in memory yet.
 class ModelPlan {
   public:
-    /// Input Error where the adapter does not fit the model, usage Error where the request makes no sense (full fine-tuning of
-    /// a 4-bit checkpoint, …).
+    /// Input Error where the adapter does not fit the model, usage Error where the request makes no sense (full
+    /// fine-tuning of a 4-bit checkpoint, …).
     ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request);
 
     const ModelSpec& spec() const { return file_->spec; }
@@ -63,7 +64,8 @@ class ModelPlan {
     void set_weight_cache(bool on);
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const {
-        return resident_.total_bytes() + step_.total_bytes() + (request_.device.is_cpu() ? host_.total_bytes() : memory::beside_arenas_bytes);
+        return resident_.total_bytes() + step_.total_bytes() +
+               (request_.device.is_cpu() ? host_.total_bytes() : memory::beside_arenas_bytes);
     }
     /// The plans as one table.
     std::string table_text() const;
@@ -72,8 +74,9 @@ class ModelPlan {
 
     /// What all processes of a LoadShare must have in common: every resident buffer's name and size, as a hash.
     std::string resident_fingerprint() const;
-    /// Allocates and loads: a share of it, where there are others. Frozen linears go by layer, matrices outside of the layers by
-    /// rows; small vectors, adapters and what lies in host memory are read by everyone. The adapters' values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
+    /// Allocates and loads: a share of it, where there are others. Frozen linears go by layer, matrices outside of the
+    /// layers by rows; small vectors, adapters and what lies in host memory are read by everyone. The adapters' values
+    /// come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
     ModelParts load(ops::Context& ctx, const LoadShare& share = {}) const;
 
   private:
@@ -83,7 +86,7 @@ class ModelPlan {
     bool expands_4bit() const;
     bool tiles_serve() const;
     bool lies_in_tiles(const TensorSource& source) const;
-    bool quantises(const TensorSource& source) const;          ///< to NF4, while loading
+    bool quantises(const TensorSource& source) const;              ///< to NF4, while loading
     at::ScalarType matrix_type(const TensorSource& source) const;  ///< of a linear that is held as a matrix
     void require_fp8() const;
     StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
@@ -95,16 +98,19 @@ class ModelPlan {
     /// Puts a part of a stored weight into its planned buffer and returns that.
     using PlacePart = std::function<at::Tensor(const char* what, at::ScalarType type, const at::Tensor& values)>;
     StoredWeight load_packed(const TensorSource& source, const PlacePart& keep) const;
-    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source, bool reads) const;
+    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source,
+                             bool reads) const;
     std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena, SharedLoading& shared) const;
     at::Tensor load_vector(const memory::Arena& arena, const TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
-    OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters, SharedLoading& shared) const;
+    OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters,
+                            SharedLoading& shared) const;
     void initialise(Parameters& parameters, SharedLoading& shared) const;
     void initialise_base(const Parameter& p, const at::Tensor& value, SharedLoading& shared) const;
     void lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const;
-    std::unique_ptr<WeightSource> make_source(ops::Context& ctx, std::vector<StoredLayer> layers, const memory::Arena& arena,
-                                              const Adapters* adapters, const Parameters* masters, SharedLoading& shared) const;
+    std::unique_ptr<WeightSource> make_source(ops::Context& ctx, std::vector<StoredLayer> layers,
+                                              const memory::Arena& arena, const Adapters* adapters,
+                                              const Parameters* masters, SharedLoading& shared) const;
 
     std::shared_ptr<const WeightFile> file_;
     LoadRequest request_;

@@ -19,22 +19,22 @@ namespace unsloth::model {
 
 /// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
 struct OuterWeights {
-    at::Tensor embed_VD;       ///< any floating dtype
-    at::Tensor lm_head_VD;     ///< compute dtype; may be embed_VD itself (tied)
-    at::Tensor final_norm_D;   ///< fp32
+    at::Tensor embed_VD;      ///< any floating dtype
+    at::Tensor lm_head_VD;    ///< compute dtype; may be embed_VD itself (tied)
+    at::Tensor final_norm_D;  ///< fp32
 };
 
 /// Everything a model is made of, built by model/loader.h. Owns all of it; members in order of dependence.
 struct ModelParts {
-    std::shared_ptr<const WeightFile> file;      ///< its map may be what the weights are
+    std::shared_ptr<const WeightFile> file;  ///< its map may be what the weights are
     ModelSpec spec;
     LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
-    std::vector<LayerLora> lora;                 ///< one a layer; empty: no adapters
+    std::vector<LayerLora> lora;  ///< one a layer; empty: no adapters
     double lora_dropout = 0.0;
     bool full_finetuning = false;
-    bool records = false;                        ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
-    std::unique_ptr<Parameters> parameters;      ///< nullptr in inference without adapters
+    bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
+    std::unique_ptr<Parameters> parameters;  ///< nullptr in inference without adapters
     std::unique_ptr<Adapters> adapters;
     std::unique_ptr<WeightSource> source;
     std::unique_ptr<Activations> activations;
@@ -51,16 +51,16 @@ class Model {
     Parameters* parameters() { return parts_.parameters.get(); }
     const ModelParts& parts() const { return parts_; }
 
-    /// Forward and backward of one micro-batch: adds its gradients to the flat buffer and its loss (with the step's divisor, from
-    /// ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or targets adds nothing.
+    /// Forward and backward of one micro-batch: adds its gradients to the flat buffer and its loss (with the step's
+    /// divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or targets adds nothing.
     void train(const Batch& batch);
 
-    /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from then on (with
-    /// several micro-batches to a step the last one counts).
+    /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
+    /// then on (with several micro-batches to a step the last one counts).
     GradientBuckets& cut_gradients(int64_t most_bytes);
 
-    /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises). `on_logits` (may be empty) sees
-    /// each chunk: first row's index among the targets, and the logits [C, V] in the compute dtype.
+    /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises). `on_logits` (may be
+    /// empty) sees each chunk: first row's index among the targets, and the logits [C, V] in the compute dtype.
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const Batch& batch, const OnLogits& on_logits = {});
 
@@ -99,7 +99,7 @@ class Model {
     TokenInputs inputs_;
     at::Tensor inv_freq_;
     double rope_scaling_ = 1.0;
-    int64_t rope_length_ = -1;      ///< what inv_freq_ was computed for (dynamic RoPE)
+    int64_t rope_length_ = -1;  ///< what inv_freq_ was computed for (dynamic RoPE)
     /// A pass over micro-batches of one shape.
     struct Recording {
         int64_t seen = 0;

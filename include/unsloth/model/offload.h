@@ -1,7 +1,7 @@
 // Moves what layers keep for their backward pass to pinned host memory and back, while other layers compute.
 //
-// On the device lie the matrices of two layers (and the inputs of three, because a layer writes the next one's): while layer i
-// computes, layer i - 1 moves. The two top layers never leave the device: the backward pass starts with them.
+// On the device lie the matrices of two layers (and the inputs of three, because a layer writes the next one's): while
+// layer i computes, layer i - 1 moves. The two top layers never leave the device: the backward pass starts with them.
 #pragma once
 
 #include "unsloth/model/activations.h"
@@ -17,7 +17,8 @@ class Offload {
     /// Around each layer of a forward pass, in order of the layers.
     void before_forward(int layer);
     void after_forward(int layer);
-    /// Before each layer of a backward pass, from the top: the layer's kept matrices are there for work issued afterwards.
+    /// Before each layer of a backward pass, from the top: the layer's kept matrices are there for work issued
+    /// afterwards.
     void before_backward(int layer);
 
   private:

@@ -19,29 +19,29 @@ namespace unsloth::model {
 struct Parameter {
     enum class Kind : uint8_t { lora_a, lora_b, base };
     Kind kind = Kind::base;
-    std::string name;           ///< as it is saved: PEFT's key for adapters, the HF name for a full model
+    std::string name;  ///< as it is saved: PEFT's key for adapters, the HF name for a full model
     TensorRole role = TensorRole::linear;
     int layer = -1;
     Projection projection = Projection::q;
     std::vector<int64_t> shape;
-    int64_t offset = 0;         ///< in elements, a multiple of 256
-    bool decays = true;         ///< weight decay applies
+    int64_t offset = 0;  ///< in elements, a multiple of 256
+    bool decays = true;  ///< weight decay applies
     int64_t elements() const;
 };
 
 /// What is trained, before any memory exists: the list and the flat layout.
 class ParameterTable {
   public:
-    /// Adapters (A [r, K], B [N, r] per module) in layer order, then modules_to_save under PEFT's names. Decay on all, as
-    /// torch.optim.AdamW over PEFT's parameters.
+    /// Adapters (A [r, K], B [N, r] per module) in layer order, then modules_to_save under PEFT's names. Decay on all,
+    /// as torch.optim.AdamW over PEFT's parameters.
     static ParameterTable lora(const ModelSpec& spec, const std::vector<LayerLora>& lora,
                                const std::vector<std::string>& modules_to_save);
     /// Every tensor of the model; decay on 2-D tensors only.
     static ParameterTable full(const ModelSpec& spec);
 
     const std::vector<Parameter>& parameters() const { return parameters_; }
-    int64_t flat_elements() const { return flat_; }   ///< with the padding to 256
-    int64_t trainable_elements() const;               ///< without
+    int64_t flat_elements() const { return flat_; }  ///< with the padding to 256
+    int64_t trainable_elements() const;              ///< without
     const Parameter* find(TensorRole role, int layer, Projection projection, Parameter::Kind kind) const;
 
   private:
@@ -53,9 +53,8 @@ class ParameterTable {
 /// The flat buffers on a device, from the plan.
 class Parameters {
   public:
-    /// Submits the flat buffers: fp32 values and gradients, moments as `optimizer` asks (8-bit blocks for tensors of at least
-    /// 4096 elements that are no embedding; the others 32-bit).
-    /// Without `trains` only the values.
+    /// Submits the flat buffers: fp32 values and gradients, moments as `optimizer` asks (8-bit blocks for tensors of at
+    /// least 4096 elements that are no embedding; the others 32-bit). Without `trains` only the values.
     static void plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan);
     Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena);
 

@@ -39,8 +39,7 @@ enum class AttentionPath { cpu, cudnn, portable };
 /// or strides that are no multiple of 16 bytes, segments of unequal length when cuDNN has no packed form for
 /// the head_dim, and with `deterministic` the backward of unequal lengths or of more than 2 GiB of cuDNN's
 /// scratch.
-AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                             bool deterministic);
+AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic);
 
 /// out_THd = softmax(scale q k^T + mask) v. q_THd, k_SKd, v_SKd, out_THd: compute dtype (fp64 too on the
 /// CPU), last dimension contiguous, strides of T and heads free (views of a fused QKV buffer). Arithmetic in
@@ -49,29 +48,28 @@ AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, 
 /// each row for the backward pass. Its order is the implementation's own ([H, T] on the CPU and in the
 /// portable form; on cuDNN [B, H, S] for equal lengths and [T, H] otherwise): hand it unread to the backward
 /// with the same segments. Undefined when there is no backward.
-void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments,
-                       const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
-                       const at::Tensor& out_THd, const at::Tensor& lse);
+void attention_forward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& q_THd,
+                       const at::Tensor& k_SKd, const at::Tensor& v_SKd, const at::Tensor& out_THd,
+                       const at::Tensor& lse);
 
 /// dq, dk, dv = gradients (written, not accumulated; views of one fused buffer allowed; never aliasing q, k,
 /// v, out, dout). Scratch comes from ctx.workspace; CheckError when it is smaller than the portable form
 /// needs.
-void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments,
-                        const at::Tensor& dout_THd, const at::Tensor& q_THd, const at::Tensor& k_SKd,
-                        const at::Tensor& v_SKd, const at::Tensor& out_THd, const at::Tensor& lse,
-                        const at::Tensor& dq_THd, const at::Tensor& dk_SKd, const at::Tensor& dv_SKd);
+void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& dout_THd,
+                        const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
+                        const at::Tensor& out_THd, const at::Tensor& lse, const at::Tensor& dq_THd,
+                        const at::Tensor& dk_SKd, const at::Tensor& dv_SKd);
 
 /// Bytes of ctx.workspace that forward and (with `backward`) backward may take for up to `tokens` tokens in
 /// up to `segments` segments of up to `longest` tokens (0 on the CPU). On cuDNN this builds the plans of the
 /// largest case, so that the first step finds them, and remembers the three numbers (per device, heads,
 /// head_dim and dtype; the latest call counts): packed plans are made for them, so that batches of changing
 /// size share a few plans. Call it before the first step, again when the sizes grow.
-int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                            bool deterministic, int64_t tokens, int64_t segments, int64_t longest,
-                            bool backward = true);
+int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
+                            int64_t tokens, int64_t segments, int64_t longest, bool backward = true);
 
 /// Elements of lse that a forward over `tokens` tokens needs: H * T.
-int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
-                               bool deterministic, int64_t tokens, int64_t segments, int64_t longest);
+int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
+                               int64_t tokens, int64_t segments, int64_t longest);
 
 }  // namespace unsloth::ops

@@ -1,5 +1,5 @@
-// A second stream that copies between device and pinned host memory while the context's own stream computes. On the CPU every copy
-// is complete when the call returns, and the waits do nothing.
+// A second stream that copies between device and pinned host memory while the context's own stream computes. On the CPU
+// every copy is complete when the call returns, and the waits do nothing.
 #pragma once
 
 #include <memory>

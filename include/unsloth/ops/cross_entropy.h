@@ -6,14 +6,14 @@
 namespace unsloth::ops {
 
 /// logits_CV (compute dtype): with `gradient`, overwritten by (softmax - onehot(target)) * scalars->inv_loss_divisor *
-/// scalars->loss_scale, else left alone. targets_C: int32, all in 0 .. V - 1 (CheckError on the CPU, undefined on CUDA).
-/// losses_C (fp32): -log p(target), unscaled; NaN when a logit is NaN or +inf.
-/// fp32 arithmetic: one pass for maximum and sum (online), one for the gradient.
+/// scalars->loss_scale, else left alone. targets_C: int32, all in 0 .. V - 1 (CheckError on the CPU, undefined on
+/// CUDA). losses_C (fp32): -log p(target), unscaled; NaN when a logit is NaN or +inf. fp32 arithmetic: one pass for
+/// maximum and sum (online), one for the gradient.
 void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, const at::Tensor& losses_C,
                    bool gradient);
 
-/// outcome->loss += sum(losses_n) * scalars->inv_loss_divisor, summed in fp64 in a fixed order. A non-finite sum reports
-/// `site`.
+/// outcome->loss += sum(losses_n) * scalars->inv_loss_divisor, summed in fp64 in a fixed order. A non-finite sum
+/// reports `site`.
 void accumulate_loss(Context& ctx, const at::Tensor& losses_n, Site site);
 
 /// best_C (int32) = argmax over V of logits_CV, the lowest index among equals; NaN is never the best.

@@ -37,17 +37,15 @@ void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix&
 
 /// rms_norm_forward, and y's codes. y_TD may be undefined: the codes alone are wanted.
 void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
-                          const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD,
-                          Site site = {});
+                          const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD, Site site = {});
 
 /// swiglu_forward, and act's codes. act_TF may be undefined: the codes alone are wanted.
-void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
-                        const Fp8Matrix& out_TF);
+void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const Fp8Matrix& out_TF);
 
 /// swiglu_backward, and the codes of [dgate | dup]. act_TF, where defined, receives the activation; it may be
 /// dact_TF.
-void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F,
-                         const at::Tensor& act_TF, const Fp8Matrix& out_T2F);
+void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
+                         const Fp8Matrix& out_T2F);
 
 /// rope_apply on the first `heads` heads of x_TC's rows of C / d heads, and the codes of the whole rows: q
 /// and k turn, v is quantised as it is. d is twice the width of cos_Tp. CUDA: d a multiple of 16.

@@ -39,9 +39,9 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
 struct Nf4Gemm {
     at::ArrayRef<Nf4Tiles> weights;  ///< 1 to 4, the same K in all
     bool transposed = false;
-    at::Tensor x;                         ///< [M, K + R] (transposed: [M, N + R]): u is its last R columns
-    at::Tensor tail_weight = {};          ///< b [N, R] (transposed: a [R, K]); undefined: no tail, R = 0
-    std::optional<at::Tensor> bias = {};  ///< [N] (transposed: [K]), contiguous
+    at::Tensor x;                             ///< [M, K + R] (transposed: [M, N + R]): u is its last R columns
+    at::Tensor tail_weight = {};              ///< b [N, R] (transposed: a [R, K]); undefined: no tail, R = 0
+    std::optional<at::Tensor> bias = {};      ///< [N] (transposed: [K]), contiguous
     std::optional<at::Tensor> residual = {};  ///< [M, N] (transposed: [M, K]); may be out
     at::Tensor out;                           ///< [M, N] (transposed: [M, K])
 };

@@ -33,7 +33,7 @@ struct AdamwState {
     at::Tensor m32, v32;              ///< fp32, slots of 256; start as 0
     at::Tensor m8, v8;                ///< uint8 codes, slots of 256; start as 0
     at::Tensor absmax_m8, absmax_v8;  ///< fp32 [slots8]; start as 0
-    at::Tensor maps;  ///< fp32 [512]: signed dynamic map, unsigned dynamic map (see dynamic_maps)
+    at::Tensor maps;                  ///< fp32 [512]: signed dynamic map, unsigned dynamic map (see dynamic_maps)
 };
 
 /// bitsandbytes' 8-bit dynamic map: 256 ascending fp32 values.
@@ -63,7 +63,6 @@ int64_t gradient_norm_scratch(int64_t elements);  ///< bytes
 /// are untouched by the guard: codes stay bitsandbytes'. Nothing is changed when outcome->skipped. Gradients
 /// are left as they are, or with `zero_gradients` all zero (+0), also after a skipped step: the next step
 /// then needs no pass that clears them.
-void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings,
-                bool zero_gradients = false);
+void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients = false);
 
 }  // namespace unsloth::ops

@@ -19,8 +19,8 @@ struct Span {
     double begin_us = 0, end_us = 0;
 };
 
-/// Records regions of one thread on one context's stream. An event costs the device about a microsecond, so that very small
-/// steps are measured a little longer than they are; recorded graphs are not used while a profiler is at work.
+/// Records regions of one thread on one context's stream. An event costs the device about a microsecond, so that very
+/// small steps are measured a little longer than they are; recorded graphs are not used while a profiler is at work.
 class Profiler {
   public:
     explicit Profiler(const Context& ctx);
@@ -30,7 +30,8 @@ class Profiler {
 
     void begin(std::string name);
     void end();
-    /// Waits for the stream and returns the regions so far, in order of their begin; starts anew. CheckError while a region is open.
+    /// Waits for the stream and returns the regions so far, in order of their begin; starts anew. CheckError while a
+    /// region is open.
     std::vector<Span> take();
 
   private:
@@ -57,9 +58,9 @@ class Region {
     Profiler* profiler_;
 };
 
-/// A table: a line for each path of names (outermost region / operator), its calls, milliseconds and share of the whole; operators
-/// are summed over what lies between (layers, numbered steps of a layer). Time of an outermost region outside of any operator is
-/// a line of its own, so that the lines add up to the step.
+/// A table: a line for each path of names (outermost region / operator), its calls, milliseconds and share of the
+/// whole; operators are summed over what lies between (layers, numbered steps of a layer). Time of an outermost region
+/// outside of any operator is a line of its own, so that the lines add up to the step.
 std::string region_table(const std::vector<Span>& spans);
 
 /// Chrome's trace event format (chrome://tracing, Perfetto). Throws as write_file_atomically.

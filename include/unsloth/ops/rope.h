@@ -10,8 +10,9 @@ namespace unsloth::ops {
 void rope_table(Context& ctx, const at::Tensor& positions_T, const at::Tensor& inv_freq_p, double attention_scaling,
                 const at::Tensor& cos_Tp, const at::Tensor& sin_Tp);
 
-/// Rotates x_THd [T, H, d] in place (any strides but the last): y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, halves of d.
-/// `backward` applies the transpose (sin negated). fp32 arithmetic, rounded once to x's dtype.
-void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp, bool backward);
+/// Rotates x_THd [T, H, d] in place (any strides but the last): y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin, halves of
+/// d. `backward` applies the transpose (sin negated). fp32 arithmetic, rounded once to x's dtype.
+void rope_apply(Context& ctx, const at::Tensor& x_THd, const at::Tensor& cos_Tp, const at::Tensor& sin_Tp,
+                bool backward);
 
 }  // namespace unsloth::ops

@@ -14,8 +14,8 @@ void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& ind
 /// out_TD[index_n[i]] = rows_nD[i]; indices are distinct; other rows of out are left alone.
 void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD);
 
-/// dtable_VD (fp32) += sum of dy_TD rows by token id, in a fixed order: order_T (int32) lists tokens sorted by id (stable),
-/// unique_u (int32) the distinct ids, starts_u1 (int32, [u + 1]) where each id's run begins in order_T.
+/// dtable_VD (fp32) += sum of dy_TD rows by token id, in a fixed order: order_T (int32) lists tokens sorted by id
+/// (stable), unique_u (int32) the distinct ids, starts_u1 (int32, [u + 1]) where each id's run begins in order_T.
 void embedding_backward(Context& ctx, const at::Tensor& dy_TD, const at::Tensor& order_T, const at::Tensor& unique_u,
                         const at::Tensor& starts_u1, const at::Tensor& dtable_VD);
 
@@ -35,8 +35,8 @@ struct DropoutKey {
 };
 
 /// out_TK = x_TK * mask / (1 - p); with `accumulate` out += instead. mask of (row_T[t], offset_T[t], channel) from the
-/// counter, so that forward, recompute and backward draw the same one: kept where the unit float >= p. row_T and offset_T are
-/// int32, p in [0, 1). x and out may be the same without accumulate.
+/// counter, so that forward, recompute and backward draw the same one: kept where the unit float >= p. row_T and
+/// offset_T are int32, p in [0, 1). x and out may be the same without accumulate.
 void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T, double p,
              DropoutKey key, const at::Tensor& out_TK, bool accumulate = false);
 

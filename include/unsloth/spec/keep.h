@@ -5,7 +5,8 @@
 
 namespace unsloth {
 
-/// What is kept of a layer. Norm outputs and the MLP's activation are always made again: they cost a pass over memory, not a product.
+/// What is kept of a layer. Norm outputs and the MLP's activation are always made again: they cost a pass over memory,
+/// not a product.
 enum class Keep {
     everything,  ///< `none`: no product is recomputed
     but_mlp,     ///< `mlp`: all but gate and up (57 of the 93 KB a token of Llama 8B)
@@ -26,10 +27,14 @@ struct LayerSteps {
 };
 constexpr LayerSteps recompute_of(Keep keep) {
     switch (keep) {
-        case Keep::everything: return {false, false, false, false, false};
-        case Keep::but_mlp: return {false, false, false, true, false};
-        case Keep::attention: return {true, false, true, true, false};
-        case Keep::input: return {true, true, true, true, false};
+        case Keep::everything:
+            return {false, false, false, false, false};
+        case Keep::but_mlp:
+            return {false, false, false, true, false};
+        case Keep::attention:
+            return {true, false, true, true, false};
+        case Keep::input:
+            return {true, true, true, true, false};
     }
     return {};
 }

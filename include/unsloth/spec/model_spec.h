@@ -24,8 +24,12 @@ inline constexpr std::array<std::string_view, projection_count> projection_names
 inline constexpr std::array<std::string_view, projection_count> projection_paths = {
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
-constexpr std::string_view name_of(Projection p) { return projection_names[static_cast<std::size_t>(p)]; }
-constexpr std::string_view path_of(Projection p) { return projection_paths[static_cast<std::size_t>(p)]; }
+constexpr std::string_view name_of(Projection p) {
+    return projection_names[static_cast<std::size_t>(p)];
+}
+constexpr std::string_view path_of(Projection p) {
+    return projection_paths[static_cast<std::size_t>(p)];
+}
 
 /// Rotary position embedding as transformers' modeling_rope_utils computes it.
 struct RopeSpec {
@@ -46,27 +50,27 @@ struct RopeSpec {
 
 struct ModelSpec {
     Architecture architecture = Architecture::llama;
-    std::string model_type;           ///< as config.json says it
-    int64_t hidden_size = 0;          ///< D
-    int64_t intermediate_size = 0;    ///< F
-    int64_t num_layers = 0;           ///< L
-    int64_t num_heads = 0;            ///< H
-    int64_t num_kv_heads = 0;         ///< K heads; divides num_heads
-    int64_t head_dim = 0;             ///< d; even
-    int64_t vocab_size = 0;           ///< V
+    std::string model_type;         ///< as config.json says it
+    int64_t hidden_size = 0;        ///< D
+    int64_t intermediate_size = 0;  ///< F
+    int64_t num_layers = 0;         ///< L
+    int64_t num_heads = 0;          ///< H
+    int64_t num_kv_heads = 0;       ///< K heads; divides num_heads
+    int64_t head_dim = 0;           ///< d; even
+    int64_t vocab_size = 0;         ///< V
     int64_t max_position_embeddings = 0;
     double rms_norm_eps = 1e-6;
     RopeSpec rope;
     bool tie_word_embeddings = false;
-    bool qkv_bias = false;            ///< biases on q, k, v (Qwen2; Llama with attention_bias)
-    bool o_bias = false;              ///< Llama with attention_bias
-    bool mlp_bias = false;            ///< on gate, up and down
-    bool qk_norm = false;             ///< Qwen3: RMSNorm over head_dim on q and k before RoPE
+    bool qkv_bias = false;  ///< biases on q, k, v (Qwen2; Llama with attention_bias)
+    bool o_bias = false;    ///< Llama with attention_bias
+    bool mlp_bias = false;  ///< on gate, up and down
+    bool qk_norm = false;   ///< Qwen3: RMSNorm over head_dim on q and k before RoPE
     /// Per layer, how many tokens a position sees, itself included; 0: all before it.
     std::vector<int64_t> sliding_window;
     std::optional<int64_t> bos_token_id, pad_token_id;
     std::vector<int64_t> eos_token_ids;
-    DType dtype = DType::bf16;        ///< torch_dtype | dtype of the checkpoint
+    DType dtype = DType::bf16;  ///< torch_dtype | dtype of the checkpoint
 
     int64_t q_size() const { return num_heads * head_dim; }
     int64_t kv_size() const { return num_kv_heads * head_dim; }

@@ -10,16 +10,28 @@ inline constexpr int quant4_block = 64;          ///< elements an absmax covers,
 inline constexpr int quant4_nested_block = 256;  ///< absmax values a nested absmax covers
 
 /// The NF4 code: quantiles of a normal distribution, ascending.
-inline constexpr float nf4_code[16] = {
-    -1.0F, -0.6961928009986877F, -0.5250730514526367F, -0.39491748809814453F, -0.28444138169288635F,
-    -0.18477343022823334F, -0.09105003625154495F, 0.0F, 0.07958029955625534F, 0.16093020141124725F,
-    0.24611230194568634F, 0.33791524171829224F, 0.44070982933044434F, 0.5626170039176941F, 0.7229568362236023F, 1.0F};
+inline constexpr float nf4_code[16] = {-1.0F,
+                                       -0.6961928009986877F,
+                                       -0.5250730514526367F,
+                                       -0.39491748809814453F,
+                                       -0.28444138169288635F,
+                                       -0.18477343022823334F,
+                                       -0.09105003625154495F,
+                                       0.0F,
+                                       0.07958029955625534F,
+                                       0.16093020141124725F,
+                                       0.24611230194568634F,
+                                       0.33791524171829224F,
+                                       0.44070982933044434F,
+                                       0.5626170039176941F,
+                                       0.7229568362236023F,
+                                       1.0F};
 
 /// A value x / absmax takes the upper code when it is strictly greater than the threshold between two.
 inline constexpr float nf4_threshold[15] = {
-    -0.8480964004993439F, -0.6106329262256622F, -0.4599952697753906F, -0.33967943489551544F, -0.23460740596055984F,
-    -0.13791173323988914F, -0.045525018125772476F, 0.03979014977812767F, 0.1202552504837513F, 0.2035212516784668F,
-    0.2920137718319893F, 0.3893125355243683F, 0.5016634166240692F, 0.6427869200706482F, 0.8614784178118011F};
+    -0.8480964004993439F,  -0.6106329262256622F,   -0.4599952697753906F, -0.33967943489551544F, -0.23460740596055984F,
+    -0.13791173323988914F, -0.045525018125772476F, 0.03979014977812767F, 0.1202552504837513F,   0.2035212516784668F,
+    0.2920137718319893F,   0.3893125355243683F,    0.5016634166240692F,  0.6427869200706482F,   0.8614784178118011F};
 
 /// One 4-bit weight [rows, cols]: pointers to host or device memory, not owned.
 /// Element i (row-major) has code (packed[i/2] >> (i even ? 4 : 0)) & 15 and absmax of block i/64:
@@ -27,11 +39,11 @@ inline constexpr float nf4_threshold[15] = {
 /// (multiply, round, then add: no fused multiply-add).
 struct Quant4View {
     const uint8_t* packed = nullptr;
-    const float* code = nullptr;            ///< [16], ascending for NF4; FP4 has its own order
-    const float* absmax_f32 = nullptr;      ///< plain; nullptr when nested
-    const uint8_t* absmax_u8 = nullptr;     ///< nested
-    const float* nested_map = nullptr;      ///< [256]
-    const float* nested_absmax = nullptr;   ///< [ceil(blocks / 256)]
+    const float* code = nullptr;           ///< [16], ascending for NF4; FP4 has its own order
+    const float* absmax_f32 = nullptr;     ///< plain; nullptr when nested
+    const uint8_t* absmax_u8 = nullptr;    ///< nested
+    const float* nested_map = nullptr;     ///< [256]
+    const float* nested_absmax = nullptr;  ///< [ceil(blocks / 256)]
     float nested_offset = 0.0F;
     int64_t rows = 0;
     int64_t cols = 0;

@@ -8,15 +8,15 @@ namespace unsloth {
 
 /// Written by the host before a step (one small copy to the device).
 struct StepScalars {
-    uint32_t step;               ///< optimizer step, from 1
-    uint32_t epoch;              ///< for dropout's counter
-    uint32_t seed_lo, seed_hi;   ///< dropout's key
+    uint32_t step;              ///< optimizer step, from 1
+    uint32_t epoch;             ///< for dropout's counter
+    uint32_t seed_lo, seed_hi;  ///< dropout's key
     float learning_rate;
-    float bias_correction1;      ///< 1 - beta1^t
-    float bias_correction2;      ///< 1 - beta2^t
-    float inv_loss_divisor;      ///< 1 / labels of the whole step (all micro-batches, all ranks)
-    float loss_scale;            ///< fp16's factor on the loss; 1 otherwise
-    float max_grad_norm;         ///< <= 0: no clipping
+    float bias_correction1;  ///< 1 - beta1^t
+    float bias_correction2;  ///< 1 - beta2^t
+    float inv_loss_divisor;  ///< 1 / labels of the whole step (all micro-batches, all ranks)
+    float loss_scale;        ///< fp16's factor on the loss; 1 otherwise
+    float max_grad_norm;     ///< <= 0: no clipping
 };
 
 /// Where a value first stopped being finite, in the order of execution. 0xFFFFFFFF: nowhere.

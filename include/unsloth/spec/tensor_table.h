@@ -23,9 +23,9 @@ enum class TensorRole : uint8_t {
 };
 
 struct TensorRule {
-    std::string hf_name;         ///< e.g. model.layers.3.self_attn.q_proj.weight
+    std::string hf_name;  ///< e.g. model.layers.3.self_attn.q_proj.weight
     TensorRole role;
-    int layer = -1;              ///< -1: not in a layer
+    int layer = -1;                         ///< -1: not in a layer
     Projection projection = Projection::q;  ///< for linear and bias
     std::vector<int64_t> shape;
     bool may_be_quantised = false;  ///< linears only

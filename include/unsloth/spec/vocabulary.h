@@ -28,7 +28,7 @@ struct Vocabulary {
     std::string pre_tokenizer;            ///< byte_bpe: llama.cpp's name for the splitting pattern, such as "llama-bpe"
     bool add_space_prefix = false;        ///< sentencepiece: a space goes in front of a text
     std::optional<int32_t> bos, eos, unknown, separator, padding, classification, mask;
-    bool add_bos = false, add_eos = false;  ///< around every text
+    bool add_bos = false, add_eos = false;                            ///< around every text
     std::vector<std::pair<std::string, std::string>> chat_templates;  ///< Jinja by name, as Tokenizer::chat_templates
 };
 

@@ -6,17 +6,24 @@
 namespace unsloth {
 
 /// `automatic`: the model's own 16- or 32-bit type, as its config.json names it. With nf4 the linears of the layers are
-/// quantised as bitsandbytes does (double quantisation), with int8 as its LLM.int8 does; all else keeps the model's own type.
+/// quantised as bitsandbytes does (double quantisation), with int8 as its LLM.int8 does; all else keeps the model's own
+/// type.
 enum class WeightType : uint8_t { automatic, f32, bf16, f16, nf4, int8 };
 
 constexpr const char* name_of(WeightType type) {
     switch (type) {
-        case WeightType::automatic: return "auto";
-        case WeightType::f32: return "fp32";
-        case WeightType::bf16: return "bf16";
-        case WeightType::f16: return "fp16";
-        case WeightType::nf4: return "nf4";
-        case WeightType::int8: return "int8";
+        case WeightType::automatic:
+            return "auto";
+        case WeightType::f32:
+            return "fp32";
+        case WeightType::bf16:
+            return "bf16";
+        case WeightType::f16:
+            return "fp16";
+        case WeightType::nf4:
+            return "nf4";
+        case WeightType::int8:
+            return "int8";
     }
     return "?";
 }

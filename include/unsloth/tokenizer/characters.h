@@ -1,4 +1,5 @@
-// What texts are made of, for those who change words: white space, letters, case. All strings are valid UTF-8 (Unicode 16.0).
+// What texts are made of, for those who change words: white space, letters, case. All strings are valid UTF-8
+// (Unicode 16.0).
 #pragma once
 
 #include <string>

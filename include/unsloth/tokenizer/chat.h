@@ -96,12 +96,10 @@ EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendere
 
 /// The three-section prompt of Stanford Alpaca up to and with "### Response:\n"; the input section only where
 /// there is an input. `system` replaces the sentence "Below is an instruction …" in front.
-std::string alpaca_prompt(std::string_view instruction, std::string_view input = {},
-                          std::string_view system = {});
+std::string alpaca_prompt(std::string_view instruction, std::string_view input = {}, std::string_view system = {});
 
 /// BOS (if the tokenizer adds one) + prompt + completion + EOS, with completion and EOS trained.
 /// Input Error when the tokenizer names no EOS.
-Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt,
-                                 std::string_view completion);
+Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
 
 }  // namespace unsloth

@@ -11,7 +11,6 @@ namespace unsloth {
 /// Reads all rows of {"text"}, encodes them `rounds` times on the calling thread, and writes one object:
 ///   {"rows", "bytes", "tokens", "seconds": [of each round]}
 /// Input Error with the line number for anything but rows with a text.
-void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in,
-                      std::ostream& out);
+void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in, std::ostream& out);
 
 }  // namespace unsloth

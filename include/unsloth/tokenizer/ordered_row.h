@@ -1,7 +1,7 @@
 // JSON rows whose keys keep their order, as chat templates show them.
 //
-// nlohmann's ordered objects are lists: finding a key compares all, and a list that grows copies its values, recursing into
-// them. So a row of very many keys would take forever, and one that nests very deep would run off the stack.
+// nlohmann's ordered objects are lists: finding a key compares all, and a list that grows copies its values, recursing
+// into them. So a row of very many keys would take forever, and one that nests very deep would run off the stack.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,7 +9,7 @@
 
 namespace unsloth {
 
-inline constexpr int most_ordered_keys = 10000;   ///< of one object
+inline constexpr int most_ordered_keys = 10000;  ///< of one object
 inline constexpr int deepest_ordered_json = 1000;
 
 /// Parses one document. Throws what nlohmann::json::parse throws, and an input Error beyond these limits.

@@ -25,7 +25,6 @@ struct TokenizeOptions {
 /// "text" is the text that was encoded (with `decode`: what the ids decode to), "trained" the ranges of token
 /// positions that belong to assistant turns (empty for text and ids). Blank lines are skipped.
 /// A malformed line is an input Error with its line number; lines before it have been written.
-void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in,
-                     std::ostream& out);
+void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out);
 
 }  // namespace unsloth

@@ -66,8 +66,9 @@ class Tokenizer {
     bool adds_eos() const;  ///< encode(text, true) ends with eos_id
 
     const std::filesystem::path& folder() const;
-    /// Files of `folder`, which need hold no tokenizer, that belong beside an adapter: the tokenizer's, generation_config.json and the
-    /// chat templates, additional_chat_templates/*.jinja among them. Absolute or relative as `folder` is.
+    /// Files of `folder`, which need hold no tokenizer, that belong beside an adapter: the tokenizer's,
+    /// generation_config.json and the chat templates, additional_chat_templates/*.jinja among them. Absolute or
+    /// relative as `folder` is.
     static std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder);
     std::vector<std::filesystem::path> files() const { return files_in(folder()); }
     /// The model's chat templates, raw Jinja by name ("default" is the one for ordinary conversations): of

@@ -5,9 +5,10 @@
 
 namespace unsloth::train {
 
-/// A line for each size, by rank 0: time of one sum (the slowest rank's median) and bus bandwidth, as nccl-tests define it:
-/// 2 (N - 1) / N times the bytes over the time, which is what each GPU's link must carry whatever the number of ranks. Every sum's
-/// values are checked. usage Error when this process is alone; runtime Error for wrong sums, and as the ranks' group.
+/// A line for each size, by rank 0: time of one sum (the slowest rank's median) and bus bandwidth, as nccl-tests define
+/// it: 2 (N - 1) / N times the bytes over the time, which is what each GPU's link must carry whatever the number of
+/// ranks. Every sum's values are checked. usage Error when this process is alone; runtime Error for wrong sums, and as
+/// the ranks' group.
 void bench_comm(const LoadedConfig& loaded, const BenchRequest& request);
 
 }  // namespace unsloth::train

@@ -5,10 +5,10 @@
 
 namespace unsloth::train {
 
-/// Prints a line a product (the groups of a layer, forward and dx, with lora.*'s adapters as a tail) and number of tokens: the time
-/// of the library's product by bf16 weights alone, of dequantisation and that product, and of the fastest kernel that reads the
-/// 4-bit tiles, with its share of the library's rate; then lines for the table in src/ops/nf4_gemm_choice.cpp. Shapes are those
-/// of model.path, of llama-3.1-8b without one. usage Error without a GPU.
+/// Prints a line a product (the groups of a layer, forward and dx, with lora.*'s adapters as a tail) and number of
+/// tokens: the time of the library's product by bf16 weights alone, of dequantisation and that product, and of the
+/// fastest kernel that reads the 4-bit tiles, with its share of the library's rate; then lines for the table in
+/// src/ops/nf4_gemm_choice.cpp. Shapes are those of model.path, of llama-3.1-8b without one. usage Error without a GPU.
 void bench_nf4(const LoadedConfig& loaded, const BenchRequest& request);
 
 }  // namespace unsloth::train

@@ -19,8 +19,8 @@
 
 namespace unsloth::train {
 
-/// The flat buffers that training changes, as named tensors: values ("params", fp32) and AdamW's moments. Those without elements are
-/// left out.
+/// The flat buffers that training changes, as named tensors: values ("params", fp32) and AdamW's moments. Those without
+/// elements are left out.
 std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& state);
 
 /// Changes whenever the flat buffers would be laid out otherwise: names, shapes, places, and how moments are kept.
@@ -40,10 +40,12 @@ class Snapshot {
 
 /// AdamW's moments, and with `with_values` the values too, to a safetensors file.
 void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, bool with_values);
-/// Reads what save_optimizer wrote into the state's tensors. input Error when a tensor is missing or of another size or type.
+/// Reads what save_optimizer wrote into the state's tensors. input Error when a tensor is missing or of another size or
+/// type.
 void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState& state, bool with_values);
 /// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the flat values, exactly.
-void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P);
+void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table,
+                     const at::Tensor& params_P);
 
 /// Writes in the background. One write at a time: a second one waits for the first.
 class BackgroundSaver {
@@ -56,8 +58,8 @@ class BackgroundSaver {
     BackgroundSaver(const BackgroundSaver&) = delete;
     BackgroundSaver& operator=(const BackgroundSaver&) = delete;
 
-    /// Copies the state as it is after the work issued so far (asynchronously on CUDA: later work waits for the copies, the host does
-    /// not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here.
+    /// Copies the state as it is after the work issued so far (asynchronously on CUDA: later work waits for the copies,
+    /// the host does not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here.
     void save(Write write);
     /// Waits for the write under way; throws what it threw.
     void wait();

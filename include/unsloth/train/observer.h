@@ -33,8 +33,8 @@ class Observer {
     virtual void on_eval(const EvalReport& report) = 0;
 };
 
-/// One JSON object a line, flushed line by line. Of an existing file, the rows up to step `after_step` stay: those of a run that is
-/// resumed there.
+/// One JSON object a line, flushed line by line. Of an existing file, the rows up to step `after_step` stay: those of a
+/// run that is resumed there.
 std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step);
 
 /// A progress bar on a terminal (loss, lr, grad norm, tokens/s, time left); a plain log line per report otherwise.

@@ -15,20 +15,20 @@ struct ResumePoint {
     RunState state;
 };
 
-/// The checkpoint that training.resume_from_checkpoint means: nothing when it asks for none, or for "auto" where there is none.
-/// Damaged and unfinished ones are passed over with a warning, except one that is named. usage Error when "true" finds none; input
-/// Error when the named one is damaged.
+/// The checkpoint that training.resume_from_checkpoint means: nothing when it asks for none, or for "auto" where there
+/// is none. Damaged and unfinished ones are passed over with a warning, except one that is named. usage Error when
+/// "true" finds none; input Error when the named one is damaged.
 std::optional<ResumePoint> find_resume_point(const TrainingOptions& training);
 
 /// Reads a folder that is known to be whole.
 ResumePoint read_resume_point(const std::filesystem::path& folder);
 
-/// Compares the configuration with the checkpoint's run_config.json. Logs what differs; usage Error for what would change the
-/// meaning of the steps already taken (adapter, data, seed, optimizer, …).
+/// Compares the configuration with the checkpoint's run_config.json. Logs what differs; usage Error for what would
+/// change the meaning of the steps already taken (adapter, data, seed, optimizer, …).
 void require_same_run(const Config& config, const ResumePoint& point);
 
-/// Gradient accumulation under which a step has as many rows as before, with `world_size` ranks. usage Error where there is none, or
-/// where the configuration asks for another number of rows.
+/// Gradient accumulation under which a step has as many rows as before, with `world_size` ranks. usage Error where
+/// there is none, or where the configuration asks for another number of rows.
 int64_t accumulation_for(const TrainingOptions& training, const RunState& state, int world_size);
 
 }  // namespace unsloth::train

@@ -20,10 +20,10 @@ struct RunFiles {
     std::optional<LoraSpec> lora;                  ///< nothing: full training, the whole model is saved
     std::string base;                              ///< model.path as the user gave it
     ModelSpec spec;
-    std::filesystem::path model_folder;            ///< of full training's config.json
+    std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;
     std::filesystem::path tokenizer_folder;
-    std::string config;                            ///< run_config.json
+    std::string config;  ///< run_config.json
     int64_t save_total_limit = 0;
 };
 
@@ -37,18 +37,20 @@ class RunSaver {
   public:
     RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state);
 
-    /// Saves checkpoint-N (N = the moment's step) in the background, from a copy of the state after the work issued so far. Older ones
-    /// beyond the limit are removed once it is complete. A failure is a warning: the run is worth more than one checkpoint, and the
-    /// one before is whole.
+    /// Saves checkpoint-N (N = the moment's step) in the background, from a copy of the state after the work issued so
+    /// far. Older ones beyond the limit are removed once it is complete. A failure is a warning: the run is worth more
+    /// than one checkpoint, and the one before is whole.
     void checkpoint(RunMoment moment);
     /// Waits for the checkpoint under way; whether the last one asked for is complete.
     bool wait();
-    /// The adapter or model, with tokenizer and trainer_state.json, in the output folder itself. runtime Error when it cannot be written.
+    /// The adapter or model, with tokenizer and trainer_state.json, in the output folder itself. runtime Error when it
+    /// cannot be written.
     void result(const TrainerState& trainer) const;
     std::optional<int64_t> last_checkpoint() const { return last_; }  ///< the last one asked for
 
   private:
-    void write_result(const std::filesystem::path& folder, const at::Tensor& params_P, const TrainerState& trainer) const;
+    void write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
+                      const TrainerState& trainer) const;
     void write_checkpoint(const Snapshot& snapshot, const RunMoment& moment) const;
 
     RunFiles files_;

@@ -15,8 +15,9 @@
 
 namespace unsloth::train {
 
-/// hardware.device as a device; usage Error when it asks for a GPU that is not there. "auto" and "cuda" mean the GPU of the process's
-/// number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are launched.
+/// hardware.device as a device; usage Error when it asks for a GPU that is not there. "auto" and "cuda" mean the GPU of
+/// the process's number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are
+/// launched.
 at::Device choose_device(const std::string& option, int local_rank = 0);
 /// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
 std::string describe_device(at::Device device);
@@ -40,15 +41,15 @@ std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& op
 /// The adapters that lora.* asks for.
 LoraSpec lora_spec(const LoraOptions& options);
 
-/// The request that model.* and lora.* describe; `sizes` still to be set. Logs what an adapter folder decides, and is a usage Error
-/// where a given lora option contradicts it.
+/// The request that model.* and lora.* describe; `sizes` still to be set. Logs what an adapter folder decides, and is a
+/// usage Error where a given lora option contradicts it.
 model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, bool trains);
 
 /// What gradient_checkpointing asks for; nullopt: automatic.
 std::optional<Checkpointing> checkpointing_of(GradientCheckpointing option);
 
-/// Sets what `config` leaves to the program: the first of the ways to keep activations, and to hold 4-bit weights, with which the plan
-/// takes no more than 90 % of the device's free memory (the last, if none does).
+/// Sets what `config` leaves to the program: the first of the ways to keep activations, and to hold 4-bit weights, with
+/// which the plan takes no more than 90 % of the device's free memory (the last, if none does).
 void choose_memory_use(const Config& config, model::ModelPlan& plan);
 
 /// Rows of logits that the lm_head makes at a time.
@@ -63,16 +64,17 @@ void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::f
 /// A context on `device` with what the configuration says of reductions and kernels.
 std::unique_ptr<ops::Context> make_context(const Config& config, at::Device device);
 
-/// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so that
-/// Model::score yields the logits of all of them, in order.
+/// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so
+/// that Model::score yields the logits of all of them, in order.
 void cover_every_position(Batch& batch);
 
-/// StepSettings::bucket_bytes. Sums take multiprocessors from the backward pass, whose products count on all of them: beside it they cost more than
-/// NVLink needs after it, and are worth it where a network is between the ranks.
+/// StepSettings::bucket_bytes. Sums take multiprocessors from the backward pass, whose products count on all of them:
+/// beside it they cost more than NVLink needs after it, and are worth it where a network is between the ranks.
 int64_t bucket_bytes(const Config& config, const comm::Group* group);
 
-/// How the ranks on this machine load the model together: each GPU's rank reads a part, the rest comes from the others. Alone without a group, on the
-/// CPU, where the file's map serves all processes, and where the ranks' plans differ (GPUs that are not alike). Called by all ranks.
+/// How the ranks on this machine load the model together: each GPU's rank reads a part, the rest comes from the others.
+/// Alone without a group, on the CPU, where the file's map serves all processes, and where the ranks' plans differ
+/// (GPUs that are not alike). Called by all ranks.
 model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan);
 
 /// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
@@ -81,7 +83,7 @@ struct LoadedModel {
     std::unique_ptr<model::Model> model;
 };
 /// Passes have from `fewest_tokens` to `tokens` tokens.
-LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments, int64_t head_rows,
-                               int64_t fewest_tokens);
+LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
+                               int64_t head_rows, int64_t fewest_tokens);
 
 }  // namespace unsloth::train

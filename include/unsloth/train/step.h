@@ -17,15 +17,16 @@ namespace unsloth::train {
 struct StepSettings {
     ops::AdamwSettings adamw;
     double max_grad_norm = 1.0;
-    uint64_t seed = 0;          ///< dropout's key
-    bool loss_scaling = false;  ///< fp16: a dynamic factor on the loss
+    uint64_t seed = 0;             ///< dropout's key
+    bool loss_scaling = false;     ///< fp16: a dynamic factor on the loss
     comm::Group* group = nullptr;  ///< ranks that share the step; nullptr: alone
-    int64_t bucket_bytes = 0;      ///< of gradients that ranks sum while the backward pass goes on; 0: all together, after it
+    int64_t bucket_bytes =
+        0;  ///< of gradients that ranks sum while the backward pass goes on; 0: all together, after it
 };
 
 /// What a finished step has to say.
 struct StepResult {
-    int64_t step = 0;           ///< from 1
+    int64_t step = 0;  ///< from 1
     double epoch = 0;
     double learning_rate = 0;
     int64_t tokens = 0, labels = 0;
@@ -36,10 +37,11 @@ struct StepResult {
     bool save_due = false;      ///< with a group: some rank asked for a checkpoint after this step
 };
 
-/// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of all of them.
+/// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of
+/// all of them.
 ///
-/// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them at once,
-/// because the next step needs the new scale.
+/// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them
+/// at once, because the next step needs the new scale.
 class Stepper {
   public:
     Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings);
@@ -47,13 +49,16 @@ class Stepper {
     Stepper(const Stepper&) = delete;
     Stepper& operator=(const Stepper&) = delete;
 
-    /// Issues step number `step` (from 1) at this learning rate. `save_due`: this rank asks all for a checkpoint after it.
+    /// Issues step number `step` (from 1) at this learning rate. `save_due`: this rank asks all for a checkpoint after
+    /// it.
     void issue(const StepBatch& batch, int64_t step, double learning_rate, bool save_due = false);
     /// The same without a group, for long steps: the host stays at most one micro-batch ahead of the device and asks
-    /// `abandon(share of the step that is left)` between micro-batches. Once that says yes the step is dropped: false, and parameters
-    /// and moments are those of the step before.
-    bool issue_unless(const StepBatch& batch, int64_t step, double learning_rate, const std::function<bool(double)>& abandon);
-    /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way; nothing otherwise.
+    /// `abandon(share of the step that is left)` between micro-batches. Once that says yes the step is dropped: false,
+    /// and parameters and moments are those of the step before.
+    bool issue_unless(const StepBatch& batch, int64_t step, double learning_rate,
+                      const std::function<bool(double)>& abandon);
+    /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way;
+    /// nothing otherwise.
     std::optional<StepResult> take(bool must);
     /// For benches: with a group, whether the next steps use it.
     void set_sharing(bool shares) { shares_ = shares; }
@@ -78,12 +83,13 @@ class Stepper {
     ops::Context& ctx_;
     model::Model& model_;
     StepSettings settings_;
-    std::vector<std::unique_ptr<Slot>> slots_;   ///< two: one being read, one being written
+    std::vector<std::unique_ptr<Slot>> slots_;  ///< two: one being read, one being written
     std::deque<std::pair<Slot*, StepResult>> pending_;
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
-    at::Tensor shared_;  ///< fp32 [4], with a group: the loss, and how many ranks were interrupted, were terminated, ask for a save
+    at::Tensor shared_;  ///< fp32 [4], with a group: the loss, and how many ranks were interrupted, were terminated,
+                         ///< ask for a save
     bool shares_ = true;
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;

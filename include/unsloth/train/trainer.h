@@ -20,10 +20,11 @@ namespace unsloth::train {
 
 class Trainer {
   public:
-    /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input, usage or runtime
-    /// Error; nothing large is allocated yet.
+    /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input,
+    /// usage or runtime Error; nothing large is allocated yet.
     explicit Trainer(const LoadedConfig& loaded);
-    /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to stop.
+    /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to
+    /// stop.
     void run();
 
     // For tests and tools that drive the loop themselves:
@@ -69,8 +70,8 @@ class Trainer {
     std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
     std::optional<FolderLock> lock_;      ///< of the output folder, held by the rank that writes
     std::optional<ResumePoint> resume_;
-    std::vector<std::string> nccl_;       ///< NCCL's environment variables, for the log
-    std::string data_fingerprint_;        ///< of the training rows
+    std::vector<std::string> nccl_;  ///< NCCL's environment variables, for the log
+    std::string data_fingerprint_;   ///< of the training rows
     OpenedModel opened_;
     std::unique_ptr<StepLoader> loader_;
     std::optional<EvalLoader> eval_;
@@ -87,11 +88,11 @@ class Trainer {
     HistoryObserver history_;
     std::chrono::steady_clock::time_point last_report_;
     std::chrono::steady_clock::time_point last_save_;
-    int64_t done_steps_ = 0;     ///< whose results were read
-    double step_seconds_ = 0;    ///< of the last step
+    int64_t done_steps_ = 0;   ///< whose results were read
+    double step_seconds_ = 0;  ///< of the last step
     int64_t seen_tokens_ = 0;
     double last_epoch_ = 0;
-    int agreed_signal_ = 0;      ///< with a group: as all ranks saw it with the last result
+    int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result
     bool agreed_save_ = false;
     std::optional<double> best_eval_;
     int64_t best_step_ = 0;

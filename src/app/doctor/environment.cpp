@@ -9,10 +9,33 @@
 namespace unsloth::app {
 namespace {
 
-constexpr const char* stems[] = {"NCCL_", "CUDA_", "CUBLAS", "CUDNN_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "UNSLOTH_", "SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "OMPI_COMM_WORLD_",
-                                 "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-                                 "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"};
-constexpr const char* proxies[] = {"http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"};
+constexpr const char* stems[] = {"NCCL_",
+                                 "CUDA_",
+                                 "CUBLAS",
+                                 "CUDNN_",
+                                 "TORCH",
+                                 "PYTORCH_",
+                                 "OMP_",
+                                 "MKL_",
+                                 "UNSLOTH_",
+                                 "SLURM_JOB_ID",
+                                 "SLURM_NTASKS",
+                                 "SLURM_PROCID",
+                                 "OMPI_COMM_WORLD_",
+                                 "NVIDIA_VISIBLE_DEVICES",
+                                 "LD_LIBRARY_PATH",
+                                 "LD_PRELOAD",
+                                 "RANK",
+                                 "WORLD_SIZE",
+                                 "LOCAL_RANK",
+                                 "LOCAL_WORLD_SIZE",
+                                 "MASTER_ADDR",
+                                 "MASTER_PORT",
+                                 "HF_HOME",
+                                 "HF_HUB_CACHE",
+                                 "XDG_CACHE_HOME"};
+constexpr const char* proxies[] = {"http_proxy", "https_proxy", "all_proxy", "no_proxy",
+                                   "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"};
 
 /// What a value does that its owner may have forgotten. `value` empty: whatever the value is.
 struct Remark {
@@ -25,7 +48,9 @@ constexpr Remark remarks[] = {
     {"NCCL_IB_DISABLE", "1", "Machines exchange over TCP instead of InfiniBand or RoCE."},
     {"NCCL_DEBUG", "TRACE", "NCCL writes a line for every call: slow."},
     {"NCCL_ALGO", "", "Takes the choice of algorithm from NCCL; an unsuited one is slow or refused."},
-    {"NCCL_PROTO", "", "Takes the choice of protocol from NCCL; an unsuited one is slow, and LL128 can be wrong where it is not supported."},
+    {"NCCL_PROTO", "",
+     "Takes the choice of protocol from NCCL; an unsuited one is slow, and LL128 can be wrong where it is not "
+     "supported."},
     {"TORCH_NCCL_BLOCKING_WAIT", "1", "The host waits inside each collective."},
     {"LD_PRELOAD", "", "Something is loaded into every process."},
 };
@@ -65,11 +90,15 @@ std::vector<Finding> judge_environment(const std::vector<std::string>& variables
         findings.push_back(std::move(finding));
     }
     const bool half_a_launch = known.count("RANK") != known.count("WORLD_SIZE");
-    if (half_a_launch) findings.push_back({Verdict::warn, "launcher", "RANK or WORLD_SIZE is set without the other", "A launcher's leftovers: unset RANK WORLD_SIZE."});
+    if (half_a_launch)
+        findings.push_back({Verdict::warn, "launcher", "RANK or WORLD_SIZE is set without the other",
+                            "A launcher's leftovers: unset RANK WORLD_SIZE."});
     if (findings.empty()) findings.push_back({Verdict::ok, "variables", "none that matter are set", ""});
     return findings;
 }
 
-std::vector<Finding> check_environment(const Config&) { return judge_environment(own_environment()); }
+std::vector<Finding> check_environment(const Config&) {
+    return judge_environment(own_environment());
+}
 
 }  // namespace unsloth::app

@@ -27,7 +27,8 @@ std::vector<Finding> check_limits(const Config& config);
 std::vector<Finding> check_gpus(const Config& config);
 /// Opens the engine: LibTorch, CUDA and NCCL as a run would load them.
 std::vector<Finding> check_libraries(const Config& config);
-/// Sums over all visible GPUs of this machine, by ranks that are started as a run's: whether they end, are right, and their rate.
+/// Sums over all visible GPUs of this machine, by ranks that are started as a run's: whether they end, are right, and
+/// their rate.
 std::vector<Finding> check_sums(const Config& config);
 /// Variables that change what the libraries do.
 std::vector<Finding> check_environment(const Config& config);

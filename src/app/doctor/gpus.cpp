@@ -12,21 +12,31 @@ namespace {
 
 constexpr int needed_cuda = 13000;  // of the LibTorch that the build fetches
 
-std::string cuda_text(int cuda) { return cat(cuda / 1000, ".", cuda % 1000 / 10); }
+std::string cuda_text(int cuda) {
+    return cat(cuda / 1000, ".", cuda % 1000 / 10);
+}
 
 std::vector<Finding> without_nvml(const NvmlReport& report, const Config& config) {
     const GpuInventory inventory = find_gpus();
     const bool wanted = config.hardware.device.starts_with("cuda");
     if (!inventory.gpus.empty())
-        return {{Verdict::broken, "driver", cat(inventory.gpus.size(), " GPU(s) through ", inventory.found_through, ", but ", report.problem.empty() ? "no libnvidia-ml.so.1" : report.problem),
-                 "The driver's libraries are missing or of another version than its kernel module: reinstall the driver, reboot, or start the container with --gpus all."}};
+        return {{Verdict::broken, "driver",
+                 cat(inventory.gpus.size(), " GPU(s) through ", inventory.found_through, ", but ",
+                     report.problem.empty() ? "no libnvidia-ml.so.1" : report.problem),
+                 "The driver's libraries are missing or of another version than its kernel module: reinstall the "
+                 "driver, reboot, or start the container with --gpus all."}};
     if (!report.library.empty() || !report.problem.empty())
-        return {{Verdict::broken, "driver", report.problem.empty() ? "installed, and shows no GPU" : report.problem, "nvidia-smi should list the GPUs; see its message."}};
-    return {{wanted ? Verdict::broken : Verdict::ok, "driver", "none: training runs on the CPU", wanted ? "hardware.device asks for a GPU: install the driver (580 or newer)." : ""}};
+        return {{Verdict::broken, "driver", report.problem.empty() ? "installed, and shows no GPU" : report.problem,
+                 "nvidia-smi should list the GPUs; see its message."}};
+    return {{wanted ? Verdict::broken : Verdict::ok, "driver", "none: training runs on the CPU",
+             wanted ? "hardware.device asks for a GPU: install the driver (580 or newer)." : ""}};
 }
 
 Finding driver(const NvmlReport& report) {
-    Finding finding{Verdict::ok, "driver", cat(report.driver, ", serves CUDA ", report.cuda == 0 ? "?" : cuda_text(report.cuda), " (", report.library, ")"), ""};
+    Finding finding{Verdict::ok, "driver",
+                    cat(report.driver, ", serves CUDA ", report.cuda == 0 ? "?" : cuda_text(report.cuda), " (",
+                        report.library, ")"),
+                    ""};
     if (report.cuda != 0 && report.cuda < needed_cuda) {
         finding.verdict = Verdict::broken;
         finding.advice = cat("This build needs CUDA ", cuda_text(needed_cuda), ", driver 580 or newer.");
@@ -43,14 +53,17 @@ std::string node_of(const std::string& pci) {
 
 Finding gpu(const NvmlGpu& gpu, std::size_t index) {
     Finding finding{Verdict::ok, cat("GPU ", index),
-                    cat(gpu.name, ", ", human_size(gpu.memory_total), ", ", human_size(gpu.memory_used), " in use, ", gpu.pci, ", ", node_of(gpu.pci), gpu.mig ? ", MIG" : ""), ""};
+                    cat(gpu.name, ", ", human_size(gpu.memory_total), ", ", human_size(gpu.memory_used), " in use, ",
+                        gpu.pci, ", ", node_of(gpu.pci), gpu.mig ? ", MIG" : ""),
+                    ""};
     constexpr double busy = 0.1;
     if (static_cast<double>(gpu.memory_used) > busy * static_cast<double>(gpu.memory_total)) {
         finding.verdict = Verdict::warn;
         finding.advice = "Somebody else uses it: nvidia-smi lists the processes; CUDA_VISIBLE_DEVICES chooses others.";
     } else if (gpu.mig) {
         finding.verdict = Verdict::warn;
-        finding.advice = "A process sees one MIG instance, and instances of one card cannot train together through NCCL.";
+        finding.advice =
+            "A process sees one MIG instance, and instances of one card cannot train together through NCCL.";
     }
     return finding;
 }
@@ -65,7 +78,9 @@ Finding connections(const NvmlReport& report) {
         for (const std::string& link : row)
             if (link == "SYS") {
                 finding.verdict = Verdict::warn;
-                finding.advice = "SYS: some pairs meet only across CPU sockets; all-reduce is slow there. Prefer GPUs of one socket (CUDA_VISIBLE_DEVICES).";
+                finding.advice =
+                    "SYS: some pairs meet only across CPU sockets; all-reduce is slow there. Prefer GPUs of one socket "
+                    "(CUDA_VISIBLE_DEVICES).";
             }
     return finding;
 }

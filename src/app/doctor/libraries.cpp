@@ -14,13 +14,15 @@ namespace fs = std::filesystem;
 namespace {
 
 // Beginnings of the file names that tell how a run computes; the rest (libc, compression, …) is the system's business.
-constexpr const char* telling[] = {"libunsloth", "libtorch", "libc10", "libcuda", "libcudart", "libcublas", "libcudnn", "libnccl", "libcupti", "libnvrtc", "libgomp", "libnvidia"};
+constexpr const char* telling[] = {"libunsloth", "libtorch", "libc10",   "libcuda",  "libcudart", "libcublas",
+                                   "libcudnn",   "libnccl",  "libcupti", "libnvrtc", "libgomp",   "libnvidia"};
 
 int note_library(dl_phdr_info* info, std::size_t, void* into) {
     const fs::path path = info->dlpi_name;
     const std::string name = path.filename();
     if (std::any_of(std::begin(telling), std::end(telling), [&](const char* stem) { return name.starts_with(stem); }))
-        (*static_cast<std::map<std::string, std::vector<std::string>>*>(into))[path.parent_path().lexically_normal()].push_back(name);
+        (*static_cast<std::map<std::string, std::vector<std::string>>*>(into))[path.parent_path().lexically_normal()]
+            .push_back(name);
     return 0;
 }
 
@@ -45,7 +47,9 @@ std::vector<Finding> nccl_version() {
     int number = 0;
     const bool known = ask != nullptr && ask(&number) == 0;
     ::dlclose(library);
-    if (!known) return {{Verdict::warn, "NCCL", "does not say its version", "Several GPUs may not work; scripts/setup.sh fetches the library that belongs to LibTorch."}};
+    if (!known)
+        return {{Verdict::warn, "NCCL", "does not say its version",
+                 "Several GPUs may not work; scripts/setup.sh fetches the library that belongs to LibTorch."}};
     return {{Verdict::ok, "NCCL", cat(number / 10000, ".", number / 100 % 100, ".", number % 100), ""}};
 }
 

@@ -1,4 +1,5 @@
-// Whether this machine's GPUs can sum gradients together, and how fast: `bench comm`, started as a run's ranks would be.
+// Whether this machine's GPUs can sum gradients together, and how fast: `bench comm`, started as a run's ranks would
+// be.
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -39,7 +40,8 @@ void take(Descriptor& from, std::string& to) {
     if (got == 0) from.close();
 }
 
-/// Runs a program to its end, or kills it and all that it started (launch's ranks end with their launcher) when its time is over.
+/// Runs a program to its end, or kills it and all that it started (launch's ranks end with their launcher) when its
+/// time is over.
 Ended run_to_end(const Program& program) {
     sigset_t none;
     sigemptyset(&none);
@@ -86,15 +88,22 @@ Finding judge_sums(const std::string& printed, bool nvlink) {
             bytes = line["bytes"].get<int64_t>();
         }
     }
-    if (ranks == 0) return {Verdict::broken, "sums of all GPUs", "the ranks ended without a figure", "Run unsloth-train launch bench comm to see what they say."};
+    if (ranks == 0)
+        return {Verdict::broken, "sums of all GPUs", "the ranks ended without a figure",
+                "Run unsloth-train launch bench comm to see what they say."};
     char text[160];
-    std::snprintf(text, sizeof text, "%d GPUs: %.1f GB/s of bus bandwidth (%lld MiB), %.0f us at least", ranks, fastest, static_cast<long long>(bytes >> 20), least_us);
+    std::snprintf(text, sizeof text, "%d GPUs: %.1f GB/s of bus bandwidth (%lld MiB), %.0f us at least", ranks, fastest,
+                  static_cast<long long>(bytes >> 20), least_us);
     Finding finding{Verdict::ok, "sums of all GPUs", text, ""};
-    const double expected = nvlink ? 50 : 5;  // what the slowest NVLink generation in use, and PCIe 3 through host memory, exceed
+    const double expected =
+        nvlink ? 50 : 5;  // what the slowest NVLink generation in use, and PCIe 3 through host memory, exceed
     if (fastest < expected) {
         finding.verdict = Verdict::warn;
-        finding.advice = nvlink ? "NVLink carries more: look for NCCL_P2P_DISABLE and NCCL_P2P_LEVEL in the environment, and at nvidia-smi nvlink --status."
-                                : "The GPUs meet through the network stack: look for NCCL_SHM_DISABLE and NCCL_P2P_DISABLE, and at the size of /dev/shm (containers: --ipc=host or --shm-size).";
+        finding.advice = nvlink
+                             ? "NVLink carries more: look for NCCL_P2P_DISABLE and NCCL_P2P_LEVEL in the environment, "
+                               "and at nvidia-smi nvlink --status."
+                             : "The GPUs meet through the network stack: look for NCCL_SHM_DISABLE and "
+                               "NCCL_P2P_DISABLE, and at the size of /dev/shm (containers: --ipc=host or --shm-size).";
     }
     return finding;
 }
@@ -102,18 +111,25 @@ Finding judge_sums(const std::string& printed, bool nvlink) {
 std::vector<Finding> check_sums(const Config& config) {
     const NvmlReport report = ask_nvml(true);
     const auto count = visible_gpus(gpus_of(report)).size();
-    if (count < 2 || config.hardware.device == "cpu") return {{Verdict::ok, "sums of all GPUs", cat(count, " GPU(s): nothing to sum"), ""}};
+    if (count < 2 || config.hardware.device == "cpu")
+        return {{Verdict::ok, "sums of all GPUs", cat(count, " GPU(s): nothing to sum"), ""}};
     bool nvlink = !report.links.empty();
     for (std::size_t i = 0; i < report.links.size(); ++i)
-        for (std::size_t j = 0; j < report.links[i].size(); ++j) nvlink = nvlink && (i == j || report.links[i][j] == "NVLink");
+        for (std::size_t j = 0; j < report.links[i].size(); ++j)
+            nvlink = nvlink && (i == j || report.links[i][j] == "NVLink");
     const std::string self = own_executable();
-    const Program program{self, {self, "launch", "--nproc_per_node", std::to_string(count), "--prefix", "", "bench", "comm", "--json", "--device", "cuda", "--ddp_timeout", "60"}, own_environment()};
+    const Program program{self,
+                          {self, "launch", "--nproc_per_node", std::to_string(count), "--prefix", "", "bench", "comm",
+                           "--json", "--device", "cuda", "--ddp_timeout", "60"},
+                          own_environment()};
     const Ended ended = run_to_end(program);
     if (!ended.in_time)
         return {{Verdict::broken, "sums of all GPUs", cat("not done after ", patience.count(), " s"),
-                 "The GPUs' peer access hangs: IOMMU or ACS on the PCIe bridges, or a container without --ipc=host. NCCL_DEBUG=INFO unsloth-train launch bench comm says where."}};
+                 "The GPUs' peer access hangs: IOMMU or ACS on the PCIe bridges, or a container without --ipc=host. "
+                 "NCCL_DEBUG=INFO unsloth-train launch bench comm says where."}};
     if (!WIFEXITED(ended.status) || WEXITSTATUS(ended.status) != 0)
-        return {{Verdict::broken, "sums of all GPUs", reason(ended.err), "Training on several GPUs will fail so, too; unsloth-train launch bench comm repeats it."}};
+        return {{Verdict::broken, "sums of all GPUs", reason(ended.err),
+                 "Training on several GPUs will fail so, too; unsloth-train launch bench comm repeats it."}};
     return {judge_sums(ended.out, nvlink)};
 }
 

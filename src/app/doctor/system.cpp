@@ -34,11 +34,14 @@ std::string value_of(const std::string& text, const std::string& key, char separ
 }
 
 Finding program() {
-    return {Verdict::ok, "unsloth-train", cat(version, ", compiler ", __VERSION__
+    return {Verdict::ok, "unsloth-train",
+            cat(version, ", compiler ", __VERSION__
 #ifdef __SANITIZE_ADDRESS__
-                                              , ", with sanitizers"
+                ,
+                ", with sanitizers"
 #endif
-                                              ), ""};
+                ),
+            ""};
 }
 
 Finding operating_system() {
@@ -48,7 +51,8 @@ Finding operating_system() {
     if (system.empty()) system = name.sysname;
     std::error_code ignored;
     const bool container = fs::exists("/.dockerenv", ignored) || fs::exists("/run/.containerenv", ignored);
-    return {Verdict::ok, "operating system", cat(system, ", kernel ", name.release, ", ", name.machine, container ? ", in a container" : ""), ""};
+    return {Verdict::ok, "operating system",
+            cat(system, ", kernel ", name.release, ", ", name.machine, container ? ", in a container" : ""), ""};
 }
 
 Finding cpus() {
@@ -57,16 +61,22 @@ Finding cpus() {
     const std::string flags = " " + value_of(info, "flags", ':') + " ";
     const CpuList allowed = allowed_cpus();
     const CgroupLimits limits = cgroup_limits();
-    Finding finding{Verdict::ok, "CPUs", cat(::sysconf(_SC_NPROCESSORS_ONLN), " online, ", allowed.size(), " allowed (", format_cpu_list(allowed), ")"), ""};
+    Finding finding{
+        Verdict::ok, "CPUs",
+        cat(::sysconf(_SC_NPROCESSORS_ONLN), " online, ", allowed.size(), " allowed (", format_cpu_list(allowed), ")"),
+        ""};
     if (limits.cpus) finding.value += cat(", control group's quota ", *limits.cpus);
     if (!model.empty()) finding.value += cat("\n", model);
     const auto nodes = parse_cpu_list(read_kernel_text("/sys/devices/system/node/online").value_or(""));
     if (nodes && nodes->size() > 1) finding.value += cat("\n", nodes->size(), " NUMA nodes");
     for (const char* feature : {"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
-        if (flags.find(cat(" ", feature, " ")) != std::string::npos) finding.value += cat(feature == std::string("avx2") ? "\n" : " ", feature);
+        if (flags.find(cat(" ", feature, " ")) != std::string::npos)
+            finding.value += cat(feature == std::string("avx2") ? "\n" : " ", feature);
     if (usable_cpus() < 2) {
         finding.verdict = Verdict::warn;
-        finding.advice = "One CPU prepares data, launches kernels and serves the ranks' store: GPUs will wait for it. Give the container more.";
+        finding.advice =
+            "One CPU prepares data, launches kernels and serves the ranks' store: GPUs will wait for it. Give the "
+            "container more.";
     }
     return finding;
 }
@@ -75,7 +85,9 @@ Finding memory() {
     const std::string info = read_kernel_text("/proc/meminfo").value_or("");
     const auto bytes = [&](const char* key) { return std::atoll(value_of(info, key, ':').c_str()) * 1024; };
     int64_t total = bytes("MemTotal"), available = bytes("MemAvailable");
-    Finding finding{Verdict::ok, "memory", cat(human_size(total), ", ", human_size(available), " available, swap ", human_size(bytes("SwapTotal"))), ""};
+    Finding finding{
+        Verdict::ok, "memory",
+        cat(human_size(total), ", ", human_size(available), " available, swap ", human_size(bytes("SwapTotal"))), ""};
     if (const CgroupLimits limits = cgroup_limits(); limits.memory) {
         finding.value += cat(", control group's limit ", human_size(*limits.memory));
         if (limits.memory_used) finding.value += cat(" (", human_size(*limits.memory_used), " used, caches included)");
@@ -84,7 +96,8 @@ Finding memory() {
     constexpr int64_t least = 4 * gib;
     if (available < least) {
         finding.verdict = Verdict::warn;
-        finding.advice = cat("Less than ", human_size(least), ": loading a model may be ended by the kernel (signal 9).");
+        finding.advice =
+            cat("Less than ", human_size(least), ": loading a model may be ended by the kernel (signal 9).");
     }
     return finding;
 }
@@ -99,17 +112,23 @@ fs::path existing_part(fs::path path) {
 
 Finding disk(const std::string& name, const std::string& folder) {
     const fs::path place = existing_part(folder.empty() ? fs::current_path() : fs::path(folder));
-    struct statvfs space {};
-    if (::statvfs(place.c_str(), &space) != 0) return {Verdict::broken, name, cat(folder, ": ", std::strerror(errno)), "Choose another folder."};
+    struct statvfs space{};
+    if (::statvfs(place.c_str(), &space) != 0)
+        return {Verdict::broken, name, cat(folder, ": ", std::strerror(errno)), "Choose another folder."};
     const auto unit = static_cast<int64_t>(space.f_frsize);
     const int64_t available = static_cast<int64_t>(space.f_bavail) * unit;
-    Finding finding{Verdict::ok, name, cat(place.string(), ": ", human_size(available), " free of ", human_size(static_cast<int64_t>(space.f_blocks) * unit)), ""};
+    Finding finding{Verdict::ok, name,
+                    cat(place.string(), ": ", human_size(available), " free of ",
+                        human_size(static_cast<int64_t>(space.f_blocks) * unit)),
+                    ""};
     if (::access(place.c_str(), W_OK | X_OK) != 0) {
         finding.verdict = Verdict::broken;
         finding.advice = "This user cannot write there: choose another folder, or change its owner.";
     } else if (available < gib || (space.f_files > 0 && space.f_favail == 0)) {
         finding.verdict = Verdict::warn;
-        finding.advice = "Little room: a checkpoint holds adapters, optimizer states and tokenizer. (No inodes left counts as no room.)";
+        finding.advice =
+            "Little room: a checkpoint holds adapters, optimizer states and tokenizer. (No inodes left counts as no "
+            "room.)";
     }
     return finding;
 }

@@ -15,7 +15,9 @@
 namespace unsloth::app {
 namespace {
 
-std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+std::string_view name_of(std::string_view variable) {
+    return variable.substr(0, variable.find('='));
+}
 
 }  // namespace
 
@@ -35,16 +37,20 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
     set("MASTER_PORT", place.master_port);
     set("TORCHELASTIC_RESTART_COUNT", place.restarts);
     set("TORCHELASTIC_MAX_RESTARTS", place.max_restarts);
-    const bool threads_set = std::any_of(inherited.begin(), inherited.end(), [](const std::string& v) { return name_of(v) == "OMP_NUM_THREADS"; });
+    const bool threads_set = std::any_of(inherited.begin(), inherited.end(),
+                                         [](const std::string& v) { return name_of(v) == "OMP_NUM_THREADS"; });
     if (!threads_set) set("OMP_NUM_THREADS", place.threads);
 
     // An agent of torchrun's above this launcher: the ranks meet at rank 0's own store, not at the agent's.
-    constexpr std::string_view foreign[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"};
+    constexpr std::string_view foreign[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+                                            "TORCHELASTIC_ERROR_FILE"};
     std::vector<std::string> all;
     for (const std::string& variable : inherited) {
         const std::string_view name = name_of(variable);
-        const bool replaced = std::any_of(own.begin(), own.end(), [&](const std::string& v) { return name_of(v) == name; });
-        if (!replaced && std::find(std::begin(foreign), std::end(foreign), name) == std::end(foreign)) all.push_back(variable);
+        const bool replaced =
+            std::any_of(own.begin(), own.end(), [&](const std::string& v) { return name_of(v) == name; });
+        if (!replaced && std::find(std::begin(foreign), std::end(foreign), name) == std::end(foreign))
+            all.push_back(variable);
     }
     all.insert(all.end(), own.begin(), own.end());
     return all;
@@ -52,7 +58,8 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
 
 std::vector<std::string> own_environment() {
     std::vector<std::string> all;
-    for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) all.emplace_back(*variable);
+    for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable)
+        all.emplace_back(*variable);
     return all;
 }
 
@@ -66,7 +73,8 @@ int free_port() {
                        ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
     const int failure = errno;
     if (fd >= 0) ::close(fd);
-    if (!found) throw runtime_failure(cat("cannot find a free port: ", std::strerror(failure)), "Name one with --master_port.");
+    if (!found)
+        throw runtime_failure(cat("cannot find a free port: ", std::strerror(failure)), "Name one with --master_port.");
     return ntohs(address.sin_port);
 }
 

@@ -54,7 +54,8 @@ std::string LastLines::text() const {
 std::string prefix_of(std::string pattern, int rank, int local_rank) {
     const auto replace = [&](const std::string& name, int value) {
         const std::string text = std::to_string(value);
-        for (std::size_t at = 0; (at = pattern.find(name, at)) != std::string::npos; at += text.size()) pattern.replace(at, name.size(), text);
+        for (std::size_t at = 0; (at = pattern.find(name, at)) != std::string::npos; at += text.size())
+            pattern.replace(at, name.size(), text);
     };
     replace("{rank}", rank);
     replace("{local_rank}", local_rank);

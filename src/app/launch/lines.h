@@ -7,12 +7,13 @@
 
 namespace unsloth::app {
 
-/// Cuts a stream of bytes into lines and writes each with a prefix. A line without an end waits for it; one longer than `longest` bytes
-/// is cut into lines of that length, so that no rank can fill this process' memory.
+/// Cuts a stream of bytes into lines and writes each with a prefix. A line without an end waits for it; one longer than
+/// `longest` bytes is cut into lines of that length, so that no rank can fill this process' memory.
 class LineCutter {
   public:
     static constexpr std::size_t usual_longest = std::size_t{1} << 20;
-    explicit LineCutter(std::string prefix, std::size_t longest = usual_longest) : prefix_(std::move(prefix)), longest_(longest) {}
+    explicit LineCutter(std::string prefix, std::size_t longest = usual_longest)
+        : prefix_(std::move(prefix)), longest_(longest) {}
 
     /// Appends the lines that are complete now to `out`.
     void feed(std::string_view bytes, std::string& out);

@@ -13,7 +13,9 @@ namespace {
 constexpr int shell_base = 128;  // as shells number deaths by signal
 constexpr auto late_burial = std::chrono::seconds(5);
 
-bool failed_by_itself(const RankEnd& end) { return !in_order(end) && !end.stopped_by_us; }
+bool failed_by_itself(const RankEnd& end) {
+    return !in_order(end) && !end.stopped_by_us;
+}
 
 }  // namespace
 
@@ -30,7 +32,8 @@ int most_telling(const std::vector<RankEnd>& ends) {
         if (first < 0) {
             first = i;
             if (end.code != may_be_a_consequence) return i;
-        } else if (end.code != may_be_a_consequence && end.when - ends[static_cast<std::size_t>(first)].when <= late_burial) {
+        } else if (end.code != may_be_a_consequence &&
+                   end.when - ends[static_cast<std::size_t>(first)].when <= late_burial) {
             return i;
         }
     }
@@ -54,7 +57,8 @@ std::string summary(const std::vector<RankEnd>& ends, int forwarded_signal) {
     std::string text;
     if (worst >= 0) {
         const RankEnd& end = ends[static_cast<std::size_t>(worst)];
-        text = cat("rank ", end.rank, " (pid ", end.pid, end.signal != 0 ? ") was ended by " : ") failed with ", words(end));
+        text = cat("rank ", end.rank, " (pid ", end.pid, end.signal != 0 ? ") was ended by " : ") failed with ",
+                   words(end));
         if (end.signal == SIGKILL) text += ", often the kernel's for want of memory (dmesg)";
     } else if (forwarded_signal != 0) {
         text = cat("stopped by signal ", forwarded_signal, " (", ::strsignal(forwarded_signal), ")");

@@ -14,7 +14,8 @@ void Outlet::put(std::string_view bytes) {
 }
 
 void Outlet::write_some() {
-    // A descriptor that poll() calls writable takes a page without blocking. (O_NONBLOCK would change it for everyone who shares it.)
+    // A descriptor that poll() calls writable takes a page without blocking. (O_NONBLOCK would change it for everyone
+    // who shares it.)
     constexpr std::size_t page = 4096;
     std::size_t sent = 0;
     pollfd ready{fd_, POLLOUT, 0};
@@ -33,7 +34,8 @@ void Outlet::write_some() {
 
 void Outlet::drain(std::chrono::steady_clock::time_point give_up) {
     while (waiting()) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now()).count();
+        const auto left =
+            std::chrono::duration_cast<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now()).count();
         if (left <= 0) return;
         pollfd ready{fd_, POLLOUT, 0};
         if (::poll(&ready, 1, static_cast<int>(left)) == 1) write_some();
@@ -41,8 +43,9 @@ void Outlet::drain(std::chrono::steady_clock::time_point give_up) {
 }
 
 bool same_file(int a, int b) {
-    struct stat first {}, second {};
-    return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+    struct stat first{}, second{};
+    return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
 }
 
 }  // namespace unsloth::app

@@ -7,8 +7,9 @@
 
 namespace unsloth::app {
 
-/// A queue of bytes before a file descriptor, which is not owned. Bytes leave in the order they came, so a line is never split by
-/// another. When the reader is gone or the disk is full, the rest is dropped: a training run does not end for its log.
+/// A queue of bytes before a file descriptor, which is not owned. Bytes leave in the order they came, so a line is
+/// never split by another. When the reader is gone or the disk is full, the rest is dropped: a training run does not
+/// end for its log.
 class Outlet {
   public:
     explicit Outlet(int fd) : fd_(fd) {}
@@ -16,7 +17,8 @@ class Outlet {
     int fd() const { return fd_; }
     void put(std::string_view bytes);
     bool waiting() const { return !queue_.empty(); }
-    /// So much waits that nobody should add to it: the ranks then wait for the reader, as they would without a launcher.
+    /// So much waits that nobody should add to it: the ranks then wait for the reader, as they would without a
+    /// launcher.
     bool full() const { return queue_.size() >= (std::size_t{4} << 20); }
     /// Call when poll() says that the descriptor can be written.
     void write_some();

@@ -40,7 +40,9 @@ bool prefer_memory_of(int node) {
     return ::syscall(SYS_set_mempolicy, mpol_preferred, mask.data(), mask.size() * bits + 1) == 0;
 }
 
-Pin none(std::string reason) { return {-1, {}, std::move(reason)}; }
+Pin none(std::string reason) {
+    return {-1, {}, std::move(reason)};
+}
 
 }  // namespace
 
@@ -56,7 +58,9 @@ Pin plan_pin(const std::string& pci, const CpuList& allowed, const fs::path& roo
     const auto near = parse_cpu_list(read_kernel_text(device / "local_cpulist").value_or(""));
     if (!near || near->empty()) return none(cat("GPU ", pci, " names no CPUs of NUMA node ", node, ": not pinned"));
     CpuList cpus = common_cpus(*near, allowed);
-    if (cpus.empty()) return none(cat("none of NUMA node ", node, "'s CPUs ", format_cpu_list(*near), " is among the allowed ", format_cpu_list(allowed), ": not pinned"));
+    if (cpus.empty())
+        return none(cat("none of NUMA node ", node, "'s CPUs ", format_cpu_list(*near), " is among the allowed ",
+                        format_cpu_list(allowed), ": not pinned"));
     std::string reason = cat("GPU ", pci, ", NUMA node ", node, ", CPUs ", format_cpu_list(cpus));
     return {node, std::move(cpus), std::move(reason)};
 }
@@ -70,7 +74,8 @@ ScopedPin::ScopedPin(const Pin& pin) {
         problem_ = cat("CPUs: ", std::strerror(errno));
     }
     int policy = mpol_default;
-    if (::syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) == 0 && policy != mpol_default) return;  // numactl's, the user's
+    if (::syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) == 0 && policy != mpol_default)
+        return;  // numactl's, the user's
     memory_set_ = prefer_memory_of(pin.node);
     if (!memory_set_) problem_ += cat(problem_.empty() ? "" : "; ", "memory: ", std::strerror(errno));
 }

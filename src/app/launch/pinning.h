@@ -14,12 +14,13 @@ struct Pin {
     std::string reason;  ///< for the log: what was done, or why nothing
 };
 
-/// What /sys says about the GPU at this PCI address ("" is unknown). A machine with one node, a GPU without node, and a node none of
-/// whose CPUs are in `allowed` give no pin. `root` stands before /sys.
+/// What /sys says about the GPU at this PCI address ("" is unknown). A machine with one node, a GPU without node, and a
+/// node none of whose CPUs are in `allowed` give no pin. `root` stands before /sys.
 Pin plan_pin(const std::string& pci, const CpuList& allowed, const std::filesystem::path& root = "/");
 
-/// Sets the calling thread's CPUs and preferred memory node for its lifetime, so that a process that is started meanwhile inherits both;
-/// then puts back what was. A memory policy that was set already (by numactl) stays. What the kernel refuses (a container may forbid the memory policy) is left, and said in `problem`.
+/// Sets the calling thread's CPUs and preferred memory node for its lifetime, so that a process that is started
+/// meanwhile inherits both; then puts back what was. A memory policy that was set already (by numactl) stays. What the
+/// kernel refuses (a container may forbid the memory policy) is left, and said in `problem`.
 class ScopedPin {
   public:
     explicit ScopedPin(const Pin& pin);

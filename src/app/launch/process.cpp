@@ -20,7 +20,9 @@ struct Pipe {
 
 Pipe make_pipe() {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw runtime_failure(cat("cannot make a pipe: ", std::strerror(errno)), "ulimit -n may be too low for so many ranks.");
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+        throw runtime_failure(cat("cannot make a pipe: ", std::strerror(errno)),
+                              "ulimit -n may be too low for so many ranks.");
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -72,7 +74,9 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
     return *this;
 }
 
-int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
+int Descriptor::release() noexcept {
+    return std::exchange(fd_, -1);
+}
 
 void Descriptor::close() noexcept {
     if (fd_ >= 0) ::close(release());
@@ -85,21 +89,32 @@ RunningProcess start_process(const Program& program, Output output, const sigset
     if (output == Output::piped) out = make_pipe();
     if (output != Output::inherited) err = make_pipe();
     const auto arguments = pointers(program.arguments), environment = pointers(program.environment);
-    const ChildPlan plan{program.path.c_str(), arguments.data(), environment.data(), &signals, nothing.get(),
-                         output == Output::errors ? nothing.get() : out.write.get(), err.write.get(), failures.write.get(), ::getpid()};
+    const ChildPlan plan{program.path.c_str(),
+                         arguments.data(),
+                         environment.data(),
+                         &signals,
+                         nothing.get(),
+                         output == Output::errors ? nothing.get() : out.write.get(),
+                         err.write.get(),
+                         failures.write.get(),
+                         ::getpid()};
 
     RunningProcess process;
     process.pid = ::fork();
-    if (process.pid < 0) throw runtime_failure(cat("cannot start a process: ", std::strerror(errno)), "ulimit -u, or the control group's pids.max, may be too low.");
+    if (process.pid < 0)
+        throw runtime_failure(cat("cannot start a process: ", std::strerror(errno)),
+                              "ulimit -u, or the control group's pids.max, may be too low.");
     if (process.pid == 0) become(plan);
     ::setpgid(process.pid, process.pid);  // whoever comes first; then a signal to the group never misses it
     failures.write.close();
     int reason = 0;
     ssize_t got;
-    while ((got = ::read(failures.read.get(), &reason, sizeof reason)) < 0 && errno == EINTR) {}
+    while ((got = ::read(failures.read.get(), &reason, sizeof reason)) < 0 && errno == EINTR) {
+    }
     if (got == sizeof reason) {
         ::waitpid(process.pid, nullptr, 0);
-        throw usage_error(cat("cannot start ", program.path, ": ", std::strerror(reason)), "--program names an executable file.");
+        throw usage_error(cat("cannot start ", program.path, ": ", std::strerror(reason)),
+                          "--program names an executable file.");
     }
     process.out = std::move(out.read);
     process.err = std::move(err.read);

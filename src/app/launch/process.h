@@ -42,9 +42,9 @@ struct RunningProcess {
     Descriptor out, err;  ///< to read from, non-blocking; not open where the output is not piped
 };
 
-/// Starts the program in a process group of its own (a Ctrl-C reaches the launcher alone, which forwards it once), with no input, with
-/// `signals` as its signal mask, and such that the kernel kills it when the calling thread ends in whatever way.
-/// usage Error when the program cannot be executed, runtime Error when there can be no further process.
+/// Starts the program in a process group of its own (a Ctrl-C reaches the launcher alone, which forwards it once), with
+/// no input, with `signals` as its signal mask, and such that the kernel kills it when the calling thread ends in
+/// whatever way. usage Error when the program cannot be executed, runtime Error when there can be no further process.
 RunningProcess start_process(const Program& program, Output output, const sigset_t& signals);
 
 }  // namespace unsloth::app

@@ -38,15 +38,16 @@ SignalInbox::SignalInbox() {
     sigset_t ours;
     sigemptyset(&ours);
     for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&ours, signal);
-    struct sigaction hangup {};
+    struct sigaction hangup{};
     ::sigaction(SIGHUP, nullptr, &hangup);
     if (hangup.sa_handler != SIG_IGN) sigaddset(&ours, SIGHUP);  // under nohup it stays ignored, here and in the ranks
-    struct sigaction ignore {};
+    struct sigaction ignore{};
     ignore.sa_handler = SIG_IGN;
     ::sigaction(SIGPIPE, &ignore, &pipe_before_);
-    struct sigaction usual {};
+    struct sigaction usual{};
     usual.sa_handler = SIG_DFL;
-    ::sigaction(SIGCHLD, &usual, &child_before_);  // where the parent ignores it, ranks would vanish without a word about their end
+    ::sigaction(SIGCHLD, &usual,
+                &child_before_);  // where the parent ignores it, ranks would vanish without a word about their end
     ::sigprocmask(SIG_BLOCK, &ours, &before_);
     fd_ = Descriptor(::signalfd(-1, &ours, SFD_NONBLOCK | SFD_CLOEXEC));
     if (!fd_.open()) throw runtime_failure(cat("cannot receive signals: ", std::strerror(errno)));
@@ -88,8 +89,10 @@ std::vector<RankEnd> Supervisor::run() {
         for (Stream& stream : rank.streams) {
             std::string rest;
             stream.cutter.finish(rest);
-            if (rank.shown) stream.to->put(rest);
-            else rank.unseen.add(rest);
+            if (rank.shown)
+                stream.to->put(rest);
+            else
+                rank.unseen.add(rest);
         }
     const auto patience = leaving_ ? last_words : milliseconds(5000);
     out_.drain(Clock::now() + patience);
@@ -143,8 +146,10 @@ void Supervisor::read_stream(Rank& rank, Stream& stream) {
         stream.cutter.finish(lines);
         stream.from.close();
     }
-    if (rank.shown) stream.to->put(lines);
-    else rank.unseen.add(lines);
+    if (rank.shown)
+        stream.to->put(lines);
+    else
+        rank.unseen.add(lines);
 }
 
 void Supervisor::handle_signals() {
@@ -165,7 +170,8 @@ void Supervisor::handle_request(int signal) {
     asked_ = signal;
     asked_at_ = now;
     if (!again) {
-        say(cat("signal ", signal, " (", ::strsignal(signal), ") goes to all ranks, which stop in order; once more ends them at once"));
+        say(cat("signal ", signal, " (", ::strsignal(signal),
+                ") goes to all ranks, which stop in order; once more ends them at once"));
         signal_ranks(signal);
         return;
     }
@@ -178,11 +184,14 @@ void Supervisor::handle_request(int signal) {
 void Supervisor::bury() {
     for (Rank& rank : ranks_) {
         if (rank.state == Rank::State::orphans) {
-            while (::waitpid(-rank.pid, nullptr, WNOHANG) > 0) {}  // they are this process' children where it is a container's first
+            while (::waitpid(-rank.pid, nullptr, WNOHANG) > 0) {
+            }  // they are this process' children where it is a container's first
             if (::kill(-rank.pid, 0) != 0) rank.state = Rank::State::ended;
         }
         siginfo_t info{};
-        if (rank.state != Rank::State::running || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
+        if (rank.state != Rank::State::running ||
+            ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+            continue;
         note_end(rank, end_of(rank.number, info));
     }
 }
@@ -229,7 +238,8 @@ bool Supervisor::any(Rank::State state) const {
 
 bool Supervisor::any_stream() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-        return std::any_of(rank.streams.begin(), rank.streams.end(), [](const Stream& stream) { return stream.from.open(); });
+        return std::any_of(rank.streams.begin(), rank.streams.end(),
+                           [](const Stream& stream) { return stream.from.open(); });
     });
 }
 

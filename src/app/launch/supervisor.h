@@ -15,8 +15,8 @@
 
 namespace unsloth::app {
 
-/// The signals that concern the launcher come as data while this lives; SIGPIPE is ignored. Afterwards all is as before. To be made before
-/// any other thread: those that are there already would take signals, too.
+/// The signals that concern the launcher come as data while this lives; SIGPIPE is ignored. Afterwards all is as
+/// before. To be made before any other thread: those that are there already would take signals, too.
 class SignalInbox {
   public:
     SignalInbox();
@@ -32,7 +32,7 @@ class SignalInbox {
 
   private:
     sigset_t before_{};
-    struct sigaction pipe_before_ {}, child_before_ {};
+    struct sigaction pipe_before_{}, child_before_{};
     Descriptor fd_;
 };
 
@@ -45,9 +45,11 @@ class Supervisor {
   public:
     using Clock = std::chrono::steady_clock;
     /// `out` and `err` may be the same object, and must be where both descriptors are one file.
-    Supervisor(SupervisorOptions options, SignalInbox& inbox, Outlet& out, Outlet& err) : options_(options), inbox_(inbox), out_(out), err_(err) {}
+    Supervisor(SupervisorOptions options, SignalInbox& inbox, Outlet& out, Outlet& err)
+        : options_(options), inbox_(inbox), out_(out), err_(err) {}
 
-    /// A rank that start_process() has started. `shown`: its lines go out with `prefix`; otherwise the last of stderr are kept.
+    /// A rank that start_process() has started. `shown`: its lines go out with `prefix`; otherwise the last of stderr
+    /// are kept.
     void add(int rank, RunningProcess process, const std::string& prefix, bool shown);
     /// Until all ranks have ended. May be called again after further add()s.
     std::vector<RankEnd> run();

@@ -22,7 +22,8 @@ std::string trimmed(std::string_view text) {
 std::vector<std::string> entries_of(const fs::path& folder) {
     std::vector<std::string> names;
     std::error_code failure;
-    for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure)) names.push_back(entry->path().filename());
+    for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure))
+        names.push_back(entry->path().filename());
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -35,7 +36,8 @@ std::vector<Gpu> gpus_of_proc(const fs::path& folder) {
         for (std::string line; std::getline(lines, line);) {  // "Model: \t\t NVIDIA H200"
             const std::size_t colon = line.find(':');
             if (colon == std::string::npos) continue;
-            const std::string key = trimmed(std::string_view(line).substr(0, colon)), value = trimmed(std::string_view(line).substr(colon + 1));
+            const std::string key = trimmed(std::string_view(line).substr(0, colon)),
+                              value = trimmed(std::string_view(line).substr(colon + 1));
             if (key == "Model") gpu.name = value;
             if (key == "GPU UUID") gpu.uuid = value;
         }
@@ -88,8 +90,10 @@ GpuInventory find_gpus(const fs::path& root) {
     return found;
 }
 
-std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::optional<std::string>& visible, const std::optional<std::string>& order) {
-    const bool equal = std::all_of(all.begin(), all.end(), [&](const Gpu& gpu) { return !gpu.name.empty() && gpu.name == all.front().name; });
+std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::optional<std::string>& visible,
+                              const std::optional<std::string>& order) {
+    const bool equal = std::all_of(all.begin(), all.end(),
+                                   [&](const Gpu& gpu) { return !gpu.name.empty() && gpu.name == all.front().name; });
     std::vector<Gpu> numbered = all;
     if (!equal && order != "PCI_BUS_ID")
         for (Gpu& gpu : numbered) gpu.pci.clear();

@@ -16,7 +16,7 @@ struct Gpu {
 };
 
 struct GpuInventory {
-    std::vector<Gpu> gpus;   ///< all of the machine, by PCI address
+    std::vector<Gpu> gpus;      ///< all of the machine, by PCI address
     std::string found_through;  ///< for the log: "NVML", "/proc/driver/nvidia/gpus", "/dev/nvidia*"; empty: none found
 };
 
@@ -26,10 +26,12 @@ std::vector<Gpu> gpus_of(const NvmlReport& report);
 /// Through NVML; without it through /proc/driver/nvidia/gpus, then /dev/nvidia0, … `root` stands before /proc and /dev.
 GpuInventory find_gpus(const std::filesystem::path& root = "/");
 
-/// The GPUs that CUDA will number 0, 1, … in a process with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER (nullopt: not
-/// set), by CUDA's rules: numbers, beginnings of UUIDs, and all that stands behind an entry which is neither is ignored. Where CUDA
-/// sorts unequal cards by their speed, and for MIG instances, the result has GPUs without address.
-std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::optional<std::string>& visible, const std::optional<std::string>& order);
+/// The GPUs that CUDA will number 0, 1, … in a process with these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER
+/// (nullopt: not set), by CUDA's rules: numbers, beginnings of UUIDs, and all that stands behind an entry which is
+/// neither is ignored. Where CUDA sorts unequal cards by their speed, and for MIG instances, the result has GPUs
+/// without address.
+std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all, const std::optional<std::string>& visible,
+                              const std::optional<std::string>& order);
 /// With the environment's values.
 std::vector<Gpu> visible_gpus(const std::vector<Gpu>& all);
 

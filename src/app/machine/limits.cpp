@@ -26,12 +26,14 @@ std::optional<std::string> group_path(const fs::path& root, const std::string& c
         const std::size_t first = line.find(':'), second = line.find(':', first + 1);
         if (first == std::string::npos || second == std::string::npos) continue;
         const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
-        if (controller.empty() ? names == ",," : names.find("," + controller + ",") != std::string::npos) return line.substr(second + 1);
+        if (controller.empty() ? names == ",," : names.find("," + controller + ",") != std::string::npos)
+            return line.substr(second + 1);
     }
     return std::nullopt;
 }
 
-/// The folders of the group and of those above it. In a container the path may be the host's: then only the mount's root is there.
+/// The folders of the group and of those above it. In a container the path may be the host's: then only the mount's
+/// root is there.
 std::vector<fs::path> group_folders(const fs::path& mount, const std::string& path) {
     std::vector<fs::path> folders;
     std::error_code ignored;
@@ -87,7 +89,8 @@ CgroupLimits cgroup_limits(const fs::path& root) {
     if (const auto path = group_path(root, "")) {
         for (const fs::path& group : group_folders(mount, *path)) {
             double quota = 0, period = 0;
-            std::istringstream words(read_kernel_text(group / "cpu.max").value_or(""));  // "150000 100000" or "max 100000"
+            std::istringstream words(
+                read_kernel_text(group / "cpu.max").value_or(""));  // "150000 100000" or "max 100000"
             if (words >> quota >> period) tighten_cpus(limits, quota, period);
             tighten_memory(limits, integer(read_kernel_text(group / "memory.max")), group / "memory.current");
         }
@@ -98,7 +101,8 @@ CgroupLimits cgroup_limits(const fs::path& root) {
                          static_cast<double>(integer(read_kernel_text(group / "cpu.cfs_period_us")).value_or(0)));
     if (const auto path = group_path(root, "memory"))
         for (const fs::path& group : group_folders(mount / "memory", *path))
-            tighten_memory(limits, integer(read_kernel_text(group / "memory.limit_in_bytes")), group / "memory.usage_in_bytes");
+            tighten_memory(limits, integer(read_kernel_text(group / "memory.limit_in_bytes")),
+                           group / "memory.usage_in_bytes");
     return limits;
 }
 

@@ -47,8 +47,10 @@ struct Entries {
             entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(::dlsym(library, symbol));
             return entry != nullptr;
         };
-        find(error_text, "nvmlErrorString"), find(driver, "nvmlSystemGetDriverVersion"), find(cuda, "nvmlSystemGetCudaDriverVersion_v2");
-        find(name, "nvmlDeviceGetName"), find(uuid, "nvmlDeviceGetUUID"), find(memory, "nvmlDeviceGetMemoryInfo"), find(mig, "nvmlDeviceGetMigMode");
+        find(error_text, "nvmlErrorString"), find(driver, "nvmlSystemGetDriverVersion"),
+            find(cuda, "nvmlSystemGetCudaDriverVersion_v2");
+        find(name, "nvmlDeviceGetName"), find(uuid, "nvmlDeviceGetUUID"), find(memory, "nvmlDeviceGetMemoryInfo"),
+            find(mig, "nvmlDeviceGetMigMode");
         find(ancestor, "nvmlDeviceGetTopologyCommonAncestor"), find(p2p, "nvmlDeviceGetP2PStatus");
         return find(init, "nvmlInit_v2") && find(shutdown, "nvmlShutdown") && find(count, "nvmlDeviceGetCount_v2") &&
                find(handle, "nvmlDeviceGetHandleByIndex_v2") && find(pci, "nvmlDeviceGetPciInfo_v3");
@@ -90,13 +92,20 @@ std::string link_between(const Entries& nvml, Device a, Device b) {
     if (nvml.p2p != nullptr && nvml.p2p(a, b, p2p_over_nvlink, &status) == success && status == p2p_ok) return "NVLink";
     if (nvml.ancestor == nullptr || nvml.ancestor(a, b, &level) != success) return "?";
     switch (level) {
-        case 0: return "SELF";  // two chips of one board
-        case 10: return "PIX";
-        case 20: return "PXB";
-        case 30: return "PHB";
-        case 40: return "NODE";
-        case 50: return "SYS";
-        default: return "?";
+        case 0:
+            return "SELF";  // two chips of one board
+        case 10:
+            return "PIX";
+        case 20:
+            return "PXB";
+        case 30:
+            return "PHB";
+        case 40:
+            return "NODE";
+        case 50:
+            return "SYS";
+        default:
+            return "?";
     }
 }
 
@@ -137,7 +146,9 @@ NvmlReport ask_nvml(bool with_links) {
     void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char* const reason = ::dlerror();
-        if (reason != nullptr && std::string(reason).find("cannot open shared object file: No such file") == std::string::npos) report.problem = reason;
+        if (reason != nullptr &&
+            std::string(reason).find("cannot open shared object file: No such file") == std::string::npos)
+            report.problem = reason;
         return report;
     }
     Entries nvml{};
@@ -145,9 +156,12 @@ NvmlReport ask_nvml(bool with_links) {
     if (!nvml.load(library)) {
         report.problem = "the driver's library libnvidia-ml.so.1 lacks entries that every driver since 2020 has";
     } else {
-        if (Dl_info info{}; ::dladdr(reinterpret_cast<void*>(nvml.init), &info) != 0 && info.dli_fname != nullptr) report.library = info.dli_fname;
+        if (Dl_info info{}; ::dladdr(reinterpret_cast<void*>(nvml.init), &info) != 0 && info.dli_fname != nullptr)
+            report.library = info.dli_fname;
         if (const Result result = nvml.init(); result != success) {
-            report.problem = cat("the driver does not answer (", nvml.error_text != nullptr ? nvml.error_text(result) : "NVML error", ", ", result, ")");
+            report.problem =
+                cat("the driver does not answer (", nvml.error_text != nullptr ? nvml.error_text(result) : "NVML error",
+                    ", ", result, ")");
         } else {
             ask_gpus(nvml, with_links, report);
             nvml.shutdown();

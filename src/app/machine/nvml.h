@@ -10,18 +10,19 @@ namespace unsloth::app {
 
 struct NvmlGpu {
     std::string name, uuid;
-    std::string pci;  ///< "0000:17:00.0", as in /sys/bus/pci/devices
+    std::string pci;                            ///< "0000:17:00.0", as in /sys/bus/pci/devices
     int64_t memory_total = 0, memory_used = 0;  ///< bytes
-    bool mig = false;                            ///< split into instances
+    bool mig = false;                           ///< split into instances
 };
 
 struct NvmlReport {
-    std::string library;  ///< the file that was opened; empty: there is none
-    std::string problem;  ///< why the library or its GPUs cannot be used; empty: nothing
-    std::string driver;   ///< "580.65.06"
-    int cuda = 0;         ///< newest CUDA that the driver serves: 13000 for 13.0; 0: unknown
+    std::string library;        ///< the file that was opened; empty: there is none
+    std::string problem;        ///< why the library or its GPUs cannot be used; empty: nothing
+    std::string driver;         ///< "580.65.06"
+    int cuda = 0;               ///< newest CUDA that the driver serves: 13000 for 13.0; 0: unknown
     std::vector<NvmlGpu> gpus;  ///< by PCI address
-    /// How GPU i reaches GPU j, [i][j]: "NVLink", or as nvidia-smi writes it PIX, PXB, PHB, NODE, SYS; "?" where it is not known.
+    /// How GPU i reaches GPU j, [i][j]: "NVLink", or as nvidia-smi writes it PIX, PXB, PHB, NODE, SYS; "?" where it is
+    /// not known.
     std::vector<std::vector<std::string>> links;
 };
 

@@ -102,33 +102,76 @@ void write_value(const Array& array, int64_t i, std::string& out) {
         return;
     }
     switch (array.type_id()) {
-        case Type::BOOL: out += static_cast<const arrow::BooleanArray&>(array).Value(i) ? "true" : "false"; break;
-        case Type::INT8: write_number<int>(static_cast<const arrow::Int8Array&>(array).Value(i), out); break;
-        case Type::UINT8: write_number<int>(static_cast<const arrow::UInt8Array&>(array).Value(i), out); break;
-        case Type::INT16: write_number_of<arrow::Int16Array>(array, i, out); break;
-        case Type::UINT16: write_number_of<arrow::UInt16Array>(array, i, out); break;
-        case Type::INT32: write_number_of<arrow::Int32Array>(array, i, out); break;
-        case Type::UINT32: write_number_of<arrow::UInt32Array>(array, i, out); break;
-        case Type::INT64: write_number_of<arrow::Int64Array>(array, i, out); break;
-        case Type::UINT64: write_number_of<arrow::UInt64Array>(array, i, out); break;
-        case Type::FLOAT: write_number_of<arrow::FloatArray>(array, i, out); break;
-        case Type::DOUBLE: write_number_of<arrow::DoubleArray>(array, i, out); break;
-        case Type::STRING: write_text_of<arrow::StringArray>(array, i, out); break;
-        case Type::LARGE_STRING: write_text_of<arrow::LargeStringArray>(array, i, out); break;
-        case Type::STRING_VIEW: write_text_of<arrow::StringViewArray>(array, i, out); break;
-        case Type::BINARY: write_text_of<arrow::BinaryArray>(array, i, out); break;
-        case Type::LARGE_BINARY: write_text_of<arrow::LargeBinaryArray>(array, i, out); break;
-        case Type::LIST: write_list<arrow::ListArray>(array, i, out); break;
-        case Type::LARGE_LIST: write_list<arrow::LargeListArray>(array, i, out); break;
-        case Type::FIXED_SIZE_LIST: write_list<arrow::FixedSizeListArray>(array, i, out); break;
-        case Type::MAP: write_list<arrow::MapArray>(array, i, out); break;  // pairs {key, value}
-        case Type::STRUCT: write_struct(static_cast<const arrow::StructArray&>(array), i, out); break;
+        case Type::BOOL:
+            out += static_cast<const arrow::BooleanArray&>(array).Value(i) ? "true" : "false";
+            break;
+        case Type::INT8:
+            write_number<int>(static_cast<const arrow::Int8Array&>(array).Value(i), out);
+            break;
+        case Type::UINT8:
+            write_number<int>(static_cast<const arrow::UInt8Array&>(array).Value(i), out);
+            break;
+        case Type::INT16:
+            write_number_of<arrow::Int16Array>(array, i, out);
+            break;
+        case Type::UINT16:
+            write_number_of<arrow::UInt16Array>(array, i, out);
+            break;
+        case Type::INT32:
+            write_number_of<arrow::Int32Array>(array, i, out);
+            break;
+        case Type::UINT32:
+            write_number_of<arrow::UInt32Array>(array, i, out);
+            break;
+        case Type::INT64:
+            write_number_of<arrow::Int64Array>(array, i, out);
+            break;
+        case Type::UINT64:
+            write_number_of<arrow::UInt64Array>(array, i, out);
+            break;
+        case Type::FLOAT:
+            write_number_of<arrow::FloatArray>(array, i, out);
+            break;
+        case Type::DOUBLE:
+            write_number_of<arrow::DoubleArray>(array, i, out);
+            break;
+        case Type::STRING:
+            write_text_of<arrow::StringArray>(array, i, out);
+            break;
+        case Type::LARGE_STRING:
+            write_text_of<arrow::LargeStringArray>(array, i, out);
+            break;
+        case Type::STRING_VIEW:
+            write_text_of<arrow::StringViewArray>(array, i, out);
+            break;
+        case Type::BINARY:
+            write_text_of<arrow::BinaryArray>(array, i, out);
+            break;
+        case Type::LARGE_BINARY:
+            write_text_of<arrow::LargeBinaryArray>(array, i, out);
+            break;
+        case Type::LIST:
+            write_list<arrow::ListArray>(array, i, out);
+            break;
+        case Type::LARGE_LIST:
+            write_list<arrow::LargeListArray>(array, i, out);
+            break;
+        case Type::FIXED_SIZE_LIST:
+            write_list<arrow::FixedSizeListArray>(array, i, out);
+            break;
+        case Type::MAP:
+            write_list<arrow::MapArray>(array, i, out);
+            break;  // pairs {key, value}
+        case Type::STRUCT:
+            write_struct(static_cast<const arrow::StructArray&>(array), i, out);
+            break;
         case Type::DICTIONARY: {
             const auto& words = static_cast<const arrow::DictionaryArray&>(array);
             write_value(*words.dictionary(), words.GetValueIndex(i), out);
             break;
         }
-        default: write_string(take(array.GetScalar(i))->ToString(), out);  // times, dates, decimals: as Arrow spells them
+        default:
+            write_string(take(array.GetScalar(i))->ToString(), out);  // times, dates, decimals: as Arrow spells them
     }
 }
 
@@ -186,7 +229,8 @@ UnslothParquetFile* unsloth_parquet_open(const char* path, char* error, std::siz
     }
 }
 
-int unsloth_parquet_next(UnslothParquetFile* file, const char** text, std::size_t* length, char* error, std::size_t size) {
+int unsloth_parquet_next(UnslothParquetFile* file, const char** text, std::size_t* length, char* error,
+                         std::size_t size) {
     try {
         if (!file->next()) return 0;
         *text = file->text.data();

@@ -73,20 +73,26 @@ Item adapter_item(std::string name, const TensorView& tensor) {
     item.source = tensor.name;
     item.read = [&tensor, cols = tensor.shape.back()](int64_t begin, int64_t end, float* out) {
         const std::size_t row = static_cast<std::size_t>(cols) * size_of(tensor.dtype);
-        convert_to_f32(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * row, (end - begin) * cols, out);
+        convert_to_f32(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * row, (end - begin) * cols,
+                       out);
     };
     return item;
 }
 
 GgmlType adapter_type(GgufFileType type) {
     switch (type) {
-        case GgufFileType::f32: return GgmlType::f32;
-        case GgufFileType::f16: return GgmlType::f16;
-        case GgufFileType::bf16: return GgmlType::bf16;
-        case GgufFileType::q8_0: return GgmlType::q8_0;
+        case GgufFileType::f32:
+            return GgmlType::f32;
+        case GgufFileType::f16:
+            return GgmlType::f16;
+        case GgufFileType::bf16:
+            return GgmlType::bf16;
+        case GgufFileType::q8_0:
+            return GgmlType::q8_0;
         default:
-            throw usage_error("an adapter is written as f32, f16, bf16 or q8_0",
-                              "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
+            throw usage_error(
+                "an adapter is written as f32, f16, bf16 or q8_0",
+                "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
     }
 }
 

@@ -1,6 +1,6 @@
 // Eight groups of a block side by side, a group a lane: every lane does the sums of its group one after another, so the
-// results are the bits of plain loops, eight at a time. Vector extensions of GCC and Clang, in whatever instructions the
-// enclosing function may use.
+// results are the bits of plain loops, eight at a time. Vector extensions of GCC and Clang, in whatever instructions
+// the enclosing function may use.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,9 @@ UNSLOTH_LANES bool any_lane(const Ints& mask) {
     for (int lane = 0; lane < lane_count; ++lane) any |= mask[lane];
     return any != 0;
 }
-UNSLOTH_LANES void magnitude_lanes(const Floats& values, Floats& out) { out = values < 0 ? -values : values; }
+UNSLOTH_LANES void magnitude_lanes(const Floats& values, Floats& out) {
+    out = values < 0 ? -values : values;
+}
 
 /// groups[i] holds element i of each of eight groups of `size` consecutive values.
 template <int size>
@@ -49,18 +51,22 @@ UNSLOTH_LANES void load_groups(const float* x, Floats (&groups)[size]) {
 
 /// Runs `body`, which is always_inline, compiled for AVX2 where the machine has it.
 #if defined(__x86_64__) && !defined(__AVX2__)
-#define UNSLOTH_FOR_THIS_MACHINE(name, body)                                                     \
-    [[gnu::target("avx2")]] void name##_avx2(const float* x, int64_t blocks, uint8_t* out) {     \
-        body(x, blocks, out);                                                                    \
-    }                                                                                            \
-    void name##_plain(const float* x, int64_t blocks, uint8_t* out) { body(x, blocks, out); }    \
-    void name(const float* x, int64_t blocks, uint8_t* out) {                                    \
-        static const bool has_avx2 = __builtin_cpu_supports("avx2");                             \
-        has_avx2 ? name##_avx2(x, blocks, out) : name##_plain(x, blocks, out);                   \
+#define UNSLOTH_FOR_THIS_MACHINE(name, body)                                                 \
+    [[gnu::target("avx2")]] void name##_avx2(const float* x, int64_t blocks, uint8_t* out) { \
+        body(x, blocks, out);                                                                \
+    }                                                                                        \
+    void name##_plain(const float* x, int64_t blocks, uint8_t* out) {                        \
+        body(x, blocks, out);                                                                \
+    }                                                                                        \
+    void name(const float* x, int64_t blocks, uint8_t* out) {                                \
+        static const bool has_avx2 = __builtin_cpu_supports("avx2");                         \
+        has_avx2 ? name##_avx2(x, blocks, out) : name##_plain(x, blocks, out);               \
     }
 #else
-#define UNSLOTH_FOR_THIS_MACHINE(name, body) \
-    void name(const float* x, int64_t blocks, uint8_t* out) { body(x, blocks, out); }
+#define UNSLOTH_FOR_THIS_MACHINE(name, body)                  \
+    void name(const float* x, int64_t blocks, uint8_t* out) { \
+        body(x, blocks, out);                                 \
+    }
 #endif
 
 }  // namespace unsloth::gguf

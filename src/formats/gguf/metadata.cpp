@@ -63,9 +63,12 @@ void add_chat_templates(const Vocabulary& vocabulary, GgufMetadata& out) {
 std::string architecture_name(const ModelSpec& spec) {
     switch (spec.architecture) {
         case Architecture::llama:
-        case Architecture::mistral: return "llama";
-        case Architecture::qwen2: return "qwen2";
-        case Architecture::qwen3: return "qwen3";
+        case Architecture::mistral:
+            return "llama";
+        case Architecture::qwen2:
+            return "qwen2";
+        case Architecture::qwen3:
+            return "qwen3";
     }
     UNSLOTH_CHECK(false, "architecture of ", spec.model_type);
     return {};
@@ -84,14 +87,16 @@ void check_expressible(const ModelSpec& spec) {
         if (spec.o_bias || spec.mlp_bias) refuse("biases on the output projection or the MLP");
         if (spec.rope.type == RopeSpec::Type::llama3) refuse("RoPE scaling of type llama3");
     }
-    if (architecture == "qwen2" && spec.q_size() != spec.hidden_size) refuse("heads that are not hidden_size wide together");
+    if (architecture == "qwen2" && spec.q_size() != spec.hidden_size)
+        refuse("heads that are not hidden_size wide together");
     const RopeSpec& rope = spec.rope;
     if (rope.type == RopeSpec::Type::dynamic)
         log::warning("llama.cpp has no dynamic RoPE: positions from ", spec.max_position_embeddings, " on will differ");
     if (rope.type == RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
         log::warning("llama.cpp reads neither beta_fast and beta_slow nor truncate of YaRN for '", architecture,
                      "': give them to it by --yarn-beta-fast ", rope.beta_fast, " --yarn-beta-slow ", rope.beta_slow);
-    const auto window = std::find_if(spec.sliding_window.begin(), spec.sliding_window.end(), [](int64_t w) { return w > 0; });
+    const auto window =
+        std::find_if(spec.sliding_window.begin(), spec.sliding_window.end(), [](int64_t w) { return w > 0; });
     if (window != spec.sliding_window.end())
         log::warning("llama.cpp has no sliding window for '", architecture, "': texts beyond ", *window,
                      " tokens will see more of what came before");
@@ -120,8 +125,9 @@ void add_model_fields(const ModelSpec& spec, const GgufExportOptions& options, G
 void add_vocabulary_fields(const ModelSpec& spec, const Vocabulary& vocabulary, GgufMetadata& out) {
     const auto count = static_cast<int64_t>(vocabulary.tokens.size());
     if (count > spec.vocab_size)
-        throw input_error(cat("the tokenizer has ", count, " tokens, the model ", spec.vocab_size),
-                          "The tokenizer belongs to another model, or the embeddings were not enlarged for added tokens.");
+        throw input_error(
+            cat("the tokenizer has ", count, " tokens, the model ", spec.vocab_size),
+            "The tokenizer belongs to another model, or the embeddings were not enlarged for added tokens.");
     const bool sentencepiece = vocabulary.kind == Vocabulary::Kind::sentencepiece;
     std::vector<std::string> texts;
     std::vector<int32_t> kinds;

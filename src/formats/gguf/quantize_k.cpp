@@ -1,5 +1,5 @@
-// Q4_K and Q5_K: super-blocks of eight groups of 32; a group has a 6-bit scale and a 6-bit minimum, a super-block a half
-// for each to multiply these by. Q6_K: sixteen groups of 16 with an 8-bit scale.
+// Q4_K and Q5_K: super-blocks of eight groups of 32; a group has a 6-bit scale and a 6-bit minimum, a super-block a
+// half for each to multiply these by. Q6_K: sixteen groups of 16 with an 8-bit scale.
 //
 // The scales are ggml's reference choice without an importance matrix: of some candidates around the plain one the one
 // with the least weighted squared error, each candidate followed by the least-squares fit to the codes it gives. The
@@ -13,7 +13,7 @@
 namespace unsloth::gguf {
 namespace {
 
-constexpr int group = 32;  ///< of Q4_K and Q5_K
+constexpr int group = 32;        ///< of Q4_K and Q5_K
 constexpr int small_group = 16;  ///< of Q6_K
 
 /// What the search found for eight groups: x is about scale * code - min.
@@ -24,7 +24,7 @@ struct AffineFit {
 
 /// The sums that a least-squares fit of scale and minimum needs.
 struct AffineSums {
-    Floats w, x;             ///< of weights, of weighted values
+    Floats w, x;                ///< of weights, of weighted values
     Floats code, code2, xcode;  ///< weighted, for the codes of one candidate
 };
 
@@ -152,7 +152,8 @@ UNSLOTH_LANES void affine_block(const float* x, int largest_code, const AffineFi
         const SixBits six = unpack_six_bits(head + q4_k::packed, j);
         const float d = scale * static_cast<float>(six.scale), m = min * static_cast<float>(six.min);
         for (int i = 0; i < group; ++i) {
-            const int code = d != 0 ? std::clamp(round_one((x[group * j + i] + m) / d), 0, largest_code) : fit.codes[i][j];
+            const int code =
+                d != 0 ? std::clamp(round_one((x[group * j + i] + m) / d), 0, largest_code) : fit.codes[i][j];
             codes[group * j + i] = static_cast<uint8_t>(code);
         }
     }

@@ -23,8 +23,8 @@ float inverse_of(float scale) {
     return std::isfinite(inverse) ? inverse : 0.0F;
 }
 
-/// The extreme value takes code 0 (that of -2^(bits-1)), others the nearest. The product is rounded before the sum: ggml
-/// built for machines that fuse the two can give another code where a value lies halfway between two.
+/// The extreme value takes code 0 (that of -2^(bits-1)), others the nearest. The product is rounded before the sum:
+/// ggml built for machines that fuse the two can give another code where a value lies halfway between two.
 template <int bits>
 void signed_codes(const float* x, uint8_t* codes, float* scale) {
     constexpr int half = 1 << (bits - 1);
@@ -54,7 +54,8 @@ void quantize_q8_0(const float* x, int64_t blocks, uint8_t* out) {
         const float inverse = inverse_of(scale);
         store_half(out + q8_0::scale, scale);
         for (int i = 0; i < small_block; ++i) {
-            // std::round, in a form that compilers turn into vector instructions; exact, for magnitudes stay below 2^23.
+            // std::round, in a form that compilers turn into vector instructions; exact, for magnitudes stay below
+            // 2^23.
             const float value = x[i] * inverse, magnitude = std::fabs(value);
             const int whole = static_cast<int>(magnitude);
             const int rounded = whole + static_cast<int>(magnitude - static_cast<float>(whole) >= 0.5F);

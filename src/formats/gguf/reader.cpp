@@ -16,17 +16,22 @@ std::size_t size_of_value(GgufValueType type) {
     switch (type) {
         case GgufValueType::u8:
         case GgufValueType::i8:
-        case GgufValueType::boolean: return 1;
+        case GgufValueType::boolean:
+            return 1;
         case GgufValueType::u16:
-        case GgufValueType::i16: return 2;
+        case GgufValueType::i16:
+            return 2;
         case GgufValueType::u32:
         case GgufValueType::i32:
-        case GgufValueType::f32: return 4;
+        case GgufValueType::f32:
+            return 4;
         case GgufValueType::u64:
         case GgufValueType::i64:
-        case GgufValueType::f64: return 8;
+        case GgufValueType::f64:
+            return 8;
         case GgufValueType::string:
-        case GgufValueType::array: return 0;
+        case GgufValueType::array:
+            return 0;
     }
     return 0;
 }
@@ -62,7 +67,8 @@ class Cursor {
         if (bytes.empty() || bytes.size() > longest)
             fail(what, " has ", bytes.size(), " bytes; expected 1 to ", longest);
         for (const std::byte byte : bytes)
-            if (byte < std::byte{0x20} || byte > std::byte{0x7E}) fail(what, " holds a byte that is no printable ASCII");
+            if (byte < std::byte{0x20} || byte > std::byte{0x7E})
+                fail(what, " holds a byte that is no printable ASCII");
         return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
     }
 
@@ -153,19 +159,27 @@ std::string text_of(std::span<const std::byte> bytes) {
 
 std::optional<int64_t> GgufField::integer() const {
     switch (type) {
-        case GgufValueType::u8: return value_as<uint8_t>(data);
-        case GgufValueType::i8: return value_as<int8_t>(data);
-        case GgufValueType::u16: return value_as<uint16_t>(data);
-        case GgufValueType::i16: return value_as<int16_t>(data);
-        case GgufValueType::u32: return value_as<uint32_t>(data);
-        case GgufValueType::i32: return value_as<int32_t>(data);
-        case GgufValueType::i64: return value_as<int64_t>(data);
+        case GgufValueType::u8:
+            return value_as<uint8_t>(data);
+        case GgufValueType::i8:
+            return value_as<int8_t>(data);
+        case GgufValueType::u16:
+            return value_as<uint16_t>(data);
+        case GgufValueType::i16:
+            return value_as<int16_t>(data);
+        case GgufValueType::u32:
+            return value_as<uint32_t>(data);
+        case GgufValueType::i32:
+            return value_as<int32_t>(data);
+        case GgufValueType::i64:
+            return value_as<int64_t>(data);
         case GgufValueType::u64: {
             const auto value = value_as<uint64_t>(data);
             if (value > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
             return static_cast<int64_t>(value);
         }
-        default: return std::nullopt;
+        default:
+            return std::nullopt;
     }
 }
 
@@ -191,11 +205,12 @@ std::vector<std::string> GgufField::texts() const {
 }
 
 std::string GgufField::summary() const {
-    static constexpr const char* names[] = {"u8",  "i8",   "u16",    "i16",   "u32", "i32", "f32",
+    static constexpr const char* names[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                             "bool", "string", "array", "u64", "i64", "f64"};
     if (type == GgufValueType::array) return cat(count, " x ", names[static_cast<int>(element)]);
     if (type == GgufValueType::boolean) return value_as<uint8_t>(data) != 0 ? "true" : "false";
-    if (type != GgufValueType::string) return integer() ? cat(*integer()) : number() ? cat(*number()) : "a large integer";
+    if (type != GgufValueType::string)
+        return integer() ? cat(*integer()) : number() ? cat(*number()) : "a large integer";
     std::string text = text_of(data);
     std::replace(text.begin(), text.end(), '\n', ' ');
     constexpr std::size_t longest = 60;
@@ -224,7 +239,8 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
         throw input_error(cat(where, ": not a GGUF file: it does not begin with 'GGUF'"));
     version_ = cursor.number<uint32_t>("the version");
     if (version_ != 2 && version_ != 3)
-        throw input_error(cat(where, ": GGUF version ", version_, "; this program reads versions 2 and 3, little-endian"));
+        throw input_error(
+            cat(where, ": GGUF version ", version_, "; this program reads versions 2 and 3, little-endian"));
     const auto tensor_count = cursor.number<uint64_t>("the number of tensors");
     const auto field_count = cursor.number<uint64_t>("the number of fields");
 
@@ -237,7 +253,8 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
     std::size_t alignment = gguf::default_alignment;
     if (const GgufField* const field = find_field(gguf::alignment_key)) {
         const auto value = field->integer();
-        if (field->type != GgufValueType::u32 || !value || *value <= 0 || !std::has_single_bit(static_cast<uint64_t>(*value)))
+        if (field->type != GgufValueType::u32 || !value || *value <= 0 ||
+            !std::has_single_bit(static_cast<uint64_t>(*value)))
             cursor.fail("general.alignment must be a power of two, found ", field->summary());
         alignment = static_cast<std::size_t>(*value);
     }

@@ -105,16 +105,19 @@ class Stream {
         const int64_t least_rows = std::max<int64_t>(1, least_thread_elements / cols);
         std::map<int64_t, Sums> sums;  // by first row: added in the same order every time
         std::mutex guard;
-        parallel_ranges(rows, least_rows, [&](int64_t first, int64_t last) {
-            float* const x = values_.data() + first * cols;
-            std::byte* const bytes = bytes_.data() + ggml_bytes(type, first * cols);
-            read_rows(item, begin + first, begin + last, x);
-            quantize_ggml(type, x, (last - first) * cols, bytes);
-            Sums sum;
-            compare(type, x, bytes, (last - first) * cols, sum);
-            const std::lock_guard lock(guard);
-            sums[first] = sum;
-        }, threads_);
+        parallel_ranges(
+            rows, least_rows,
+            [&](int64_t first, int64_t last) {
+                float* const x = values_.data() + first * cols;
+                std::byte* const bytes = bytes_.data() + ggml_bytes(type, first * cols);
+                read_rows(item, begin + first, begin + last, x);
+                quantize_ggml(type, x, (last - first) * cols, bytes);
+                Sums sum;
+                compare(type, x, bytes, (last - first) * cols, sum);
+                const std::lock_guard lock(guard);
+                sums[first] = sum;
+            },
+            threads_);
         GgufTypeReport& report = report_.types[std::string(info_of(type).name)];
         for (const auto& [first, sum] : sums) {
             check(item, sum);
@@ -131,8 +134,8 @@ class Stream {
             throw input_error(cat("tensor '", item.source, "' holds values that are not finite"),
                               "The model is damaged, or its training diverged.");
         if (!std::isfinite(sums.squared_error))
-            throw input_error(cat("tensor '", item.source, "' holds values too large for ", info_of(item.decl.type).name,
-                                  ", whose largest is 65504 (or a scale of that)"),
+            throw input_error(cat("tensor '", item.source, "' holds values too large for ",
+                                  info_of(item.decl.type).name, ", whose largest is 65504 (or a scale of that)"),
                               "Export with --type bf16 or f32.");
     }
 
@@ -158,12 +161,13 @@ class Stream {
 void TypeSetter::set(Item& item, GgmlType wanted) {
     item.decl.type = type_for_rows(wanted, item.cols());
     if (item.decl.type == wanted) return;
-    ++replacements_[cat("rows of ", item.cols(), ", no multiple of ", info_of(wanted).name, "'s block of ", info_of(wanted).block,
-                        ": written as ", info_of(item.decl.type).name)];
+    ++replacements_[cat("rows of ", item.cols(), ", no multiple of ", info_of(wanted).name, "'s block of ",
+                        info_of(wanted).block, ": written as ", info_of(item.decl.type).name)];
 }
 
 void TypeSetter::log_replacements() const {
-    for (const auto& [what, count] : replacements_) log::warning(count, count == 1 ? " weight has " : " weights have ", what);
+    for (const auto& [what, count] : replacements_)
+        log::warning(count, count == 1 ? " weight has " : " weights have ", what);
 }
 
 GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& metadata, const std::vector<Item>& items,
@@ -172,7 +176,8 @@ GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& met
         throw usage_error(cat(out.string(), " exists"), "Remove it, or give another name with --out.");
     const auto parent = out.parent_path();
     if (!parent.empty() && !std::filesystem::is_directory(parent))
-        throw usage_error(cat(parent.string(), " is no folder, so ", out.filename().string(), " cannot be written there"));
+        throw usage_error(
+            cat(parent.string(), " is no folder, so ", out.filename().string(), " cannot be written there"));
     remove_abandoned(out);
     GgufReport report = Stream(out, metadata, items, threads).run();
     const GgufFile written(out);  // the strict reader has the last word

@@ -8,7 +8,7 @@ namespace unsloth {
 namespace {
 
 constexpr std::array<const char*, projection_count> projection_stems = {"attn_q",   "attn_k", "attn_v",  "attn_output",
-                                                                       "ffn_gate", "ffn_up", "ffn_down"};
+                                                                        "ffn_gate", "ffn_up", "ffn_down"};
 
 /// llama.cpp spends more bits on the first and last eighth of the layers, and on every third between.
 bool deserves_more_bits(int64_t layer, int64_t layers) {
@@ -24,14 +24,22 @@ bool is_70b(const ModelSpec& spec) {
 
 GgmlType base_type(GgufFileType file_type) {
     switch (file_type) {
-        case GgufFileType::f32: return GgmlType::f32;
-        case GgufFileType::f16: return GgmlType::f16;
-        case GgufFileType::bf16: return GgmlType::bf16;
-        case GgufFileType::q8_0: return GgmlType::q8_0;
-        case GgufFileType::q4_0: return GgmlType::q4_0;
-        case GgufFileType::q4_k_m: return GgmlType::q4_k;
-        case GgufFileType::q5_k_m: return GgmlType::q5_k;
-        case GgufFileType::q6_k: return GgmlType::q6_k;
+        case GgufFileType::f32:
+            return GgmlType::f32;
+        case GgufFileType::f16:
+            return GgmlType::f16;
+        case GgufFileType::bf16:
+            return GgmlType::bf16;
+        case GgufFileType::q8_0:
+            return GgmlType::q8_0;
+        case GgufFileType::q4_0:
+            return GgmlType::q4_0;
+        case GgufFileType::q4_k_m:
+            return GgmlType::q4_k;
+        case GgufFileType::q5_k_m:
+            return GgmlType::q5_k;
+        case GgufFileType::q6_k:
+            return GgmlType::q6_k;
     }
     UNSLOTH_CHECK(false, "file type ", static_cast<uint32_t>(file_type));
     return GgmlType::f32;
@@ -52,15 +60,24 @@ GgmlType head_type(GgmlType base, int64_t cols) {
 std::string gguf_tensor_name(const TensorRule& rule) {
     const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.layer, ".", stem, end); };
     switch (rule.role) {
-        case TensorRole::embed_tokens: return "token_embd.weight";
-        case TensorRole::lm_head: return "output.weight";
-        case TensorRole::final_norm: return "output_norm.weight";
-        case TensorRole::input_norm: return in_layer("attn_norm", ".weight");
-        case TensorRole::post_norm: return in_layer("ffn_norm", ".weight");
-        case TensorRole::q_norm: return in_layer("attn_q_norm", ".weight");
-        case TensorRole::k_norm: return in_layer("attn_k_norm", ".weight");
-        case TensorRole::linear: return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".weight");
-        case TensorRole::bias: return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".bias");
+        case TensorRole::embed_tokens:
+            return "token_embd.weight";
+        case TensorRole::lm_head:
+            return "output.weight";
+        case TensorRole::final_norm:
+            return "output_norm.weight";
+        case TensorRole::input_norm:
+            return in_layer("attn_norm", ".weight");
+        case TensorRole::post_norm:
+            return in_layer("ffn_norm", ".weight");
+        case TensorRole::q_norm:
+            return in_layer("attn_q_norm", ".weight");
+        case TensorRole::k_norm:
+            return in_layer("attn_k_norm", ".weight");
+        case TensorRole::linear:
+            return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".weight");
+        case TensorRole::bias:
+            return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".bias");
     }
     UNSLOTH_CHECK(false, "role ", static_cast<int>(rule.role));
     return {};

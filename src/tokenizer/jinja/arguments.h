@@ -22,9 +22,7 @@ class Bound {
     bool given(std::size_t i) const { return values_[i] && !values_[i]->is_none(); }
     const Value& operator[](std::size_t i) const { return *values_[i]; }
     Value value_or(std::size_t i, Value otherwise) const { return values_[i] ? *values_[i] : otherwise; }
-    bool boolean_or(std::size_t i, bool otherwise) const {
-        return values_[i] ? truthy(*values_[i]) : otherwise;
-    }
+    bool boolean_or(std::size_t i, bool otherwise) const { return values_[i] ? truthy(*values_[i]) : otherwise; }
     int64_t integer_or(std::size_t i, int64_t otherwise) const;
     /// A string; Failure for another type.
     const std::string& string(std::size_t i) const;

@@ -12,8 +12,7 @@ namespace unsloth::jinja::text {
 namespace {
 
 bool contains(const std::vector<CharacterRun>& runs, char32_t c) {
-    const auto run =
-        std::partition_point(runs.begin(), runs.end(), [c](const CharacterRun& r) { return r.last < c; });
+    const auto run = std::partition_point(runs.begin(), runs.end(), [c](const CharacterRun& r) { return r.last < c; });
     return run != runs.end() && run->first <= c && (c - run->first) % run->step == 0;
 }
 
@@ -215,11 +214,8 @@ std::string title(std::string_view s) {
 
 bool has_property(std::string_view s, std::string_view property) {
     const std::u32string points = decode(s);
-    const auto all = [&](auto test) {
-        return !points.empty() && std::all_of(points.begin(), points.end(), test);
-    };
-    if (property == "ascii")
-        return std::all_of(points.begin(), points.end(), [](char32_t c) { return c < 0x80; });
+    const auto all = [&](auto test) { return !points.empty() && std::all_of(points.begin(), points.end(), test); };
+    if (property == "ascii") return std::all_of(points.begin(), points.end(), [](char32_t c) { return c < 0x80; });
     if (property == "alnum") return all(is_alphanumeric);
     if (property == "alpha") return all(is_alphabetic);
     if (property == "decimal") return all(is_decimal);
@@ -229,11 +225,9 @@ bool has_property(std::string_view s, std::string_view property) {
     if (property == "identifier") return identifier(points);
     if (property == "title") return title_cased(points);
     if (property == "printable") {
-        return std::all_of(points.begin(), points.end(),
-                           [](char32_t c) { return contains(printable_runs(), c); });
+        return std::all_of(points.begin(), points.end(), [](char32_t c) { return contains(printable_runs(), c); });
     }
-    if (property == "lower")
-        return one_case(points, is_lower, [](char32_t c) { return is_upper(c) || is_title(c); });
+    if (property == "lower") return one_case(points, is_lower, [](char32_t c) { return is_upper(c) || is_title(c); });
     return one_case(points, is_upper, [](char32_t c) { return is_lower(c) || is_title(c); });
 }
 

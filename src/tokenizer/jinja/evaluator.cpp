@@ -31,7 +31,8 @@ const Value* Scope::find(int id) const {
     std::size_t looked_at = 0;
     for (const Scope* scope = this; scope; scope = scope->parent.get()) {
         looked_at += 1 + scope->variables.size();
-        if (looked_at > 64) charge(static_cast<int64_t>(std::exchange(looked_at, 0) / 16));  // more than any real template has
+        if (looked_at > 64)
+            charge(static_cast<int64_t>(std::exchange(looked_at, 0) / 16));  // more than any real template has
         for (const auto& [other, value] : scope->variables) {
             if (other == id) return &value;
         }
@@ -180,8 +181,7 @@ Evaluator::Flow Evaluator::run_condition(const Statement& s, const ScopePtr& sco
     return run_body(s.otherwise, scope);
 }
 
-Evaluator::Flow Evaluator::run_loop(const Statement& s, const ScopePtr& scope, const Value& items,
-                                    int depth) {
+Evaluator::Flow Evaluator::run_loop(const Statement& s, const ScopePtr& scope, const Value& items, int depth) {
     line_ = s.line;
     const auto loop = std::make_shared<LoopVariable>(s, scope, LoopItems(*this, s, scope, items), depth);
     // A loop variable that was put away must not hold on to the frame that it lies in.
@@ -257,8 +257,7 @@ void Evaluator::run_generation(const Statement& s, const ScopePtr& scope) {
     generation_within_value_ = generation_within_value_ || captures_ > 0;
     run_body(s.body, std::make_shared<Scope>(scope));
     if (captures_ > 0) return;
-    while (!generations_.empty() && generations_.back().first >= begin)
-        generations_.pop_back();  // nested ones
+    while (!generations_.empty() && generations_.back().first >= begin) generations_.pop_back();  // nested ones
     generations_.emplace_back(begin, output_.size());
 }
 
@@ -300,19 +299,17 @@ Value Evaluator::call_macro(const Statement& s, const ScopePtr& scope, Arguments
     } else if (!named.empty()) {
         fail(cat("macro '", name, "' takes no keyword argument '", named[0].first, "'"));
     }
-    const std::size_t extra =
-        arguments.positional.size() - std::min(arguments.positional.size(), s.parameters.size());
+    const std::size_t extra = arguments.positional.size() - std::min(arguments.positional.size(), s.parameters.size());
     if (s.uses_varargs) {
-        inner->set(varargs_id_,
-                   Value::tuple(Items(arguments.positional.end() - static_cast<std::ptrdiff_t>(extra),
-                                      arguments.positional.end())));
+        inner->set(varargs_id_, Value::tuple(Items(arguments.positional.end() - static_cast<std::ptrdiff_t>(extra),
+                                                   arguments.positional.end())));
     } else if (extra > 0) {
         fail(cat("macro '", name, "' takes not more than ", s.parameters.size(), " argument(s)"));
     }
     for (const Parameter* parameter : missing) {
-        inner->set(parameter->id, parameter->otherwise ? evaluate(*parameter->otherwise, inner)
-                                                       : Value::undefined(cat("parameter '", parameter->name,
-                                                                              "' was not provided")));
+        inner->set(parameter->id, parameter->otherwise
+                                      ? evaluate(*parameter->otherwise, inner)
+                                      : Value::undefined(cat("parameter '", parameter->name, "' was not provided")));
     }
     return captured([&] { run_body(s.body, inner); });
 }
@@ -323,17 +320,16 @@ void Evaluator::assign(const Expression& target, const Value& value, const Scope
         scope->set(target.id, value);
     } else if (target.kind == Expression::Kind::member) {
         const Value* found = scope->find(target.id);
-        const auto space = found && found->is(Value::Kind::object)
-                               ? std::dynamic_pointer_cast<Namespace>(found->object())
-                               : nullptr;
+        const auto space =
+            found && found->is(Value::Kind::object) ? std::dynamic_pointer_cast<Namespace>(found->object()) : nullptr;
         if (!space) fail("cannot assign attribute on non-namespace object");
         space->set(target.text, value);
     } else {
         const Items items = iterate(value);
         const std::size_t expected = target.children.size();
         if (items.size() != expected) {
-            fail(cat(items.size() < expected ? "not enough" : "too many", " values to unpack (expected ",
-                     expected, ", got ", items.size(), ")"));
+            fail(cat(items.size() < expected ? "not enough" : "too many", " values to unpack (expected ", expected,
+                     ", got ", items.size(), ")"));
         }
         for (std::size_t i = 0; i < expected; ++i) assign(*target.children[i], items[i], scope);
     }

@@ -56,8 +56,7 @@ std::string ExpressionParser::expect_name() {
 
 void ExpressionParser::expect(Token::Kind kind) {
     if (current().kind != kind) {
-        refuse(cat("expected ",
-                   kind == Token::Kind::block_end ? "end of statement block" : "end of print statement",
+        refuse(cat("expected ", kind == Token::Kind::block_end ? "end of statement block" : "end of print statement",
                    ", got ", describe(current())));
     }
     next();
@@ -108,8 +107,7 @@ void ExpressionParser::adopt(Expression& parent, ExpressionPtr child) const {
     if (child) {
         parent.height = std::max(parent.height, child->height + 1);
         if (parent.height > highest_expression)
-            refuse(cat("an expression of more than ", highest_expression, " operations in a row"),
-                   parent.line);
+            refuse(cat("an expression of more than ", highest_expression, " operations in a row"), parent.line);
     }
     parent.children.push_back(std::move(child));
 }

@@ -143,13 +143,11 @@ void Evaluator::evaluate_arguments(const Expression& e, const ScopePtr& scope, A
     for (const ExpressionPtr& argument : e.positional) out.positional.push_back(evaluate(*argument, scope));
     for (const auto& [name, argument] : e.named) out.named.emplace_back(name, evaluate(*argument, scope));
     if (e.more_positional) {
-        for (Value& value : iterate(evaluate(*e.more_positional, scope)))
-            out.positional.push_back(std::move(value));
+        for (Value& value : iterate(evaluate(*e.more_positional, scope))) out.positional.push_back(std::move(value));
     }
     if (e.more_named) {
         const Value more = evaluate(*e.more_named, scope);
-        if (!more.is(Value::Kind::dict))
-            fail(cat("argument after ** must be a mapping, not ", type_name(more)));
+        if (!more.is(Value::Kind::dict)) fail(cat("argument after ** must be a mapping, not ", type_name(more)));
         for (const auto& [key, value] : more.dict().entries()) {
             if (!key.is_string()) fail("keywords must be strings");
             charge(static_cast<int64_t>(out.named.size() / 8));
@@ -246,8 +244,8 @@ Value Evaluator::evaluate_compare(const Expression& e, const ScopePtr& scope) {
 Value Evaluator::evaluate_conditional(const Expression& e, const ScopePtr& scope) {
     if (truthy(evaluate(*e.children[1], scope))) return evaluate(*e.children[0], scope);
     if (e.children[2]) return evaluate(*e.children[2], scope);
-    return Value::undefined(cat("the inline if-expression in line ", e.line,
-                                " evaluated to false and no else section was defined."));
+    return Value::undefined(
+        cat("the inline if-expression in line ", e.line, " evaluated to false and no else section was defined."));
 }
 
 Value Evaluator::evaluate_concatenation(const Expression& e, const ScopePtr& scope) {

@@ -61,12 +61,9 @@ std::string format_value(const Value& value, std::string_view specification) {
         }
         return write_string(field, value.string());
     }
-    if (!value.is_number())
-        fail(cat("unsupported format string passed to ", type_name(value), ".__format__"));
-    const bool integral =
-        field.type && std::string_view("bcdoxXn").find(field.type) != std::string_view::npos;
-    if (field.type && !integral && std::string_view("eEfFgG%").find(field.type) == std::string_view::npos)
-        refuse();
+    if (!value.is_number()) fail(cat("unsupported format string passed to ", type_name(value), ".__format__"));
+    const bool integral = field.type && std::string_view("bcdoxXn").find(field.type) != std::string_view::npos;
+    if (field.type && !integral && std::string_view("eEfFgG%").find(field.type) == std::string_view::npos) refuse();
     if (value.is(Value::Kind::floating) ? !integral : field.type && !integral) {
         return write_float(field, value.floating());
     }
@@ -77,8 +74,7 @@ std::string format_value(const Value& value, std::string_view specification) {
 
 class BraceFormatter {
   public:
-    BraceFormatter(Evaluator& evaluator, const Arguments& arguments)
-        : evaluator_(evaluator), arguments_(arguments) {}
+    BraceFormatter(Evaluator& evaluator, const Arguments& arguments) : evaluator_(evaluator), arguments_(arguments) {}
 
     std::string run(std::string_view pattern, int depth) {
         if (depth < 0) fail("Max string recursion exceeded");
@@ -119,8 +115,7 @@ class BraceFormatter {
         Value value = look_up(content.substr(0, name_end));
         std::string_view rest = content.substr(name_end);
         if (!rest.empty() && rest[0] == '!') {
-            if (rest.size() < 2 || (rest.size() > 2 && rest[2] != ':'))
-                fail("expected ':' after conversion specifier");
+            if (rest.size() < 2 || (rest.size() > 2 && rest[2] != ':')) fail("expected ':' after conversion specifier");
             if (rest[1] == 's') {
                 value = to_string(value);
             } else if (rest[1] == 'r' || rest[1] == 'a') {
@@ -149,8 +144,8 @@ class BraceFormatter {
                 std::string_view key = path.substr(at + 1, end - at - 1);
                 std::size_t digits = 0;
                 const int64_t number = read_number(key, digits);
-                value = evaluator_.item(
-                    value, digits == key.size() && number >= 0 ? Value(Integer{number}) : Value(key));
+                value =
+                    evaluator_.item(value, digits == key.size() && number >= 0 ? Value(Integer{number}) : Value(key));
                 at = end + 1;
             }
         }

@@ -149,8 +149,8 @@ class PercentFormatter {
         if (value.is_undefined()) fail(value.undefined_message());
         const bool decimal = field.type == 'd' || field.type == 'i' || field.type == 'u';
         if (!value.is_number() || (!decimal && !value.is_integral())) {
-            fail(cat("%", field.type, " format: ", decimal ? "a real number" : "an integer",
-                     " is required, not ", type_name(value)));
+            fail(cat("%", field.type, " format: ", decimal ? "a real number" : "an integer", " is required, not ",
+                     type_name(value)));
         }
         if (value.is_integral()) {
             out_ += write_integer(field, value.integer());

@@ -24,8 +24,7 @@ Value make_range(Evaluator& evaluator, Arguments& arguments) {
     range->stop = one ? bound.integer_or(0, 0) : bound.integer_or(1, 0);
     range->step = bound.integer_or(2, 1);
     if (range->step == 0) fail("range() arg 3 must not be zero");
-    const Integer span =
-        range->step > 0 ? Integer{range->stop} - range->start : Integer{range->start} - range->stop;
+    const Integer span = range->step > 0 ? Integer{range->stop} - range->start : Integer{range->start} - range->stop;
     const Integer step = range->step > 0 ? Integer{range->step} : -Integer{range->step};
     const Integer count = span > 0 ? (span + step - 1) / step : 0;
     if (count > longest_range) {
@@ -49,8 +48,7 @@ std::shared_ptr<Dict> entries(const char* function, const Arguments& arguments) 
             for (const Value& pair : iterate(source)) {
                 const Items parts = iterate(pair);
                 if (parts.size() != 2)
-                    fail(cat("dictionary update sequence element has length ", parts.size(),
-                             "; 2 is required"));
+                    fail(cat("dictionary update sequence element has length ", parts.size(), "; 2 is required"));
                 dict->set(parts[0], parts[1]);
             }
         }
@@ -138,8 +136,8 @@ Value make_cycler(Evaluator&, Arguments& arguments) {
 Value make_joiner(Evaluator&, Arguments& arguments) {
     const Bound bound("joiner", arguments, {"sep"}, 0);
     const Value separator = bound.value_or(0, Value(", "));
-    return std::shared_ptr<Object>(std::make_shared<NativeFunction>(
-        "Joiner", [separator, used = false](Evaluator&, Arguments&) mutable -> Value {
+    return std::shared_ptr<Object>(
+        std::make_shared<NativeFunction>("Joiner", [separator, used = false](Evaluator&, Arguments&) mutable -> Value {
             return std::exchange(used, true) ? separator : Value("");
         }));
 }

@@ -42,9 +42,7 @@ class Lexer {
   private:
     std::string_view rest() const { return std::string_view(source_).substr(at_); }
     bool sees(std::string_view text) const { return rest().substr(0, text.size()) == text; }
-    char peek(std::size_t ahead = 0) const {
-        return at_ + ahead < source_.size() ? source_[at_ + ahead] : '\0';
-    }
+    char peek(std::size_t ahead = 0) const { return at_ + ahead < source_.size() ? source_[at_ + ahead] : '\0'; }
 
     /// Lines are counted as the position moves, never twice.
     void advance_to(std::size_t position) {
@@ -72,8 +70,7 @@ class Lexer {
                 return;
             }
             ++tag;
-        } while (tag >= source_.size() ||
-                 (source_[tag] != '{' && source_[tag] != '%' && source_[tag] != '#'));
+        } while (tag >= source_.size() || (source_[tag] != '{' && source_[tag] != '%' && source_[tag] != '#'));
         --tag;
         const char type = source_[tag + 1];
         std::size_t behind = tag + 2;
@@ -183,8 +180,8 @@ class Lexer {
     std::size_t digits(std::size_t position, Digit digit) const {
         const auto is_digit = [&](std::size_t i) { return i < source_.size() && digit(source_[i]); };
         if (!is_digit(position)) return position;
-        while (is_digit(position) || (position < source_.size() && source_[position] == '_' &&
-                                      is_digit(position + 1) && is_digit(position - 1)))
+        while (is_digit(position) || (position < source_.size() && source_[position] == '_' && is_digit(position + 1) &&
+                                      is_digit(position - 1)))
             ++position;
         return position;
     }
@@ -207,8 +204,7 @@ class Lexer {
         std::size_t exponent = end;
         if (exponent < source_.size() && (source_[exponent] | 0x20) == 'e') {
             ++exponent;
-            if (exponent < source_.size() && (source_[exponent] == '+' || source_[exponent] == '-'))
-                ++exponent;
+            if (exponent < source_.size() && (source_[exponent] == '+' || source_[exponent] == '-')) ++exponent;
             const std::size_t behind = digits(exponent, decimal);
             if (behind > exponent) end = behind;
         }
@@ -226,9 +222,7 @@ class Lexer {
         std::size_t begin = at_, end = 0;
         const char prefix = static_cast<char>(peek(1) | 0x20);
         const auto below = [](int limit) { return [limit](char c) { return c >= '0' && c < '0' + limit; }; };
-        const auto hexadecimal = [](char c) {
-            return decimal(c) || ((c | 0x20) >= 'a' && (c | 0x20) <= 'f');
-        };
+        const auto hexadecimal = [](char c) { return decimal(c) || ((c | 0x20) >= 'a' && (c | 0x20) <= 'f'); };
         if (peek() == '0' && (prefix == 'b' || prefix == 'o' || prefix == 'x')) {
             base = prefix == 'b' ? 2 : prefix == 'o' ? 8 : 16;
             begin = at_ + (peek(2) == '_' ? 3 : 2);
@@ -332,8 +326,7 @@ class Lexer {
         for (std::size_t n = 1; n <= count; ++n) {
             const char c = i + n < s.size() ? s[i + n] : '\0';
             const bool letter = (c | 0x20) >= 'a' && (c | 0x20) <= 'f';
-            if (!letter && !decimal(c))
-                throw Failure(cat("truncated \\", s[i], " escape in a string"), line_);
+            if (!letter && !decimal(c)) throw Failure(cat("truncated \\", s[i], " escape in a string"), line_);
             value = value * 16 + static_cast<char32_t>(letter ? (c | 0x20) - 'a' + 10 : c - '0');
         }
         if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000))
@@ -357,8 +350,7 @@ class Lexer {
             open.push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
         } else if (c == ')' || c == ']' || c == '}') {
             if (open.empty()) throw Failure(cat("unexpected '", c, "'"), line_);
-            if (open.back() != c)
-                throw Failure(cat("unexpected '", c, "', expected '", open.back(), "'"), line_);
+            if (open.back() != c) throw Failure(cat("unexpected '", c, "', expected '", open.back(), "'"), line_);
             open.pop_back();
         }
         add(Kind::op, std::string(*found));

@@ -1,4 +1,5 @@
-// What one rendering may cost, wherever the work is done: values and texts are walked by functions that know no evaluator.
+// What one rendering may cost, wherever the work is done: values and texts are walked by functions that know no
+// evaluator.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,9 @@ constexpr std::size_t longest_string = std::size_t{64} << 20, longest_sequence =
 void check_string(std::size_t size);
 void check_sequence(std::size_t size);
 
-/// Counts steps of the rendering under way on this thread; LimitReached when all of it are used up. A step is worth about
-/// 40 ns: eight characters looked at one by one, or 32 bytes copied or searched. Outside of a rendering nothing is counted.
+/// Counts steps of the rendering under way on this thread; LimitReached when all of it are used up. A step is worth
+/// about 40 ns: eight characters looked at one by one, or 32 bytes copied or searched. Outside of a rendering nothing
+/// is counted.
 void charge(int64_t steps);
 inline void charge_characters(std::size_t bytes) {
     charge(static_cast<int64_t>(bytes / 8));

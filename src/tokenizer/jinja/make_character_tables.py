@@ -4,6 +4,7 @@
 
 Python 3.11 has Unicode 14.0; templates rendered by another version differ only for characters assigned since.
 """
+
 import unicodedata
 
 SCALARS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -66,9 +67,18 @@ def main():
         simple, special = mappings(convert)
         emit("CaseRun", f"{name}_runs", simple)
         emit("CaseExpansion", f"{name}_expansions", special)
-    for name, test in (("uppercase", str.isupper), ("lowercase", str.islower), ("titlecase", lambda c: unicodedata.category(c) == "Lt"),
-                       ("alphabetic", str.isalpha), ("decimal", str.isdecimal), ("digit", str.isdigit), ("numeric", str.isnumeric),
-                       ("printable", str.isprintable), ("cased", is_cased), ("case_ignorable", is_case_ignorable)):
+    for name, test in (
+        ("uppercase", str.isupper),
+        ("lowercase", str.islower),
+        ("titlecase", lambda c: unicodedata.category(c) == "Lt"),
+        ("alphabetic", str.isalpha),
+        ("decimal", str.isdecimal),
+        ("digit", str.isdigit),
+        ("numeric", str.isnumeric),
+        ("printable", str.isprintable),
+        ("cased", is_cased),
+        ("case_ignorable", is_case_ignorable),
+    ):
         emit("CharacterRun", f"{name}_runs", runs([c for c in SCALARS if test(chr(c))]))
     print("}  // namespace unsloth::jinja::text")
 

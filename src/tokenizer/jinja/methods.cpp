@@ -18,9 +18,9 @@ constexpr std::array<std::string_view, 5> changes_dict = {"clear", "pop", "popit
 constexpr std::array<std::string_view, 8> changes_list = {"append", "clear", "pop",    "reverse",
                                                           "insert", "sort",  "extend", "remove"};
 /// What every Python object has; templates may not touch it.
-constexpr std::array<std::string_view, 12> internal = {
-    "__class__", "__init__", "__len__",  "__iter__", "__dict__",    "__doc__",
-    "__eq__",    "__str__",  "__repr__", "__hash__", "__getitem__", "__contains__"};
+constexpr std::array<std::string_view, 12> internal = {"__class__", "__init__", "__len__",     "__iter__",
+                                                       "__dict__",  "__doc__",  "__eq__",      "__str__",
+                                                       "__repr__",  "__hash__", "__getitem__", "__contains__"};
 
 template <std::size_t n>
 bool has(const std::array<std::string_view, n>& names, std::string_view name) {
@@ -97,13 +97,8 @@ Value sequence_index(Evaluator&, const Value& self, Arguments& a) {
 }
 
 constexpr MethodEntry dict_methods[] = {
-    {"items", dict_items_method},
-    {"keys", dict_keys},
-    {"values", dict_values},
-    {"get", dict_get},
-    {"copy", copy},
-    {"fromkeys", dict_from_keys},
-    {"", nullptr},
+    {"items", dict_items_method}, {"keys", dict_keys}, {"values", dict_values}, {"get", dict_get}, {"copy", copy},
+    {"fromkeys", dict_from_keys}, {"", nullptr},
 };
 constexpr MethodEntry list_methods[] = {
     {"count", sequence_count}, {"index", sequence_index}, {"copy", copy}, {"", nullptr}};

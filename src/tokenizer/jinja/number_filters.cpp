@@ -172,14 +172,12 @@ Value round(Evaluator&, Arguments& a) {
     const Bound bound("round", a, {"value", "precision", "method"}, 1);
     const Value& value = bound[0];
     const std::string method = bound.has(2) ? bound.string(2) : "common";
-    if (method != "common" && method != "ceil" && method != "floor")
-        fail("method must be common, ceil or floor");
+    if (method != "common" && method != "ceil" && method != "floor") fail("method must be common, ceil or floor");
     require_defined(value);
     if (!value.is_number()) fail(cat("type ", type_name(value), " doesn't define __round__ method"));
     const int64_t digits = bound.integer_or(1, 0);
     if (method == "common") {
-        return value.is_integral() ? Value(rounded(value.integer(), digits))
-                                   : Value(rounded(value.floating(), digits));
+        return value.is_integral() ? Value(rounded(value.integer(), digits)) : Value(rounded(value.floating(), digits));
     }
     const Value scale = arithmetic(Operation::power, Value(10), bound.value_or(1, Value(0)));
     const Value scaled = arithmetic(Operation::multiply, value, scale);

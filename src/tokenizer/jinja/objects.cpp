@@ -151,10 +151,9 @@ std::optional<Value> LoopVariable::attribute(Evaluator&, std::string_view name) 
     if (name == "cycle" || name == "changed") {
         const auto self = shared_from_this();
         const bool cycles = name == "cycle";
-        return Value(std::shared_ptr<Object>(
-            std::make_shared<NativeFunction>("method", [self, cycles](Evaluator&, Arguments& a) {
-                return cycles ? self->cycle(a) : self->changed(a);
-            })));
+        return Value(std::shared_ptr<Object>(std::make_shared<NativeFunction>(
+            "method",
+            [self, cycles](Evaluator&, Arguments& a) { return cycles ? self->cycle(a) : self->changed(a); })));
     }
     return std::nullopt;
 }

@@ -16,9 +16,7 @@ class NativeFunction : public Object {
     NativeFunction(const char* type, Function function) : type_(type), function_(std::move(function)) {}
     const char* type_name() const override { return type_; }
     bool callable() const override { return true; }
-    Value call(Evaluator& evaluator, Arguments& arguments) override {
-        return function_(evaluator, arguments);
-    }
+    Value call(Evaluator& evaluator, Arguments& arguments) override { return function_(evaluator, arguments); }
 
   private:
     const char* type_;

@@ -15,8 +15,8 @@ ExpressionPtr ExpressionParser::primary(bool with_namespace) {
     switch (token.kind) {
         case Token::Kind::name: {
             next();
-            if (token.text == "true" || token.text == "True" || token.text == "false" ||
-                token.text == "False" || token.text == "none" || token.text == "None") {
+            if (token.text == "true" || token.text == "True" || token.text == "false" || token.text == "False" ||
+                token.text == "none" || token.text == "None") {
                 ExpressionPtr made = node(Kind::constant, token.line);
                 if ((token.text[0] | 0x20) != 'n') made->value = (token.text[0] | 0x20) == 't';
                 return made;
@@ -63,9 +63,8 @@ ExpressionPtr ExpressionParser::tuple(bool with_conditional, std::string_view en
     bool comma = false;
     for (;;) {
         if (!made->children.empty()) expect_op(",");
-        const bool ends = current().kind == Token::Kind::variable_end ||
-                          current().kind == Token::Kind::block_end || current().is_op(")") ||
-                          (!end.empty() && current().is_name(end));
+        const bool ends = current().kind == Token::Kind::variable_end || current().kind == Token::Kind::block_end ||
+                          current().is_op(")") || (!end.empty() && current().is_name(end));
         if (ends) break;
         adopt(*made, expression(with_conditional));
         if (!current().is_op(",")) break;

@@ -60,8 +60,7 @@ Integer raise_to(Integer base, Integer exponent) {
 
 double true_divide(Integer a, Integer b) {
     constexpr Integer exact = Integer{1} << 53;
-    if (a > -exact && a < exact && b > -exact && b < exact)
-        return static_cast<double>(a) / static_cast<double>(b);
+    if (a > -exact && a < exact && b > -exact && b < exact) return static_cast<double>(a) / static_cast<double>(b);
     return static_cast<double>(static_cast<long double>(a) / static_cast<long double>(b));
 }
 
@@ -88,8 +87,7 @@ Value integers(Operation operation, Integer a, Integer b) {
         fail(operation == Operation::divide ? "division by zero" : "integer division or modulo by zero");
     }
     if (operation == Operation::divide) return true_divide(a, b);
-    if (b == -1)
-        return operation == Operation::modulo ? Value(0) : negate(a);  // the one quotient that overflows
+    if (b == -1) return operation == Operation::modulo ? Value(0) : negate(a);  // the one quotient that overflows
     const Integer quotient = floor_divide(a, b);
     return operation == Operation::floor_divide ? quotient : a - quotient * b;
 }
@@ -131,8 +129,7 @@ Value floats(Operation operation, double a, double b) {
         default:
             break;
     }
-    if (b == 0)
-        fail(operation == Operation::divide ? "float division by zero" : "float floor division by zero");
+    if (b == 0) fail(operation == Operation::divide ? "float division by zero" : "float floor division by zero");
     if (operation == Operation::divide) return a / b;
     const auto [quotient, remainder] = divide_floats(a, b);
     return operation == Operation::floor_divide ? quotient : remainder;
@@ -146,9 +143,7 @@ Value concatenated(const Value& a, const Value& b) {
     if (a.is_string()) {
         check_string(a.string().size() + b.string().size());
         if (a.is_markup() || b.is_markup()) {
-            const auto safe = [](const Value& v) {
-                return v.is_markup() ? v.string() : text::escape_html(v.string());
-            };
+            const auto safe = [](const Value& v) { return v.is_markup() ? v.string() : text::escape_html(v.string()); };
             return Value::markup(safe(a) + safe(b));
         }
         std::string joined;
@@ -161,13 +156,11 @@ Value concatenated(const Value& a, const Value& b) {
     const Items& more = b.sequence().items;
     check_sequence(items.size() + more.size());
     items.insert(items.end(), more.begin(), more.end());
-    return a.is_sequence(Sequence::Kind::list) ? Value::list(std::move(items))
-                                               : Value::tuple(std::move(items));
+    return a.is_sequence(Sequence::Kind::list) ? Value::list(std::move(items)) : Value::tuple(std::move(items));
 }
 
 bool repeatable(const Value& value) {
-    return value.is_string() || value.is_sequence(Sequence::Kind::list) ||
-           value.is_sequence(Sequence::Kind::tuple);
+    return value.is_string() || value.is_sequence(Sequence::Kind::list) || value.is_sequence(Sequence::Kind::tuple);
 }
 
 Value repeated(const Value& value, const Value& times) {
@@ -183,10 +176,8 @@ Value repeated(const Value& value, const Value& times) {
     const Items& part = value.sequence().items;
     if (!part.empty() && count > longest_sequence / part.size()) check_sequence(longest_sequence + 1);
     Items items;
-    for (std::size_t i = 0; i < count && !part.empty(); ++i)
-        items.insert(items.end(), part.begin(), part.end());
-    return value.is_sequence(Sequence::Kind::list) ? Value::list(std::move(items))
-                                                   : Value::tuple(std::move(items));
+    for (std::size_t i = 0; i < count && !part.empty(); ++i) items.insert(items.end(), part.begin(), part.end());
+    return value.is_sequence(Sequence::Kind::list) ? Value::list(std::move(items)) : Value::tuple(std::move(items));
 }
 
 }  // namespace
@@ -199,8 +190,7 @@ Value arithmetic(Operation operation, const Value& a, const Value& b) {
     if (a.is_integral() && b.is_integral()) return integers(operation, a.integer(), b.integer());
     if (a.is_number() && b.is_number()) return floats(operation, a.floating(), b.floating());
     if (operation == Operation::add &&
-        ((a.is_string() && b.is_string()) || both(a, b, Sequence::Kind::list) ||
-         both(a, b, Sequence::Kind::tuple)))
+        ((a.is_string() && b.is_string()) || both(a, b, Sequence::Kind::list) || both(a, b, Sequence::Kind::tuple)))
         return concatenated(a, b);
     if (operation == Operation::multiply) {
         if (repeatable(a) && b.is_integral()) return repeated(a, b);
@@ -209,8 +199,7 @@ Value arithmetic(Operation operation, const Value& a, const Value& b) {
     if (operation == Operation::add && a.is_string()) {
         fail(cat("can only concatenate str (not \"", type_name(b), "\") to str"));
     }
-    fail(cat("unsupported operand type(s) for ", symbol(operation), ": '", type_name(a), "' and '",
-             type_name(b), "'"));
+    fail(cat("unsupported operand type(s) for ", symbol(operation), ": '", type_name(a), "' and '", type_name(b), "'"));
 }
 
 Value negate(const Value& value) {
@@ -241,8 +230,7 @@ bool compare(Operation operation, const Value& a, const Value& b) {
         case Operation::greater:
         case Operation::greater_equal:
             // The types are named in the order in which they were written.
-            if (!(a.is_number() && b.is_number()) && a.kind() != b.kind() && !a.is_undefined() &&
-                !b.is_undefined())
+            if (!(a.is_number() && b.is_number()) && a.kind() != b.kind() && !a.is_undefined() && !b.is_undefined())
                 return less(a, b, false, symbol(operation));
             return less(b, a, operation == Operation::greater_equal, symbol(operation));
         case Operation::in:
@@ -257,8 +245,7 @@ bool contains(const Value& container, const Value& value) {
         case Value::Kind::undefined:
             return false;
         case Value::Kind::string:
-            if (!value.is_string())
-                fail(cat("'in <string>' requires string as left operand, not ", type_name(value)));
+            if (!value.is_string()) fail(cat("'in <string>' requires string as left operand, not ", type_name(value)));
             return text::find(container.string(), value.string()) != std::string_view::npos;
         case Value::Kind::dict:
             return container.dict().find(value) != nullptr;
@@ -270,8 +257,7 @@ bool contains(const Value& container, const Value& value) {
                 }
                 return false;
             }
-            return std::any_of(s.items.begin(), s.items.end(),
-                               [&](const Value& item) { return equal(item, value); });
+            return std::any_of(s.items.begin(), s.items.end(), [&](const Value& item) { return equal(item, value); });
         }
         default:
             fail(cat("argument of type '", type_name(container), "' is not iterable"));
@@ -311,8 +297,7 @@ Value slice(const Value& value, const Value& start, const Value& stop, const Val
             picked.push_back(items[static_cast<std::size_t>(i)]);
         }
     }
-    if (value.is_string())
-        return value.is_markup() ? Value::markup(std::move(bytes)) : Value(std::move(bytes));
+    if (value.is_string()) return value.is_markup() ? Value::markup(std::move(bytes)) : Value(std::move(bytes));
     auto result = std::make_shared<Sequence>(value.sequence().kind, std::move(picked));
     const Sequence& source = value.sequence();
     result->start = source.start + from * source.step;

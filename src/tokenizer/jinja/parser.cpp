@@ -59,16 +59,15 @@ class Parser : public ExpressionParser {
                 }
                 default:
                     if (ends.size() != 0)
-                        refuse(cat("unexpected end of template: the block that began in line ", first_line,
-                                   " needs ", listed(ends)));
+                        refuse(cat("unexpected end of template: the block that began in line ", first_line, " needs ",
+                                   listed(ends)));
                     return out;
             }
         }
     }
 
     bool is_one_of(Ends ends) const {
-        return current().kind == Token::Kind::name &&
-               std::find(ends.begin(), ends.end(), current().text) != ends.end();
+        return current().kind == Token::Kind::name && std::find(ends.begin(), ends.end(), current().text) != ends.end();
     }
 
     static std::string listed(Ends ends) {
@@ -127,8 +126,7 @@ class Parser : public ExpressionParser {
     std::unique_ptr<Statement> for_loop(int line) {
         auto made = make(Kind::for_loop, line);
         made->target = assignment_target("in", false);
-        if (refers_to_loop(*made->target))
-            refuse("can't assign to special loop variable in for-loop target", line);
+        if (refers_to_loop(*made->target)) refuse("can't assign to special loop variable in for-loop target", line);
         if (!skip_name("in")) refuse(cat("expected 'in', got ", describe(current())));
         made->expressions.push_back(tuple(false, "recursive"));
         if (skip_name("if")) frame([&] { made->condition = expression(); });

@@ -73,8 +73,7 @@ class ExpressionParser {
 
   private:
     template <class Operand>
-    ExpressionPtr chain(std::initializer_list<std::pair<std::string_view, Operation>> operators,
-                        Operand operand);
+    ExpressionPtr chain(std::initializer_list<std::pair<std::string_view, Operation>> operators, Operand operand);
     ExpressionPtr any_of();
     ExpressionPtr all_of();
     ExpressionPtr negation();

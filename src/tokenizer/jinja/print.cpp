@@ -189,9 +189,8 @@ class JsonWriter {
         std::vector<const std::pair<Value, Value>*> entries;
         for (const auto& entry : dict.entries()) entries.push_back(&entry);
         if (style_.sort_keys) {
-            std::stable_sort(entries.begin(), entries.end(), [](const auto* a, const auto* b) {
-                return less(a->first, b->first, false, "<");
-            });
+            std::stable_sort(entries.begin(), entries.end(),
+                             [](const auto* a, const auto* b) { return less(a->first, b->first, false, "<"); });
         }
         out_ += '{';
         ++level_;
@@ -252,8 +251,7 @@ std::string repr(const Value& value) {
         case Value::Kind::floating:
             return repr(value.floating());
         case Value::Kind::string:
-            return value.is_markup() ? cat("Markup(", text::repr(value.string()), ")")
-                                     : text::repr(value.string());
+            return value.is_markup() ? cat("Markup(", text::repr(value.string()), ")") : text::repr(value.string());
         case Value::Kind::sequence:
             return repr_sequence(value.sequence());
         case Value::Kind::dict:

@@ -34,8 +34,7 @@ Value first(Evaluator&, Arguments& a) {
     const Bound bound("first", a, {"seq"}, 1);
     if (bound[0].is_sequence(Sequence::Kind::generator)) {  // takes no more than the one
         Value item;
-        return take(bound[0].sequence(), item) ? item
-                                               : Value::undefined("No first item, sequence was empty.");
+        return take(bound[0].sequence(), item) ? item : Value::undefined("No first item, sequence was empty.");
     }
     const Items items = iterate(bound[0]);
     return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
@@ -97,8 +96,8 @@ Value map(Evaluator& evaluator, Arguments& a) {
     const Value source = a.positional[0];
     return Value::generator_of([&](Items& out) {
         if (!truthy(source)) return;
-        const auto attribute = std::find_if(a.named.begin(), a.named.end(),
-                                            [](const auto& n) { return n.first == "attribute"; });
+        const auto attribute =
+            std::find_if(a.named.begin(), a.named.end(), [](const auto& n) { return n.first == "attribute"; });
         if (a.positional.size() == 1 && attribute != a.named.end()) {
             const Value path = attribute->second;
             Value otherwise;
@@ -119,8 +118,7 @@ Value map(Evaluator& evaluator, Arguments& a) {
         const std::string name = to_string(a.positional[1]);
         for (const Value& item : iterate(source)) {
             Arguments arguments{{item}, a.named};
-            arguments.positional.insert(arguments.positional.end(), a.positional.begin() + 2,
-                                        a.positional.end());
+            arguments.positional.insert(arguments.positional.end(), a.positional.begin() + 2, a.positional.end());
             out.push_back(evaluator.apply_filter(name, arguments));
         }
     });
@@ -174,18 +172,15 @@ Value sort(Evaluator& evaluator, Arguments& a) {
         paths = {bound[3]};
         if (bound[3].is_string()) {
             paths.clear();
-            for (const std::string_view path : text::split(bound[3].string(), ",", -1, false))
-                paths.emplace_back(path);
+            for (const std::string_view path : text::split(bound[3].string(), ",", -1, false)) paths.emplace_back(path);
         }
     }
-    return Value::list(
-        sorted(evaluator, iterate(bound[0]), bound.boolean_or(1, false), [&](const Value& item) {
-            Items keys;
-            for (const Value& path : paths)
-                keys.push_back(without_case(path.is_none() ? item : attribute_of(evaluator, item, path),
-                                            case_sensitive));
-            return Value::list(std::move(keys));
-        }));
+    return Value::list(sorted(evaluator, iterate(bound[0]), bound.boolean_or(1, false), [&](const Value& item) {
+        Items keys;
+        for (const Value& path : paths)
+            keys.push_back(without_case(path.is_none() ? item : attribute_of(evaluator, item, path), case_sensitive));
+        return Value::list(std::move(keys));
+    }));
 }
 
 Value dict_sort(Evaluator& evaluator, Arguments& a) {
@@ -193,13 +188,11 @@ Value dict_sort(Evaluator& evaluator, Arguments& a) {
     const std::string by = bound.has(2) ? to_string(bound[2]) : "key";
     if (by != "key" && by != "value") fail("You can only sort by either \"key\" or \"value\"");
     if (bound[0].is_undefined()) fail(bound[0].undefined_message());
-    if (!bound[0].is(Value::Kind::dict))
-        fail(cat("'", type_name(bound[0]), "' object has no attribute 'items'"));
+    if (!bound[0].is(Value::Kind::dict)) fail(cat("'", type_name(bound[0]), "' object has no attribute 'items'"));
     const bool case_sensitive = bound.boolean_or(1, false);
     return Value::list(sorted(
-        evaluator, dict_items(bound[0]).sequence().items, bound.boolean_or(3, false), [&](const Value& pair) {
-            return without_case(pair.sequence().items[by == "key" ? 0 : 1], case_sensitive);
-        }));
+        evaluator, dict_items(bound[0]).sequence().items, bound.boolean_or(3, false),
+        [&](const Value& pair) { return without_case(pair.sequence().items[by == "key" ? 0 : 1], case_sensitive); }));
 }
 
 Value unique(Evaluator& evaluator, Arguments& a) {
@@ -229,8 +222,7 @@ Value extreme(Evaluator& evaluator, Arguments& a) {
     Value best_key = key_of(items[0]);
     for (std::size_t i = 1; i < items.size(); ++i) {
         Value key = key_of(items[i]);
-        if (largest ? !compare(Operation::greater, key, best_key) : !less(key, best_key, false, "<"))
-            continue;
+        if (largest ? !compare(Operation::greater, key, best_key) : !less(key, best_key, false, "<")) continue;
         best = i;
         best_key = std::move(key);
     }
@@ -242,8 +234,7 @@ Value sum(Evaluator& evaluator, Arguments& a) {
     Value total = bound.value_or(2, Value(0));
     if (total.is_string()) fail("sum() can't sum strings [use ''.join(seq) instead]");
     for (const Value& item : iterate(bound[0])) {
-        total = arithmetic(Operation::add, total,
-                           bound.given(1) ? attribute_of(evaluator, item, bound[1]) : item);
+        total = arithmetic(Operation::add, total, bound.given(1) ? attribute_of(evaluator, item, bound[1]) : item);
         evaluator.charge(total);
     }
     return total;
@@ -261,8 +252,7 @@ Value batch(Evaluator&, Arguments& a) {
         if (!row.empty()) {
             if (bound.given(2)) check_sequence(static_cast<std::size_t>(std::max<int64_t>(size, 0)));
             if (bound.given(2))
-                row.resize(std::max(row.size(), static_cast<std::size_t>(std::max<int64_t>(size, 0))),
-                           bound[2]);
+                row.resize(std::max(row.size(), static_cast<std::size_t>(std::max<int64_t>(size, 0))), bound[2]);
             out.push_back(Value::list(std::move(row)));
         }
     });
@@ -272,8 +262,7 @@ Value slices(Evaluator& evaluator, Arguments& a) {
     const Bound bound("slice", a, {"value", "slices", "fill_with"}, 2);
     return Value::generator_of([&](Items& out) {
         const Items items = iterate(bound[0]);
-        const int64_t count = to_index(bound[1], "a number of slices"),
-                      size = static_cast<int64_t>(items.size());
+        const int64_t count = to_index(bound[1], "a number of slices"), size = static_cast<int64_t>(items.size());
         if (count == 0) fail("integer division or modulo by zero");
         if (count > 0) evaluator.charge(count);
         for (int64_t i = 0, at = 0; i < count; ++i) {

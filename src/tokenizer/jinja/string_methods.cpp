@@ -35,9 +35,9 @@ Value predicate(Evaluator&, const Value& self, Arguments& a) {
     const Bound bound("method", a, {}, 0);
     return text::has_property(self.string(), property);
 }
-constexpr char alnum[] = "alnum", alpha[] = "alpha", ascii[] = "ascii", decimal[] = "decimal",
-               digit[] = "digit", identifier[] = "identifier", lower_case[] = "lower", numeric[] = "numeric",
-               printable[] = "printable", space[] = "space", title_case[] = "title", upper_case[] = "upper";
+constexpr char alnum[] = "alnum", alpha[] = "alpha", ascii[] = "ascii", decimal[] = "decimal", digit[] = "digit",
+               identifier[] = "identifier", lower_case[] = "lower", numeric[] = "numeric", printable[] = "printable",
+               space[] = "space", title_case[] = "title", upper_case[] = "upper";
 
 template <Side side>
 Value strip(Evaluator&, const Value& self, Arguments& a) {
@@ -127,8 +127,7 @@ Value join(Evaluator&, const Value& self, Arguments& a) {
     std::string out;
     std::size_t i = 0;
     for (const Value& item : iterate(bound[0])) {
-        if (!item.is_string())
-            fail(cat("sequence item ", i, ": expected str instance, ", type_name(item), " found"));
+        if (!item.is_string()) fail(cat("sequence item ", i, ": expected str instance, ", type_name(item), " found"));
         if (i++ > 0) out += self.string();
         out += item.string();
         check_string(out.size());

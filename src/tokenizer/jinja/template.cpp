@@ -45,8 +45,7 @@ void Template::explain(const char* message, int line) const {
     const std::vector<std::string_view> lines = text::split(source_, "\n", -1, false);
     if (line > 0 && static_cast<std::size_t>(line) <= lines.size()) {
         constexpr std::size_t longest = 160;
-        const std::string_view shown =
-            text::strip(lines[static_cast<std::size_t>(line - 1)], text::Side::both);
+        const std::string_view shown = text::strip(lines[static_cast<std::size_t>(line - 1)], text::Side::both);
         advice = cat("template line ", line, ": ", shown.substr(0, text::byte_of(shown, longest)),
                      text::length(shown) > longest ? " …" : "");
     }

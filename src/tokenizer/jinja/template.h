@@ -5,7 +5,8 @@
 // Text is equal byte for byte, and what raises there raises here. Known differences, each an error and never
 // a wrong text: integers beyond 127 bits, complex numbers, \N{…} escapes, filters for web pages (urlize,
 // xmlattr, …),
-// {% include %} and {% extends %}. Failures of map, select and their like are kept until their items are read, but their work is done at once.
+// {% include %} and {% extends %}. Failures of map, select and their like are kept until their items are read, but
+// their work is done at once.
 #pragma once
 
 #include <cstdint>

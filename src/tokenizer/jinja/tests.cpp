@@ -64,8 +64,7 @@ bool is_sequence(Evaluator&, Arguments& a) {  // whatever has a length and takes
 
 bool is_iterable(Evaluator&, Arguments& a) {
     const Value& value = only(a);
-    return value.is_string() || value.is_undefined() || value.is(Value::Kind::sequence) ||
-           value.is(Value::Kind::dict);
+    return value.is_string() || value.is_undefined() || value.is(Value::Kind::sequence) || value.is(Value::Kind::dict);
 }
 
 bool is_callable(Evaluator&, Arguments& a) {

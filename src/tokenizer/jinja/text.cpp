@@ -116,7 +116,8 @@ std::vector<std::string_view> split_white_space(std::string_view s, int64_t limi
 std::size_t find(std::string_view s, std::string_view part) {
     if (part.empty()) return 0;
     const void* const found = ::memmem(s.data(), s.size(), part.data(), part.size());
-    const std::size_t at = found ? static_cast<std::size_t>(static_cast<const char*>(found) - s.data()) : std::string_view::npos;
+    const std::size_t at =
+        found ? static_cast<std::size_t>(static_cast<const char*>(found) - s.data()) : std::string_view::npos;
     charge_bytes(found ? at + part.size() : s.size());
     return at;
 }
@@ -134,8 +135,7 @@ std::size_t find_last(std::string_view s, std::string_view part) {
     return at == std::string_view::npos ? at : s.size() - at - part.size();
 }
 
-std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit,
-                                    bool reverse) {
+std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit, bool reverse) {
     std::vector<std::string_view> parts;
     while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
         const std::size_t at = reverse ? find_last(s, separator) : find(s, separator);

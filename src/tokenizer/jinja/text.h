@@ -46,8 +46,7 @@ std::size_t find(std::string_view s, std::string_view part);
 std::size_t find_last(std::string_view s, std::string_view part);
 
 /// At every `separator` (not empty).
-std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit,
-                                    bool reverse);
+std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit, bool reverse);
 std::vector<std::string_view> split_lines(std::string_view s, bool keep_ends);
 
 /// At most `limit` replacements (negative: all); an empty `from` stands between all characters.

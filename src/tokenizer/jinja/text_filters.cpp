@@ -102,15 +102,13 @@ Value join(Evaluator& evaluator, Arguments& a) {
 Value indent(Evaluator&, Arguments& a) {
     const Bound bound("indent", a, {"s", "width", "first", "blank"}, 1);
     if (bound[0].is_undefined()) fail(bound[0].undefined_message());
-    if (!bound[0].is_string())
-        fail(cat("unsupported operand type(s) for +=: '", type_name(bound[0]), "' and 'str'"));
+    if (!bound[0].is_string()) fail(cat("unsupported operand type(s) for +=: '", type_name(bound[0]), "' and 'str'"));
     const Value width = bound.value_or(1, Value(4));
     if (width.is_integral() && width.integer() > 10'000) fail("an indentation of more than 10000 characters");
     const std::string indention =
         width.is_string()
             ? width.string()
-            : std::string(static_cast<std::size_t>(std::max<int64_t>(0, to_index(width, "an indentation"))),
-                          ' ');
+            : std::string(static_cast<std::size_t>(std::max<int64_t>(0, to_index(width, "an indentation"))), ' ');
     const std::string source = bound[0].string() + "\n";
     const std::vector<std::string_view> lines = text::split_lines(source, false);
     const bool blank_too = bound.boolean_or(3, false);
@@ -169,8 +167,7 @@ std::string quoted_url(const Value& value, bool for_query) {
     std::string out;
     for (const char c : to_string(value)) {
         const bool plain = (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') ||
-                           std::string_view("_.-~").find(c) != std::string_view::npos ||
-                           (c == '/' && !for_query);
+                           std::string_view("_.-~").find(c) != std::string_view::npos || (c == '/' && !for_query);
         if (plain) {
             out += c;
         } else if (c == ' ' && for_query) {
@@ -188,8 +185,7 @@ std::string quoted_url(const Value& value, bool for_query) {
 Value url_encode(Evaluator&, Arguments& a) {
     const Bound bound("urlencode", a, {"value"}, 1);
     const Value& value = bound[0];
-    if (value.is_string() ||
-        !(value.is(Value::Kind::sequence) || value.is(Value::Kind::dict) || value.is_undefined()))
+    if (value.is_string() || !(value.is(Value::Kind::sequence) || value.is(Value::Kind::dict) || value.is_undefined()))
         return quoted_url(value, false);
     std::string out;
     const auto add = [&](const Value& key, const Value& item) {

@@ -306,8 +306,7 @@ bool less(const Value& a, const Value& b, bool or_equal, const char* symbol) {
         if (i == x.end() || j == y.end()) return or_equal ? x.size() <= y.size() : x.size() < y.size();
         return less(*i, *j, or_equal, symbol);
     }
-    fail(cat("'", symbol, "' not supported between instances of '", type_name(a), "' and '", type_name(b),
-             "'"));
+    fail(cat("'", symbol, "' not supported between instances of '", type_name(a), "' and '", type_name(b), "'"));
 }
 
 std::size_t hash(const Value& value) {

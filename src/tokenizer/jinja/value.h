@@ -23,8 +23,7 @@ __extension__ typedef __int128 Integer;
 /// What goes wrong while a template is parsed or rendered; `line` is the template's (0: not known yet).
 class Failure : public std::runtime_error {
   public:
-    explicit Failure(const std::string& message, int at_line = 0)
-        : std::runtime_error(message), line(at_line) {}
+    explicit Failure(const std::string& message, int at_line = 0) : std::runtime_error(message), line(at_line) {}
     int line;
 };
 /// A limit of this program: unlike other failures it ends the rendering wherever it arises.
@@ -59,7 +58,7 @@ struct Sequence {
     Items items;
     const char* name;          ///< type of a view or generator, as Python prints it
     std::size_t position = 0;  ///< of a generator: how much has been taken
-    std::string failure;  ///< of a generator: raised where its items end, as if they were made one by one
+    std::string failure;       ///< of a generator: raised where its items end, as if they were made one by one
     int64_t start = 0, stop = 0, step = 1;  ///< of a range, to print it
 };
 
@@ -119,16 +118,13 @@ class Value {
     Sequence& sequence() const { return *std::get<std::shared_ptr<Sequence>>(data_); }
     Dict& dict() const { return *std::get<std::shared_ptr<Dict>>(data_); }
     const std::shared_ptr<Object>& object() const { return std::get<std::shared_ptr<Object>>(data_); }
-    const std::string& undefined_message() const {
-        return std::get<std::shared_ptr<const Undefined>>(data_)->message;
-    }
+    const std::string& undefined_message() const { return std::get<std::shared_ptr<const Undefined>>(data_)->message; }
     /// Python's `is`.
     bool same_as(const Value& other) const;
 
   private:
-    std::variant<std::monostate, std::shared_ptr<const Undefined>, bool, Integer, double,
-                 std::shared_ptr<const Text>, std::shared_ptr<Sequence>, std::shared_ptr<Dict>,
-                 std::shared_ptr<Object>>
+    std::variant<std::monostate, std::shared_ptr<const Undefined>, bool, Integer, double, std::shared_ptr<const Text>,
+                 std::shared_ptr<Sequence>, std::shared_ptr<Dict>, std::shared_ptr<Object>>
         data_;
 };
 

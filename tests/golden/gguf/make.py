@@ -7,6 +7,7 @@ quants.safetensors   x F32 [rows, 512], and under each type's name the bytes [ro
                      quantiser too, the two were found equal. Metadata TYPE: sha256 of what gguf.quants.dequantize makes of the bytes, in fp32
 every_type.gguf      a file by gguf.GGUFWriter with a field of each value type and three tensors
 """
+
 import ctypes
 import hashlib
 import pathlib
@@ -45,10 +46,17 @@ def rows():
 def library(path):
     if not path:
         import llama_cpp
+
         path = pathlib.Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"
     ggml = ctypes.CDLL(str(path))
     ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
-    ggml.ggml_quantize_chunk.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    ggml.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        *[ctypes.c_int64] * 3,
+        ctypes.c_void_p,
+    ]
     return ggml
 
 

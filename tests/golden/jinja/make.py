@@ -7,6 +7,7 @@ Templates whose variables differ from variables.json carry "variables". Sources:
 becomes {{ [expression] }} or, where several stand on a line, one tuple), statements.py, templates/*.jinja with the
 conversations in conversations.py.
 """
+
 import json
 import pathlib
 import warnings
@@ -25,9 +26,17 @@ def render(template, variables):
     try:
         compiled = reference._compile_jinja_template(template)
         text, spans = reference._render_with_assistant_indices(
-            compiled, variables.get("messages", []), variables.get("tools"), variables.get("documents"),
+            compiled,
+            variables.get("messages", []),
+            variables.get("tools"),
+            variables.get("documents"),
             variables.get("add_generation_prompt", False),
-            **{k: v for k, v in variables.items() if k not in ("messages", "tools", "documents", "add_generation_prompt")})
+            **{
+                k: v
+                for k, v in variables.items()
+                if k not in ("messages", "tools", "documents", "add_generation_prompt")
+            },
+        )
         text.encode()
     except Exception:
         return None
@@ -58,8 +67,11 @@ def main():
     for path in sorted((HERE / "templates").glob("*.jinja")):
         for number, variables in enumerate(CONVERSATIONS):
             for prompt in (False, True):
-                result = row(path.read_text(), dict(variables, add_generation_prompt=prompt),
-                             {"file": path.name, "conversation": number, "add_generation_prompt": prompt})
+                result = row(
+                    path.read_text(),
+                    dict(variables, add_generation_prompt=prompt),
+                    {"file": path.name, "conversation": number, "add_generation_prompt": prompt},
+                )
                 del result["template"]
                 rows.append(result)
     (HERE / "conversations.json").write_text(json.dumps(CONVERSATIONS, ensure_ascii=False) + "\n")

@@ -11,6 +11,7 @@ spm_small         tokenizer.model alone; expectations by transformers' LlamaToke
 spm_legacy_small  tokenizer.model with `legacy`, added tokens, EOS; expectations by LlamaTokenizer
 NAME.jsonl and NAME.decode.jsonl are as make.py writes them.
 """
+
 import json
 import os
 import sys
@@ -22,14 +23,44 @@ from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
 from make import HERE, PIECES, R, texts, write
 
-MORE_PIECES = ["\u2581", " \u2581a", "<s>", "</s>", "<unk>", "<s> a", "a</s>b", "[INST] Hello [/INST] Hi</s>", " <x> y", "<0x41>", "word word", "sword", "caf\u00e9 \ufb01",
-               "\u0130stanbul", "\U000F0000", "<tool>x", "<new>", "a <new> b", "   x", "x   ", "\n x"]
+MORE_PIECES = [
+    "\u2581",
+    " \u2581a",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<s> a",
+    "a</s>b",
+    "[INST] Hello [/INST] Hi</s>",
+    " <x> y",
+    "<0x41>",
+    "word word",
+    "sword",
+    "caf\u00e9 \ufb01",
+    "\u0130stanbul",
+    "\U000f0000",
+    "<tool>x",
+    "<new>",
+    "a <new> b",
+    "   x",
+    "x   ",
+    "\n x",
+]
 
 
 def train(folder, lines, **options):
     folder.mkdir(exist_ok=True)
-    settings = dict(model_type="bpe", byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
-                    split_digits=True, allow_whitespace_only_pieces=True, num_threads=1, minloglevel=2)
+    settings = dict(
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        allow_whitespace_only_pieces=True,
+        num_threads=1,
+        minloglevel=2,
+    )
     settings.update(options)
     os.chdir(folder)  # the model keeps the prefix that it was given
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix="tokenizer", **settings)
@@ -41,7 +72,9 @@ def bpe_of(path, **options):
     """The vocabulary and merges of a tokenizer.model, which goes away."""
     extracted = SentencePieceExtractor(str(path)).extract(models.BPE)
     path.unlink()
-    return Tokenizer(models.BPE(vocab=extracted["vocab"], merges=extracted["merges"], unk_token="<unk>", fuse_unk=True, **options))
+    return Tokenizer(
+        models.BPE(vocab=extracted["vocab"], merges=extracted["merges"], unk_token="<unk>", fuse_unk=True, **options)
+    )
 
 
 def special(*names, normalized=False):
@@ -69,7 +102,12 @@ def mistral_small(folder, lines):
     t.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
     t.decoder = decoders.Sequence(FALLBACK)
     t.add_special_tokens(special("<unk>", "<s>", "</s>", "[INST]", "[/INST]"))
-    t.add_tokens([AddedToken("<x>", lstrip=True, rstrip=True, normalized=False), AddedToken("word", single_word=True, normalized=True)])
+    t.add_tokens(
+        [
+            AddedToken("<x>", lstrip=True, rstrip=True, normalized=False),
+            AddedToken("word", single_word=True, normalized=True),
+        ]
+    )
     t.post_processor = bos_template(t)
     return t, {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -88,24 +126,56 @@ def metaspace_small(folder, lines):
 def affix_small(folder, lines):
     folder.mkdir(exist_ok=True)
     t = Tokenizer(models.BPE(unk_token="[UNK]", continuing_subword_prefix="##"))
-    t.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents(), normalizers.Strip()])
+    t.normalizer = normalizers.Sequence(
+        [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents(), normalizers.Strip()]
+    )
     t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    t.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=600, special_tokens=["[UNK]", "[CLS]", "[SEP]"], continuing_subword_prefix="##",
-                                                     limit_alphabet=150, show_progress=False))
+    t.train_from_iterator(
+        lines,
+        trainers.BpeTrainer(
+            vocab_size=600,
+            special_tokens=["[UNK]", "[CLS]", "[SEP]"],
+            continuing_subword_prefix="##",
+            limit_alphabet=150,
+            show_progress=False,
+        ),
+    )
     t.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
     return t, {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 
 
 def spm_small(folder, lines):
     train(folder, lines, vocab_size=600)
-    return None, {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True, "legacy": False}
+    return None, {
+        "tokenizer_class": "LlamaTokenizer",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "add_bos_token": True,
+        "legacy": False,
+    }
 
 
 def spm_legacy_small(folder, lines):
     train(folder, lines, vocab_size=600, user_defined_symbols=["<tool>"], control_symbols=["<extra>"])
-    token = {"content": "<new>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": False}
-    return None, {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True,
-                  "add_eos_token": True, "legacy": True, "added_tokens_decoder": {"600": token}}
+    token = {
+        "content": "<new>",
+        "lstrip": True,
+        "rstrip": False,
+        "normalized": False,
+        "single_word": False,
+        "special": False,
+    }
+    return None, {
+        "tokenizer_class": "LlamaTokenizer",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "add_bos_token": True,
+        "add_eos_token": True,
+        "legacy": True,
+        "added_tokens_decoder": {"600": token},
+    }
 
 
 def main():
@@ -124,8 +194,13 @@ def main():
         rows = []
         for text in texts(135):
             plain, with_special = t.encode(text, add_special_tokens=False), t.encode(text)
-            row = {"text": text, "ids": plain.ids, "ids_with_special": with_special.ids, "decoded": t.decode(plain.ids, skip_special_tokens=False),
-                   "decoded_skip_special": t.decode(with_special.ids, skip_special_tokens=True)}
+            row = {
+                "text": text,
+                "ids": plain.ids,
+                "ids_with_special": with_special.ids,
+                "decoded": t.decode(plain.ids, skip_special_tokens=False),
+                "decoded_skip_special": t.decode(with_special.ids, skip_special_tokens=True),
+            }
             for key in ("decoded", "decoded_skip_special"):
                 if row[key] == text:
                     del row[key]
@@ -133,8 +208,17 @@ def main():
         write(name + ".jsonl", rows)
         rows = []
         for _ in range(50):
-            ids = [R.randrange(t.get_vocab_size() + 2) if R.random() < 0.6 else R.randrange(260) for _ in range(R.randrange(1, 12))]
-            rows.append({"ids": ids, "decoded": t.decode(ids, skip_special_tokens=False), "decoded_skip_special": t.decode(ids, skip_special_tokens=True)})
+            ids = [
+                R.randrange(t.get_vocab_size() + 2) if R.random() < 0.6 else R.randrange(260)
+                for _ in range(R.randrange(1, 12))
+            ]
+            rows.append(
+                {
+                    "ids": ids,
+                    "decoded": t.decode(ids, skip_special_tokens=False),
+                    "decoded_skip_special": t.decode(ids, skip_special_tokens=True),
+                }
+            )
         write(name + ".decode.jsonl", rows)
 
 
