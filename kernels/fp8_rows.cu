@@ -161,10 +161,12 @@ __device__ __forceinline__ float largest_of_block(uint32_t seen, uint32_t* share
     return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, seen) << 16);
 }
 
-/// Of a block whose rows have at most fp8_longest_row columns.
+/// The longest row that four units a thread serve; eight serve fp8_longest_row.
+constexpr int64_t longest_of_four = fp8_longest_row / 2;
+
 template <class Maker, int kUnits>
 inline constexpr int most_threads =
-    kUnits <= 2 ? 512 : static_cast<int>(fp8_longest_row) / (width * kUnits * Maker::segments);
+    kUnits <= 2 ? 512 : static_cast<int>(fp8_longest_row) / (width * 8 * Maker::segments);
 
 template <class Maker>
 __device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int unit, Bf16x8 (&in)[Maker::inputs]) {
@@ -243,8 +245,10 @@ void run(const Maker& maker, int64_t rows, int64_t columns, const Fp8Rows& out, 
         launch<1>(maker, rows, units, columns, out, stream);
     } else if (units <= 1024) {
         launch<2>(maker, rows, units, columns, out, stream);
-    } else {
+    } else if (columns <= longest_of_four) {
         launch<4>(maker, rows, units, columns, out, stream);
+    } else {
+        launch<8>(maker, rows, units, columns, out, stream);
     }
 }
 

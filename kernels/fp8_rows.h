@@ -20,8 +20,9 @@ struct Fp8Rows {
     float* scales = nullptr;   ///< [rows]
 };
 
-/// Longest row of codes that the kernels hold in registers; SwiGLU's pair takes its [gate | up] for the row.
-inline constexpr int64_t fp8_longest_row = 32768;
+/// Longest row of codes that the kernels hold in registers; of SwiGLU's pair it is act forward, [dgate | dup]
+/// backward.
+inline constexpr int64_t fp8_longest_row = 65536;
 /// Rows must allow 16-byte accesses, and have a multiple of 8 columns up to fp8_longest_row.
 bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns);
 

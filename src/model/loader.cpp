@@ -72,12 +72,20 @@ void ModelPlan::require_fp8() const {
     if (request_.finetuning_type == FinetuningType::full && request_.trains)
         refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
     if (!ops::fp8_available(request_.device))
-        refuse(cat("needs compute capability 8.9; ", request_.device.str(), " has less"), "Leave compute_dtype out.");
+        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
+                   "alone; ",
+                   request_.device.str(), " has another"),
+               "Leave compute_dtype out.");
     if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
         refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
     for (const Group g : all_groups)
         if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
+                   "Leave compute_dtype out.");
+    const int64_t longest = ops::fp8_longest_row(request_.device);
+    for (const Group g : all_groups)
+        if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
+            refuse(cat("takes rows of up to ", longest, " values; ", name_of(g), " has ", row),
                    "Leave compute_dtype out.");
 }
 

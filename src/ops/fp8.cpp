@@ -95,10 +95,18 @@ bool fp8_available(at::Device device) {
     const int index = device.has_index() ? device.index() : 0;
     return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess &&
            cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) == cudaSuccess &&
-           10 * major + minor >= 89;
+           fp8_serves(major, minor);
 #else
     return false;
 #endif
+}
+
+int64_t fp8_longest_row(at::Device device) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda()) return kernels::fp8_longest_row;
+#endif
+    UNSLOTH_CHECK(device.is_cpu(), "no kernels for ", device.str());
+    return std::numeric_limits<int64_t>::max();
 }
 
 Fp8Matrix fp8_view(const Fp8Matrix& scratch, int64_t rows, int64_t columns) {
@@ -174,7 +182,7 @@ void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor
         return quantize_rows_cpu(act, out_TF);
     }
 #ifdef UNSLOTH_CUDA
-    check_rows("gate_up", gu_T2F, 2 * columns);
+    check_rows("gate_up", gu_T2F, columns);
     kernels::SwigluForward params;
     params.tokens = tokens;
     params.columns = columns;

@@ -24,6 +24,13 @@ TEST_F(Fp8Gpu, RowsHaveLibTorchsCodes) {
         {{1, 8}, {3, 264}, {9, 2048}, {700, 4096}, {301, 6144}, {50, 14336}, {9, 28672}, {5, 32768}, {0, 16}});
 }
 
+TEST_F(Fp8Gpu, RowsOfAnyLengthUpToTheLongest) {
+    // [gate | up] of Qwen3-14B, Qwen2.5-7B and Llama-70B, and lengths that leave threads without a pack.
+    const int64_t longest = ops::fp8_longest_row(at::kCUDA);
+    testing::check_quantize_rows_fp8(at::kCUDA, at::kBFloat16,
+                                     {{4, 32776}, {300, 34816}, {9, 37888}, {7, 40968}, {5, 57344}, {4, longest}});
+}
+
 TEST_F(Fp8Gpu, ColumnsAreTheRowsOfTheTranspose) {
     testing::check_quantize_columns_fp8(at::kCUDA, at::kBFloat16,
                                         {{4, 8}, {200, 72}, {128, 64}, {1000, 2056}, {300, 4096}});
@@ -52,6 +59,11 @@ TEST_F(Fp8Gpu, NormOfLongRows) {
 TEST_F(Fp8Gpu, SwigluEqualsItsPartsBitForBit) {
     testing::check_swiglu_fp8(at::kCUDA, at::kBFloat16,
                               {{1, 8}, {5, 264}, {70, 2312}, {600, 1024}, {301, 14336}, {9, 16384}, {0, 16}});
+}
+
+TEST_F(Fp8Gpu, SwigluOfWideLayersEqualsItsPartsBitForBit) {
+    testing::check_swiglu_fp8(at::kCUDA, at::kBFloat16,
+                              {{5, 16392}, {300, 17408}, {70, 18944}, {9, 20488}, {140, 28672}, {4, 32768}});
 }
 
 TEST_F(Fp8Gpu, RopeEqualsItsPartsBitForBit) {
@@ -95,7 +107,8 @@ TEST_F(Fp8Gpu, RefusesWhatTheKernelsDoNotTake) {
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 16}, bf16()).to(at::kFloat), codes(4, 16)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 12}, bf16()), codes(4, 12)), CheckError);
     EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({4, 20}, bf16()).narrow(1, 0, 16), codes(4, 16)), CheckError);
-    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({1, 32776}, bf16()), codes(1, 32776)), CheckError);
+    const int64_t longer = ops::fp8_longest_row(ctx.device()) + 8;
+    EXPECT_THROW(ops::quantize_rows_fp8(ctx, at::randn({1, longer}, bf16()), codes(1, longer)), CheckError);
     EXPECT_THROW(ops::quantize_columns_fp8(ctx, at::randn({6, 16}, bf16()), codes(16, 6)), CheckError);
     const at::Tensor table = at::ones({4, 4}, bf16().dtype(at::kFloat));
     EXPECT_THROW(ops::rope_apply_fp8(ctx, at::randn({4, 16}, bf16()), 1, table, table, true, codes(4, 16)), CheckError);

@@ -19,6 +19,18 @@ TEST_F(Fp8Test, RowsHaveLibTorchsCodes) {
     for (const at::ScalarType type : testing::compute_dtypes) testing::check_quantize_rows_fp8(at::kCPU, type, shapes);
 }
 
+TEST_F(Fp8Test, LongRowsHaveLibTorchsCodes) {
+    testing::check_quantize_rows_fp8(at::kCPU, at::kBFloat16, {{4, 34816}, {2, 37888}, {2, 57344}, {3, 65537}});
+    testing::check_swiglu_fp8(at::kCPU, at::kBFloat16, {{4, 17408}, {2, 18944}, {2, 28672}, {3, 18947}});
+}
+
+TEST_F(Fp8Test, ServesComputeCapability90Alone) {
+    EXPECT_TRUE(ops::fp8_serves(9, 0));
+    for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 6}, {8, 9}, {10, 0}, {10, 3}, {12, 0}, {12, 1}})
+        EXPECT_FALSE(ops::fp8_serves(major, minor)) << major << "." << minor;
+    EXPECT_TRUE(ops::fp8_available(at::kCPU));
+}
+
 TEST_F(Fp8Test, EveryCodeIsReached) {
     // All finite e4m3 values times a power of two, and the midpoints between neighbours, which go to the even
     // code.

@@ -1,4 +1,5 @@
 // compute_dtype fp8: what it does to gradients and losses, and what it refuses.
+#include "unsloth/ops/fp8.h"
 #include "train/support.h"
 #include "unsloth/train/commands.h"
 
@@ -95,6 +96,70 @@ TEST_P(Fp8Training, RefusesWhatItCannotServe) {
     refused({"--model.path", model_folder("small_llama/nf4_dq").string()}, "multiples of 16");
     refused({"--model.path", model_folder("small_llama/bf16").string(), "--lora.finetuning_type", "full"},
             "frozen base");
+}
+
+/// One layer of an MLP that is wider than the rest.
+fs::path wide_model(const ScratchFolder& folder, int64_t intermediate) {
+    const std::string name = cat("wide-", intermediate);
+    write_text(folder / (name + ".json"),
+               cat(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+        "intermediate_size": )",
+                   intermediate, R"(, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 32, "hidden_act": "silu", "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1})"));
+    train::run_init({.config_file = (folder / (name + ".json")).string(),
+                     .out = (folder / name).string(),
+                     .quantize = InitQuantize::nf4});
+    return folder / name;
+}
+
+// The MLPs of Qwen3-14B, Qwen2.5-7B and Llama-70B: a row of gate and up has more than 32,768 values.
+TEST_P(Fp8Training, TakesTheWidestMlpsInUse) {
+    for (const int64_t intermediate : {17408, 18944, 28672}) {
+        SCOPED_TRACE(intermediate);
+        const Flags wide{"--model.path", wide_model(folder, intermediate).string(), "--training.max_steps", "2"};
+        const Course plain = with(wide), fp8 = with(wide + Flags{"--model.compute_dtype", "fp8"});
+        ASSERT_EQ(fp8.steps.size(), 2U);
+        for (std::size_t i = 0; i < fp8.steps.size(); ++i) {
+            EXPECT_NEAR(fp8.steps[i].outcome.loss, plain.steps[i].outcome.loss, 0.01 * plain.steps[i].outcome.loss);
+            EXPECT_EQ(fp8.steps[i].outcome.skipped, 0U);
+        }
+    }
+}
+
+TEST_P(Fp8Training, RefusesWiderMlpsWhenPlanning) {
+    if (GetParam() == "cpu") GTEST_SKIP() << "the CPU has no longest row";
+    const LoadedConfig config =
+        make_config(flags + Flags{"--model.compute_dtype", "fp8", "--model.path", wide_model(folder, 32784).string()});
+    try {
+        const train::Trainer trainer(config);
+        ADD_FAILURE() << "planned";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_NE(std::string(error.what()).find("gate_up has 65568"), std::string::npos) << error.what();
+    }
+}
+
+// The plan alone: it needs no such card.
+TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
+    UNSLOTH_NEEDS_XZ();
+#ifndef UNSLOTH_CUDA
+    GTEST_SKIP() << "built without CUDA";
+#endif
+    const at::Device device(at::kCUDA, 0);
+    if (ops::fp8_available(device)) GTEST_SKIP() << "this GPU serves";
+    model::LoadRequest request;
+    request.device = device;
+    request.dtype = at::kBFloat16;
+    request.fp8 = true;
+    const auto file = std::make_shared<const WeightFile>(WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
+    try {
+        const model::ModelPlan plan(file, request);
+        ADD_FAILURE() << "planned";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_NE(std::string(error.what()).find("compute capability 9.0"), std::string::npos) << error.what();
+    }
 }
 
 // Two layers of Llama-3.1-8B's shape with random weights: per-tensor errors, the worst of each kind printed.

@@ -7,9 +7,9 @@
 // quantize_rows_fp8: what is quantised is the rounded result. A row with a value that is not finite gets a
 // scale that is not finite, so that products with it are not finite either; its codes are unspecified.
 //
-// CUDA: bf16 rows of a multiple of 8 columns, up to 32768 (F up to 16384), with 16-byte aligned starts. CPU:
-// fp32, bf16 and f16, any shape, the same codes for the same rows. CheckError otherwise. `codes` is
-// contiguous, float8_e4m3fn or uint8.
+// CUDA: bf16 rows of a multiple of 8 columns, up to fp8_longest_row, with 16-byte aligned starts. CPU: fp32,
+// bf16 and f16, any shape, the same codes for the same rows. CheckError otherwise. `codes` is contiguous,
+// float8_e4m3fn or uint8.
 //
 // Legend: T tokens, C columns, D hidden, F intermediate, N outputs and K inputs of a weight, d head_dim, p =
 // d / 2.
@@ -20,9 +20,16 @@
 
 namespace unsloth::ops {
 
-/// Whether this device multiplies e4m3 matrices (compute capability 8.9 and above; the CPU, as the
-/// reference).
+/// Whether cards of this compute capability multiply e4m3 matrices with a scale for each row. cuBLASLt has such
+/// products for 9.0 alone: 8.9 takes one scale a matrix, 10.0 and later scales of blocks.
+constexpr bool fp8_serves(int major, int minor) {
+    return major == 9 && minor == 0;
+}
+/// Whether this device does; the CPU does, as the reference.
 bool fp8_available(at::Device device);
+
+/// Columns of the longest row that this device makes codes of; a row of gate and up has 2F.
+int64_t fp8_longest_row(at::Device device);
 
 /// The first rows x columns of scratch as a matrix: scratch.codes holds at least as many elements,
 /// scratch.scales as many rows.
