@@ -241,13 +241,13 @@ class EndToEnd(unittest.TestCase):
             rows_file,
             "--training.output_dir",
             self.folder / out,
-            "--device",
-            "cpu",
             "--learning_rate",
             "0.01",
             "--warmup_steps",
             "0",
         ]
+        if "--device" not in given:
+            arguments += ["--device", "cpu"]
         if "--max_steps" not in given and "--num_train_epochs" not in given:
             arguments += ["--max_steps", "3"]
         if "--dtype" not in given:

@@ -1,0 +1,405 @@
+"""The program on GPUs: going on from checkpoints, long runs and long rows on one; several ranks on two and four.
+
+Skipped where there is none, or too few.
+"""
+
+import json
+import math
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import resume_test
+from support import (
+    EndToEnd,
+    LLAMA,
+    NF4_MODEL,
+    OK,
+    PROGRAM,
+    RUNTIME,
+    SIGTERM_SAVED,
+    TIMEOUT_S,
+    environment,
+    main,
+    model,
+    read_safetensors,
+    run,
+    write_rows,
+    write_safetensors,
+)
+
+# Six layers: with +offload four of them leave the device.
+BASE = LLAMA | {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+POISON = 5  # a token that no row has but the one that is to spoil a step
+ADAPTER = "adapter_model.safetensors"
+
+
+def gpus(wanted):
+    """Whether the program finds so many."""
+    if not PROGRAM:
+        return False
+    with tempfile.TemporaryDirectory(prefix="unsloth-e2e-") as folder:
+        rows = write_rows(pathlib.Path(folder) / "rows.jsonl", [{"input_ids": [1, 2, 3]}])
+        words = ["--model.path", NF4_MODEL, "--data.train_file", rows, "--training.output_dir", folder]
+        return run(*words, "--device", f"cuda:{wanted - 1}", "--dtype", "bfloat16", "--max_steps", "0").code == OK
+
+
+def ids(row, length):
+    return [POISON + 1 + (row * 31 + t * t * 7 + 3 * t) % 240 for t in range(length)]
+
+
+class OnGpu(EndToEnd):
+    def arguments(self, out, *extra, base=None, rows=None):
+        given = {str(word) for word in extra}
+        words = ["--device", "cuda", "--training.deterministic", "true", "--shuffle", "false"]
+        if "--dtype" not in given:
+            words += ["--dtype", "bfloat16"]
+        if "--gradient_accumulation_steps" not in given:
+            words += ["--gradient_accumulation_steps", "1"]
+        if "--finetuning_type" not in given:
+            words += ["--load_in_4bit", "true"]
+        return self.train_arguments(base or model(BASE, dtype="bfloat16"), rows or self.data, *words, *extra, out=out)
+
+    def write(self, lengths, name="rows.jsonl"):
+        return write_rows(self.folder / name, [{"input_ids": ids(row, n)} for row, n in enumerate(lengths)])
+
+    def setUp(self):
+        super().setUp()
+        self.data = self.write([9 + row * 5 % 40 for row in range(64)])
+
+    def launch(self, ranks, *arguments):
+        done = subprocess.run(
+            [PROGRAM, "launch", "--nproc_per_node", str(ranks), *map(str, arguments)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        return done.returncode, done.stderr
+
+    def start(self, *arguments):
+        process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
+        watchdog = threading.Timer(TIMEOUT_S, process.kill)
+        watchdog.start()
+        self.addCleanup(lambda: (watchdog.cancel(), process.kill(), process.wait(), process.stderr.close()))
+        return process
+
+    def poisoned(self, value):
+        """The model with one row of embeddings overwritten."""
+        folder = self.copied_model(model(BASE, dtype="bfloat16"))
+        file = folder / "model.safetensors"
+        tensors = read_safetensors(file)
+        kind, shape, data = tensors["model.embed_tokens.weight"]
+        self.assertEqual(kind, "BF16")
+        bits = struct.pack("<f", value)[2:] * shape[1]  # bfloat16: the upper half of a float's bits
+        at = POISON * len(bits)
+        tensors["model.embed_tokens.weight"] = (kind, shape, data[:at] + bits + data[at + len(bits) :])
+        write_safetensors(file, tensors)
+        return folder
+
+    def poison_row(self, at, count=16):
+        rows = [{"input_ids": ids(row, 12)} for row in range(count)]
+        rows[at]["input_ids"][3] = POISON
+        return write_rows(self.folder / "poisoned.jsonl", rows)
+
+
+class Resuming(OnGpu):
+    COMMON = resume_test.Resuming.COMMON
+    figures = resume_test.Resuming.figures
+    compare = resume_test.Resuming.compare
+
+    def arguments(self, out, *extra, **given):
+        return super().arguments(out, *self.COMMON, *extra, **given)
+
+    def setUp(self):
+        super().setUp()
+        self.data = self.write([9 + row * 5 % 11 for row in range(14)])
+
+    def test_in_the_middle_of_an_epoch(self):
+        self.compare(at=5)
+
+    def test_with_recorded_passes(self):
+        self.data = self.write([16] * 14)
+        self.compare("--cuda_graphs", "true", at=5)
+
+    def test_with_offloaded_activations(self):
+        self.compare("--gradient_checkpointing", "mlp+offload", at=4)
+
+    def test_with_packing(self):
+        self.compare("--packing", "true", "--max_seq_length", "32", at=3)
+
+    def test_half_precision_with_its_loss_scale(self):
+        self.compare("--dtype", "float16", at=4)
+
+    def test_full_training(self):
+        self.compare("--finetuning_type", "full", at=3, files=("model.safetensors",))
+
+    def test_fp8(self):
+        code = self.succeed_or_refuse("--compute_dtype", "fp8")
+        if code == OK:
+            self.compare("--compute_dtype", "fp8", at=4)
+
+    def succeed_or_refuse(self, *extra):
+        """Cards that do not multiply such matrices refuse when they plan."""
+        result = run(*self.arguments("planned", *extra, "--max_steps", "0"))
+        if result.code != OK:
+            self.assertIn("compute capability 9.0", result.err)
+        return result.code
+
+
+class LongRuns(OnGpu):
+    def resident(self, process):
+        """MiB of host memory; None once it has ended."""
+        try:
+            text = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            return None
+        for line in text.splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        return None
+
+    def test_a_thousand_steps_in_steady_memory(self):
+        """More shapes than are recorded, offloading, evaluations and checkpoints."""
+        self.data = self.write([16] * 200 + [8 + row * 13 % 120 for row in range(600)])
+        process = self.start(
+            *self.arguments(
+                "long",
+                "--max_steps",
+                "1000",
+                "--per_device_train_batch_size",
+                "1",
+                "--shuffle",
+                "true",
+                "--gradient_checkpointing",
+                "attention+offload",
+                "--val_size",
+                "16",
+                "--eval_steps",
+                "100",
+                "--save_steps",
+                "50",
+                "--save_total_limit",
+                "2",
+                "--logging_steps",
+                "1",
+            )
+        )
+        errors = []
+        reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
+        reader.start()
+        metrics, seen = self.folder / "long" / "metrics.jsonl", []
+        while process.poll() is None:
+            step = metrics.read_text().count('"loss"') if metrics.exists() else 0
+            resident = self.resident(process)
+            if resident is not None:
+                seen.append((step, resident))
+            time.sleep(0.05)
+        reader.join()
+        self.assertEqual(process.returncode, OK, errors)
+        steps = self.steps(self.folder / "long")
+        self.assertEqual(len(steps), 1000)
+        self.assertTrue(all(math.isfinite(s["loss"]) for s in steps))
+        early = [r for step, r in seen if 150 <= step < 400]
+        late = [r for step, r in seen if step >= 600]
+        self.assertTrue(early and late, "too quick to be sampled")
+        print(f"host MiB, steps 150 to 400: {max(early):.0f}, from 600: {max(late):.0f}", file=sys.stderr)
+        self.assertLess(max(late), max(early) + 24)
+        # The peak of the device's allocator: the plan, from the first shapes on.
+        self.assertEqual({s["memory_gib"] for s in steps[100:]}, {steps[99]["memory_gib"]})
+
+    def test_a_step_of_32768_tokens(self):
+        base = model(BASE | {"max_position_embeddings": 32768}, dtype="bfloat16")
+        whole = write_rows(self.folder / "whole.jsonl", [{"input_ids": ids(0, 32768)}])
+        pieces = write_rows(self.folder / "pieces.jsonl", [{"input_ids": ids(row, 2048)} for row in range(16)])
+        for rows, batch in ((whole, 1), (pieces, 16)):
+
+            def losses(*extra, rows=rows, batch=batch):
+                out = f"out{batch}{''.join(extra)}"
+                words = ["--max_seq_length", "32768", "--max_steps", "2", "--learning_rate", "0.001"]
+                words += ["--per_device_train_batch_size", str(batch), *extra]
+                self.succeed(*self.arguments(out, *words, base=base, rows=rows))
+                steps = self.steps(self.folder / out)
+                self.assertEqual([s["tokens"] for s in steps], [32768, 32768])
+                return [(s["loss"], s["grad_norm"]) for s in steps]
+
+            with self.subTest(batch=batch):
+                kept = losses("--gradient_checkpointing", "none")
+                self.assertEqual(losses("--gradient_checkpointing", "full+offload"), kept)
+                for (loss, norm), (exact, exact_norm) in zip(kept, losses("--dtype", "float32")):
+                    self.assertAlmostEqual(loss, exact, delta=0.01 * exact)
+                    self.assertAlmostEqual(norm, exact_norm, delta=0.1 * exact_norm)
+
+    def test_a_signal_during_an_evaluation(self):
+        """It ends the evaluation, and the run with its result: there are 30 s until SIGKILL."""
+        held_out = write_rows(self.folder / "held_out.jsonl", [{"input_ids": ids(row, 40)} for row in range(40_000)])
+        process = self.start(
+            *self.arguments("out", "--eval_file", held_out, "--eval_steps", "2", "--max_steps", "1000000")
+        )
+        for line in process.stderr:
+            if "step 2/" in line:
+                break
+        time.sleep(0.2)  # the evaluation has begun
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        self.assertEqual(process.wait(), SIGTERM_SAVED, rest)
+        took = time.monotonic() - began
+        self.assertEqual(self.evaluations(self.folder / "out"), [], "the evaluation was not interrupted")
+        self.assertLess(took, 15)
+        self.assertTrue((self.folder / "out" / ADAPTER).exists())
+        state = json.loads((self.folder / "out" / "trainer_state.json").read_text())
+        self.assertEqual(state["global_step"], 2)
+
+
+@unittest.skipUnless(gpus(2), "needs two GPUs")
+class TwoRanks(OnGpu):
+    RANKS = 2
+
+    def check_as_alone(self, tolerance, *extra):
+        """RANKS ranks with a row each against one process with as many rows."""
+        words = ["--max_steps", "6", "--learning_rate", "0.0001", "--optim", "adamw_torch", *extra]
+        self.succeed(*self.arguments("alone", *words, "--per_device_train_batch_size", str(self.RANKS)))
+        code, err = self.launch(self.RANKS, *self.arguments("together", *words, "--per_device_train_batch_size", "1"))
+        self.assertEqual(code, OK, err)
+        alone, together = (self.steps(self.folder / out) for out in ("alone", "together"))
+        self.assertEqual(len(together), 6)
+        for got, expected in zip(together, alone):
+            self.assertEqual((got["tokens"], got["trained_tokens"]), (expected["tokens"], expected["trained_tokens"]))
+            self.assertAlmostEqual(got["loss"], expected["loss"], delta=tolerance * expected["loss"])
+            self.assertAlmostEqual(
+                got["grad_norm"], expected["grad_norm"], delta=20 * tolerance * expected["grad_norm"]
+            )
+
+    def test_adapters(self):
+        self.check_as_alone(1e-4, "--dtype", "float32")
+
+    def test_buckets_beside_the_backward_pass(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--ddp_bucket_cap_mb", "1")
+
+    def test_half_precision(self):
+        self.check_as_alone(5e-3, "--dtype", "float16")
+
+    def test_full_training(self):
+        self.check_as_alone(1e-3, "--dtype", "float32", "--finetuning_type", "full")
+
+    def test_packing(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--packing", "true", "--max_seq_length", "96")
+
+    def test_offloaded_activations(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--gradient_checkpointing", "mlp+offload")
+
+    def test_going_on(self):
+        """Bit for bit, with dropout and 8-bit moments."""
+        words = ["--lora.lora_dropout", "0.1", "--r", "16", "--max_steps", "8"]
+        for name, more in (("adapter", []), ("full", ["--finetuning_type", "full"])):
+            if more:
+                words = ["--max_steps", "8"]
+            file = "model.safetensors" if more else ADAPTER
+            with self.subTest(name):
+                for out, extra in (
+                    (f"{name}-whole", ["--save_steps", "3"]),
+                    (f"{name}-rest", ["--resume_from_checkpoint", self.folder / f"{name}-whole" / "checkpoint-3"]),
+                ):
+                    code, err = self.launch(self.RANKS, *self.arguments(out, *words, *more, *extra))
+                    self.assertEqual(code, OK, err)
+                whole, rest = (self.folder / f"{name}-{part}" for part in ("whole", "rest"))
+                self.assertEqual(
+                    [(s["loss"], s["grad_norm"]) for s in self.steps(rest)],
+                    [(s["loss"], s["grad_norm"]) for s in self.steps(whole)[3:]],
+                )
+                self.assertEqual((rest / file).read_bytes(), (whole / file).read_bytes())
+
+    def test_one_rank_s_nan_stops_all_before_the_update(self):
+        base = self.poisoned(math.nan)
+        rows = self.poison_row(3 * self.RANKS + 1)  # of the second rank in step 4
+        words = ["--lr_scheduler_type", "constant", "--per_device_train_batch_size", "1", "--logging_steps", "1"]
+        code, err = self.launch(self.RANKS, *self.arguments("good", *words, "--max_steps", "3", base=base, rows=rows))
+        self.assertEqual(code, OK, err)
+        code, err = self.launch(
+            self.RANKS, *self.arguments("spoiled", *words, "--max_steps", "8", base=base, rows=rows)
+        )
+        self.assertEqual(code, RUNTIME, err)
+        self.assertIn("step 4: the", err)
+        self.assertRegex(err, r"Rank 1: First seen at: the embeddings")
+        self.assertEqual(
+            (self.folder / "spoiled" / ADAPTER).read_bytes(), (self.folder / "good" / ADAPTER).read_bytes()
+        )
+        self.assertEqual(len(self.steps(self.folder / "spoiled")), 3)
+
+    def test_one_rank_s_overflow_is_skipped_by_all(self):
+        """float16: the scale is halved, and the run goes on as one process would."""
+        base = self.poisoned(math.inf)
+        rows = self.poison_row(2 * self.RANKS + 1, count=8 * self.RANKS)
+        words = [
+            "--dtype",
+            "float16",
+            "--max_steps",
+            "8",
+            "--learning_rate",
+            "0.001",
+            "--lr_scheduler_type",
+            "constant",
+        ]
+        losses = []
+        for ranks in (1, self.RANKS):
+            out = f"over{ranks}"
+            arguments = self.arguments(
+                out, *words, "--per_device_train_batch_size", str(self.RANKS // ranks), base=base, rows=rows
+            )
+            code, err = self.launch(ranks, *arguments)
+            self.assertEqual(code, OK, err)
+            self.assertIn("step 3: gradients overflowed", err)
+            self.assertNotIn("step 4: gradients overflowed", err)
+            losses.append([s["loss"] for s in self.steps(self.folder / out)])
+        self.assertEqual(len(losses[0]), 8)
+        for step, (alone, together) in enumerate(zip(*losses), 1):
+            if step == 3:
+                continue
+            self.assertAlmostEqual(together, alone, delta=5e-3 * alone, msg=f"step {step}")
+
+    def test_a_signal_to_one_rank(self):
+        process = self.start(
+            "launch", "--nproc_per_node", str(self.RANKS), *self.arguments("out", "--max_steps", "1000000")
+        )
+        for line in process.stderr:
+            if "step 3/" in line:
+                break
+        process.terminate()
+        rest = process.stderr.read()
+        self.assertEqual(process.wait(), SIGTERM_SAVED, rest)
+        self.assertTrue((self.folder / "out" / ADAPTER).exists())
+
+
+@unittest.skipUnless(gpus(4), "needs four GPUs")
+class FourRanks(TwoRanks):
+    RANKS = 4
+
+
+if __name__ == "__main__":
+    if not gpus(1):
+        print("no GPU")
+        sys.exit(77)
+    main()
