@@ -14,6 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* function_call = "function_call";  ///< ShareGPT's speaker of calls
+
 /// An array that a table or a Parquet column may hold as its JSON text. The parsed text lives in `storage`.
 const Json& array_column(const Json& row, const char* column, DataFormat format, const char* elements, Json& storage) {
     const Json* value = &required(row, column, format);
@@ -62,31 +64,38 @@ bool read_weight(const Json& message, const std::string& role, const std::string
     return *found == 1;
 }
 
+/// Whether a message calls tools.
+bool calls_tools(const Json& message, const std::string& where) {
+    const auto calls = message.find("tool_calls");
+    if (calls == message.end() || calls->is_null()) return false;
+    if (!calls->is_array())
+        throw BadRow{cat(where, ".tool_calls: expected an array of calls, found ", shown(*calls)), ""};
+    return !calls->empty();
+}
+
 class Builder {
   public:
-    void add(const Json& message, const std::string& role, std::string content, const std::string& where) {
+    /// `message`: {role, content, weight?, tool_calls?, ...}.
+    void add(const Json& message, const std::string& where) {
+        if (!message.is_object())
+            throw BadRow{cat(where, ": expected an object {role, content}, found ", shown(message)), ""};
+        const bool calls = calls_tools(message, where);
+        for (const char* key : {"role", "content"})
+            if (!message.contains(key) && !(calls && key == std::string_view("content")))
+                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"), ""};
+        const bool silent = calls && (!message.contains("content") || message["content"].is_null());
+        std::string content = silent ? std::string() : content_text(message["content"], where + ".content");
+        const std::string& role = as_string(message["role"], where + ".role");
         result_.names_weights |= message.contains("weight");
         const bool learnt = read_weight(message, role, where);
         if (role == "assistant") result_.learnt.push_back(learnt && !masked_);
+        result_.conversation.uses_tools |= calls;
+        says_more_ = says_more_ || says_more(message);
         result_.conversation.turns.push_back({role, std::move(content)});
     }
 
-    void add_openai(const Json& messages, const char* column) {
-        for (const Json& message : messages) {
-            const std::string where = cat(column, "[", &message - &messages.front(), "]");
-            if (!message.is_object())
-                throw BadRow{cat(where, ": expected an object {role, content}, found ", shown(message)), ""};
-            const bool calls = message.contains("tool_calls") && !message["tool_calls"].is_null();
-            for (const char* key : {"role", "content"})
-                if (!message.contains(key) && !(calls && key == std::string_view("content")))
-                    throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(message), ")"), ""};
-            const bool silent = calls && (!message.contains("content") || message["content"].is_null());
-            std::string content = silent ? std::string() : content_text(message["content"], where + ".content");
-            const std::string& role = as_string(message["role"], where + ".role");
-            if (calls) result_.conversation.uses_tools = true;
-            says_more_ = says_more_ || says_more(message);
-            add(message, role, std::move(content), where);
-        }
+    void add_all(const Json& messages, const char* column) {
+        for (const Json& message : messages) add(message, cat(column, "[", &message - &messages.front(), "]"));
     }
 
     /// What a template needs beside roles and contents: the messages as they are. `messages` is an array of all that
@@ -116,13 +125,51 @@ class Builder {
     bool masked_ = false, says_more_ = false;
 };
 
+/// The calls that a turn of the speaker function_call has as its value: {name, arguments} or a list of them, or the
+/// JSON text of either.
+Json calls_of(const Json& value, const std::string& where) {
+    Json calls =
+        value.is_string() ? try_parse_ordered(value.get_ref<const std::string&>()) : Json::parse(dumped(value, where));
+    if (calls.is_object()) calls = Json::array({std::move(calls)});
+    const auto is_call = [](const Json& call) {
+        return call.is_object() && call.contains("name") && call["name"].is_string() && call.contains("arguments");
+    };
+    if (!calls.is_array() || calls.empty() || !std::all_of(calls.begin(), calls.end(), is_call))
+        throw BadRow{
+            cat(where, ": expected a call {\"name\", \"arguments\"} or a list of calls as JSON, found ", shown(value)),
+            "The speaker function_call calls tools; what an assistant says otherwise is from gpt."};
+    for (Json& call : calls) call = Json{{"type", "function"}, {"function", std::move(call)}};
+    return calls;
+}
+
+/// A turn {from, value} or {role, content} as a message of OpenAI's; what else the turn has stays as it is.
+Json message_of(const Json& turn, const std::string& where) {
+    if (!turn.is_object()) throw BadRow{cat(where, ": expected an object {from, value}, found ", shown(turn)), ""};
+    const bool openai = turn.contains("role");
+    const std::string from = openai ? "role" : "from", value = openai ? "content" : "value";
+    const bool calls = calls_tools(turn, where);
+    for (const std::string& key : {from, value})
+        if (!turn.contains(key) && !(calls && key == value))
+            throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(turn), ")"), ""};
+    const std::string& speaker = as_string(turn[from], cat(where, ".", from));
+    const std::string place = cat(where, ".", value);
+    Json message{{"role", sharegpt_role(speaker, where)}, {"content", ""}};
+    if (speaker == function_call)
+        message["tool_calls"] = calls_of(turn[value], place);
+    else if (turn.contains(value) && !(calls && turn[value].is_null()))
+        message["content"] = content_text(turn[value], place);
+    for (const auto& [key, other] : turn.items())
+        if (key != from && key != value && !message.contains(key)) message[key] = Json::parse(dumped(other, where));
+    return message;
+}
+
 }  // namespace
 
 std::string sharegpt_role(const std::string& name, const std::string& where) {
     static const std::map<std::string, std::string> roles = {
-        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"}, {"assistant", "assistant"},
-        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"}, {"tool", "tool"},
-        {"observation", "tool"},  {"function", "tool"}};
+        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"},        {"assistant", "assistant"},
+        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"},        {"tool", "tool"},
+        {"observation", "tool"},  {"function", "tool"},   {function_call, "assistant"}};
     const auto found = roles.find(name);
     if (found != roles.end()) return found->second;
     std::string known;
@@ -134,7 +181,7 @@ WeightedConversation openai_conversation(const Json& row) {
     Json storage;
     const Json& messages = array_column(row, "messages", DataFormat::messages, "{role, content}", storage);
     Builder builder;
-    builder.add_openai(messages, "messages");
+    builder.add_all(messages, "messages");
     builder.keep_json(row, messages);
     return std::move(builder.result());
 }
@@ -142,27 +189,19 @@ WeightedConversation openai_conversation(const Json& row) {
 WeightedConversation sharegpt_conversation(const Json& row) {
     Json storage;
     const Json& turns = array_column(row, "conversations", DataFormat::sharegpt, "{from, value}", storage);
+    Json messages = Json::array();
     Builder builder;
+    const auto add = [&](Json message, const std::string& where) {
+        builder.add(message, where);
+        messages.push_back(std::move(message));
+    };
     if (std::string system = optional_string(row, "system"); !system.empty())
-        builder.add(Json::object(), "system", std::move(system), "system");
+        add({{"role", "system"}, {"content", std::move(system)}}, "system");
     for (const Json& turn : turns) {
         const std::string where = cat("conversations[", &turn - &turns.front(), "]");
-        if (!turn.is_object()) throw BadRow{cat(where, ": expected an object {from, value}, found ", shown(turn)), ""};
-        const bool openai = turn.contains("role");
-        const char* const from = openai ? "role" : "from";
-        const char* const value = openai ? "content" : "value";
-        for (const char* key : {from, value})
-            if (!turn.contains(key))
-                throw BadRow{cat(where, ": \"", key, "\" is missing (found: ", column_list(turn), ")"), ""};
-        const std::string role = sharegpt_role(as_string(turn[from], cat(where, ".", from)), where);
-        builder.add(turn, role, content_text(turn[value], cat(where, ".", value)), where);
+        add(message_of(turn, where), where);
     }
-    if (row.contains("tools")) {
-        Json messages = Json::array();
-        for (const Message& turn : builder.result().conversation.turns)
-            messages.push_back(Json{{"role", turn.role}, {"content", turn.content}});
-        builder.keep_json(row, messages);
-    }
+    builder.keep_json(row, messages);
     return std::move(builder.result());
 }
 
@@ -173,9 +212,9 @@ WeightedConversation prompt_completion_conversation(const Json& row) {
         array_column(row, "completion", DataFormat::prompt_completion, "{role, content}", completion_storage);
     Builder builder;
     builder.mask_what_follows(true);
-    builder.add_openai(prompt, "prompt");
+    builder.add_all(prompt, "prompt");
     builder.mask_what_follows(false);
-    builder.add_openai(completion, "completion");
+    builder.add_all(completion, "completion");
     builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(),
                                                 false) != builder.result().learnt.end();
     if (builder.needs_json() || row.contains("tools")) {

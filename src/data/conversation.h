@@ -23,8 +23,9 @@ std::string sharegpt_role(const std::string& name, const std::string& where);
 /// {messages: [{role, content, weight?, tool_calls?, ...}], tools?}. BadRow for a wrong shape, or a weight other than 0
 /// and 1.
 WeightedConversation openai_conversation(const nlohmann::ordered_json& row);
-/// {conversations: [{from, value} or {role, content}, weight?], system?}: human and user are user; gpt, assistant,
-/// chatgpt and model are assistant; system; observation, function and tool are tool. BadRow for others.
+/// {conversations: [{from, value} or {role, content}, weight?, tool_calls?, ...], system?, tools?}: human and user are
+/// user; gpt, assistant, chatgpt and model are assistant; function_call is the assistant, its value the JSON of a call
+/// {name, arguments} or a list of them; system; observation, function and tool are tool. BadRow for others.
 WeightedConversation sharegpt_conversation(const nlohmann::ordered_json& row);
 /// {prompt, completion} whose values are arrays of messages: the assistant turns of the completion are learnt.
 WeightedConversation prompt_completion_conversation(const nlohmann::ordered_json& row);

@@ -81,7 +81,13 @@ class TokenizerEncoder : public RowEncoder {
             row["tools"] = try_parse_ordered(conversation.tools_json);
             if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
         }
-        return examined_turns(row_of(encode_rendered(tokenizer_, chat_template_.render(row))));
+        const Rendered rendered = chat_template_.render(row);
+        if (!rendered.left_out.empty())
+            throw input_error(
+                cat("the chat template ", chat_template_.name(), " writes nothing of the row's ", rendered.left_out,
+                    ": the answer would be learnt without it"),
+                "Choose a data.template that writes tools and calls of them, or write them into the contents.");
+        return examined_turns(row_of(encode_rendered(tokenizer_, rendered)));
     }
 
     std::string subject(RowDoubt doubt) const override {

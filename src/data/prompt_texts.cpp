@@ -66,6 +66,7 @@ void visit_messages(Json& messages, const std::string& column, const TextFields&
         const std::string& written = as_string(message[speaker], cat(where, ".", speaker));
         const std::string role =
             fields.format == DataFormat::sharegpt ? sharegpt_role(written, cat(where, ".", speaker)) : written;
+        if (written == "function_call") continue;  // its value is the JSON of a call
         const bool wanted = only_role.empty() ? fields.names.contains(role) : role == only_role;
         if (wanted && message.contains(content)) visit_content(message[content], cat(where, ".", content), visit);
     }

@@ -67,7 +67,7 @@ Value with_content(const Value& message, std::string_view content) {
 
 class TurnFinder {
   public:
-    TurnFinder(const Conversation& conversation, const std::string& text)
+    TurnFinder(const TemplateInput& conversation, const std::string& text)
         : conversation_(conversation), messages_(conversation.messages), text_(text) {
         const auto plain = cut(messages_.size(), false), prompted = cut(messages_.size(), true);
         if (plain && prompted && prompted->starts_with(*plain)) prompt_ = prompted->substr(plain->size());
@@ -260,7 +260,7 @@ class TurnFinder {
             "one, or train on the whole text (train_on_prompt)");
     }
 
-    const Conversation& conversation_;
+    const TemplateInput& conversation_;
     const Items& messages_;
     const std::string& text_;
     std::optional<std::string> prompt_;  ///< what add_generation_prompt appends
@@ -271,14 +271,14 @@ class TurnFinder {
 
 }  // namespace
 
-std::string render_messages(const Conversation& conversation, Items messages, bool add_generation_prompt) {
+std::string render_messages(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {
     jinja::Variables variables = conversation.variables;
     variables.emplace_back("messages", Value::list(std::move(messages)));
     variables.emplace_back("add_generation_prompt", add_generation_prompt);
     return conversation.chat_template.render(variables).text;
 }
 
-std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Conversation& conversation,
+std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const TemplateInput& conversation,
                                                                       const std::string& text, bool last_only) {
     std::vector<std::size_t> turns;
     for (std::size_t i = 0; i < conversation.messages.size(); ++i) {

@@ -12,7 +12,8 @@
 
 namespace unsloth {
 
-struct Conversation {
+/// A conversation as a template is given it.
+struct TemplateInput {
     const jinja::Template& chat_template;
     const Tokenizer& tokenizer;
     jinja::Items messages;
@@ -20,7 +21,7 @@ struct Conversation {
     bool add_generation_prompt = false;
 };
 
-std::string render_messages(const Conversation& conversation, jinja::Items messages, bool add_generation_prompt);
+std::string render_messages(const TemplateInput& conversation, jinja::Items messages, bool add_generation_prompt);
 
 /// The byte range of each assistant turn within `text`, the rendering of `conversation`: from behind its
 /// header (the generation prompt) up to and with what ends the turn, without white space behind that.
@@ -31,7 +32,7 @@ std::string render_messages(const Conversation& conversation, jinja::Items messa
 /// Where it does not, because the template renders a turn differently when others follow (Qwen 3 drops
 /// earlier reasoning), the answer's place is where renderings with two different answers differ, and what the
 /// template writes around it is compared. Input Error when that fails too: nothing is guessed.
-std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Conversation& conversation,
+std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const TemplateInput& conversation,
                                                                       const std::string& text, bool last_only);
 
 }  // namespace unsloth

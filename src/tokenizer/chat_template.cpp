@@ -10,6 +10,7 @@
 #include "tokenizer/jinja/json_value.h"
 #include "tokenizer/jinja/template.h"
 #include "tokenizer/prompt_parts.h"
+#include "tokenizer/tool_calls.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/tokenizer/chat.h"
@@ -64,7 +65,13 @@ std::string as_text(const Json& value) {
     return text.size() > 80 ? text.substr(0, 77) + "..." : text;
 }
 
-/// A message as transformers hands it over: without null members, its reasoning under all names for it.
+bool calls_tools(const Json& message) {
+    const auto calls = message.find("tool_calls");
+    return calls != message.end() && calls->is_array() && !calls->empty();
+}
+
+/// A message as transformers hands it over: without null members, its reasoning under all names for it. One that calls
+/// tools and says nothing has an empty text as content, for templates add to it.
 Value message_value(const Json& message, std::size_t i) {
     if (!message.is_object()) throw input_error(cat("messages[", i, "]: expected an object, found ", as_text(message)));
     const auto role = message.find("role");
@@ -81,6 +88,7 @@ Value message_value(const Json& message, std::size_t i) {
         if (!value.is_null()) out->set(Value(key), jinja::from_json(value));
     }
     if (reasoning) out->set(Value("reasoning_content"), jinja::from_json(*reasoning));
+    if (calls_tools(message) && !out->find(std::string_view("content"))) out->set(Value("content"), Value(""));
     return out;
 }
 
@@ -172,13 +180,15 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
                                     TrainedTurns turns) const {
     if (mistake) throw *mistake;
     if (builtin) require_tokens(*builtin, tokenizer);
-    const Conversation conversation{chosen, tokenizer, std::move(messages), std::move(given), prompt};
-    jinja::Variables all = conversation.variables;
-    all.emplace_back("messages", Value::list(conversation.messages));
+    TemplateInput input{chosen, tokenizer, std::move(messages), std::move(given), prompt};
+    parse_arguments(input);
+    jinja::Variables all = input.variables;
+    all.emplace_back("messages", Value::list(input.messages));
     all.emplace_back("add_generation_prompt", prompt);
     jinja::RenderedTemplate out = chosen.render(all);
-    Rendered rendered{std::move(out.text), {}};
+    Rendered rendered{std::move(out.text), {}, {}};
     if (turns == TrainedTurns::none) return rendered;
+    rendered.left_out = left_out_tools(input, rendered.text);
     // A template that marks what the assistant says knows best, unless the marks lie within a value.
     if (chosen.has_generation() && !out.generation_within_value) {
         rendered.trained_bytes = std::move(out.generations);
@@ -186,7 +196,7 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
         if (turns == TrainedTurns::last && rendered.trained_bytes.size() > 1)
             rendered.trained_bytes.erase(rendered.trained_bytes.begin(), rendered.trained_bytes.end() - 1);
     } else {
-        rendered.trained_bytes = find_assistant_turns(conversation, rendered.text, turns == TrainedTurns::last);
+        rendered.trained_bytes = find_assistant_turns(input, rendered.text, turns == TrainedTurns::last);
     }
     return rendered;
 }

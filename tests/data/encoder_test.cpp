@@ -189,6 +189,41 @@ TEST(TokenizerEncoder, WhatCannotBeEncodedIsAnErrorWithTheRow) {
                          {"vicuna", "llama-3"});
 }
 
+TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
+    const toy::Folder folder, files;
+    // As the template of Llama 3.1's tokenizer that knows roles and contents alone.
+    const std::string blind =
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+        "{{ m.content | trim }}<|eot_id|>{% endfor %}";
+    const std::string sees =
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|eot_id|>{% endfor %}";
+    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const std::string openai =
+        R"({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": null, "tool_calls":
+        [{"type": "function", "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 2}"}}]}]})";
+    const std::string sharegpt = R"({"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "function_call",
+        "value": "{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 2}}"}]})";
+    for (std::string row : {openai, sharegpt}) {
+        std::erase(row, '\n');
+        const auto path = files.write("a.jsonl", row + "\n");
+        const auto encoder = make_row_encoder(tokenizer, files.write("blind.jinja", blind).string());
+        toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+                             {"a.jsonl:1: ", "writes nothing of the row's messages[1].tool_calls", "data.template"});
+        const Sample sample = row_of(*make_row_encoder(tokenizer, files.write("sees.jinja", sees).string()), row);
+        expect_row(sample,
+                   joined({{header},
+                           bytes("user"),
+                           {header_end},
+                           bytes("\n\n2 + 2?"),
+                           {turn_end, header},
+                           bytes("assistant"),
+                           {header_end},
+                           bytes("\n\n")}),
+                   joined({bytes(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
+    }
+}
+
 TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     const toy::Folder folder, files;
     const Tokenizer tokenizer = byte_tokenizer(folder);

@@ -260,6 +260,50 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     toy::expect_contains(refused(DataFormat::messages, deep), {"nested more than 100 deep"});
 }
 
+TEST(FormatRow, ShareGptRowsKeepCallsReasoningAndNames) {
+    class Whole : public toy::Encoder {
+      public:
+        EncodedRow whole_conversation(const Conversation& conversation) const override {
+            messages = nlohmann::ordered_json::parse(conversation.messages_json).dump();
+            uses_tools = conversation.uses_tools;
+            return {{5, 6}, {{1, 2}}};
+        }
+        mutable std::string messages;
+        mutable bool uses_tools = false;
+    };
+    const Whole whole;
+    const auto messages = [&](const std::string& turns) {
+        RowFormatter(DataFormat::sharegpt, {}, &whole).format(parse_row(R"({"conversations": [)" + turns + "]}"));
+        return whole.messages;
+    };
+    EXPECT_EQ(messages(R"({"from": "human", "value": "a", "name": "Al"},
+                          {"from": "gpt", "value": "b", "reasoning_content": "r", "weight": 1})"),
+              R"([{"role":"user","content":"a","name":"Al"},)"
+              R"({"role":"assistant","content":"b","reasoning_content":"r","weight":1}])");
+    EXPECT_FALSE(whole.uses_tools);
+    const std::string called =
+        R"([{"role":"assistant","content":"","tool_calls":[{"type":"function","function":{"name":"f","arguments":{"n":1}}}]},)"
+        R"({"role":"tool","content":"2"}])";
+    const std::string answer = R"(, {"from": "observation", "value": "2"})";
+    EXPECT_EQ(
+        messages(R"({"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"n\": 1}}"})" + answer),
+        called);
+    EXPECT_TRUE(whole.uses_tools);
+    EXPECT_EQ(messages(R"({"from": "function_call", "value": [{"name": "f", "arguments": {"n": 1}}]})" + answer),
+              called);
+    EXPECT_EQ(messages(R"({"from": "gpt", "value": null, "tool_calls": [{"type": "function", "function":
+                          {"name": "f", "arguments": {"n": 1}}}]})" +
+                       answer),
+              called);
+    for (const char* value : {"\"I call f\"", "\"[]\"", "{\"name\": \"f\"}", "7"})
+        toy::expect_contains(refused(DataFormat::sharegpt,
+                                     cat(R"({"conversations": [{"from": "function_call", "value": )", value, "}]}")),
+                             {"conversations[0].value", "expected a call"});
+    toy::expect_contains(
+        refused(DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "", "tool_calls": "[]"}]})"),
+        {"messages[0].tool_calls", "expected an array of calls"});
+}
+
 TEST(FormatRow, WhatMessagesSayBesideTheirContentsReachesTheEncoder) {
     class Whole : public toy::Encoder {
       public:

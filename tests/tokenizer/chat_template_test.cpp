@@ -266,6 +266,63 @@ TEST_F(ChatTemplates, GenerationBlocksTellTheTurns) {
     EXPECT_EQ(marked(in_macro, two_turns), "<user>Q1</s><assistant>⟦A1</s>⟧<user>A1</s><assistant>⟦A2 </s>⟧");
 }
 
+/// A question and a call; `arguments` as JSON.
+std::string call_row(const std::string& arguments) {
+    return R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": null, "tool_calls":
+        [{"type": "function", "function": {"name": "f", "arguments": )" +
+           arguments + "}}]}]}";
+}
+
+constexpr const char* calls_by =
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls or [] %}";
+
+TEST_F(ChatTemplates, ArgumentsThatAreTextsArriveAsTheTemplateWritesThem) {
+    const auto call = [&](const std::string& written, const std::string& arguments) {
+        return text(calls_by + written + "{% endfor %}{% endfor %}", call_row(arguments));
+    };
+    const std::string as_text = R"("{\"n\":1, \"s\":\"x\"}")", as_object = R"({"n":1, "s":"x"})";
+    const std::string front = "[user] Q[assistant] ";
+    EXPECT_EQ(call("{{ c.function | tojson }}", as_text), front + R"({"name": "f", "arguments": {"n": 1, "s": "x"}})");
+    EXPECT_EQ(call("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", as_text),
+              front + "n=1;s=x;");
+    // The template takes the text as it is, and an object beside it.
+    const std::string either = "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}";
+    EXPECT_EQ(call(either, as_text), front + R"({"n":1, "s":"x"})");
+    EXPECT_EQ(call(either, as_object), front + R"({"n": 1, "s": "x"})");
+    EXPECT_EQ(call("{{ 'args: ' + c.function.arguments }}", as_text), front + R"(args: {"n":1, "s":"x"})");
+    const std::string refusal = error_of(ErrorKind::input, [&] { call("{{ c.function | tojson }}", R"("n is one")"); });
+    EXPECT_NE(refusal.find("messages[1].tool_calls[0].arguments: expected a JSON object"), std::string::npos)
+        << refusal;
+}
+
+TEST_F(ChatTemplates, ACallWithoutContentHasAnEmptyOne) {
+    const std::string source =
+        "{% for m in messages %}{{ m.role + ':' + m.content + (m.tool_calls | default([])) | tojson }}{% endfor %}";
+    EXPECT_EQ(text(source, R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [1]}]})"),
+              "assistant:[1]");
+    EXPECT_EQ(text(source, R"({"messages": [{"role": "assistant", "tool_calls": [1]}]})"), "assistant:[1]");
+}
+
+TEST_F(ChatTemplates, SayWhatTheyLeaveOut) {
+    const auto left_out = [&](const std::string& source, std::string row, bool tools) {
+        if (tools) row.insert(1, R"("tools": [{"name": "f"}], )");
+        return ChatTemplate::choose("auto", tokenizer(source)).render(Ordered::parse(row)).left_out;
+    };
+    const std::string row = call_row(R"({"n": 1})"), plain = "{% for m in messages %}[{{ m.role }}] {{ m.content }}|";
+    const std::string calls = calls_by + std::string("{{ c.function.name }}{% endfor %}|");
+    EXPECT_EQ(left_out(plain + "{% endfor %}", row, true), "tools");
+    EXPECT_EQ(left_out(plain + "{% endfor %}", row, false), "messages[1].tool_calls");
+    EXPECT_EQ(left_out("{{ tools | tojson }}" + plain + "{% endfor %}", row, true), "messages[1].tool_calls");
+    EXPECT_EQ(left_out("{{ tools | tojson }}" + calls + "{% endfor %}", row, true), "");
+    EXPECT_EQ(left_out(calls + "{% endfor %}", row, false), "");
+    // Without its calls a message is one that this template refuses.
+    EXPECT_EQ(
+        left_out(plain + "{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('no') }}{% endif %}"
+                         "{% endfor %}",
+                 row, false),
+        "");
+}
+
 TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
     const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
     EXPECT_NE(error_of(ErrorKind::usage, [&] { ChatTemplate::choose(source, tokenizer("x")); })

@@ -25,6 +25,9 @@ struct Message {
 struct Rendered {
     std::string text;
     std::vector<std::pair<std::size_t, std::size_t>> trained_bytes;
+    /// What the template leaves out of the text: "tools", "messages[2].tool_calls"; empty: none of them. Looked for
+    /// with trained_bytes.
+    std::string left_out;
 };
 
 /// Token ids and the half-open ranges of token positions to train on.
@@ -56,10 +59,11 @@ class ChatTemplate {
     const std::string& name() const;
 
     /// Renders a row as transformers' apply_chat_template does. `row` is an object with
-    ///   messages                OpenAI's: objects with role and content (text, or a list of parts),
-    ///   tool_calls,
-    ///                           name, … whatever the template reads; members that are null count as absent,
-    ///                           and reasoning_content, thinking and reasoning stand for one another
+    ///   messages                OpenAI's: objects with role and content (text, or a list of parts), tool_calls,
+    ///                           name, … whatever the template reads; members that are null count as absent (the
+    ///                           content of a message that calls tools as ""), reasoning_content, thinking and
+    ///                           reasoning stand for one another, and arguments of calls that are JSON texts are
+    ///                           parsed where the template writes objects
     ///   tools, documents        lists of objects; may be absent
     ///   add_generation_prompt   boolean; may be absent
     ///   further members         variables of the template; they win over the special tokens

@@ -1,0 +1,117 @@
+#include "tokenizer/tool_calls.h"
+
+#include <optional>
+#include <string_view>
+
+#include "tokenizer/jinja/json_value.h"
+#include "unsloth/core/error.h"
+#include "unsloth/tokenizer/ordered_row.h"
+
+namespace unsloth {
+namespace {
+
+using jinja::Dict;
+using jinja::Items;
+using jinja::Value;
+
+/// An object's text with quotes, which a template that writes texts as values would escape.
+constexpr std::string_view probe = R"({"Qxvjkwq": "Zmbtgfz"})";
+
+std::optional<std::string> attempt(const TemplateInput& input, Items messages) {
+    try {
+        return render_messages(input, std::move(messages), input.add_generation_prompt);
+    } catch (const Error&) {
+        return std::nullopt;  // a template may refuse what it was not made for
+    }
+}
+
+const Value* member(const Value& value, std::string_view key) {
+    return value.is(Value::Kind::dict) ? value.dict().find(key) : nullptr;
+}
+
+Value with_member(const Value& object, const char* key, Value value) {
+    auto changed = std::make_shared<Dict>(object.dict());
+    changed->set(Value(key), std::move(value));
+    return changed;
+}
+
+Value without_member(const Value& object, std::string_view key) {
+    auto changed = std::make_shared<Dict>();
+    for (const auto& [name, value] : object.dict().entries())
+        if (!name.is_string() || name.string() != key) changed->set(name, value);
+    return changed;
+}
+
+const Items* calls_of(const Value& message) {
+    const Value* const calls = member(message, "tool_calls");
+    return calls && calls->is_sequence(jinja::Sequence::Kind::list) ? &calls->sequence().items : nullptr;
+}
+
+/// The call with `change(text)` in place of arguments that are a text; OpenAI's {function: {name, arguments}} or the
+/// inner object alone.
+template <class Change>
+Value with_arguments(const Value& call, const Change& change) {
+    if (const Value* inner = member(call, "function"); inner && inner->is(Value::Kind::dict))
+        return with_member(call, "function", with_arguments(*inner, change));
+    const Value* const arguments = member(call, "arguments");
+    return arguments && arguments->is_string() ? with_member(call, "arguments", change(arguments->string())) : call;
+}
+
+/// `change(text, place)` for all arguments that are texts.
+template <class Change>
+Items with_all_arguments(const Items& messages, const Change& change) {
+    Items out = messages;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        const Items* const calls = calls_of(out[i]);
+        if (!calls) continue;
+        Items changed;
+        for (std::size_t k = 0; k < calls->size(); ++k)
+            changed.push_back(with_arguments((*calls)[k], [&](const std::string& text) {
+                return change(text, cat("messages[", i, "].tool_calls[", k, "].arguments"));
+            }));
+        out[i] = with_member(out[i], "tool_calls", Value::list(std::move(changed)));
+    }
+    return out;
+}
+
+Value parsed_object(const std::string& text, const std::string& place) {
+    const nlohmann::ordered_json object = try_parse_ordered(text);
+    if (!object.is_object())
+        throw input_error(
+            cat(place, ": expected a JSON object, which the chat template writes out, found a text that is ",
+                object.is_discarded() ? "not JSON" : object.type_name()),
+            "Write the arguments as an object.");
+    return jinja::from_json(object);
+}
+
+}  // namespace
+
+void parse_arguments(TemplateInput& input) {
+    bool texts = false;
+    Items probed = with_all_arguments(input.messages, [&](const std::string&, const std::string&) {
+        texts = true;
+        return Value(probe);
+    });
+    if (!texts) return;
+    if (const auto text = attempt(input, std::move(probed)); text && text->find(probe) != std::string::npos) return;
+    input.messages = with_all_arguments(input.messages, parsed_object);
+}
+
+std::string left_out_tools(const TemplateInput& input, const std::string& text) {
+    for (std::size_t v = 0; v < input.variables.size(); ++v) {
+        if (input.variables[v].first != "tools" || !jinja::truthy(input.variables[v].second)) continue;
+        TemplateInput without = input;
+        without.variables[v].second = Value();
+        if (attempt(without, without.messages) == text) return "tools";
+    }
+    for (std::size_t i = 0; i < input.messages.size(); ++i) {
+        const Items* const calls = calls_of(input.messages[i]);
+        if (!calls || calls->empty()) continue;
+        Items messages = input.messages;
+        messages[i] = without_member(messages[i], "tool_calls");
+        if (attempt(input, std::move(messages)) == text) return cat("messages[", i, "].tool_calls");
+    }
+    return {};
+}
+
+}  // namespace unsloth
