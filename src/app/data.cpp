@@ -46,8 +46,8 @@ TrainingData load(const Config& config, const ModelFolder& folder, RefusedRows r
     };
     if (config.model.path.empty()) return load_training_data(config, {}, no_model, {}, {refused, false});
     return load_training_data(config, folder.limits,
-                              run_encoder_maker(folder.tokenizer, folder.limits.vocab_size, config.data.template_name),
-                              encoder_fingerprint(folder.tokenizer, config.data.template_name), {refused, false});
+                              run_encoder_maker(folder.tokenizer, folder.limits.vocab_size, config.data),
+                              run_encoder_fingerprint(folder.tokenizer, config.data), {refused, false});
 }
 
 /// What a message says before its advice.

@@ -11,6 +11,7 @@ void run_tokenize(const CommandLine& line) {
     const TokenizeRequest& request = line.tokenize;
     TokenizeOptions options;
     options.chat_template = request.chat_template;
+    options.chat_template_kwargs = request.chat_template_kwargs;
     options.decode = request.decode;
     options.no_special = request.no_special;
     std::ios::sync_with_stdio(false);

@@ -121,6 +121,8 @@ bool has_type(const Option& option, const Json& value) {
             return value.is_object() && all_elements(value, is_finite_number);
         case OptionType::scalar_map:
             return value.is_object() && all_elements(value, is_scalar);
+        case OptionType::object:
+            return value.is_object();
         case OptionType::object_list:
             return value.is_array();
     }
@@ -227,6 +229,9 @@ std::string expectation(const Option& option) {
             break;
         case OptionType::scalar_map:
             text = "an object of numbers, strings or booleans";
+            break;
+        case OptionType::object:
+            text = "an object";
             break;
         case OptionType::object_list:
             text = "a list of objects";

@@ -15,7 +15,7 @@
 namespace unsloth::config {
 
 /// `choice` is a string out of `choices`. Maps keep their order; the values of a scalar_map are strings, numbers or
-/// booleans. An object_list is a list of objects whose keys are declared as options too.
+/// booleans, those of an object anything. An object_list is a list of objects whose keys are declared as options too.
 enum class OptionType {
     boolean,
     integer,
@@ -27,6 +27,7 @@ enum class OptionType {
     integer_map,
     number_map,
     scalar_map,
+    object,
     object_list,
 };
 

@@ -182,6 +182,14 @@ Option& OptionSet::add(std::string key, std::vector<std::pair<std::string, std::
     return bind(option, field), option.value("JSON");
 }
 
+Option& OptionSet::add_object(std::string key, std::string& json, std::string help) {
+    Option& option = append(std::move(key), OptionType::object, std::move(help));
+    option.get = [&json] { return Json::parse(json); };
+    option.set = [&json](const Json& value) { json = value.dump(); };
+    option.default_value = option.get();
+    return option.value("JSON");
+}
+
 void OptionSet::read_object(const Json& value, const std::string& origin) const {
     const Json object = value.is_string() ? Json{{options_.front().key, value}} : value;
     if (!object.is_object()) throw usage_error(cat(origin, ": expected an object, found ", value.dump()));

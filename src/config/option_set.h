@@ -45,6 +45,9 @@ class OptionSet {
     template <class Enum>
     Option& add_choice(std::string key, Enum& field, std::vector<std::pair<std::string, Enum>> names, std::string help);
 
+    /// An object of any members, kept as its JSON text.
+    Option& add_object(std::string key, std::string& json, std::string help);
+
     /// A list of objects; `declare` declares the keys of one. A string in the list stands for an object with that value
     /// of the first key.
     template <class Element>

@@ -131,6 +131,10 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr), or a path to a .jinja file.")
         .value("NAME")
         .suggested_for({"chat_template", "prompt_template"});
+    options.add_object(
+        "chat_template_kwargs", data.chat_template_kwargs,
+        "Variables of the chat template, such as {\"enable_thinking\": false}. A row's own columns win, and "
+        "over these its column chat_template_kwargs.");
     options.add("train_on_prompt", data.train_on_prompt, "Prompts are targets too, not only answers.");
     options.add("train_on_last_turn_only", data.train_on_last_turn_only,
                 "Of a conversation's answers only the last is a target.");

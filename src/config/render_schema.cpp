@@ -59,6 +59,8 @@ Json type_schema(const Option& option) {
         case OptionType::scalar_map:
             return {{"type", "object"},
                     {"additionalProperties", {{"type", Json::array({"number", "string", "boolean"})}}}};
+        case OptionType::object:
+            return {{"type", "object"}};
         case OptionType::object_list:
             return {{"type", "array"},
                     {"items", {{"anyOf", Json::array({object_schema(*option.elements), {{"type", "string"}}})}}}};

@@ -98,25 +98,28 @@ class Builder {
         for (const Json& message : messages) add(message, cat(column, "[", &message - &messages.front(), "]"));
     }
 
-    /// What a template needs beside roles and contents: the messages as they are. `messages` is an array of all that
-    /// were added.
-    void keep_json(const Json& row, const Json& messages) {
+    /// What a template needs beside roles and contents. `messages` is an array of all that were added, `own` are the
+    /// columns that they came from.
+    void keep_json(const Json& row, const Json& messages, const std::vector<std::string_view>& own,
+                   const ReadsColumn& reads) {
         Conversation& conversation = result_.conversation;
         if (const auto tools = row.find("tools"); tools != row.end() && !tools->is_null() && !tools->empty()) {
             conversation.uses_tools = true;
             conversation.tools_json = tools->is_string() ? tools->get<std::string>() : dumped(*tools, "tools");
         }
-        if (conversation.uses_tools) {
-            conversation.messages_json = dumped(messages, "messages");
-        } else if (says_more_) {
-            Json whole = messages;
-            for (std::size_t i = 0; i < whole.size(); ++i)
-                whole[i]["content"] = conversation.turns[i].content;  // parts are joined
-            conversation.messages_json = dumped(whole, "messages");
-        }
+        Json variables = Json::object();
+        for (const auto& [column, value] : row.items())
+            if (column != "tools" && !value.is_null() && reads(column) &&
+                std::find(own.begin(), own.end(), column) == own.end())
+                variables[column] = Json::parse(dumped(value, cat("column \"", column, "\"")));
+        if (!variables.empty()) conversation.variables_json = variables.dump();
+        if (!conversation.uses_tools && !says_more_ && variables.empty()) return;
+        Json whole = Json::parse(dumped(messages, "messages"));
+        for (std::size_t i = 0; i < whole.size(); ++i)
+            whole[i]["content"] = conversation.turns[i].content;  // parts are joined
+        conversation.messages_json = whole.dump();
     }
 
-    bool needs_json() const { return result_.conversation.uses_tools || says_more_; }
     void mask_what_follows(bool masked) { masked_ = masked; }
     WeightedConversation& result() { return result_; }
 
@@ -177,16 +180,16 @@ std::string sharegpt_role(const std::string& name, const std::string& where) {
     throw BadRow{cat(where, ": unknown speaker \"", name.substr(0, 40), "\""), cat("Known are ", known, ".")};
 }
 
-WeightedConversation openai_conversation(const Json& row) {
+WeightedConversation openai_conversation(const Json& row, const ReadsColumn& reads) {
     Json storage;
     const Json& messages = array_column(row, "messages", DataFormat::messages, "{role, content}", storage);
     Builder builder;
     builder.add_all(messages, "messages");
-    builder.keep_json(row, messages);
+    builder.keep_json(row, messages, {"messages"}, reads);
     return std::move(builder.result());
 }
 
-WeightedConversation sharegpt_conversation(const Json& row) {
+WeightedConversation sharegpt_conversation(const Json& row, const ReadsColumn& reads) {
     Json storage;
     const Json& turns = array_column(row, "conversations", DataFormat::sharegpt, "{from, value}", storage);
     Json messages = Json::array();
@@ -201,11 +204,11 @@ WeightedConversation sharegpt_conversation(const Json& row) {
         const std::string where = cat("conversations[", &turn - &turns.front(), "]");
         add(message_of(turn, where), where);
     }
-    builder.keep_json(row, messages);
+    builder.keep_json(row, messages, {"conversations", "system"}, reads);
     return std::move(builder.result());
 }
 
-WeightedConversation prompt_completion_conversation(const Json& row) {
+WeightedConversation prompt_completion_conversation(const Json& row, const ReadsColumn& reads) {
     Json prompt_storage, completion_storage;
     const Json& prompt = array_column(row, "prompt", DataFormat::prompt_completion, "{role, content}", prompt_storage);
     const Json& completion =
@@ -217,12 +220,10 @@ WeightedConversation prompt_completion_conversation(const Json& row) {
     builder.add_all(completion, "completion");
     builder.result().names_weights |= std::find(builder.result().learnt.begin(), builder.result().learnt.end(),
                                                 false) != builder.result().learnt.end();
-    if (builder.needs_json() || row.contains("tools")) {
-        Json messages = Json::array();
-        for (const Json* part : {&prompt, &completion})
-            for (const Json& message : *part) messages.push_back(Json::parse(dumped(message, "prompt")));
-        builder.keep_json(row, messages);
-    }
+    Json messages = Json::array();
+    for (const Json* part : {&prompt, &completion})
+        for (const Json& message : *part) messages.push_back(Json::parse(dumped(message, "prompt")));
+    builder.keep_json(row, messages, {"prompt", "completion"}, reads);
     return std::move(builder.result());
 }
 

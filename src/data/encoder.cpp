@@ -37,9 +37,9 @@ bool names_template(const Tokenizer& tokenizer, std::string_view name) {
 
 class TokenizerEncoder : public RowEncoder {
   public:
-    TokenizerEncoder(const Tokenizer& tokenizer, std::string_view template_name)
+    TokenizerEncoder(const Tokenizer& tokenizer, std::string_view template_name, std::string_view kwargs)
         : tokenizer_(tokenizer),
-          chat_template_(ChatTemplate::choose(template_name, tokenizer)),
+          chat_template_(ChatTemplate::choose(template_name, tokenizer, kwargs)),
           alpaca_prompts_(template_name == "auto" || template_name == "alpaca"),
           guessed_(template_name == "auto" && !names_template(tokenizer, "default")) {
         if (template_name == "auto")
@@ -72,22 +72,22 @@ class TokenizerEncoder : public RowEncoder {
     }
 
     EncodedRow messages(const std::vector<Message>& turns) const override {
-        return examined_turns(row_of(encode_rendered(tokenizer_, chat_template_.render(turns, false))));
+        return encoded(chat_template_.render(turns, false));
     }
 
     EncodedRow whole_conversation(const Conversation& conversation) const override {
-        nlohmann::ordered_json row{{"messages", nlohmann::ordered_json::parse(conversation.messages_json)}};
+        nlohmann::ordered_json row = nlohmann::ordered_json::object();
+        if (!conversation.variables_json.empty()) row = nlohmann::ordered_json::parse(conversation.variables_json);
+        row["messages"] = nlohmann::ordered_json::parse(conversation.messages_json);
         if (!conversation.tools_json.empty()) {
             row["tools"] = try_parse_ordered(conversation.tools_json);
             if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
         }
-        const Rendered rendered = chat_template_.render(row);
-        if (!rendered.left_out.empty())
-            throw input_error(
-                cat("the chat template ", chat_template_.name(), " writes nothing of the row's ", rendered.left_out,
-                    ": the answer would be learnt without it"),
-                "Choose a data.template that writes tools and calls of them, or write them into the contents.");
-        return examined_turns(row_of(encode_rendered(tokenizer_, rendered)));
+        return encoded(chat_template_.render(row));
+    }
+
+    bool reads(std::string_view column) const override {
+        return column == "chat_template_kwargs" || column == "add_generation_prompt" || chat_template_.reads(column);
     }
 
     std::string subject(RowDoubt doubt) const override {
@@ -115,7 +115,13 @@ class TokenizerEncoder : public RowEncoder {
         return row;
     }
 
-    EncodedRow examined_turns(EncodedRow row) const {
+    EncodedRow encoded(const Rendered& rendered) const {
+        if (!rendered.left_out.empty())
+            throw input_error(
+                cat("the chat template ", chat_template_.name(), " writes nothing of the row's ", rendered.left_out,
+                    ": the answer would be learnt without it"),
+                "Choose a data.template that writes tools and calls of them, or write them into the contents.");
+        EncodedRow row = row_of(encode_rendered(tokenizer_, rendered));
         if (guessed_) row.doubts |= static_cast<uint32_t>(RowDoubt::guessed_template);
         return examined(std::move(row));
     }
@@ -141,11 +147,16 @@ EncodedRow RowEncoder::whole_conversation(const Conversation& conversation) cons
                       "Leave out tools, tool_calls and messages of role tool, or write them into the contents.");
 }
 
+bool RowEncoder::reads(std::string_view) const {
+    return false;
+}
+
 std::string RowEncoder::subject(RowDoubt) const {
     return {};
 }
 
-std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name) {
+std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name,
+                                const std::string& kwargs) {
     std::vector<std::filesystem::path> files;
     for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
                              "added_tokens.json", "vocab.json", "merges.txt", "config.json", "generation_config.json",
@@ -158,6 +169,7 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
     files.emplace_back(template_name);  // a template may be a file of its own
     ContentHash hash;
     hash.add_field(template_name);
+    hash.add_field(kwargs);
     bool dated = false;
     for (const std::filesystem::path& file : files) {
         if (!std::filesystem::is_regular_file(file, none)) continue;
@@ -180,8 +192,9 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
     return hash.hex();
 }
 
-std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name) {
-    return std::make_unique<TokenizerEncoder>(tokenizer, template_name);
+std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name,
+                                             std::string_view kwargs) {
+    return std::make_unique<TokenizerEncoder>(tokenizer, template_name, kwargs);
 }
 
 }  // namespace unsloth

@@ -63,6 +63,14 @@ void remove_padding(FormattedRow& row, const std::vector<int32_t>& mask) {
     }
 }
 
+/// As in TRL: what a mask has at 0 is no target.
+void hide_labels(std::vector<int32_t>& labels, const std::vector<int32_t>& mask, const char* column) {
+    for (std::size_t t = 0; t < mask.size(); ++t) {
+        if (mask[t] != 0 && mask[t] != 1) throw BadRow{cat(column, "[", t, "]: expected 0 or 1, found ", mask[t]), ""};
+        if (mask[t] == 0) labels[t] = ignore_label;
+    }
+}
+
 void check_ids(const FormattedRow& row, int64_t vocab_size, bool from_tokenizer) {
     const int64_t limit = vocab_size > 0 ? vocab_size : int64_t{std::numeric_limits<int32_t>::max()} + 1;
     const auto outside = [&](int32_t id) { return id < 0 || id >= limit; };
@@ -184,8 +192,8 @@ FormattedRow RowFormatter::format(const Json& row) const {
         case DataFormat::messages:
         case DataFormat::sharegpt: {
             const bool openai = format_ == DataFormat::messages;
-            EncodedRow ids =
-                encode_conversation(openai ? openai_conversation(row) : sharegpt_conversation(row), learnt);
+            EncodedRow ids = encode_conversation(
+                openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), learnt);
             return encoded(std::move(ids), learnt);
         }
         case DataFormat::text:
@@ -195,6 +203,10 @@ FormattedRow RowFormatter::format(const Json& row) const {
             break;
     }
     UNSLOTH_CHECK(false, "format ", static_cast<int>(format_));
+}
+
+std::function<bool(std::string_view)> RowFormatter::reads() const {
+    return [this](std::string_view column) { return column != provenance_column && encoder_->reads(column); };
 }
 
 EncodedRow RowFormatter::encode_alpaca(const Json& row) const {
@@ -210,7 +222,7 @@ EncodedRow RowFormatter::encode_prompt_completion(const Json& row, std::vector<b
     const Json& prompt = required(row, "prompt", format_);
     const Json& completion = required(row, "completion", format_);
     if (prompt.is_array() || completion.is_array())
-        return encode_conversation(prompt_completion_conversation(row), learnt);
+        return encode_conversation(prompt_completion_conversation(row, reads()), learnt);
     return encoder_->prompt_completion(as_string(prompt, "column \"prompt\""),
                                        as_string(completion, "column \"completion\""));
 }
@@ -245,6 +257,8 @@ FormattedRow RowFormatter::tokenized(const Json& row) const {
     given("labels", result.labels);
     given("position_ids", result.positions);
     std::vector<int32_t> mask;
+    for (const char* column : {"completion_mask", "assistant_masks"})
+        if (given(column, mask)) hide_labels(result.labels, mask, column);
     if (given("attention_mask", mask)) remove_padding(result, mask);
     check_ids(result, options_.vocab_size, false);
     check_positions(result.positions);

@@ -23,8 +23,14 @@ Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_
 }
 
 std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
-                                                               const std::string& template_name) {
-    return [=] { return make_row_encoder(load_run_tokenizer(folder, vocab_size), template_name); };
+                                                               const DataOptions& data) {
+    return [folder, vocab_size, name = data.template_name, kwargs = data.chat_template_kwargs] {
+        return make_row_encoder(load_run_tokenizer(folder, vocab_size), name, kwargs);
+    };
+}
+
+std::string run_encoder_fingerprint(const std::filesystem::path& folder, const DataOptions& data) {
+    return encoder_fingerprint(folder, data.template_name, data.chat_template_kwargs);
 }
 
 }  // namespace unsloth

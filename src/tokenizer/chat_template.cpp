@@ -1,9 +1,11 @@
 // Choosing a chat template, and rendering a row with it.
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "tokenizer/assistant_turns.h"
 #include "tokenizer/builtin_templates.h"
@@ -14,6 +16,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth {
 namespace {
@@ -105,9 +108,32 @@ void set(jinja::Variables& variables, std::string_view name, Value value) {
     variables.emplace_back(name, std::move(value));
 }
 
-bool has_tools(const Json& row) {
-    const auto tools = row.find("tools");
-    return tools != row.end() && !tools->is_null();
+bool has_tools(const jinja::Variables& variables) {
+    return std::any_of(variables.begin(), variables.end(),
+                       [](const auto& entry) { return entry.first == "tools" && !entry.second.is_none(); });
+}
+
+/// What reads like a name in a template's source.
+std::set<std::string, std::less<>> words_of(std::string_view source) {
+    const auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+    std::set<std::string, std::less<>> words;
+    for (auto begin = source.begin(); begin != source.end();) {
+        begin = std::find_if(begin, source.end(), in_word);
+        const auto end = std::find_if_not(begin, source.end(), in_word);
+        if (begin != end) words.emplace(begin, end);
+        begin = end;
+    }
+    return words;
+}
+
+/// A row's chat_template_kwargs; a table has them as JSON text.
+Json kwargs_of(const Json& row) {
+    const auto found = row.find("chat_template_kwargs");
+    if (found == row.end() || found->is_null()) return Json::object();
+    Json kwargs = found->is_string() ? try_parse_ordered(found->get_ref<const std::string&>()) : *found;
+    if (!kwargs.is_object())
+        throw input_error(cat("chat_template_kwargs: expected an object, found ", as_text(*found)));
+    return kwargs;
 }
 
 }  // namespace
@@ -116,11 +142,13 @@ struct ChatTemplate::Impl {
     jinja::Template main;
     std::optional<jinja::Template> with_tools;  ///< the model's own for conversations with tools
     jinja::Variables variables;                 ///< that every rendering is given
+    std::set<std::string, std::less<>> words;   ///< of the templates' sources
     const BuiltinTemplate* builtin = nullptr;
     Tokenizer tokenizer;
     std::optional<Error> mistake;  ///< of the model's template, when nobody asked for it by name
 
     explicit Impl(Tokenizer of_model) : tokenizer(std::move(of_model)) {}
+    jinja::Template compile(std::string_view source, std::string name);
     void compile_own(const std::string& source, const std::string* tool_use);
     Rendered render(const jinja::Template& chosen, Items messages, bool prompt, jinja::Variables given,
                     TrainedTurns turns) const;
@@ -136,9 +164,19 @@ void add_builtin_variables(const Tokenizer& tokenizer, jinja::Variables& variabl
     if (tokenizer.bos_id()) set(variables, "bos_token", Value(tokenizer.token(*tokenizer.bos_id())));
 }
 
+void add_kwargs(std::string_view text, jinja::Variables& variables) {
+    const Json kwargs = try_parse_ordered(text);
+    if (!kwargs.is_object()) throw usage_error(cat("chat_template_kwargs: expected a JSON object, found ", text));
+    for (const auto& [key, value] : kwargs.items()) {
+        if (key == "messages" || key == "add_generation_prompt")
+            throw usage_error(cat("chat_template_kwargs: ", key, " is each row's own"), "Leave it out.");
+        set(variables, key, jinja::from_json(value));
+    }
+}
+
 }  // namespace
 
-ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer) {
+ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer, std::string_view kwargs) {
     auto impl = std::make_shared<Impl>(tokenizer);
     for (const auto& [key, text] : tokenizer.special_token_texts()) impl->variables.emplace_back(key, Value(text));
     const std::string* own = own_template(tokenizer, name == "auto" ? "default" : name);
@@ -147,17 +185,18 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
     if (own && name == "auto") {
         impl->compile_own(*own, own_template(tokenizer, "tool_use"));
     } else if (own) {
-        impl->main = jinja::Template::compile(*own, cat(name, " (of the model)"));
+        impl->main = impl->compile(*own, cat(name, " (of the model)"));
     } else if (builtin) {
-        impl->main = jinja::Template::compile(builtin->source(), std::string(builtin->name));
+        impl->main = impl->compile(builtin->source(), std::string(builtin->name));
         impl->builtin = builtin;
         add_builtin_variables(tokenizer, impl->variables);
     } else if (std::error_code no_path; std::filesystem::is_regular_file(name, no_path)) {
-        impl->main = jinja::Template::compile(read_file(name), std::string(name));
+        impl->main = impl->compile(read_file(name), std::string(name));
     } else {
         throw usage_error(cat("there is no chat template '", name, "'"),
                           cat("known: ", known_names(tokenizer), "; or a path to a .jinja file"));
     }
+    add_kwargs(kwargs, impl->variables);
     return ChatTemplate(std::move(impl));
 }
 
@@ -165,11 +204,20 @@ const std::string& ChatTemplate::name() const {
     return impl_->main.name();
 }
 
+bool ChatTemplate::reads(std::string_view word) const {
+    return impl_->words.contains(word);
+}
+
+jinja::Template ChatTemplate::Impl::compile(std::string_view source, std::string name) {
+    words.merge(words_of(source));
+    return jinja::Template::compile(source, std::move(name));
+}
+
 /// A model's template with a mistake must not stop a run over rows that have no messages.
 void ChatTemplate::Impl::compile_own(const std::string& source, const std::string* tool_use) {
     try {
-        main = jinja::Template::compile(source, "default (of the model)");
-        if (tool_use) with_tools = jinja::Template::compile(*tool_use, "tool_use (of the model)");
+        main = compile(source, "default (of the model)");
+        if (tool_use) with_tools = compile(*tool_use, "tool_use (of the model)");
     } catch (const Error& error) {
         mistake = error;
         main = jinja::Template::compile("", "default (of the model)");
@@ -205,21 +253,23 @@ Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
     if (!row.is_object() || !row.contains("messages")) throw input_error("'messages' is missing");
     try {
         bool prompt = false;
-        jinja::Variables variables = impl_->variables;
-        for (const char* name : {"tools", "documents"}) variables.emplace_back(name, Value());
-        for (const auto& [key, value] : row.items()) {
-            if (key == "messages") continue;
-            if (key == "add_generation_prompt") {
-                if (!value.is_boolean() && !value.is_null())
+        jinja::Variables variables = {{"tools", Value()}, {"documents", Value()}};
+        for (const auto& [name, value] : impl_->variables) set(variables, name, value);
+        const auto take = [&](const Json& members) {
+            for (const auto& [key, value] : members.items()) {
+                if (key == "messages" || key == "chat_template_kwargs" || value.is_null()) continue;
+                if (key != "add_generation_prompt")
+                    set(variables, key, jinja::from_json(value));
+                else if (value.is_boolean())
+                    prompt = value.template get<bool>();
+                else
                     throw input_error(cat("add_generation_prompt: expected true or false, found ", as_text(value)));
-                prompt = value.is_boolean() && value.template get<bool>();
-            } else {
-                set(variables, key, jinja::from_json(value));
             }
-        }
-        const bool tools = impl_->with_tools && has_tools(row);
-        return impl_->render(tools ? *impl_->with_tools : impl_->main, message_values(row["messages"]), prompt,
-                             std::move(variables), turns);
+        };
+        take(row);
+        take(kwargs_of(row));
+        const jinja::Template& chosen = impl_->with_tools && has_tools(variables) ? *impl_->with_tools : impl_->main;
+        return impl_->render(chosen, message_values(row["messages"]), prompt, std::move(variables), turns);
     } catch (const jinja::Failure& failure) {  // outside the template: the row nests too deep
         throw input_error(failure.what());
     }

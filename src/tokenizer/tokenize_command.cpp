@@ -61,7 +61,7 @@ bool blank(const std::string& line) {
 
 void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out) {
     // An unknown name is an error even without messages.
-    const ChatTemplate chat = ChatTemplate::choose(options.chat_template, tokenizer);
+    const ChatTemplate chat = ChatTemplate::choose(options.chat_template, tokenizer, options.chat_template_kwargs);
     if (chat.name() != options.chat_template) log::debug("chat template: ", chat.name());
     std::string line;
     for (std::size_t number = 1; std::getline(in, line); ++number) {

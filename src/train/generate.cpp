@@ -27,9 +27,8 @@ Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer,
 }
 
 /// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
-std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer,
-                                 const std::string& template_name) {
-    const ChatTemplate chat = ChatTemplate::choose(template_name, tokenizer);
+std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer, const DataOptions& data) {
+    const ChatTemplate chat = ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
     if (request.file.empty()) return {tokenizer.encode(request.prompt, true)};
     const std::string content = read_file(request.file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
@@ -75,7 +74,7 @@ std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, 
 void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
     const Tokenizer tokenizer = opened.tokenizer();
-    const std::vector<Prompt> prompts = read_prompts(request, tokenizer, loaded.config.data.template_name);
+    const std::vector<Prompt> prompts = read_prompts(request, tokenizer, loaded.config.data);
     std::size_t longest = 1;
     for (const Prompt& prompt : prompts) {
         if (prompt.empty()) throw input_error("a prompt has no tokens, and the tokenizer adds none");

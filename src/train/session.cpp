@@ -115,7 +115,7 @@ std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
 }
 
 std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config) {
-    return run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data.template_name);
+    return run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
 }
 
 LoraSpec lora_spec(const LoraOptions& options) {

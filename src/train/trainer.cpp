@@ -13,6 +13,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
+#include "unsloth/data/run_tokenizer.h"
 
 namespace unsloth::train {
 namespace {
@@ -102,7 +103,7 @@ void Trainer::require_agreement() const {
 
 void Trainer::open_data() {
     TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
-                                           encoder_fingerprint(opened_.tokenizer_folder, config().data.template_name));
+                                           run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
     if (data.eval) eval_rows_ = std::move(*data.eval);
     LoaderOptions options = loader_options(config(), environment_.rank, environment_.world_size);
     // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.

@@ -32,6 +32,7 @@ const std::map<std::string, Example>& special_examples() {
         {"lora.finetuning_type", {"full", {{"model", {{"load_in_4bit", false}}}}}},
         {"data.datasets", {Json::array({{{"path", "a"}, {"format", "text"}, {"weight", 2}}})}},
         {"distributed.nccl", {{{"SOCKET_IFNAME", "eth0"}, {"DEBUG", "WARN"}}}},
+        {"data.chat_template_kwargs", {{{"enable_thinking", false}, {"tools", {{"a", Json::array({1, nullptr})}}}}}},
         {"data.columns", {{{"instruction", "question"}}}},
         {"hardware.device", {"cuda:3"}}};
     return examples;

@@ -128,6 +128,14 @@ TEST(Flags, MapsAreJson) {
     EXPECT_CONTAINS(flag_error({"--rank_pattern", "a=4"}), "expected JSON, found 'a=4'");
 }
 
+TEST(Flags, AnObjectMayHoldAnything) {
+    const std::string text = R"({"b":[1,{"c":null}],"a":false})";  // keys keep their order
+    EXPECT_EQ(load_config({}, {"--chat_template_kwargs", text}).config.data.chat_template_kwargs, text);
+    EXPECT_EQ(load_config({}, {}).config.data.chat_template_kwargs, "{}");
+    for (const char* wrong : {"[1]", "5", "\"x\"", "null"})
+        EXPECT_CONTAINS(flag_error({"--chat_template_kwargs", wrong}), "--chat_template_kwargs: expected an object");
+}
+
 TEST(Flags, ValuesMayStartWithOneDashButNotBeMissing) {
     EXPECT_EQ(load_config({}, {"--max_steps", "-1"}).config.training.max_steps, -1);
     EXPECT_EQ(load_config({}, {"--output_dir=--odd"}).config.training.output_dir, "--odd");

@@ -99,7 +99,9 @@ Ints joined(std::initializer_list<Ints> parts) {
 /// The only row of a file with this line.
 Sample row_of(const RowEncoder& encoder, const std::string& line) {
     const toy::Folder folder;
-    return Dataset::load(folder.write("a.jsonl", line + "\n"), {}, &encoder).sample(0);
+    std::string one_line = line;
+    std::erase(one_line, '\n');
+    return Dataset::load(folder.write("a.jsonl", one_line + "\n"), {}, &encoder).sample(0);
 }
 
 /// The ids of a row must be `prompt`, not trained, and `answer`, trained.
@@ -222,6 +224,51 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
                            bytes("\n\n")}),
                    joined({bytes(R"({"name": "add", "arguments": {"a": 2, "b": 2}})"), {turn_end}}));
     }
+}
+
+TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
+    const toy::Folder folder, files;
+    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const std::string name = files
+                                 .write("t.jinja",
+                                        "{{ style }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+                                        "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+                                        "{% if add_generation_prompt %}[next]{% endif %}")
+                                 .string();
+    const std::string front =
+        R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}])";
+    const std::string run = R"({"style": ["a"], "enable_thinking": true})";
+    const auto text = [&](const std::string& columns) {
+        const std::string row = front + columns + "}";
+        const Sample sample = row_of(*make_row_encoder(tokenizer, name, run), row);
+        // What `tokenize` shows.
+        const Rendered shown = ChatTemplate::choose(name, tokenizer, run).render(Json::parse(row));
+        EXPECT_EQ(sample.ids, encode_rendered(tokenizer, shown).ids) << row;
+        return tokenizer.decode(sample.ids, false);
+    };
+    EXPECT_EQ(text(""), "['a'][user]Q[assistant]ATrue");
+    EXPECT_EQ(text(R"(, "enable_thinking": false, "id": 7)"), "['a'][user]Q[assistant]AFalse");
+    EXPECT_EQ(text(R"(, "enable_thinking": null)"), "['a'][user]Q[assistant]ATrue");
+    EXPECT_EQ(text(R"(, "enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false, "style": "b"})"),
+              "b[user]Q[assistant]AFalse");
+    EXPECT_EQ(text(R"(, "chat_template_kwargs": "{\"style\": \"c\"}")"), "c[user]Q[assistant]ATrue");
+    EXPECT_EQ(text(R"(, "add_generation_prompt": true)"), "['a'][user]Q[assistant]ATrue[next]");
+
+    const Sample shared = row_of(*make_row_encoder(tokenizer, name),
+                                 R"({"conversations": [{"from": "gpt", "value": "A"}], "style": "s"})");
+    EXPECT_EQ(tokenizer.decode(shared.ids, false), "s[assistant]A");
+    const Sample parts = row_of(*make_row_encoder(tokenizer, name), R"({"style": "p", "completion": [{"role":
+        "assistant", "content": "A"}], "prompt": [{"role": "user", "content": "Q"}]})");
+    EXPECT_EQ(tokenizer.decode(parts.ids, false), "p[user]Q[assistant]A");
+
+    const auto path = files.write("a.jsonl", front + R"(, "chat_template_kwargs": 5})");
+    const auto encoder = make_row_encoder(tokenizer, name);
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, {}, encoder.get()); }),
+                         {"a.jsonl:1: ", "chat_template_kwargs: expected an object, found 5"});
+    for (const char* wrong : {"[]", R"({"messages": []})", R"({"add_generation_prompt": true})"})
+        toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { make_row_encoder(tokenizer, name, wrong); }),
+                             {"chat_template_kwargs"});
+    EXPECT_NE(encoder_fingerprint(folder.path(), name, run), encoder_fingerprint(folder.path(), name));
 }
 
 TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {

@@ -85,6 +85,23 @@ TEST(FormatRow, TrainOnPromptLeavesGivenLabelsAlone) {
               (Ints{masked, 6}));
 }
 
+TEST(FormatRow, MasksDecideTheLabels) {
+    const auto labels = [](const std::string& masks) {
+        return format(DataFormat::tokenized, R"({"input_ids": [5, 6, 7, 8], )" + masks + "}").labels;
+    };
+    EXPECT_EQ(labels(R"("completion_mask": [0, 0, 1, 1])"), (Ints{masked, masked, 7, 8}));
+    EXPECT_EQ(labels(R"("assistant_masks": [0, 1, 1, 0])"), (Ints{masked, 6, 7, masked}));
+    EXPECT_EQ(labels(R"("completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 1, 1, 0])"),
+              (Ints{masked, masked, 7, masked}));
+    EXPECT_EQ(labels(R"("labels": [5, 9, -100, 8], "completion_mask": [0, 1, 1, 1], "assistant_masks": null)"),
+              (Ints{masked, 9, masked, 8}));
+    EXPECT_EQ(labels(R"("completion_mask": [0, 0, 1, 1], "attention_mask": [1, 1, 1, 0])"), (Ints{masked, masked, 7}));
+    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [5, 6], "completion_mask": [1]})"),
+                         {"\"completion_mask\" has 1 elements, \"input_ids\" has 2"});
+    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [5, 6], "assistant_masks": [1, 2]})"),
+                         {"assistant_masks[1]: expected 0 or 1, found 2"});
+}
+
 TEST(FormatRow, PaddingIsRemoved) {
     const FormattedRow row = format(DataFormat::tokenized,
                                     R"({"input_ids": [0, 5, 6, 7, 0, 0], "attention_mask": [0, 1, 1, 1, 0, 0],

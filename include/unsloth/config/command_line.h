@@ -60,6 +60,7 @@ struct AugmentRequest {
 struct TokenizeRequest {
     std::string tokenizer;  ///< folder with tokenizer.json or tokenizer.model, or the .json file; never empty
     std::string chat_template = "auto";
+    std::string chat_template_kwargs = "{}";  ///< JSON object
     bool decode = false;
     bool no_special = false;
     int64_t measure = 0;  ///< rounds of encoding to time, instead of writing ids; 0: none

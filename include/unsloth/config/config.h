@@ -19,6 +19,8 @@ enum class DataFormat { automatic, tokenized, alpaca, messages, sharegpt, prompt
 enum class TextUnit { paragraph, file };
 /// What becomes of a row that is not UTF-8: it is a bad row, or its broken bytes become U+FFFD.
 enum class InvalidUtf8 { refuse, replace };
+/// What becomes of a row of more than max_seq_length tokens; `automatic` splits plain text and cuts what else there is.
+enum class LongRows { automatic, truncate, split, drop };
 enum class Optimizer { adamw_torch, adamw_8bit };
 /// What a layer keeps for the backward pass (spec/keep.h); `automatic` takes what fits.
 enum class GradientCheckpointing {
@@ -92,6 +94,7 @@ struct DataOptions {
     double val_size = 0;  ///< below 1 a fraction of the rows, else a number of rows
     DataFormat format = DataFormat::automatic;
     std::string template_name = "auto";                        ///< JSON key: template
+    std::string chat_template_kwargs = "{}";                   ///< JSON object: variables of the template
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
     TextUnit text_unit = TextUnit::paragraph;
     InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
@@ -100,6 +103,7 @@ struct DataOptions {
     bool shuffle = true;
     bool packing = false;
     bool skip_bad_rows = false;
+    LongRows long_rows = LongRows::automatic;
     std::string cache_dir = "auto";  ///< auto: in the user's cache folder; empty: none
     double cache_max_gib = 64;       ///< bound on the cache's files; 0: none
 };

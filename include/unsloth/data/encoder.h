@@ -25,9 +25,10 @@ struct AlpacaFields {
 /// JSON texts, which are filled only when the row has more.
 struct Conversation {
     std::vector<Message> turns;
-    bool uses_tools = false;    ///< tools are declared or called
-    std::string messages_json;  ///< array of the messages as the row has them; without tools with contents as texts
-    std::string tools_json;     ///< the row's `tools`; may be empty
+    bool uses_tools = false;     ///< tools are declared or called
+    std::string messages_json;   ///< array of the messages, contents as texts
+    std::string tools_json;      ///< the row's `tools`; may be empty
+    std::string variables_json;  ///< object of the row's other columns that the encoder reads; may be empty
 };
 
 /// What is likely a mistake in a row that can be trained on. Values of a set of bits.
@@ -60,19 +61,23 @@ class RowEncoder {
     /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools,
     /// else its roles and contents alone.
     virtual EncodedRow whole_conversation(const Conversation& conversation) const;
+    /// Whether whole_conversation makes use of a row's column of this name.
+    virtual bool reads(std::string_view column) const;
     /// The tokens or the template that a doubt is about, for a message: "<s>", "<|eot_id|>, <|end_of_text|>", "chatml".
     virtual std::string subject(RowDoubt doubt) const;
 };
 
 /// A text that changes whenever an encoder of this tokenizer folder and template would encode otherwise: a hash of the
 /// tokenizer's files and the template (of its file, where the name is one). Does not load the tokenizer. Where a file
-/// asks for the date (strftime_now), the day is part of it.
-std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name);
+/// asks for the date (strftime_now), the day is part of it. `kwargs`: see make_row_encoder.
+std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, const std::string& template_name,
+                                const std::string& kwargs = "{}");
 
 /// The encoder that a run uses. `template_name` is data.template (see ChatTemplate::choose). Alpaca rows take the
 /// three-section prompt with `auto` and `alpaca`; another template renders them as a conversation of system,
-/// instruction and input (a blank line between), and output. Usage Error for an unknown template; input Error at the
-/// first row of text when the tokenizer names no EOS.
-std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name);
+/// instruction and input (a blank line between), and output. `kwargs` is data.chat_template_kwargs. Usage Error for an
+/// unknown template; input Error at the first row of text when the tokenizer names no EOS.
+std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name,
+                                             std::string_view kwargs = "{}");
 
 }  // namespace unsloth

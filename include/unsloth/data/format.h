@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "unsloth/config/config.h"
@@ -37,7 +39,8 @@ struct FormattedRow {
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
 std::string format_name(DataFormat format);
 
-/// Recognises the format from a row's columns: tokenized {input_ids}, messages {messages}, sharegpt {conversations},
+/// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
+/// completion_mask and assistant_masks), messages {messages}, sharegpt {conversations},
 /// preference {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in
 /// this order. BadRow names the columns found, and for shapes known elsewhere how to rename them.
 DataFormat detect_format(const nlohmann::ordered_json& row);
@@ -52,11 +55,13 @@ class RowFormatter {
     RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
-    /// format does not know are ignored. Rows whose labels are all masked pass, with targets = 0.
+    /// format does not know are ignored, or variables of a conversation's chat template where it reads them. Rows whose
+    /// labels are all masked pass, with targets = 0.
     FormattedRow format(const nlohmann::ordered_json& row) const;
 
   private:
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;
+    std::function<bool(std::string_view)> reads() const;  ///< see RowEncoder::reads
     EncodedRow encode_alpaca(const nlohmann::ordered_json& row) const;
     EncodedRow encode_prompt_completion(const nlohmann::ordered_json& row, std::vector<bool>& learnt) const;
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;

@@ -21,6 +21,8 @@ Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_
 
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
 std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
-                                                               const std::string& template_name);
+                                                               const DataOptions& data);
+/// What of the cache's keys depends on the encoder: see encoder_fingerprint().
+std::string run_encoder_fingerprint(const std::filesystem::path& folder, const DataOptions& data);
 
 }  // namespace unsloth

@@ -53,10 +53,15 @@ class ChatTemplate {
     ///   a path to a file with a template
     /// Usage Error for anything else; input Error (file, line) for a template with a mistake. Whoever calls
     /// with `auto` logs `name()`.
-    static ChatTemplate choose(std::string_view name, const Tokenizer& tokenizer);
+    ///
+    /// `kwargs`, the JSON text of an object, are variables of every rendering; a row's members win over them. Usage
+    /// Error where it is none, or names what rows alone bring (messages, add_generation_prompt).
+    static ChatTemplate choose(std::string_view name, const Tokenizer& tokenizer, std::string_view kwargs = "{}");
 
     /// What was chosen: "default (of the model)", "chatml", "templates/mine.jinja".
     const std::string& name() const;
+    /// Whether the template may read a variable or member of this name: it is one of its words.
+    bool reads(std::string_view word) const;
 
     /// Renders a row as transformers' apply_chat_template does. `row` is an object with
     ///   messages                OpenAI's: objects with role and content (text, or a list of parts), tool_calls,
@@ -66,8 +71,9 @@ class ChatTemplate {
     ///                           parsed where the template writes objects
     ///   tools, documents        lists of objects; may be absent
     ///   add_generation_prompt   boolean; may be absent
-    ///   further members         variables of the template; they win over the special tokens
-    ///                           (bos_token, eos_token, …) that every template is given
+    ///   chat_template_kwargs    an object (or its JSON text) of variables; they win over the further members
+    ///   further members         variables of the template; they win over the special tokens (bos_token, eos_token,
+    ///                           …) that every template is given. Those that are null count as absent
     /// Input Error when the row is not of this form or the template refuses it (with the template's line),
     /// and for a tokenizer without the tokens that a built-in template writes: they would be learned as plain
     /// text and never end a generation. Numbers of JSON keep their value, objects the order of their keys.

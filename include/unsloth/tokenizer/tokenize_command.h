@@ -10,9 +10,10 @@
 namespace unsloth {
 
 struct TokenizeOptions {
-    std::string chat_template = "auto";  ///< for rows with messages
-    bool decode = false;                 ///< "text" is what the ids decode to; rows with "ids" need it
-    bool no_special = false;             ///< text: add no special tokens; decoding: leave special tokens out
+    std::string chat_template = "auto";       ///< for rows with messages
+    std::string chat_template_kwargs = "{}";  ///< its variables: a JSON object
+    bool decode = false;                      ///< "text" is what the ids decode to; rows with "ids" need it
+    bool no_special = false;                  ///< text: add no special tokens; decoding: leave special tokens out
 };
 
 /// One object out per line in: {"ids", "text", "trained"}. Rows are
