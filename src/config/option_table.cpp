@@ -142,6 +142,13 @@ void declare_data(OptionSet& options, DataOptions& data) {
                 "Another order of rows every epoch, drawn from training.seed; false: the file's.");
     options.add("packing", data.packing,
                 "Fill rows of max_seq_length with several examples, each attending only to itself.");
+    options.add_choice("long_rows", data.long_rows,
+                       {{"auto", LongRows::automatic},
+                        {"truncate", LongRows::truncate},
+                        {"split", LongRows::split},
+                        {"drop", LongRows::drop}},
+                       "A row of more than model.max_seq_length tokens: truncate cuts it, split makes rows of all its "
+                       "tokens, drop leaves it out and counts it; auto splits plain text and truncates other rows.");
     options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
     options
         .add("cache_dir", data.cache_dir,

@@ -58,6 +58,7 @@ std::string to_json(const LoadReport& report) {
     const nlohmann::json json = {{"rows", report.rows},
                                  {"bad_rows", report.bad_rows},
                                  {"masked_rows", report.masked_rows},
+                                 {"long_rows", report.long_rows},
                                  {"augmented_rows", report.augmented_rows},
                                  {"format", report.format},
                                  {"warnings", report.warnings}};
@@ -68,9 +69,9 @@ std::string to_json(const LoadReport& report) {
 std::optional<LoadReport> from_json(std::string_view text) {
     try {
         const nlohmann::json json = nlohmann::json::parse(text);
-        for (const char* count : {"rows", "bad_rows", "masked_rows", "augmented_rows", "format"})
+        for (const char* count : {"rows", "bad_rows", "masked_rows", "long_rows", "augmented_rows", "format"})
             if (!json.at(count).is_number_integer()) return std::nullopt;
-        LoadReport report{json.at("rows"),           json.at("bad_rows"), json.at("masked_rows"),
+        LoadReport report{json.at("rows"),           json.at("bad_rows"), json.at("masked_rows"), json.at("long_rows"),
                           json.at("augmented_rows"), json.at("format"),   json.at("warnings")};
         if (report.format < DataFormat::automatic || report.format > DataFormat::text) return std::nullopt;
         return report;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <set>
 
 #include "data/load_rows.h"
 #include "data/store.h"
@@ -40,6 +41,7 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options) {
     DatasetStats stats;
     stats.bad_rows = report.bad_rows;
     stats.masked_rows = report.masked_rows;
+    stats.long_rows = report.long_rows;
     stats.augmented_rows = report.augmented_rows;
     stats.format = report.format;
     stats.warnings = report.warnings;
@@ -63,6 +65,7 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     : store_(std::move(store)), rows_(std::move(rows)), stats_(store_->count(rows_)) {
     stats_.bad_rows = file.bad_rows;
     stats_.masked_rows = file.masked_rows;
+    stats_.long_rows = file.long_rows;
     stats_.augmented_rows = file.augmented_rows;
     stats_.format = file.format;
     stats_.warnings = std::move(file.warnings);
@@ -101,6 +104,10 @@ Sample Dataset::sample(int64_t i) const {
 
 int64_t Dataset::row(int64_t i) const {
     return store_->record(rows_.at(static_cast<std::size_t>(i))).source_row;
+}
+
+int64_t Dataset::piece(int64_t i) const {
+    return store_->record(rows_.at(static_cast<std::size_t>(i))).piece();
 }
 
 int32_t Dataset::source(int64_t i) const {
@@ -143,10 +150,14 @@ std::string Dataset::fingerprint() const {
 
 std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const {
     std::vector<int64_t> ids;
-    for (int64_t i = 0; i < size(); ++i) ids.push_back(row(i));
-    const std::vector<int64_t> held_out = validation_places(ids, val_size, seed);
+    for (int64_t i = 0; i < size(); ++i)
+        if (ids.empty() || ids.back() != row(i)) ids.push_back(row(i));  // pieces of a row stand together
+    std::set<int64_t> held_out;
+    for (const int64_t place : validation_places(ids, val_size, seed))
+        held_out.insert(ids[static_cast<std::size_t>(place)]);
     std::vector<int64_t> train, validation;
-    for (const int64_t i : held_out) validation.push_back(rows_[static_cast<std::size_t>(i)]);
+    for (int64_t i = 0; i < size(); ++i)
+        if (held_out.contains(row(i))) validation.push_back(rows_[static_cast<std::size_t>(i)]);
     std::set_difference(rows_.begin(), rows_.end(), validation.begin(), validation.end(), std::back_inserter(train));
     return {Dataset(store_, std::move(train), stats_), Dataset(store_, std::move(validation), stats_)};
 }

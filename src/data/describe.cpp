@@ -10,6 +10,8 @@ std::string describe(const Dataset& dataset) {
         cat(grouped(stats.rows), " rows (", format_name(stats.format), "), ", grouped(stats.tokens), " tokens, ",
             percent(stats.trained_tokens, stats.tokens), " of them trained, longest row ", grouped(stats.longest));
     if (stats.truncated_rows > 0) text += cat("; cut: ", grouped(stats.truncated_rows));
+    if (stats.split_rows > 0) text += cat("; split: ", grouped(stats.split_rows), " into ", grouped(stats.pieces));
+    if (stats.long_rows > 0) text += cat("; left out as too long: ", grouped(stats.long_rows));
     if (stats.masked_rows > 0) text += cat("; left out with all labels masked: ", grouped(stats.masked_rows));
     if (stats.bad_rows > 0) text += cat("; skipped as bad: ", grouped(stats.bad_rows));
     return text;

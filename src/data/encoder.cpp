@@ -18,6 +18,7 @@ EncodedRow row_of(EncodedTurns turns) {
     row.ids = std::move(turns.ids);
     for (const auto& [begin, end] : turns.trained)
         row.trained.emplace_back(static_cast<int32_t>(begin), static_cast<int32_t>(end));
+    if (turns.merged_start) row.doubts |= static_cast<uint32_t>(RowDoubt::merged_start);
     return row;
 }
 
@@ -98,6 +99,8 @@ class TokenizerEncoder : public RowEncoder {
                 return stop_tokens();
             case RowDoubt::guessed_template:
                 return chat_template_.name();
+            case RowDoubt::merged_start:
+                break;
         }
         return {};
     }

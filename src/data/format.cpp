@@ -103,12 +103,26 @@ int64_t targets_of(const FormattedRow& row) {
     return std::count_if(row.labels.begin() + 1, row.labels.end(), [](int32_t label) { return label != ignore_label; });
 }
 
-void cut(FormattedRow& row, int64_t max_seq_length) {
-    const auto limit = static_cast<std::size_t>(max_seq_length);
-    if (max_seq_length <= 0 || row.ids.size() <= limit) return;
+void cut(FormattedRow& row, std::size_t limit) {
     for (auto* values : {&row.ids, &row.labels, &row.positions})
         if (values->size() > limit) values->resize(limit);
     row.truncated = true;
+}
+
+/// Tokens [begin, end) of a row, whose positions begin at 0.
+FormattedRow slice(const FormattedRow& row, std::size_t begin, std::size_t end) {
+    const auto part = [&](const std::vector<int32_t>& values) {
+        const auto first = values.begin() + static_cast<std::ptrdiff_t>(begin);
+        return values.empty() ? values : std::vector<int32_t>(first, first + static_cast<std::ptrdiff_t>(end - begin));
+    };
+    FormattedRow piece;
+    piece.ids = part(row.ids);
+    piece.labels = part(row.labels);
+    piece.positions = part(row.positions);
+    const int32_t base = piece.positions.empty() ? 0 : piece.positions.front();
+    for (std::size_t t = 0; t < piece.positions.size() && (t == 0 || piece.positions[t] != 0); ++t)
+        piece.positions[t] -= base;
+    return piece;
 }
 
 }  // namespace
@@ -291,15 +305,49 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
     return result;
 }
 
+bool RowFormatter::splits() const {
+    return options_.long_rows == LongRows::split ||
+           (options_.long_rows == LongRows::automatic && format_ == DataFormat::text);
+}
+
+std::vector<FormattedRow> RowFormatter::pieces(const FormattedRow& row) const {
+    const auto limit = static_cast<std::size_t>(options_.max_seq_length), size = row.ids.size();
+    UNSLOTH_CHECK(limit > 1 && size > limit, size, " tokens in pieces of ", limit);
+    const auto begins_segment = [&](std::size_t t) { return !row.positions.empty() && row.positions[t] == 0; };
+    std::vector<FormattedRow> pieces;
+    for (std::size_t begin = 0, end = 0; end < size;) {
+        begin = end == 0 || begins_segment(end) ? end : end - 1;
+        const bool repeats = begin < end;
+        end = std::min(begin + limit, size);
+        FormattedRow piece = slice(row, begin, end);
+        if (repeats) piece.labels.front() = ignore_label;
+        piece.targets = targets_of(piece);
+        piece.split = true;
+        check_reach(piece);
+        pieces.push_back(std::move(piece));
+    }
+    if (row.targets > 0) std::erase_if(pieces, [](const FormattedRow& piece) { return piece.targets == 0; });
+    for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i].piece = static_cast<int32_t>(i);
+    return pieces;
+}
+
 void RowFormatter::finish(FormattedRow& row) const {
-    cut(row, options_.max_seq_length);
+    const auto limit = static_cast<std::size_t>(options_.max_seq_length);
+    const bool long_row = options_.max_seq_length > 0 && row.ids.size() > limit;
+    row.too_long = long_row && limit > 1 && (splits() || options_.long_rows == LongRows::drop);
+    if (long_row && !row.too_long) cut(row, limit);
+    if (!row.too_long) check_reach(row);
+    row.targets = targets_of(row);
+}
+
+void RowFormatter::check_reach(const FormattedRow& row) const {
     const int64_t last = row.positions.empty() ? static_cast<int64_t>(row.ids.size()) - 1
                                                : *std::max_element(row.positions.begin(), row.positions.end());
     if (options_.max_positions > 0 && last >= options_.max_positions)
         throw BadRow{cat("the row has ", row.ids.size(), " tokens and reaches position ", last, "; the model allows ",
                          options_.max_positions, " positions (max_position_embeddings)"),
-                     cat("Set model.max_seq_length to ", options_.max_positions, " or less, so that rows are cut.")};
-    row.targets = targets_of(row);
+                     cat("Set model.max_seq_length to ", options_.max_positions,
+                         " or less, so that rows are cut or split (data.long_rows).")};
 }
 
 }  // namespace unsloth

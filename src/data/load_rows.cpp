@@ -33,13 +33,14 @@ struct Noted {
     }
 };
 
-constexpr std::array doubts = {RowDoubt::double_bos, RowDoubt::open_end, RowDoubt::guessed_template};
+constexpr std::array doubts = {RowDoubt::double_bos, RowDoubt::open_end, RowDoubt::guessed_template,
+                               RowDoubt::merged_start};
 
 /// What was left out or changed, or is in doubt.
 struct Losses {
     int64_t bad = 0;
     std::vector<Rejected> first_bad;
-    Noted masked, repaired;
+    Noted masked, repaired, too_long;
     int64_t masked_after_cut = 0;
     int64_t augmented = 0;
     std::array<Noted, doubts.size()> doubtful;
@@ -62,6 +63,7 @@ void add(Losses& sum, Losses&& other) {
     add_first(sum.first_bad, std::move(other.first_bad));
     add(sum.masked, std::move(other.masked));
     add(sum.repaired, std::move(other.repaired));
+    add(sum.too_long, std::move(other.too_long));
     sum.masked_after_cut += other.masked_after_cut;
     sum.augmented += other.augmented;
     for (std::size_t d = 0; d < doubts.size(); ++d) add(sum.doubtful[d], std::move(other.doubtful[d]));
@@ -103,12 +105,15 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
         case RowDoubt::guessed_template:
             return cat("are conversations, and the model has no chat template: ", subject,
                        " was guessed from the tokenizer's tokens; name the right one with data.template");
+        case RowDoubt::merged_start:
+            return "have an answer whose first token also holds the end of the prompt, so it is not trained; put the "
+                   "white space between them on the other side";
     }
     return {};
 }
 
 std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std::string& name,
-                                     const RowEncoder* encoder) {
+                                     const DatasetOptions& options, const RowEncoder* encoder) {
     std::vector<std::string> warnings;
     if (lost.bad > 0) {
         std::string text = cat(name, ": skipped ", lost.bad, " bad of ", rows, " rows:");
@@ -118,6 +123,9 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
     if (lost.masked.count > 0)
         warnings.push_back(cat(name, ": left out ", lost.masked.count, " of ", rows,
                                " rows whose labels are all masked: ", list_places(lost.masked)));
+    if (lost.too_long.count > 0)
+        warnings.push_back(cat(name, ": left out ", lost.too_long.count, " of ", rows, " rows of more than ",
+                               options.max_seq_length, " tokens (data.long_rows: drop): ", list_places(lost.too_long)));
     if (lost.repaired.count > 0)
         warnings.push_back(cat(name, ": bytes that are not UTF-8 became U+FFFD in ", lost.repaired.count, " of ", rows,
                                " rows: ", list_places(lost.repaired)));
@@ -165,11 +173,19 @@ class RowLoader {
         try {
             bool repaired = false;
             const nlohmann::ordered_json columns = part.file->parse(raw, &repaired);
-            const FormattedRow row = formatters_[static_cast<std::size_t>(part.source)].format(columns);
+            const RowFormatter& formatter = formatters_[static_cast<std::size_t>(part.source)];
+            const FormattedRow row = formatter.format(columns);
+            const int64_t id = part.first_id + raw.index;
             if (repaired) lost.repaired.add(place());
             lost.augmented += holds(columns, provenance_column);
+            if (row.too_long && !formatter.splits()) {
+                lost.too_long.add(place());
+                return true;
+            }
             if (row.targets > 0 || options_.keep_all_masked) {
-                result.rows.append(row, part.first_id + raw.index, part.source);
+                if (!row.too_long) result.rows.append(row, id, part.source);
+                for (const FormattedRow& piece : row.too_long ? formatter.pieces(row) : std::vector<FormattedRow>())
+                    result.rows.append(piece, id, part.source);
             } else {
                 lost.masked.add(place());
                 lost.masked_after_cut += row.truncated;
@@ -243,11 +259,15 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
                                                        : cat("; the first: ", lost.first_bad[0].place, ": ",
                                                              lost.first_bad[0].reason.message);
         throw input_error(cat(name, ": none of its ", reader.rows(), " rows can be used (", lost.bad, " bad, ",
-                              lost.masked.count, " with all labels masked)", why));
+                              lost.masked.count, " with all labels masked, ", lost.too_long.count, " too long)", why));
     }
-    LoadReport report{reader.rows(),          lost.bad,
-                      lost.masked.count,      lost.augmented,
-                      sources.front().format, warnings_of(lost, reader.rows(), name, encoder)};
+    LoadReport report{reader.rows(),
+                      lost.bad,
+                      lost.masked.count,
+                      lost.too_long.count,
+                      lost.augmented,
+                      sources.front().format,
+                      warnings_of(lost, reader.rows(), name, options, encoder)};
     if (cut > 0)
         report.warnings.push_back(cat(name, ": cut ", cut, " of ", reader.rows(), " rows at ", options.max_seq_length,
                                       " tokens (model.max_seq_length)"));

@@ -91,11 +91,17 @@ StepLoader::StepLoader(Dataset dataset, const LoaderOptions& options)
 
 /// Rows as they are batched: single samples, or packed ones (of one source, if the sources are weighted).
 void StepLoader::make_units() {
+    for (int64_t i = 0; i < dataset_.size(); ++i) {
+        row_ids_ = std::max(row_ids_, dataset_.row(i) + 1);
+        pieces_ = std::max(pieces_, dataset_.piece(i) + 1);
+    }
     const auto add_unit = [&](const std::vector<int64_t>& group) {
         const auto begin = static_cast<int64_t>(members_.size());
         members_.insert(members_.end(), group.begin(), group.end());
         units_.emplace_back(begin, static_cast<int64_t>(members_.size()));
-        unit_rows_.push_back(dataset_.row(group.front()));
+        // A row's pieces are drawn for one by one; 31 bits are the row's, and a mixture's passes stand above them.
+        constexpr int64_t nameable = int64_t{1} << 22;
+        unit_rows_.push_back(dataset_.row(group.front()) | (dataset_.piece(group.front()) % nameable) << 40);
         int64_t tokens = 0;
         for (const int64_t i : group) tokens += dataset_.tokens(i);
         unit_tokens_.push_back(tokens);
@@ -130,7 +136,6 @@ void StepLoader::make_mixture() {
     const std::vector<int64_t> counts = mixture_counts(sizes, options_.source_weights);
     for (std::size_t s = 0; s < counts.size(); ++s) mixture_[s].count = counts[s];
     rows_per_epoch_ = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    for (int64_t i = 0; i < dataset_.size(); ++i) row_ids_ = std::max(row_ids_, dataset_.row(i) + 1);
 }
 
 int64_t StepLoader::steps_per_epoch() const {
@@ -255,13 +260,15 @@ void StepLoader::count_repetitions() {
     for (const int64_t unit : order_) repetition_.push_back(seen[static_cast<std::size_t>(unit)]++);
 }
 
-/// The k-th repetition of a row counts as row + k x (number of row ids), a row that there is not; of the epoch's first
-/// coming there is nothing to say. 31 bits name 2^31 such rows, and beyond them names come again.
-std::optional<int32_t> StepLoader::dropout_row(int64_t row, int64_t place) const {
+/// The k-th repetition of a row, and its k-th piece, count as row + k x (number of row ids), a row that there is not;
+/// of the epoch's first coming of a first piece there is nothing to say. 31 bits name 2^31 such rows, and beyond them
+/// names come again.
+std::optional<int32_t> StepLoader::dropout_row(int64_t member, int64_t place) const {
     const int64_t repetition = repetition_.empty() ? 0 : repetition_[static_cast<std::size_t>(place)];
-    if (repetition == 0) return std::nullopt;
+    const int64_t k = repetition * pieces_ + dataset_.piece(member);
+    if (k == 0) return std::nullopt;
     constexpr int64_t names = int64_t{1} << 31;
-    return static_cast<int32_t>((row + repetition % names * row_ids_) % names);
+    return static_cast<int32_t>((dataset_.row(member) + k % names * row_ids_) % names);
 }
 
 /// Makes micro-batches of the rows in order_, which then follow each other there.
@@ -343,8 +350,8 @@ Batch StepLoader::micro_batch(const std::vector<int64_t>& places) const {
     for (const int64_t place : places) {
         const auto [first, last] = unit_at(place);
         for (int64_t m = first; m < last; ++m) {
-            Sample& sample = samples.emplace_back(dataset_.sample(members_[static_cast<std::size_t>(m)]));
-            sample.dropout_row = dropout_row(sample.row, place);
+            const int64_t member = members_[static_cast<std::size_t>(m)];
+            samples.emplace_back(dataset_.sample(member)).dropout_row = dropout_row(member, place);
         }
     }
     Batch batch = join(samples);

@@ -61,13 +61,20 @@ int64_t percentile(const std::vector<int64_t>& sorted, int64_t percent) {
     return sorted[static_cast<std::size_t>(std::max<int64_t>(rank, 1) - 1)];
 }
 
+int64_t file_rows(const DatasetStats& stats) {
+    return stats.rows - stats.pieces + stats.split_rows;
+}
+
 SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
     SetReport report;
     const DatasetStats& stats = rows.stats();
     report.format = stats.format;
     report.bad = stats.bad_rows;
     report.masked = stats.masked_rows;
-    report.read = stats.rows + stats.bad_rows + stats.masked_rows;
+    report.too_long = stats.long_rows;
+    report.split = stats.split_rows;
+    report.pieces = stats.pieces;
+    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows;
     report.rows = stats.rows;
     report.tokens = stats.tokens;
     report.trained_tokens = stats.trained_tokens;
@@ -136,7 +143,7 @@ DataReport make_report(const TrainingData& data, const Config& config, std::stri
             report.shared += train_ids.find(data.eval->sample(i).ids).has_value();
         report.eval->held_out = parted;
         if (parted) {
-            report.train.read += data.eval->size();
+            report.train.read += file_rows(data.eval->stats());
             report.eval->read = report.train.read;
         } else {
             const auto& more = data.eval->stats().warnings;

@@ -63,11 +63,13 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     std::string text = cat("\n", title, ": ", set.source, " (", format_name(set.format), ")\n");
     if (!held_out) {
         text += line("read", set.read);
-        text += line("dropped", set.bad + set.masked,
-                     cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked"));
+        text += line("dropped", set.bad + set.masked + set.too_long,
+                     cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked",
+                         set.too_long > 0 ? cat(", ", grouped(set.too_long), " too long") : ""));
     }
     text += line("rows", set.rows);
     text += line("truncated", set.truncated);
+    if (set.split > 0) text += line("split", set.split, cat("rows of the files, into ", grouped(set.pieces)));
     text += line("duplicates", set.duplicates, duplicates_text(set));
     text += line("tokens", set.tokens,
                  cat(grouped(set.trained_tokens), " of them trained (", percent(set.trained_tokens, set.tokens), ")"));
@@ -124,8 +126,10 @@ Json json_of(const SetReport& set) {
         {"format", format_name(set.format)},
         {"read", set.read},
         {"dropped", {{"bad", set.bad}, {"all_labels_masked", set.masked}}},
+        {"too_long", set.too_long},
         {"rows", set.rows},
         {"truncated", set.truncated},
+        {"split", {{"rows", set.split}, {"pieces", set.pieces}}},
         {"duplicates", set.duplicates},
         {"first_duplicates", set.first_duplicates},
         {"tokens", set.tokens},

@@ -3,9 +3,11 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <cctype>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "data/row_errors.h"
 #include "unsloth/core/error.h"
@@ -18,9 +20,19 @@ namespace {
 namespace fs = std::filesystem;
 using Paths = std::vector<fs::path>;
 
+/// LICENSE.txt, README.txt, requirements.txt and their like, which lie beside data and are none.
+bool is_about_the_folder(const fs::path& path) {
+    static const std::set<std::string> words = {
+        "authors", "changelog", "citation", "citations", "contributing", "copying", "copyright", "credits",
+        "install", "licence",   "license",  "licenses",  "notice",       "notices", "readme",    "requirements"};
+    std::string word = path.stem().string();
+    std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
+    return path.extension() == ".txt" && words.contains(word.substr(0, word.find_first_of("-_. ")));
+}
+
 bool is_data_file(const fs::path& path) {
     const std::string name = path.filename().string();
-    if (name.starts_with('.') || name.starts_with('_')) return false;
+    if (name.starts_with('.') || name.starts_with('_') || is_about_the_folder(path)) return false;
     // What the datasets library leaves beside its files.
     if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" ||
         name == "state.json")
@@ -151,31 +163,55 @@ SourceReader::Part SourceReader::next() {
     return part;
 }
 
+namespace {
+
+/// The format that a file's first readable row tells; nothing where no row does. `first`: what was wrong with the first
+/// row of all that does not.
+std::optional<DataFormat> format_of_file(RowReader& file, bool skip_bad_rows, std::optional<Error>& first,
+                                         std::string& columns) {
+    for (RowChunk chunk = file.next(); !chunk.empty(); chunk = file.next()) {
+        for (std::size_t i = 0; i < chunk.size(); ++i) {
+            const RawRow raw = chunk.row(i);
+            try {
+                const nlohmann::ordered_json row = file.parse(raw);
+                const DataFormat format = detect_format(row);
+                for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
+                return format;
+            } catch (const BadRow& bad) {
+                if (!first) first = error_at(file, raw.line, bad);
+            }
+            if (!skip_bad_rows) throw *first;
+        }
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
 DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows) {
     if (source.format != DataFormat::automatic) return source.format;
     std::optional<Error> first;
+    std::optional<DataFormat> found;
+    std::string found_in;
     for (const fs::path& path : source.files) {
         ReaderOptions own = options;
         own.columns = source.columns;
         const std::unique_ptr<RowReader> file = open_rows(path, own);
-        for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next()) {
-            for (std::size_t i = 0; i < chunk.size(); ++i) {
-                const RawRow raw = chunk.row(i);
-                try {
-                    const nlohmann::ordered_json row = file->parse(raw);
-                    const DataFormat format = detect_format(row);
-                    std::string columns;
-                    for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
-                    log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(format), " (columns ",
-                              columns, ")");
-                    return format;
-                } catch (const BadRow& bad) {
-                    if (!first) first = error_at(*file, raw.line, bad);
-                }
-                if (!skip_bad_rows) throw *first;
-            }
-        }
+        std::string columns;
+        const auto format = format_of_file(*file, skip_bad_rows, first, columns);
+        if (!format) continue;
+        if (found && *format != *found)
+            throw input_error(cat(source.name, ": its files are not of one format: ", found_in, " has rows of format ",
+                                  format_name(*found), ", ", path.string(), " of format ", format_name(*format)),
+                              "Move away what is not to be trained on, name the files by a glob, or list them as "
+                              "sources of their own in data.datasets.");
+        if (found) continue;
+        found = format;
+        found_in = path.string();
+        log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(*format), " (columns ", columns,
+                  ")");
     }
+    if (found) return *found;
     if (first) throw *first;
     throw input_error(cat(source.name, ": has no rows"),
                       "Expected one JSON object on each line, or another known form.");

@@ -58,6 +58,7 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
     record.targets = static_cast<int32_t>(row.targets);
     record.source = source;
     if (row.truncated) record.flags |= RowRecord::truncated;
+    if (row.split) record.flags |= RowRecord::split | static_cast<uint32_t>(row.piece) << RowRecord::piece_shift;
     count_segments(row, record);
 
     extend(words, row.ids);
@@ -128,6 +129,8 @@ DatasetStats Dataset::Store::count(const std::vector<int64_t>& chosen) const {
         stats.longest = std::max<int64_t>(stats.longest, row.length);
         stats.trained_tokens += row.targets;
         stats.truncated_rows += row.has(RowRecord::truncated);
+        stats.pieces += row.has(RowRecord::split);
+        stats.split_rows += row.has(RowRecord::split) && row.piece() == 0;
     }
     return stats;
 }

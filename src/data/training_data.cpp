@@ -34,6 +34,7 @@ DatasetOptions dataset_options(const Config& config, const ModelLimits& limits) 
     options.train_on_last_turn_only = config.data.train_on_last_turn_only;
     options.skip_bad_rows = config.data.skip_bad_rows;
     options.max_seq_length = config.model.max_seq_length;
+    options.long_rows = config.data.long_rows;
     options.vocab_size = limits.vocab_size;
     options.max_positions = limits.max_positions;
     options.bos_id = limits.bos_id;

@@ -1,6 +1,7 @@
 #include "unsloth/tokenizer/chat.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "tokenizer/prompt_parts.h"
 #include "unsloth/core/error.h"
@@ -69,6 +70,7 @@ EncodedTurns encode_rendered(const Tokenizer& tokenizer, const Rendered& rendere
                                                 [&, b = begin_byte](const auto& span) { return span.first < b; });
         const auto last = std::partition_point(first, offsets.end(),
                                                [&, e = end_byte](const auto& span) { return span.second <= e; });
+        out.merged_start |= first != offsets.begin() && std::prev(first)->second > begin_byte && begin_byte < end_byte;
         if (first < last) out.trained.emplace_back(first - offsets.begin(), last - offsets.begin());
     }
     out.ids = std::move(encoding.ids);

@@ -94,6 +94,7 @@ void run_score(const LoadedConfig& loaded, const ScoreRequest& request) {
         throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
     DatasetOptions options = dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
+    if (options.long_rows == LongRows::automatic) options.long_rows = LongRows::truncate;  // a line for each row
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
     std::unique_ptr<RowEncoder> encoder;
     if (probe_format(loaded.config.data.train_file, options) != DataFormat::tokenized)

@@ -304,6 +304,24 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
         << "no chat template is needed";
 }
 
+TEST(TokenizerEncoder, AnAnswerThatSharesATokenWithItsPromptIsWarnedOf) {
+    const toy::Folder files;
+    const Tokenizer tokenizer = Tokenizer::load(toy::golden("tokenizer/llama3_small"));
+    ASSERT_EQ(tokenizer.encode("Say the", false).size(), 3u) << "' the' must be one token";
+    const auto encoder = make_row_encoder(tokenizer, "auto");
+    DatasetOptions options;
+    options.log_warnings = false;
+    const Dataset data = Dataset::load(files.write("a.jsonl", R"({"prompt": "Say", "completion": " the"}
+{"prompt": "Say ", "completion": "the"}
+)"),
+                                       options, encoder.get());
+    EXPECT_EQ(data.targets(0), data.targets(1) + 1);
+    ASSERT_EQ(data.stats().warnings.size(), 1u);
+    toy::expect_contains(
+        data.stats().warnings[0],
+        {"1 of 2 rows have an answer whose first token also holds the end of the prompt", "a.jsonl:2"});
+}
+
 /// Unpacks a shared file into `folder`; false when that is not possible.
 bool unpack(const std::filesystem::path& packed, const toy::Folder& folder, const std::string& name) {
     const std::string target = folder.write(name, "").string();

@@ -236,6 +236,26 @@ TEST(StepLoader, TokenOrderOnlyWhenAsked) {
     EXPECT_EQ(batch.token_order.starts, expected.starts);
 }
 
+TEST(StepLoader, PiecesOfARowAreDrawnOneByOne) {
+    const toy::Folder folder;
+    DatasetOptions rows;
+    rows.max_seq_length = 5;
+    const toy::Encoder encoder;
+    const Dataset data =
+        Dataset::load(folder.write("a.jsonl", "{\"text\": \"" + std::string(200, 'x') + "\"}\n"), rows, &encoder);
+    ASSERT_GT(data.size(), 40);
+    StepLoader loader(data, options(1, data.size(), true));
+    const StepBatch step = loader.step(0);
+    std::set<int32_t> dropout;  // what the masks are drawn for
+    for (const Batch& batch : step.micro) dropout.insert(batch.row_T.front());
+    EXPECT_EQ(dropout.size(), static_cast<std::size_t>(data.size()));
+    EXPECT_EQ(step.tokens, data.stats().tokens);
+    // The last piece, which alone ends with EOS, comes somewhere in between.
+    EXPECT_NE(step.micro.back().ids_T.back(), toy::eos);
+    EXPECT_EQ(loader.step(0).micro.front().ids_T,
+              StepLoader(data, options(1, data.size(), true)).step(0).micro[0].ids_T);
+}
+
 TEST(StepLoader, UnusableOptionsAndDataAreRefused) {
     const Dataset data = Dataset::from_samples(toy::samples(8, 5));
     const auto refused = [&](const Dataset& rows, const LoaderOptions& wrong) {

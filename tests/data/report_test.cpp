@@ -149,6 +149,29 @@ TEST(Report, HeldOutRowsAreAPartOfTheFile) {
     EXPECT_EQ(report.train.duplicates + report.eval->duplicates + report.shared, 2);
 }
 
+TEST(Report, LongRowsAreCountedAsWhatBecameOfThem) {
+    Data data;
+    data.config.model.max_seq_length = 6;
+    DataReport report = data.report();
+    EXPECT_EQ(report.train.truncated, 13);  // lengths 7 to 19
+    data.config.data.long_rows = LongRows::split;
+    const SetReport split = data.report().train;
+    EXPECT_EQ(split.read, 22);
+    EXPECT_EQ(split.truncated, 0);
+    EXPECT_EQ(split.split, report.train.truncated);
+    EXPECT_EQ(split.rows, 20 - split.split + split.pieces);
+    EXPECT_EQ(split.trained_tokens, 18 + 17 * 18 / 2 + 3);  // as without a limit
+    toy::expect_contains(report_text(data.report(), nullptr, Marks::brackets),
+                         {"rows of the files, into ", cat(split.pieces)});
+    data.config.data.long_rows = LongRows::drop;
+    report = data.report();
+    EXPECT_EQ(report.train.read, 22);
+    EXPECT_EQ(report.train.too_long, split.split);
+    EXPECT_EQ(report.train.rows, 20 - split.split);
+    toy::expect_contains(report_text(report, nullptr, Marks::brackets),
+                         {cat(split.split, " too long"), "train.jsonl:6"});
+}
+
 TEST(Report, PackingAndWeightsCountAnEpochAsItIsTrained) {
     Data data;
     data.config.data.packing = true;
@@ -193,6 +216,7 @@ TEST(Report, JsonHoldsTheSame) {
     const Json json = Json::parse(report_json(report, &tokenizer()));
     EXPECT_EQ(json["train"]["rows"], 20);
     EXPECT_EQ(json["train"]["dropped"], (Json{{"bad", 1}, {"all_labels_masked", 1}}));
+    EXPECT_EQ(json["train"]["too_long"], 0);
     EXPECT_EQ(json["eval"]["rows"], 2);
     EXPECT_EQ(json["steps"]["total_steps"], 8);
     EXPECT_EQ(json["refusal"], "because");

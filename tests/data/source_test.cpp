@@ -49,6 +49,33 @@ TEST(FilesOf, FilesFoldersAndGlobs) {
     EXPECT_EQ(files_of(odd.string(), ""), std::vector<fs::path>{odd});
 }
 
+TEST(FilesOf, TextsAboutTheFolderAreNoData) {
+    const Tree tree({"a.txt", "LICENSE.txt", "README.txt", "Notice_third-party.txt", "requirements.txt", "licensed.txt",
+                     "sub/LICENCE-MIT.txt", "readme.jsonl", "about/CHANGELOG.txt"});
+    EXPECT_EQ(tree.found(""), (Names{"a.txt", "licensed.txt", "readme.jsonl"}));
+    EXPECT_EQ(tree.found("LICENSE.txt"), Names{"LICENSE.txt"});  // named, so taken
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("about"); }), {"no file of rows"});
+}
+
+TEST(Sources, FilesOfAFolderMustAgreeOnAFormat) {
+    const toy::Folder folder;
+    folder.write("a.jsonl", "{\"text\": \"0\"}\n");
+    folder.write("b.jsonl", "\n");
+    folder.write("c.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\n");
+    const std::string path = folder.path().string();
+    const toy::Encoder encoder;
+    const auto load = [&](DataFormat format) {
+        return Dataset::load({{.path = path, .format = format}}, {}, [&] { return &encoder; });
+    };
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load(DataFormat::automatic); }),
+                         {"not of one format", path + "/a.jsonl has rows of format text",
+                          path + "/c.jsonl of format alpaca", "data.datasets"});
+    folder.write("c.jsonl", "{\"text\": \"1\", \"more\": 2}\n");
+    EXPECT_EQ(load(DataFormat::automatic).size(), 2);
+    folder.write("c.jsonl", "{\"text\": \"1\", \"instruction\": \"a\", \"output\": \"b\"}\n");
+    EXPECT_EQ(load(DataFormat::text).size(), 2);  // named, so not asked
+}
+
 TEST(FilesOf, Splits) {
     const Tree tree({"train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test-00000-of-00001.jsonl",
                      "training.jsonl", "more/train/x.jsonl"});

@@ -93,7 +93,11 @@ class Data(EndToEnd):
         self.assertEqual((report["steps"]["steps_per_epoch"], report["steps"]["total_steps"]), (3, 9))
         self.assertIsNone(report["refusal"])
         self.assertEqual([row["ids"] for row in report["rows"][:1]], [self.tokenized("The term is one year.") + [1]])
-        cut = self.report(rows, "--max_seq_length", "5")
+        split = self.report(rows, "--max_seq_length", "5")["train"]  # plain text
+        self.assertEqual(split["trained_tokens"], train["trained_tokens"])
+        self.assertEqual((split["read"], split["truncated"], split["length"]["longest"]), (12, 0, 5))
+        self.assertEqual(split["rows"], 12 - split["split"]["rows"] + split["split"]["pieces"])
+        cut = self.report(rows, "--max_seq_length", "5", "--long_rows", "truncate")
         self.assertEqual(
             (cut["train"]["truncated"], cut["train"]["length"]["longest"]), (8 if lengths[1] <= 5 else 12, 5)
         )

@@ -33,8 +33,11 @@ struct DatasetStats {
     int64_t rows = 0;                           ///< kept
     int64_t bad_rows = 0;                       ///< skipped: malformed
     int64_t masked_rows = 0;                    ///< skipped: no label left to train on
+    int64_t long_rows = 0;                      ///< dropped: longer than max_seq_length
     int64_t augmented_rows = 0;                 ///< in the files: copies that `data augment` made
     int64_t truncated_rows = 0;                 ///< among the kept
+    int64_t split_rows = 0;                     ///< of the files, whose pieces are among the kept
+    int64_t pieces = 0;                         ///< of these, among the kept
     int64_t tokens = 0;                         ///< of the kept, after truncation
     int64_t trained_tokens = 0;                 ///< targets among them
     int64_t longest = 0;                        ///< tokens of the longest kept row
@@ -66,6 +69,7 @@ class Dataset {
     int64_t size() const { return static_cast<int64_t>(rows_.size()); }
     Sample sample(int64_t i) const;
     int64_t row(int64_t i) const;      ///< id: the row's number over all files of all sources
+    int64_t piece(int64_t i) const;    ///< which part of that row it is, from 0; rows that were not split have one
     int32_t source(int64_t i) const;   ///< number of its source, from 0
     int64_t tokens(int64_t i) const;   ///< length
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
@@ -79,7 +83,7 @@ class Dataset {
     std::string fingerprint() const;
 
     /// {training rows, validation rows}, each in the file's order; which are which says validation_places() of
-    /// data/sampler.h.
+    /// data/sampler.h. The pieces of a row stay together, and count as one.
     std::pair<Dataset, Dataset> split(double val_size, uint64_t seed) const;
 
     /// {rows with a target, rows whose labels are all masked}; the latter count among the former's masked_rows.

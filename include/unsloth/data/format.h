@@ -21,10 +21,11 @@ inline constexpr const char* provenance_column = "augmentation";
 struct RowOptions {
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
-    int64_t max_seq_length = 0;            ///< rows are cut to this many tokens; 0: never
-    int64_t max_positions = 0;             ///< what the model allows; 0: not known
-    int64_t vocab_size = 0;                ///< rows of the model's embedding; 0: not known
-    int64_t bos_id = -1;  ///< the model's BOS token, that tokenised rows are examined for; -1: not known
+    int64_t max_seq_length = 0;            ///< longer rows are cut, split or dropped; 0: none is too long
+    LongRows long_rows = LongRows::automatic;
+    int64_t max_positions = 0;  ///< what the model allows; 0: not known
+    int64_t vocab_size = 0;     ///< rows of the model's embedding; 0: not known
+    int64_t bos_id = -1;        ///< the model's BOS token, that tokenised rows are examined for; -1: not known
 };
 
 struct FormattedRow {
@@ -32,8 +33,11 @@ struct FormattedRow {
     std::vector<int32_t> labels;     ///< in place
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
     bool truncated = false;
-    int64_t targets = 0;  ///< after truncation
-    uint32_t doubts = 0;  ///< RowDoubts
+    int64_t targets = 0;    ///< after truncation
+    uint32_t doubts = 0;    ///< RowDoubts
+    bool too_long = false;  ///< longer than max_seq_length, and not to be cut: to be split or dropped
+    bool split = false;     ///< a piece of a row
+    int32_t piece = 0;      ///< its number within the row
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
@@ -58,6 +62,11 @@ class RowFormatter {
     /// format does not know are ignored, or variables of a conversation's chat template where it reads them. Rows whose
     /// labels are all masked pass, with targets = 0.
     FormattedRow format(const nlohmann::ordered_json& row) const;
+    /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
+    /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
+    /// the row is one of exactly one piece. Pieces without a target are left out where others have some.
+    std::vector<FormattedRow> pieces(const FormattedRow& row) const;
+    bool splits() const;  ///< what becomes of rows that are too long; else they are cut or dropped
 
   private:
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;
@@ -67,6 +76,7 @@ class RowFormatter {
     EncodedRow encode_conversation(WeightedConversation row, std::vector<bool>& learnt) const;
     FormattedRow encoded(EncodedRow row, const std::vector<bool>& learnt = {}) const;
     void finish(FormattedRow& row) const;
+    void check_reach(const FormattedRow& row) const;
 
     DataFormat format_;
     RowOptions options_;

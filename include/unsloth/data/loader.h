@@ -97,7 +97,7 @@ class StepLoader {
     // [begin, end) are places in the epoch's order.
     Unit unit_at(int64_t place) const;
     void count_repetitions();
-    std::optional<int32_t> dropout_row(int64_t row, int64_t place) const;
+    std::optional<int32_t> dropout_row(int64_t member, int64_t place) const;
     void count(int64_t begin, int64_t end, StepBatch& step) const;
     int64_t begin_of_batch(int64_t batch) const;
     std::vector<int64_t> own_places(int64_t round) const;
@@ -108,14 +108,15 @@ class StepLoader {
     LoaderOptions options_;
     std::vector<int64_t> members_;    ///< indices into the data set, unit after unit
     std::vector<Unit> units_;         ///< rows as they are batched
-    std::vector<int64_t> unit_rows_;  ///< source row that stands for a unit in the epoch's order
+    std::vector<int64_t> unit_rows_;  ///< what stands for a unit in the epoch's order: its first row's name
     std::vector<int64_t> unit_tokens_;
     std::vector<MixtureSource> mixture_;  ///< with source_weights
     int64_t rows_per_epoch_ = 0;
     std::vector<int64_t> order_;  ///< of the units, in epoch epoch_
     std::vector<int64_t>
         repetition_;       ///< with source_weights: how often the unit at a place of order_ came before it in the epoch
-    int64_t row_ids_ = 0;  ///< with source_weights: above every row id
+    int64_t row_ids_ = 0;  ///< above every row id
+    int64_t pieces_ = 1;   ///< above every number of a row's piece
     std::vector<int64_t> batch_ends_;  ///< with max_tokens_per_batch: where micro-batches end in order_
     int64_t epoch_ = -1;
 };

@@ -20,8 +20,9 @@ struct SourceFiles {
 };
 
 /// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson,
-/// .csv, .tsv, .txt, .parquet, the first six also with .gz or .zst) without hidden ones and those that begin with `_`,
-/// sorted by path. Anything else is a glob (*, ?, [...]), its matches sorted; a folder among them is taken as above.
+/// .csv, .tsv, .txt, .parquet, the first six also with .gz or .zst) without hidden ones, those that begin with `_`, and
+/// texts about the folder (LICENSE.txt, README.txt, ...), sorted by path. Anything else is a glob (*, ?, [...]), its
+/// matches sorted; a folder among them is taken as above.
 ///
 /// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._`
 /// (train-00000-of-00002.parquet, train.jsonl), or a folder below the path has its name. Without a split, a folder that
@@ -59,9 +60,9 @@ class SourceReader {
     int64_t first_id_ = 0, next_id_ = 0, source_begin_ = 0;
 };
 
-/// The format of a source's rows: the one it names, or what the columns of its first readable row say (logged).
-/// Input Error "file:line: what is wrong" when there is no row, or the first row (with `skip_bad_rows`: every row) does
-/// not tell.
+/// The format of a source's rows: the one it names, or what the columns of each file's first readable row say (logged).
+/// Input Error "file:line: what is wrong" when there is no row, or a file's first row (with `skip_bad_rows`: every row)
+/// does not tell, and when the files do not agree.
 DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
 
 /// A source whose path was looked up and whose format is known.

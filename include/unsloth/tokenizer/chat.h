@@ -34,6 +34,7 @@ struct Rendered {
 struct EncodedTurns {
     std::vector<int32_t> ids;
     std::vector<std::pair<std::size_t, std::size_t>> trained;
+    bool merged_start = false;  ///< a token lies across the begin of a trained range, so that no label belongs to it
 };
 
 /// Which assistant turns `trained_bytes` tells: finding them costs further renderings of templates without
