@@ -1,22 +1,19 @@
 #include "unsloth/data/cache.h"
 
-#include <fcntl.h>
 #include <link.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <thread>
 
 #include "data/byte_stream.h"
 #include "data/cache_file.h"
+#include "data/row_readers.h"
 #include "unsloth/core/error.h"
-#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
 
@@ -25,12 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The linker's identification of the library that this code is in, so that another build makes its own files.
-std::string build_id() {
+/// The linker's identification of the library that holds the code at an address.
+std::string build_id(const void* code) {
     struct Search {
         uintptr_t address;
         std::string id;
-    } search{reinterpret_cast<uintptr_t>(&load_cached), {}};
+    } search{reinterpret_cast<uintptr_t>(code), {}};
     ::dl_iterate_phdr(
         [](dl_phdr_info* module, std::size_t, void* data) {
             auto& wanted = *static_cast<Search*>(data);
@@ -57,31 +54,6 @@ std::string build_id() {
     return search.id;
 }
 
-/// A lock between processes, held as long as the object lives. A file system without locks goes unlocked: the rename is
-/// atomic in any case, and only work is done twice.
-class FileLock {
-  public:
-    explicit FileLock(const fs::path& path) : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-        bool told = false;
-        while (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-            if (errno != EWOULDBLOCK && errno != EINTR) break;
-            if (!std::exchange(told, true))
-                log::info("waiting for another process, which encodes the same rows (", path.string(), ")");
-            if (const int signal = interrupt_requested(); signal != 0)
-                throw Interrupted(signal, "stopped while waiting for another process");
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        }
-    }
-    FileLock(const FileLock&) = delete;
-    FileLock& operator=(const FileLock&) = delete;
-    ~FileLock() {
-        if (fd_ >= 0) ::close(fd_);
-    }
-
-  private:
-    int fd_;
-};
-
 std::string hash_content(const fs::path& path) {
     const MappedFile file(path);
     const auto bytes = file.bytes();
@@ -105,23 +77,33 @@ std::string content_hash(const fs::path& path, const fs::path& folder) {
     if (status.st_size < large ||
         ::time(nullptr) - std::max(status.st_mtim.tv_sec, status.st_ctim.tv_sec) < settled_seconds)
         return hash_content(path);
-    ContentHash identity;
-    identity.add_field(fs::absolute(path).string());
-    identity.add_field(cat(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtim.tv_sec, " ",
-                           status.st_mtim.tv_nsec, " ", status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec));
-    const fs::path memo = folder / ("hash-" + identity.hex());
-    constexpr std::size_t digits = 32;
-    if (fs::exists(memo))
-        if (const std::string known = read_file(memo); known.size() == digits) return known;
+    const std::string file = fs::absolute(path).string(), identity = file_identity(file);
+    ContentHash name;
+    name.add_field(file);
+    name.add_field(identity);
+    const fs::path memo = folder / ("hash-" + name.hex());
+    if (const auto known = read_memo(memo); known && known->file == file && known->identity == identity)
+        return known->hash;
     const std::string hash = hash_content(path);
-    write_file_atomically(memo, hash);
+    write_file_atomically(memo, cat(hash, "\n", identity, "\n", file));
     return hash;
+}
+
+/// What reads Parquet, which is not in this library; nothing where no file is Parquet.
+std::string parquet_identity(const std::vector<SourceFiles>& sources) {
+    const auto has_parquet = [](const SourceFiles& source) {
+        return std::any_of(source.files.begin(), source.files.end(), is_parquet);
+    };
+    if (std::none_of(sources.begin(), sources.end(), has_parquet)) return {};
+    const ParquetReading reading = parquet_reading();
+    return reading.code == nullptr ? "" : cat(build_id(reading.code), " Arrow ", reading.version);
 }
 
 std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const CacheOptions& cache) {
     ContentHash key;
     key.add_field(version);
-    key.add_field(build_id());
+    key.add_field(build_id(reinterpret_cast<const void*>(&load_cached)));
+    key.add_field(parquet_identity(sources));
     key.add_field(cache.encoder_fingerprint);
     key.add_field(cat(options.train_on_prompt, " ", options.train_on_last_turn_only, " ", options.max_seq_length, " ",
                       options.max_positions, " ", options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows,
@@ -136,13 +118,6 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
         }
     }
     return key.hex();
-}
-
-/// Removes what killed processes left half written. The lock on the key is held, so nobody is at work on it.
-void remove_leftovers(const fs::path& file) {
-    const std::string begin = file.filename().string() + ".tmp-";
-    for (const auto& entry : fs::directory_iterator(file.parent_path()))
-        if (entry.path().filename().string().starts_with(begin)) fs::remove(entry.path());
 }
 
 Dataset dataset_of(CachedRows rows, const DatasetOptions& options) {
@@ -214,7 +189,7 @@ Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions
     const bool tokenized = all_tokenized(files);
     if (!tokenized && cache.encoder_fingerprint.empty()) return Dataset::load(sources, options, encoder);
 
-    const FileLock lock(path.string() + ".lock");
+    const CacheLock lock(path);
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);  // another process was at it
     remove_leftovers(path);
     CacheWriter writer(path);

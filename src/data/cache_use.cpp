@@ -7,10 +7,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth {
@@ -20,7 +25,8 @@ namespace fs = std::filesystem;
 
 class Descriptor {
   public:
-    explicit Descriptor(const fs::path& path) : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+    explicit Descriptor(const fs::path& path, int flags = O_RDONLY)
+        : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
     Descriptor(const Descriptor&) = delete;
     Descriptor& operator=(const Descriptor&) = delete;
     ~Descriptor() {
@@ -81,6 +87,68 @@ std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
     CacheFileUse use;
     use.fd_ = file.release();
     return use;
+}
+
+CacheLock::CacheLock(const fs::path& path) : file_(path.string() + ".lock") {
+    bool told = false;
+    for (;;) {
+        Descriptor file(file_, O_RDWR | O_CREAT);
+        if (file.get() < 0) return;
+        while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+            if (errno != EWOULDBLOCK && errno != EINTR) return;
+            if (!std::exchange(told, true))
+                log::info("waiting for another process, which encodes the same rows (", file_.string(), ")");
+            if (const int signal = interrupt_requested(); signal != 0)
+                throw Interrupted(signal, "stopped while waiting for another process");
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+        if (!names_file(file_, file.get())) continue;  // whoever held it removed it: the next one is another file
+        fd_ = file.release();
+        return;
+    }
+}
+
+CacheLock::~CacheLock() {
+    if (fd_ < 0) return;
+    ::unlink(file_.c_str());
+    ::close(fd_);
+}
+
+std::string file_identity(const fs::path& file) {
+    struct stat status{};
+    if (::stat(file.c_str(), &status) != 0) return {};
+    return cat(status.st_dev, " ", status.st_ino, " ", status.st_size, " ", status.st_mtim.tv_sec, " ",
+               status.st_mtim.tv_nsec, " ", status.st_ctim.tv_sec, " ", status.st_ctim.tv_nsec);
+}
+
+std::optional<HashMemo> read_memo(const fs::path& memo) {
+    constexpr std::size_t digits = 32;
+    std::error_code none;
+    if (!fs::is_regular_file(memo, none)) return std::nullopt;
+    const std::string text = read_file(memo);
+    const std::size_t first = text.find('\n'), second = first == std::string::npos ? first : text.find('\n', first + 1);
+    if (first != digits || second == std::string::npos) return std::nullopt;
+    return HashMemo{text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+}
+
+void remove_leftovers(const fs::path& own) {
+    const fs::path folder = own.parent_path();
+    std::vector<fs::path> files;
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(folder, none)) files.push_back(entry.path());
+    for (const fs::path& file : files)
+        if (file.string().ends_with(".rows.lock")) remove_unused(file);
+    for (const fs::path& file : files) {
+        const std::string name = file.filename().string();
+        if (const std::size_t mark = name.find(".rows.tmp-"); mark != std::string::npos) {
+            // Whoever is at work on it holds the lock.
+            const fs::path made = folder / (name.substr(0, mark) + ".rows");
+            if (made == own || !fs::exists(made.string() + ".lock", none)) fs::remove(file, none);
+        } else if (name.starts_with("hash-")) {
+            const auto memo = read_memo(file);
+            if (!memo || memo->identity != file_identity(memo->file)) fs::remove(file, none);
+        }
+    }
 }
 
 void prune_cache(const fs::path& folder, int64_t max_bytes) {

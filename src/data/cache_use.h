@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 namespace unsloth {
 
@@ -25,6 +26,36 @@ class CacheFileUse {
   private:
     int fd_ = -1;
 };
+
+/// A lock between the processes that would make the file `path`, held as long as the object lives; its own file beside
+/// that one goes with it. A file system without locks goes unlocked: the rename is atomic in any case, and only work is
+/// done twice.
+class CacheLock {
+  public:
+    /// Waits for whoever holds it. Interrupted when a signal asks the program to stop.
+    explicit CacheLock(const std::filesystem::path& path);
+    CacheLock(const CacheLock&) = delete;
+    CacheLock& operator=(const CacheLock&) = delete;
+    ~CacheLock();
+
+  private:
+    std::filesystem::path file_;
+    int fd_ = -1;  ///< only while it is locked
+};
+
+/// What the system says about a file that changes with its content; empty: there is no such file.
+std::string file_identity(const std::filesystem::path& file);
+
+/// A remembered content hash (hash-*): "HASH\nIDENTITY\nFILE".
+struct HashMemo {
+    std::string hash, identity, file;
+};
+/// Nothing when there is none, or it is not of this form.
+std::optional<HashMemo> read_memo(const std::filesystem::path& memo);
+
+/// Removes from a cache's folder what killed processes left (locks that nobody holds, files half written) and hashes of
+/// files that are gone or have changed. `file` is of that folder, and this process holds its CacheLock.
+void remove_leftovers(const std::filesystem::path& file);
 
 /// Removes files of rows (*.rows) from a cache's folder, those that were used longest ago first, until they take no
 /// more than `max_bytes` together. Files in use stay, whatever they take. Logs what was removed; what cannot be removed

@@ -8,6 +8,8 @@ extern "C" {
 
 struct UnslothParquetFile;
 
+/// The version of Arrow that reads the files.
+const char* unsloth_parquet_version(void);
 /// Opens a file. Null on failure, with the reason in `error` (at most `size` bytes with the ending zero), as below.
 UnslothParquetFile* unsloth_parquet_open(const char* path, char* error, std::size_t size);
 /// The next row as a JSON object: 1 and the text, which lives until the next call; 0 at the end; -1 on failure.

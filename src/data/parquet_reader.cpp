@@ -1,6 +1,7 @@
 // Parquet files, through the library that reads them.
 #include <dlfcn.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "data/parquet_library.h"
@@ -15,6 +16,7 @@ struct Library {
     decltype(&unsloth_parquet_open) open = nullptr;
     decltype(&unsloth_parquet_next) next = nullptr;
     decltype(&unsloth_parquet_close) close = nullptr;
+    decltype(&unsloth_parquet_version) version = nullptr;
     std::string missing;  ///< why it cannot be used
 };
 
@@ -32,6 +34,7 @@ Library open_library() {
     find(library.open, "unsloth_parquet_open");
     find(library.next, "unsloth_parquet_next");
     find(library.close, "unsloth_parquet_close");
+    find(library.version, "unsloth_parquet_version");
     return library;
 }
 
@@ -73,6 +76,17 @@ class Parquet : public RowReader {
 };
 
 }  // namespace
+
+ParquetReading parquet_reading() {
+    if (!library().missing.empty()) return {};
+    return {reinterpret_cast<const void*>(library().open), library().version()};
+}
+
+bool is_parquet(const std::filesystem::path& path) {
+    char front[4] = {};
+    std::ifstream(path, std::ios::binary).read(front, sizeof front);
+    return std::string_view(front, sizeof front) == "PAR1";
+}
 
 std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options) {
     if (!library().missing.empty())

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "data/byte_stream.h"
 #include "unsloth/data/reader.h"
@@ -21,5 +22,13 @@ std::unique_ptr<RowReader> read_table(const std::filesystem::path& path, const R
                                       TextWindow window, char delimiter);
 /// Not from a window: Parquet is read from its end.
 std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options);
+
+/// What reads Parquet.
+struct ParquetReading {
+    const void* code = nullptr;  ///< an address within the library; null: there is none
+    std::string version;         ///< of Arrow
+};
+ParquetReading parquet_reading();
+bool is_parquet(const std::filesystem::path& path);
 
 }  // namespace unsloth

@@ -1,6 +1,8 @@
 #include "unsloth/data/cache.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -12,6 +14,7 @@
 #include <thread>
 
 #include "data/cache_file.h"
+#include "data/cache_use.h"
 #include "data/seal_cache_file.h"
 #include "data/toy.h"
 #include "unsloth/core/files.h"
@@ -69,7 +72,7 @@ TEST(Cache, ASecondStartReadsNoRowAndNeedsNoEncoder) {
     const Dataset direct = Dataset::load(setting.file, setting.options, &setting.encoder);
     expect_same(setting.load(), direct);
     EXPECT_EQ(setting.encoders, 1);
-    EXPECT_EQ(setting.files(".rows").size(), 2u);  // and its lock
+    EXPECT_EQ(setting.files("").size(), 1u);  // its lock is gone
     expect_same(setting.load(), direct);
     EXPECT_EQ(setting.encoders, 1);
     const auto [train, validation] = setting.load().split(0.1, 3);
@@ -204,13 +207,14 @@ TEST(Cache, NothingStaysOfARunThatFails) {
     setting.folder.write("a.jsonl", text_rows(300) + "{\"text\": 5}\n" + text_rows(10));
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { setting.load(); }), {"a.jsonl:301"});
     EXPECT_EQ(setting.files(".tmp").size(), 0u);
-    for (const fs::path& path : setting.files(".rows")) EXPECT_EQ(path.extension(), ".lock");
+    EXPECT_EQ(setting.files("").size(), 0u);
 }
 
 TEST(Cache, AFullDiskIsSaidAndLeavesNothing) {
     Setting setting;
     setting.load();  // the folder is there
     setting.options.max_seq_length = 40;
+    setting.options.long_rows = LongRows::truncate;
     rlimit before{};
     ::getrlimit(RLIMIT_FSIZE, &before);
     const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -280,9 +284,30 @@ TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
         if (path.extension() == ".rows") file = path;
     fs::remove(file);
     std::ofstream(file.string() + ".tmp-999999") << "half";
+    const auto in_cache = [&](const std::string& name) { return setting.cache.folder / name; };
+    // Of other keys: a lock that nobody holds, with and without the file half written, and one that a process holds.
+    for (const char* name :
+         {"a.rows.lock", "a.rows.tmp-1", "b.rows.lock", "c.rows.tmp-2", "held.rows.lock", "held.rows.tmp-3"})
+        std::ofstream(in_cache(name)) << "x";
+    const int held = ::open(in_cache("held.rows.lock").c_str(), O_RDWR);
+    ASSERT_EQ(::flock(held, LOCK_EX), 0);
+    // Hashes of a file that is as it was, of one that has changed, of one that is gone, and one of an older version.
+    const std::string hash(32, 'a'), present = setting.file.string();
+    const auto memo = [&](const std::string& name, const std::string& identity, const std::string& path) {
+        std::ofstream(in_cache(name)) << hash << "\n" << identity << "\n" << path;
+    };
+    memo("hash-1", file_identity(present), present);
+    memo("hash-2", "1 2 3", present);
+    memo("hash-3", "1 2 3", "/nonexistent/a.jsonl");
+    std::ofstream(in_cache("hash-4")) << hash;
     setting.load();
-    EXPECT_TRUE(fs::exists(file));
-    EXPECT_EQ(setting.files(".tmp").size(), 0u);
+    std::vector<std::string> names;
+    for (const fs::path& path : setting.files("")) names.push_back(path.filename().string());
+    std::sort(names.begin(), names.end());
+    std::vector<std::string> expected{file.filename().string(), "hash-1", "held.rows.lock", "held.rows.tmp-3"};
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(names, expected);
+    ::close(held);
 }
 
 /// Files of rows for several settings of one data set, so that each is a file of its own.

@@ -3,9 +3,23 @@
 import json
 import pathlib
 import shutil
+import subprocess
 import unittest
 
-from support import EndToEnd, INPUT, LEGAL_BASE, OK, USAGE, environment, main, read_rows, run, write_rows
+from support import (
+    EndToEnd,
+    GOLDEN,
+    INPUT,
+    LEGAL_BASE,
+    OK,
+    PROGRAM,
+    USAGE,
+    environment,
+    main,
+    read_rows,
+    run,
+    write_rows,
+)
 
 LEGAL = LEGAL_BASE.parent
 OPEN, CLOSE = "\u27e6", "\u27e7"
@@ -160,6 +174,38 @@ class Data(EndToEnd):
         again = self.succeed(*self.data(rows, "--cache_dir", cache))
         self.assertEqual(first.out, again.out)
         self.assertIn("from the cache", again.err)
+
+    def test_another_library_for_parquet_makes_its_own_cache(self):
+        built = pathlib.Path(PROGRAM).parent
+        if not (built / "libunsloth_parquet.so").exists():
+            self.skipTest("built without Arrow")
+        program = self.folder / "program"
+        program.mkdir()
+        for name in ("unsloth-train", "libunsloth_base.so", "libunsloth_parquet.so"):
+            shutil.copy(built / name, program / name)
+        cache = self.folder / "cache"
+        rows = GOLDEN / "data" / "rows.parquet"
+
+        def files(count):
+            done = subprocess.run(
+                [
+                    program / "unsloth-train",
+                    *map(str, self.data(rows, "--cache_dir", cache, "--data.template", "alpaca")),
+                ],
+                capture_output=True,
+            )
+            self.assertEqual(done.returncode, OK, done.stderr)
+            self.assertEqual(len(list(cache.glob("*.rows"))), count)
+
+        files(1)
+        files(1)
+        # The same library from another build: its identification differs, and nothing else.
+        library = (program / "libunsloth_parquet.so").read_bytes()
+        note = library.index(b"GNU\0", library.index(b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0")) + 4
+        (program / "libunsloth_parquet.so").write_bytes(
+            library[:note] + bytes([library[note] ^ 1]) + library[note + 1 :]
+        )
+        files(2)
 
 
 class Augment(EndToEnd):

@@ -1,11 +1,12 @@
 // Encoded rows kept on disk, so that a second start with the same data does not tokenise again.
 //
 // A file of the cache is named by a hash of all that its content depends on: the bytes and names of the data files, the
-// options of rows, the tokenizer and template, and this build of the program. Its parts carry checksums, which are
-// verified when it is opened: a damaged or cut-off file is made again. Files are written beside their final name,
-// flushed and renamed, under a lock: several processes that start together make one file once, and no reader ever sees
-// half of one. What a killed process left half written is deleted, and when a new file makes the folder exceed its
-// bound, the files that were used longest ago and that no process has in use; the folder may be removed at any time.
+// options of rows, the tokenizer and template, this build of the program, and of Parquet what reads it. Its parts carry
+// checksums, which are verified when it is opened: a damaged or cut-off file is made again. Files are written beside
+// their final name, flushed and renamed, under a lock: several processes that start together make one file once, and no
+// reader ever sees half of one. What killed processes left is deleted when a file is made, and when a new file makes
+// the folder exceed its bound, the files that were used longest ago and that no process has in use; the folder may be
+// removed at any time.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 #include "data/parquet_library.h"
 
 #include <arrow/api.h>
+#include <arrow/config.h>
 #include <arrow/io/file.h>
 #include <parquet/arrow/reader.h>
 #include <parquet/file_reader.h>
@@ -219,6 +220,10 @@ struct UnslothParquetFile {
     int64_t row = 0;
     std::string text;
 };
+
+const char* unsloth_parquet_version() {
+    return arrow::GetBuildInfo().version_string.c_str();
+}
 
 UnslothParquetFile* unsloth_parquet_open(const char* path, char* error, std::size_t size) {
     try {
