@@ -8,6 +8,7 @@
 #include "tokenizer/byte_level.h"
 #include "tokenizer/flat_map.h"
 #include "tokenizer/json_reader.h"
+#include "tokenizer/llama_tokenizer.h"
 #include "tokenizer/pipeline_json.h"
 #include "unsloth/core/log.h"
 
@@ -178,6 +179,31 @@ void check_surrounding_ids(const TokenizerSpec& spec, const JsonReader& post_pro
     if (!unknown.empty()) post_processor.refuse(cat("ids of tokens: there is none with the id ", *unknown.begin()));
 }
 
+/// Whether transformers takes vocabulary, merges and post-processor of this file and makes the rest itself: where
+/// tokenizer_config.json names LlamaTokenizer, nothing works on bytes, and the model's own class is not another.
+bool is_made_as_llama(const std::filesystem::path& folder, const nlohmann::json& document) {
+    const auto value_in = [&](const char* file, const char* key) {
+        if (!std::filesystem::is_regular_file(folder / file)) return nlohmann::json();
+        const nlohmann::json settings = parse_json_file(folder / file);
+        return settings.is_object() ? settings.value(key, nlohmann::json()) : nlohmann::json();
+    };
+    const nlohmann::json name = value_in("tokenizer_config.json", "tokenizer_class");
+    if (name != "LlamaTokenizer" && name != "LlamaTokenizerFast") return false;
+    for (const char* part : {"normalizer", "pre_tokenizer", "decoder", "post_processor"})
+        if (const auto found = document.find(part);
+            found != document.end() && found->dump().find("\"ByteLevel\"") != std::string::npos)
+            return false;
+    return value_in("config.json", "model_type") != "mistral";
+}
+
+void make_as_llama(const std::filesystem::path& folder, TokenizerSpec& spec) {
+    LlamaSettings settings = read_llama_settings(folder);
+    TokenList tokens = read_llama_tokens(folder, spec.added, settings);
+    make_llama_pipeline(settings, true, tokens.take(), index_vocab(spec.model.vocab), spec);
+    spec.model.ignore_merges = false;
+    surround(folder, settings, spec);
+}
+
 }  // namespace
 
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
@@ -197,7 +223,10 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
     out.model.reads_bytes = ends_in_bytes(normalizer, out.pre_tokenizer);
     read_model(root.at("model"), out.model);
     if (out.model.reads_bytes) out.pre_tokenizer.pop_back();
+    const bool as_llama = is_made_as_llama(path.parent_path(), document);
+    if (as_llama) out.normalizer = Normalizer();
     if (root.has("added_tokens")) read_added_tokens(root.at("added_tokens"), index_vocab(out.model.vocab), out);
+    if (as_llama) make_as_llama(path.parent_path(), out);
     check_surrounding_ids(out, part("post_processor"));
     return out;
 }

@@ -20,6 +20,7 @@ struct TokenizerSpec {
     Decoder decoder;
     std::vector<AddedToken> added;                ///< by first mention; ids as HF assigns them
     std::vector<int32_t> prefix_ids, suffix_ids;  ///< what the post-processor puts around a text
+    bool as_llama = false;                        ///< made as transformers' LlamaTokenizer is
     std::optional<int32_t> bos, eos;              ///< where the model's own file names them
 };
 

@@ -180,8 +180,9 @@ Vocabulary read_vocabulary(const std::filesystem::path& folder, const std::strin
     } else {
         fill_sentencepiece(folder, spec, out);
         using Prepend = SpaceReplacement::Prepend;
-        out.add_space_prefix = is_json ? has_space_prefix(root)
-                                       : std::get<SpaceReplacement>(spec.pre_tokenizer.at(0)).prepend != Prepend::never;
+        out.add_space_prefix = spec.as_llama
+                                   ? std::get<SpaceReplacement>(spec.pre_tokenizer.at(0)).prepend != Prepend::never
+                                   : has_space_prefix(root);
     }
     add_added_tokens(spec, out);
     check_unique(folder, out);

@@ -39,6 +39,32 @@ INSTANTIATE_TEST_SUITE_P(Golden, SmallTokenizer,
                                          "mistral_small", "metaspace_small", "affix_small", "spm_small",
                                          "spm_legacy_small"));
 
+/// A tokenizer.json in folders that make transformers build its LlamaTokenizer from it, or not.
+TEST(Golden, TokenizerJsonOfTheLlamaClass) {
+    for (const json& one : read_rows(golden("tokenizer/llama_class.jsonl"))) {
+        const TemporaryFolder folder;
+        folder.write("tokenizer.json", small_json(one["base"].get<std::string>()).dump());
+        folder.write("tokenizer_config.json", one["config"].dump());
+        if (one.contains("model_type")) folder.write("config.json", json{{"model_type", one["model_type"]}}.dump());
+        SCOPED_TRACE(one["config"].dump());
+        expect_encodings(Tokenizer::load(folder.path()), one["rows"].get<std::vector<json>>());
+    }
+}
+
+/// llama2_small's vocabulary is that of spm_small's tokenizer.model, as transformers 4 converted it.
+TEST(Golden, TokenizerJsonOfLlama2GivesTheIdsOfItsTokenizerModel) {
+    const json config = json::parse(read_text(golden("tokenizer/spm_small/tokenizer_config.json")));
+    const std::vector<json> rows = read_rows(golden("tokenizer/spm_small.jsonl"));
+    for (const bool named : {true, false}) {  // legacy false is what is absent
+        const TemporaryFolder folder;
+        json settings = config;
+        if (!named) settings.erase("legacy");
+        folder.write("tokenizer.json", small_json("llama2_small").dump());
+        folder.write("tokenizer_config.json", settings.dump());
+        expect_encodings(Tokenizer::load(folder.path()), rows);
+    }
+}
+
 class RealTokenizer : public testing::TestWithParam<const char*> {};
 
 TEST_P(RealTokenizer, EncodesAndDecodesAsTheReference) {

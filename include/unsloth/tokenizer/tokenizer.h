@@ -3,7 +3,9 @@
 //
 // Ids and strings equal those of the `tokenizers` library 0.23: added tokens are cut out first, the rest is
 // normalised, split, and merged by rank (Sennrich et al. 2016, over bytes or characters). A tokenizer.model gives
-// what transformers 5's LlamaTokenizer makes of it.
+// what transformers 5's LlamaTokenizer makes of it, and so does a tokenizer.json that it would read: one without
+// byte-level steps beside a tokenizer_config.json that names this class (unless config.json's model_type is mistral,
+// which has another). There `legacy`, `add_prefix_space`, `add_bos_token` and `add_eos_token` count.
 // What a file asks for and this reader does not know is an input Error that names the file and the key.
 // `truncation` and `padding` of the file are not applied, as in transformers, which resets them.
 #pragma once
