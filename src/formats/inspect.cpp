@@ -1,7 +1,6 @@
 #include "unsloth/formats/inspect.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <set>
 
@@ -9,6 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/bnb4.h"
 #include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/finite.h"
 #include "unsloth/formats/gguf.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/formats/load_plan.h"
@@ -46,16 +46,6 @@ void add_plain(Inspection& inspection, const TensorView& tensor) {
                {tensor.name, std::string(safetensors_name(tensor.dtype)), tensor.shape, tensor.data.size()});
 }
 
-/// Every block's maximum must be a number; the bytes are read once and given back to the system.
-void check_block_maxima(const std::string& name, const Quant4Weight& weight) {
-    std::vector<float> absmax(static_cast<std::size_t>(weight.view.blocks()));
-    dequantize_absmax(weight.view, absmax.data());
-    weight.drop();
-    for (std::size_t block = 0; block < absmax.size(); ++block)
-        if (!std::isfinite(absmax[block]))
-            throw input_error(cat("tensor '", name, "': the absmax of block ", block, " is not finite"));
-}
-
 /// The names of all weights that have a quant_state.
 std::set<std::string> quantised_names(const Checkpoint& checkpoint) {
     std::set<std::string> names;
@@ -91,6 +81,7 @@ void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
             continue;
         if (quantised.count(name) == 0) {
             add_plain(inspection, checkpoint.at(name));
+            note_problem(inspection, [&] { require_finite(checkpoint.at(name)); });
             continue;
         }
         note_problem(inspection, [&] {
@@ -99,7 +90,7 @@ void list_tensors(Inspection& inspection, const Checkpoint& checkpoint) {
             add_tensor(inspection,
                        {name, name_of(weight->type), {weight->view.rows, weight->view.cols}, weight->stored_bytes()});
             ++inspection.quant_states_checked;
-            check_block_maxima(name, *weight);
+            require_finite(name, *weight);
         });
     }
 }
@@ -155,7 +146,10 @@ void inspect_adapter(Inspection& inspection, const fs::path& folder) {
     inspection.kind = "adapter";
     note_problem(inspection, [&] {
         const SafetensorsFile file(folder / "adapter_model.safetensors");
-        for (const TensorView& tensor : file.tensors()) add_plain(inspection, tensor);
+        for (const TensorView& tensor : file.tensors()) {
+            add_plain(inspection, tensor);
+            note_problem(inspection, [&] { require_finite(tensor); });
+        }
     });
     note_problem(inspection, [&] {
         const PeftConfig config = read_peft_config(folder);

@@ -10,6 +10,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/formats/finite.h"
 #include "unsloth/ops/profiler.h"
 
 #ifdef UNSLOTH_CUDA
@@ -322,6 +323,9 @@ LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& op
     LoadedModel result;
     result.ctx = make_context(loaded.config, device);
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
+    // Training names the place in its first step; a probability or a text would only be wrong.
+    require_finite(*opened.file);
+    if (request.adapter) require_finite(read_adapter(*request.adapter, opened.file->spec));
     request.sizes.tokens = request.sizes.longest = tokens;
     request.sizes.segments = segments;
     request.sizes.head_rows = head_rows;

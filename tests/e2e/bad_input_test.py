@@ -13,6 +13,7 @@ from support import (
     LEGAL_BASE,
     LLAMA,
     NF4_MODEL,
+    OK,
     RUNTIME,
     TEXT_LLAMA,
     USAGE,
@@ -609,6 +610,43 @@ class NotFinite(EndToEnd):
             (good / "adapter_model.safetensors").read_bytes(),
         )
         self.assertEqual(len(self.steps(self.folder / "out")), 2)
+
+    def refused_everywhere(self, name, place, base, adapter=None):
+        """generate, score and inspect name the tensor and the place, whatever they are asked."""
+        parts = [name, "not finite", place]
+        loads = ["--model.path", base, "--device", "cpu", *(["--adapter_name_or_path", adapter] if adapter else [])]
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"text": "a"}])
+        self.fail_with(INPUT, parts, "generate", *loads, "--file", prompts, "--max_new_tokens", "2")
+        rows, scores = self.rows(2, vocab=50), self.folder / "scores.jsonl"
+        self.fail_with(INPUT, parts, "score", *loads, "--data.train_file", rows, "--out", scores)
+        self.assertFalse(scores.exists())
+        inspected = run("inspect", adapter or base)
+        self.assertNotEqual(inspected.code, OK)
+        for part in parts:
+            self.assertIn(part, inspected.out + inspected.err)
+
+    def test_generate_score_and_inspect_name_the_tensor(self):
+        base = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+        name = "model.layers.1.mlp.down_proj.weight"
+        tensors = read_safetensors(base / "model.safetensors")
+        dtype, shape, data = tensors[name]
+        values = floats(data)
+        values[3 * shape[1] + 2] = float("inf")
+        tensors[name] = (dtype, shape, float_bytes(values))
+        write_safetensors(base / "model.safetensors", tensors)
+        self.refused_everywhere(name, "row 3, column 2", base)
+
+    def test_generate_score_and_inspect_name_the_adapters_tensor(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        adapter = self.train(base, self.rows(8, vocab=50))
+        tensors = read_safetensors(adapter / "adapter_model.safetensors")
+        name = next(name for name in sorted(tensors) if "layers.0" in name and "lora_B" in name)
+        dtype, shape, data = tensors[name]
+        values = floats(data)
+        values[1] = float("nan")
+        tensors[name] = (dtype, shape, float_bytes(values))
+        write_safetensors(adapter / "adapter_model.safetensors", tensors)
+        self.refused_everywhere(name, "row 0, column 1", base, adapter)
 
 
 class Commands(EndToEnd):

@@ -38,8 +38,8 @@ struct Inspection {
     bool ok() const { return problems.empty(); }
 };
 
-/// Reads everything but the weights' values (block maxima are read: each must be finite). What is wrong becomes a
-/// problem of the result; input Error only when there is no model, adapter or GGUF file at `path` at all.
+/// Reads everything; of the values of weights, which must be finite, block maxima stand for 4-bit codes. What is wrong
+/// becomes a problem of the result; input Error only when there is no model, adapter or GGUF file at `path` at all.
 Inspection inspect_path(const std::string& path);
 
 std::string inspect_text(const Inspection& inspection);

@@ -1,0 +1,113 @@
+#include "unsloth/formats/finite.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/parallel.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth {
+namespace {
+
+constexpr int64_t piece = 1 << 16;  // elements looked at together
+constexpr const char* advice = "The file is damaged, or the training that wrote it diverged: take an earlier one.";
+
+/// Whether any of `count` elements of unsigned type U has all of these bits.
+template <class U>
+bool any_with(const std::byte* data, int64_t count, U bits) {
+    bool any = false;
+    for (int64_t i = 0; i < count; ++i) {
+        U value;
+        std::memcpy(&value, data + static_cast<std::size_t>(i) * sizeof(U), sizeof(U));
+        any |= (value & bits) == bits;
+    }
+    return any;
+}
+
+/// What is not finite has every bit of the exponent; in e4m3 only NaN is not, and has every bit but the sign.
+bool any_not_finite(DType type, const std::byte* data, int64_t count) {
+    switch (type) {
+        case DType::f64:
+            return any_with<uint64_t>(data, count, 0x7FF0000000000000U);
+        case DType::f32:
+            return any_with<uint32_t>(data, count, 0x7F800000U);
+        case DType::bf16:
+            return any_with<uint16_t>(data, count, 0x7F80U);
+        case DType::f16:
+            return any_with<uint16_t>(data, count, 0x7C00U);
+        case DType::f8_e5m2:
+            return any_with<uint8_t>(data, count, 0x7CU);
+        case DType::f8_e4m3:
+            return any_with<uint8_t>(data, count, 0x7FU);
+        default:
+            return false;
+    }
+}
+
+/// "row 3, column 7", or the element's number in a vector.
+std::string place_of(const TensorView& tensor, int64_t element) {
+    if (tensor.shape.size() < 2) return cat("element ", element);
+    const int64_t columns = tensor.elements() / tensor.shape[0];
+    return cat("row ", element / columns, ", column ", element % columns);
+}
+
+}  // namespace
+
+std::optional<int64_t> first_not_finite(const TensorView& tensor) {
+    const int64_t count = tensor.elements();
+    const std::size_t item = size_of(tensor.dtype);
+    const auto bad = [&](int64_t begin, int64_t end) {
+        return any_not_finite(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * item, end - begin);
+    };
+    std::atomic<int64_t> first_bad_piece = count;
+    parallel_ranges((count + piece - 1) / piece, 16, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end && i < first_bad_piece; ++i) {
+            if (!bad(i * piece, std::min(count, (i + 1) * piece))) continue;
+            for (int64_t seen = first_bad_piece; i < seen && !first_bad_piece.compare_exchange_weak(seen, i);) continue;
+            return;
+        }
+    });
+    if (first_bad_piece == count) return std::nullopt;
+    int64_t element = first_bad_piece * piece;
+    while (!bad(element, element + 1)) ++element;
+    return element;
+}
+
+void require_finite(const TensorView& tensor) {
+    const std::optional<int64_t> element = first_not_finite(tensor);
+    tensor.drop();
+    if (!element) return;
+    float value = 0;
+    convert_to_f32(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(*element) * size_of(tensor.dtype), 1,
+                   &value);
+    throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name,
+                          "' holds a value that is not finite: ", value, " at ", place_of(tensor, *element)),
+                      advice);
+}
+
+void require_finite(const std::string& name, const Quant4Weight& weight) {
+    std::vector<float> absmax(static_cast<std::size_t>(weight.view.blocks()));
+    dequantize_absmax(weight.view, absmax.data());
+    weight.drop();
+    for (std::size_t block = 0; block < absmax.size(); ++block)
+        if (!std::isfinite(absmax[block]))
+            throw input_error(cat("tensor '", name, "': the absmax of block ", block, " is not finite"), advice);
+}
+
+void require_finite(const WeightFile& model) {
+    std::set<const TensorView*> seen;  // tied matrices
+    for (const TensorSource& source : model.tensors.all()) {
+        if (source.int8 || !seen.insert(source.tensor).second) continue;
+        source.quant4 ? require_finite(source.rule.hf_name, *source.quant4) : require_finite(*source.tensor);
+    }
+}
+
+void require_finite(const Adapter& adapter) {
+    for (const TensorView& tensor : adapter.file.tensors()) require_finite(tensor);
+}
+
+}  // namespace unsloth
