@@ -44,6 +44,7 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"per_device_train_batch_size", state.per_device_train_batch_size},
                      {"gradient_accumulation_steps", state.gradient_accumulation_steps},
                      {"world_size", state.world_size},
+                     {"cpu_threads", state.cpu_threads},
                      {"data", state.data},
                      {"parameters", state.parameters}};
     if (state.best_eval) json["best_eval"] = *state.best_eval;
@@ -80,6 +81,7 @@ RunState read_run_state(const std::filesystem::path& folder) {
     state.per_device_train_batch_size = at_least(json, "per_device_train_batch_size", 1);
     state.gradient_accumulation_steps = at_least(json, "gradient_accumulation_steps", 1);
     state.world_size = at_least(json, "world_size", 1);
+    state.cpu_threads = json.integer("cpu_threads").value_or(0);
     state.data = required_text(json, "data");
     state.parameters = required_text(json, "parameters");
     return state;

@@ -1,4 +1,6 @@
 // The trainer's dealings with its output folder: taking it, going on from a checkpoint in it, saving into it.
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -78,6 +80,16 @@ void Trainer::restore() {
     best_step_ = saved.best_step;
     history_.rows = read_trainer_state(resume_->folder).log_history;
     log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
+    if (saved.cpu_threads != 0 && cpu_threads() != 0 && saved.cpu_threads != cpu_threads())
+        log::warning("changed since the checkpoint: ", saved.cpu_threads, " CPU threads until now, ", cpu_threads(),
+                     " from here on: products are summed in another order, and losses equal those of an uninterrupted "
+                     "run to rounding alone (OMP_NUM_THREADS=",
+                     saved.cpu_threads, " keeps their bits)");
+}
+
+/// Among how many threads products on the CPU are divided, on which their rounding depends; 0 on a GPU.
+int64_t Trainer::cpu_threads() const {
+    return device_.is_cpu() ? at::get_num_threads() : 0;
 }
 
 /// The configuration with what an adapter folder decided, so that a run started from the written file does not
@@ -174,6 +186,7 @@ RunMoment Trainer::moment() const {
     run.per_device_train_batch_size = t.per_device_train_batch_size;
     run.gradient_accumulation_steps = t.gradient_accumulation_steps;
     run.world_size = environment_.world_size;
+    run.cpu_threads = cpu_threads();
     run.data = data_fingerprint_;
     run.parameters = layout_fingerprint(model_->parameters()->table(), t.optim);
     return moment;

@@ -103,6 +103,23 @@ class Resuming(EndToEnd):
                     (self.folder / out / f"checkpoint-{STEPS}" / "optimizer.safetensors").read_bytes(), moments
                 )
 
+    def test_another_number_of_threads_is_told(self):
+        """The BLAS library divides sums by it."""
+        self.succeed(*self.arguments("run", "--save_steps", 3, "--max_steps", 3), env=environment(OMP_NUM_THREADS=1))
+        state = json.loads((self.folder / "run" / "checkpoint-3" / "run_state.json").read_text())
+        self.assertEqual(state["cpu_threads"], 1)
+        words = "1 CPU threads until now, 2 from here on"
+        for threads in (1, 2):
+            result = self.succeed(
+                *self.arguments("run", "--max_steps", 4, "--save_steps", 0),
+                "--resume_from_checkpoint",
+                self.folder / "run" / "checkpoint-3",
+                "--training.output_dir",
+                self.folder / f"with{threads}",
+                env=environment(OMP_NUM_THREADS=threads),
+            )
+            self.assertEqual(words in result.err, threads == 2, result)
+
     def test_with_packing(self):
         self.compare("--packing", "true", "--max_seq_length", "32", at=3)
 

@@ -29,8 +29,9 @@ struct RunState {
 
     // What the numbers above belong to: a run that differs here would go on with something else.
     int64_t per_device_train_batch_size = 1, gradient_accumulation_steps = 1, world_size = 1;
-    std::string data;        ///< fingerprint of the training rows
-    std::string parameters;  ///< fingerprint of the flat buffer's layout
+    int64_t cpu_threads = 0;  ///< that shared products on the CPU; 0: a GPU computed, or an older version wrote this
+    std::string data;         ///< fingerprint of the training rows
+    std::string parameters;   ///< fingerprint of the flat buffer's layout
 };
 
 /// Atomically writes folder/run_state.json.

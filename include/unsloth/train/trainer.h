@@ -50,6 +50,7 @@ class Trainer {
     void banner() const;
     Config effective_config() const;
     void restore();
+    int64_t cpu_threads() const;
     void loop();
     bool issue(const StepBatch& batch, int64_t step);
     bool save_time_has_come() const;
