@@ -199,14 +199,26 @@ Lister make_lister(const ModelSpec& spec, const LayerLayout& layout, const Activ
     return lister;
 }
 
-int64_t workspace_bytes(const ModelSpec& spec, const ActivationSizes& sizes, at::ScalarType dtype, at::Device device) {
+/// Of the largest product: a group's with its adapters, or lm_head's.
+int64_t products_workspace(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                           at::ScalarType dtype, at::Device device) {
+    if (!device.is_cpu()) return ops::gemm_workspace(device);
+    int64_t most = ops::gemm_cpu_workspace(dtype, sizes.head_chunk, spec.vocab_size, spec.hidden_size);
+    for (const Group g : all_groups)
+        most = std::max(
+            most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n + layout[g].r, layout[g].k + layout[g].r));
+    return most;
+}
+
+int64_t workspace_bytes(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                        at::ScalarType dtype, at::Device device) {
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
                                         sizes.longest);
     });
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
-    return std::max({attention, norm, ops::gemm_workspace(device)});
+    return std::max({attention, norm, products_workspace(spec, layout, sizes, dtype, device)});
 }
 
 }  // namespace
@@ -224,7 +236,7 @@ void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const A
             .add(buffer.group, buffer.name,
                  c10::multiply_integers(buffer.sizes) * static_cast<int64_t>(c10::elementSize(buffer.dtype)),
                  buffer.phases);
-    plan.add("workspace", "workspace", workspace_bytes(spec, sizes, dtype, device));
+    plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, dtype, device));
 }
 
 Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
@@ -239,8 +251,8 @@ Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const
         const at::Tensor tensor = from.tensor(from.plan().find(buffer.name), buffer.sizes, buffer.dtype);
         for (at::Tensor* target : buffer.targets) *target = tensor;
     }
-    workspace_ =
-        arena.tensor(arena.plan().find("workspace"), {workspace_bytes(spec, sizes, dtype, arena.device())}, at::kByte);
+    workspace_ = arena.tensor(arena.plan().find("workspace"),
+                              {workspace_bytes(spec, layout, sizes, dtype, arena.device())}, at::kByte);
     layers_ = full_layers_;
     scratch_ = full_scratch_;  // of which fp8 is not cut: its shape changes from product to product
     output_TD_ = full_output_;

@@ -97,7 +97,7 @@ void attention_forward(Context& ctx, const AttentionShape& shape, const Segments
     if (ctx.is_cuda())
         return attention_cuda_forward(ctx, shape, segments, args, choose_forward(ctx, shape, segments, args));
 #endif
-    attention_cpu_forward(shape, segments, args);
+    attention_cpu_forward(ctx, shape, segments, args);
 }
 
 void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& dout_THd,
@@ -117,7 +117,7 @@ void attention_backward(Context& ctx, const AttentionShape& shape, const Segment
     if (ctx.is_cuda())
         return attention_cuda_backward(ctx, shape, segments, args, choose_backward(ctx, shape, segments, args));
 #endif
-    attention_cpu_backward(shape, segments, args);
+    attention_cpu_backward(ctx, shape, segments, args);
 }
 
 int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, at::Device device, bool deterministic,
@@ -131,7 +131,7 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
 #endif
     UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA: no attention for ", dtype, " on ", device,
                   deterministic && backward ? ", deterministic" : "");
-    return 0;
+    return attention_cpu_workspace(shape, dtype, longest, backward);
 }
 
 int64_t attention_lse_elements(const AttentionShape& shape, at::ScalarType /*dtype*/, at::Device /*device*/,

@@ -13,8 +13,11 @@ struct AttentionBackward {
     at::Tensor dout, q, k, v, out, lse, dq, dk, dv;
 };
 
-void attention_cpu_forward(const AttentionShape& shape, const Segments& segments, const AttentionForward& args);
-void attention_cpu_backward(const AttentionShape& shape, const Segments& segments, const AttentionBackward& args);
+void attention_cpu_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                           const AttentionForward& args);
+void attention_cpu_backward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
+                            const AttentionBackward& args);
+int64_t attention_cpu_workspace(const AttentionShape& shape, at::ScalarType dtype, int64_t longest, bool backward);
 
 #if UNSLOTH_CUDA
 /// dense: cuDNN over [B, H, S, d]; packed: cuDNN with ragged offsets; portable: own kernels.

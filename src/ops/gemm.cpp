@@ -1,6 +1,7 @@
 // Checks of a matrix product, its CPU form, and the cases that need no multiplication.
 #include "unsloth/ops/gemm.h"
 
+#include "ops/cpu_scratch.h"
 #include "ops/gemm_cuda.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
@@ -61,12 +62,18 @@ at::ScalarType accumulate_type(const at::Tensor& x) {
     return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-void gemm_cpu(const Gemm& g) {
+void gemm_cpu(const Context& ctx, const Gemm& g) {
     const at::ScalarType type = accumulate_type(g.out);
-    const at::Tensor a = (g.transpose_a ? g.a.t() : g.a).to(type);
-    const at::Tensor b = (g.transpose_b ? g.b.t() : g.b).to(type);
+    cpu::Scratch scratch(ctx);
+    const auto widened = [&](const at::Tensor& x, bool transpose) {
+        if (x.scalar_type() == type) return transpose ? x.t() : x;
+        const at::Tensor copy = scratch.take(x.sizes(), type);
+        copy.copy_(x);
+        return transpose ? copy.t() : copy;
+    };
+    const at::Tensor a = widened(g.a, g.transpose_a), b = widened(g.b, g.transpose_b);
     // With out in the accumulation type the product goes straight into it, strided or not.
-    at::Tensor sum = g.out.scalar_type() == type ? g.out : at::empty(g.out.sizes(), g.out.options().dtype(type));
+    at::Tensor sum = g.out.scalar_type() == type ? g.out : scratch.take(g.out.sizes(), type);
     if (g.beta == 0.0) {
         at::mm_out(sum, a, b);
         if (g.alpha != 1.0) sum.mul_(g.alpha);
@@ -90,7 +97,7 @@ void gemm(Context& ctx, const Gemm& args) {
 #if UNSLOTH_CUDA
     if (ctx.is_cuda()) return gemm_cuda(ctx, args);
 #endif
-    gemm_cpu(args);
+    gemm_cpu(ctx, args);
 }
 
 int64_t gemm_workspace(at::Device device) {
@@ -99,6 +106,14 @@ int64_t gemm_workspace(at::Device device) {
 #endif
     UNSLOTH_CHECK(device.is_cpu(), "this program was built without CUDA");
     return 0;
+}
+
+int64_t gemm_cpu_workspace(at::ScalarType dtype, int64_t m, int64_t n, int64_t k) {
+    if (dtype == at::kFloat || dtype == at::kDouble) return 0;
+    const auto bytes = [](int64_t elements) {
+        return cpu::Scratch::rounded(elements * static_cast<int64_t>(sizeof(float)));
+    };
+    return bytes(m * k) + bytes(n * k) + bytes(m * n);
 }
 
 }  // namespace unsloth::ops

@@ -54,14 +54,14 @@ void attention_forward(Context& ctx, const AttentionShape& shape, const Segments
 
 /// dq, dk, dv = gradients (written, not accumulated; views of one fused buffer allowed; never aliasing q, k,
 /// v, out, dout). Scratch comes from ctx.workspace; CheckError when it is smaller than the portable form
-/// needs.
+/// needs (on the CPU it is then allocated).
 void attention_backward(Context& ctx, const AttentionShape& shape, const Segments& segments, const at::Tensor& dout_THd,
                         const at::Tensor& q_THd, const at::Tensor& k_SKd, const at::Tensor& v_SKd,
                         const at::Tensor& out_THd, const at::Tensor& lse, const at::Tensor& dq_THd,
                         const at::Tensor& dk_SKd, const at::Tensor& dv_SKd);
 
 /// Bytes of ctx.workspace that forward and (with `backward`) backward may take for up to `tokens` tokens in
-/// up to `segments` segments of up to `longest` tokens (0 on the CPU). On cuDNN this builds the plans of the
+/// up to `segments` segments of up to `longest` tokens. On cuDNN this builds the plans of the
 /// largest case, so that the first step finds them, and remembers the three numbers (per device, heads,
 /// head_dim and dtype; the latest call counts): packed plans are made for them, so that batches of changing
 /// size share a few plans. Call it before the first step, again when the sizes grow.

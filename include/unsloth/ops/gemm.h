@@ -31,5 +31,8 @@ void gemm(Context& ctx, const Gemm& args);
 /// Bytes that ctx.workspace should have for cuBLASLt (0 on the CPU). Less works, with a narrower choice of
 /// algorithms.
 int64_t gemm_workspace(at::Device device);
+/// The same on the CPU, where 16-bit matrices are widened to fp32, for products whose matrices are [m, k], [n, k] and
+/// [m, n] in any roles. With less they are allocated.
+int64_t gemm_cpu_workspace(at::ScalarType dtype, int64_t m, int64_t n, int64_t k);
 
 }  // namespace unsloth::ops
