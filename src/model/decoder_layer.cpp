@@ -161,6 +161,7 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
 
     if (steps.qkv) {
+        ++c.counts.qkv;
         // 1 norm
         const ops::Fp8Matrix h8 = normalised(c, w, a.x_TD, w.input_norm_D, h_TD, a.rstd1_T, forward_site(c, 0));
         observe(c, "input_layernorm", h_TD);
@@ -174,16 +175,19 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
         ops::rope_apply(ctx, qkv_views(spec, a.qkv_TN).qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/false);
     }
     if (steps.attention) {
+        ++c.counts.attention;
         // 4 attention
         attend(c, a, heads_view(a.o_full, 0, spec.num_heads, spec.head_dim));
         fill_adapter_columns(c.group, Group::o, w[Group::o], a.o_full, {});
     }
     if (steps.mid) {
+        ++c.counts.mid;
         // 5 output projection, onto the residual stream
         const ops::Fp8Matrix o8 = quantised(c, w, a.o_full.narrow(1, 0, spec.q_size()));
         multiply_forward(c.group, Group::o, w[Group::o], a.o_full, o8, a.mid_TD, a.x_TD);
     }
     if (steps.gate_up) {
+        ++c.counts.gate_up;
         // 6 norm
         const ops::Fp8Matrix h8 = normalised(c, w, a.mid_TD, w.post_norm_D, h_TD, a.rstd2_T, forward_site(c, 1));
         observe(c, "post_attention_layernorm", h_TD);
@@ -195,6 +199,7 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
         observe_group(c, Group::gate_up, gate_up_T2F);
     }
     if (steps.down) {
+        ++c.counts.down;
         // 8 activation
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         const ops::Fp8Matrix act8 =

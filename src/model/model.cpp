@@ -49,7 +49,7 @@ Model::Model(ops::Context& ctx, ModelParts parts) : ctx_(ctx), parts_(std::move(
     const ActivationSizes& sizes = parts_.activations->sizes();
     if (sizes.training && sizes.checkpointing.offload)
         offload_ = std::make_unique<Offload>(ctx_, *parts_.activations, static_cast<int>(parts_.spec.num_layers),
-                                             lowest_trained_layer_);
+                                             lowest_trained_layer_, counts_);
 }
 
 const Parameter* Model::outer_parameter(TensorRole role) const {
@@ -88,7 +88,7 @@ LayerContext Model::layer_context(int layer, const TokenInputs& inputs) {
                              inputs.offset_T,
                              parts_.activations->scratch().dropped,
                              on_module ? &on_module : nullptr};
-    return {parts_.spec, group, inputs, parts_.activations->scratch()};
+    return {parts_.spec, group, inputs, parts_.activations->scratch(), counts_};
 }
 
 at::Tensor Model::layer_output(int64_t layer) const {
@@ -174,10 +174,16 @@ void Model::issue_or_record(Pass pass, const std::function<void()>& work) {
     if (++recording.seen == 1) return work();
     if (!recording.work) {
         if (pass == Pass::forward) parts_.source->assume_held(-1);  // what lies there now may not lie there next time
+        const PassCounts before = counts_;
         recording.work = ops::RecordedWork::record(ctx_, work);
         recording.leaves_held = parts_.source->held();
+        recording.counts = counts_ - before;
+        counts_ = before;
+        ++counts_.recorded;
     }
     recording.work->issue(ctx_);
+    counts_ = counts_ + recording.counts;
+    ++counts_.replayed;
     parts_.source->assume_held(recording.leaves_held);
 }
 

@@ -2,8 +2,8 @@
 
 namespace unsloth::model {
 
-Offload::Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest)
-    : copies_(ctx, layers), activations_(activations), layers_(layers), lowest_(lowest) {}
+Offload::Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest, PassCounts& counts)
+    : copies_(ctx, layers), activations_(activations), layers_(layers), lowest_(lowest), counts_(counts) {}
 
 void Offload::before_forward(int layer) {
     // This layer writes into the slots of the layer before the previous one (its output into those of the one before
@@ -15,6 +15,7 @@ void Offload::after_forward(int layer) {
     if (!moves(layer)) return;
     copies_.wait_for_compute();
     for (const Activations::Moved& moved : activations_.moved(layer)) copies_.copy(moved.device, moved.host);
+    ++counts_.moved_out;
     copies_.mark(layer);
 }
 
@@ -23,6 +24,7 @@ void Offload::before_backward(int layer) {
     if (const int below = layer - 1; moves(below)) {
         copies_.wait_for_compute();
         for (const Activations::Moved& moved : activations_.moved(below)) copies_.copy(moved.host, moved.device);
+        ++counts_.moved_back;
         copies_.mark(below);
     }
     if (moves(layer)) copies_.compute_waits(layer);

@@ -3,6 +3,7 @@
 
 #include "unsloth/model/activations.h"
 #include "unsloth/model/linear_group.h"
+#include "unsloth/model/pass_counts.h"
 #include "unsloth/spec/keep.h"
 
 namespace unsloth::model {
@@ -29,6 +30,7 @@ struct LayerContext {
     GroupContext group;
     const TokenInputs& tokens;
     const Scratch& scratch;
+    PassCounts& counts;
     int layer() const { return group.layer; }
 };
 

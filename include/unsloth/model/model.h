@@ -75,6 +75,9 @@ class Model {
     /// The flat parameters changed: compute copies are stale.
     void parameters_changed();
 
+    /// Over all passes so far.
+    const PassCounts& counts() const { return counts_; }
+
     ModuleObserver on_module;  ///< may be empty
 
   private:
@@ -105,9 +108,11 @@ class Model {
         int64_t seen = 0;
         std::optional<ops::RecordedWork> work;
         int leaves_held = -1;  ///< the layer that the weight source holds afterwards
+        PassCounts counts;     ///< what it repeats
     };
     std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
     std::map<std::vector<int64_t>, Recording> recordings_;
+    PassCounts counts_;
     std::unique_ptr<Offload> offload_;  ///< nullptr: what layers keep stays on the device
     int64_t tokens_ = 0;
     int64_t distinct_ids_ = 0;

@@ -5,14 +5,15 @@
 #pragma once
 
 #include "unsloth/model/activations.h"
+#include "unsloth/model/pass_counts.h"
 #include "unsloth/ops/copy_stream.h"
 
 namespace unsloth::model {
 
 class Offload {
   public:
-    /// `lowest`: the layer where backward passes end.
-    Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest);
+    /// `lowest`: the layer where backward passes end. `counts`: what is moved is counted there.
+    Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest, PassCounts& counts);
 
     /// Around each layer of a forward pass, in order of the layers.
     void before_forward(int layer);
@@ -26,6 +27,7 @@ class Offload {
     ops::CopyStream copies_;
     const Activations& activations_;
     int layers_, lowest_;
+    PassCounts& counts_;
 };
 
 }  // namespace unsloth::model

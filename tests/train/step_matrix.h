@@ -1,0 +1,224 @@
+// Every combination of the settings that must not change a step's bits: what layers keep, where it lies, recorded
+// passes; for each way to split a step's rows into micro-batches and ranks, rows of equal length or not. Run on the CPU
+// by step_matrix_test.cpp; a GPU's test walks the same list.
+#pragma once
+
+#include "comm/ranks.h"
+#include "train/support.h"
+#include "unsloth/train/commands.h"
+#include "unsloth/train/step.h"
+
+namespace unsloth::test {
+
+/// How a step's rows are divided. Other splits round otherwise: they agree within a bound, not in bits.
+struct StepSplit {
+    int micro_batches = 1, ranks = 1;
+    bool equal_rows = true;
+    std::string name() const {
+        return cat(micro_batches, "_micro_", ranks, "_ranks_", equal_rows ? "equal" : "unequal", "_rows");
+    }
+};
+inline void PrintTo(const StepSplit& split, std::ostream* out) {
+    *out << split.name();
+}
+
+inline std::vector<StepSplit> step_splits(int most_ranks) {
+    std::vector<StepSplit> splits;
+    for (const bool equal : {true, false})
+        for (int ranks = 1; ranks <= most_ranks; ++ranks)
+            for (const int micro : {1, 2}) splits.push_back({micro, ranks, equal});
+    return splits;
+}
+
+/// What must not be seen in any bit.
+struct StepSettingsCase {
+    Checkpointing checkpointing;
+    bool records = false;
+    std::string name() const { return cat(name_of(checkpointing), records ? ", recorded" : ""); }
+};
+
+/// The first is the plain one that the others are compared with. Passes are recorded on a GPU alone.
+inline std::vector<StepSettingsCase> step_settings(bool gpu) {
+    std::vector<StepSettingsCase> cases;
+    for (const bool records : {false, true})
+        for (const bool offload : {false, true})
+            for (const Keep keep : {Keep::everything, Keep::but_mlp, Keep::attention, Keep::input})
+                if (gpu || !records) cases.push_back({{keep, offload}, records});
+    return cases;
+}
+
+constexpr int matrix_layers = 6, matrix_steps = 3, matrix_rows = 8;  ///< rows of a step, over all ranks
+constexpr int64_t matrix_bucket_bytes = 16 << 10;  ///< several layers make several buckets, with more than one rank
+
+/// A model of six layers: four leave the device with +offload, and each slot is used again.
+inline fs::path matrix_model() {
+    static const ScratchFolder folder;
+    static const fs::path made = [] {
+        write_text(folder / "config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "bfloat16"})");
+        InitRequest request;
+        request.config_file = (folder / "config.json").string();
+        request.out = (folder / "model").string();
+        request.quantize = InitQuantize::nf4;
+        train::run_init(request);
+        return folder / "model";
+    }();
+    return made;
+}
+
+/// Row number `row` of the run.
+inline Sample matrix_row(int row, bool equal_rows) {
+    Sample sample;
+    sample.row = row;
+    const int length = equal_rows ? 12 : 5 + row * 5 % 11;
+    for (int32_t t = 0; t < length; ++t) {
+        sample.ids.push_back((row * 31 + t * t * 7 + t) % 256);
+        sample.positions.push_back(t);
+    }
+    sample.labels = sample.ids;
+    sample.labels[1] = ignore_label;
+    return sample;
+}
+
+/// A rank's part of step number `step`, from 0.
+inline StepBatch matrix_batch(const StepSplit& split, int step, int rank) {
+    StepBatch batch;
+    const int parts = split.micro_batches * split.ranks, each = matrix_rows / parts;
+    for (int part = 0; part < parts; ++part) {
+        std::vector<Sample> rows;
+        for (int i = 0; i < each; ++i)
+            rows.push_back(matrix_row(step * matrix_rows + part * each + i, split.equal_rows));
+        std::vector<const Sample*> pointers;
+        for (const Sample& row : rows) pointers.push_back(&row);
+        Batch micro = make_batch(pointers);
+        batch.labels += micro.labels;
+        batch.tokens += micro.tokens();
+        if (part / split.micro_batches == rank) batch.micro.push_back(std::move(micro));
+    }
+    return batch;
+}
+
+/// What one rank has after the run's steps.
+struct StepRun {
+    std::vector<float> losses, norms;
+    at::Tensor values_P;  ///< on the CPU
+    model::PassCounts counts;
+    std::size_t buckets = 0;  ///< of gradients that the ranks sum
+};
+
+inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings, at::Device device,
+                        at::ScalarType dtype, comm::Group* group) {
+    model::LoadRequest request;
+    request.device = device;
+    request.dtype = dtype;
+    request.lora.emplace();
+    request.lora->r = 8;
+    request.lora->lora_dropout = 0.1;
+    request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    request.trains = true;
+    request.optim = Optimizer::adamw_torch;
+    request.records = settings.records;
+    model::ActivationSizes& sizes = request.sizes;
+    sizes.tokens = 16 * matrix_rows / split.micro_batches / split.ranks;
+    sizes.segments = matrix_rows / split.micro_batches / split.ranks;
+    sizes.longest = 16;
+    sizes.head_rows = sizes.tokens;
+    sizes.head_chunk = 24;  // several chunks
+    sizes.deterministic = true;
+    sizes.checkpointing = settings.checkpointing;
+    const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(matrix_model().string())), request);
+    ops::Context ctx(device);
+    ctx.deterministic = true;
+    model::Model model(ctx, plan.load(ctx));
+    train::StepSettings step_settings;
+    step_settings.group = group;
+    step_settings.bucket_bytes = matrix_bucket_bytes;
+    train::Stepper stepper(ctx, model, step_settings);
+    StepRun run;
+    for (int step = 0; step < matrix_steps; ++step) {
+        stepper.issue(matrix_batch(split, step, group != nullptr ? group->rank() : 0), step + 1, 0.01);
+        while (const auto result = stepper.take(/*must=*/true)) {
+            run.losses.push_back(result->outcome.loss);
+            run.norms.push_back(result->outcome.grad_norm);
+        }
+    }
+    run.values_P = model.parameters()->state().params_P.cpu().clone();
+    run.counts = model.counts();
+    run.buckets = model::cut_gradients(*plan.table(), plan.spec().num_layers, matrix_bucket_bytes).size();
+    return run;
+}
+
+/// The run on all ranks of the split, by rank; `device`: "cpu", or "cuda" (rank r takes GPU r).
+inline std::vector<StepRun> run_ranks(const StepSplit& split, const StepSettingsCase& settings,
+                                      const std::string& device, at::ScalarType dtype) {
+    const auto device_of = [&](int rank) { return train::choose_device(device == "cpu" ? "cpu" : cat("cuda:", rank)); };
+    if (split.ranks == 1) return {run_rank(split, settings, device_of(0), dtype, nullptr)};
+    std::vector<StepRun> runs(static_cast<std::size_t>(split.ranks));
+    comm::on_ranks(
+        split.ranks,
+        [&](comm::Group& group) {
+            runs[static_cast<std::size_t>(group.rank())] =
+                run_rank(split, settings, device_of(group.rank()), dtype, &group);
+        },
+        std::chrono::seconds(60), device_of);
+    return runs;
+}
+
+/// What a rank's passes must have done for the case's names to be true.
+inline model::PassCounts expected_counts(const StepSplit& split, const StepSettingsCase& settings) {
+    const int64_t micro = int64_t{matrix_steps} * split.micro_batches, layers = micro * matrix_layers;
+    const LayerSteps again = recompute_of(settings.checkpointing.keep);
+    const auto with = [&](bool recomputed) { return recomputed ? 2 * layers : layers; };
+    model::PassCounts counts;
+    counts.qkv = with(again.qkv);
+    counts.attention = with(again.attention);
+    counts.mid = with(again.mid);
+    counts.gate_up = with(again.gate_up);
+    counts.down = with(again.down);
+    if (settings.checkpointing.offload) counts.moved_out = counts.moved_back = micro * (matrix_layers - 2);
+    if (settings.records && split.equal_rows) {  // a shape's first micro-batch is issued as it comes
+        counts.recorded = 2;
+        counts.replayed = 2 * (micro - 1);
+    }
+    return counts;
+}
+
+inline void expect_counts(const model::PassCounts& got, const model::PassCounts& expected) {
+    EXPECT_EQ(got.qkv, expected.qkv);
+    EXPECT_EQ(got.attention, expected.attention);
+    EXPECT_EQ(got.mid, expected.mid);
+    EXPECT_EQ(got.gate_up, expected.gate_up);
+    EXPECT_EQ(got.down, expected.down);
+    EXPECT_EQ(got.moved_out, expected.moved_out);
+    EXPECT_EQ(got.moved_back, expected.moved_back);
+    EXPECT_EQ(got.recorded, expected.recorded);
+    EXPECT_EQ(got.replayed, expected.replayed);
+}
+
+inline void expect_same_run(const StepRun& got, const StepRun& expected) {
+    EXPECT_EQ(got.losses, expected.losses);
+    EXPECT_EQ(got.norms, expected.norms);
+    EXPECT_TRUE(same_bits(got.values_P, expected.values_P));
+}
+
+/// All settings under one split: bits, and that each setting did what its name says. Returns the plain run.
+inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::string& device, at::ScalarType dtype) {
+    std::optional<StepRun> plain;
+    for (const StepSettingsCase& settings : step_settings(device != "cpu")) {
+        SCOPED_TRACE(settings.name());
+        const std::vector<StepRun> runs = run_ranks(split, settings, device, dtype);
+        if (!plain) plain = runs[0];
+        for (std::size_t rank = 0; rank < runs.size(); ++rank) {
+            SCOPED_TRACE(cat("rank ", rank));
+            expect_counts(runs[rank].counts, expected_counts(split, settings));
+            EXPECT_EQ(runs[rank].losses.size(), std::size_t{matrix_steps});
+            EXPECT_GT(runs[rank].buckets, 2U);
+            expect_same_run(runs[rank], *plain);
+        }
+    }
+    return *plain;
+}
+
+}  // namespace unsloth::test
