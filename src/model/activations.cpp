@@ -33,6 +33,7 @@ struct Owner {
     Scratch& scratch;
     HeadBuffers& head;
     TokenBuffers& tokens;
+    std::vector<KvCache>& caches;
 };
 
 class Lister {
@@ -48,6 +49,7 @@ class Lister {
         scratch(owner.scratch);
         head(owner.head);
         tokens(owner.tokens);
+        if (sizes_.cache_tokens > 0) caches(owner.caches);
         return std::move(specs_);
     }
 
@@ -162,8 +164,17 @@ class Lister {
             add_ints("run starts", t + 1, b.starts_u1);
         }
         add_ints("segment offsets", sizes_.segments + 1, b.q_offsets);
+        add("tokens", "inverse frequencies", {spec_.head_dim / 2}, at::kFloat, memory::always, b.inv_freq_p);
         add("tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, b.cos_Tp);
         add("tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, b.sin_Tp);
+    }
+
+    void caches(std::vector<KvCache>& all) {
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            const std::vector<int64_t> shape{sizes_.cache_tokens, spec_.kv_size()};
+            add("kv cache", cat("cached k ", i), shape, dtype_, memory::always, all[i].k_SN);
+            add("kv cache", cat("cached v ", i), shape, dtype_, memory::always, all[i].v_SN);
+        }
     }
 
     const ModelSpec& spec_;
@@ -230,8 +241,9 @@ void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const A
     Scratch scratch;
     HeadBuffers head;
     TokenBuffers tokens;
-    for (const Spec& buffer :
-         make_lister(spec, layout, sizes, dtype, device).list({layers, host_layers, output, scratch, head, tokens}))
+    std::vector<KvCache> caches(layers.size());
+    for (const Spec& buffer : make_lister(spec, layout, sizes, dtype, device)
+                                  .list({layers, host_layers, output, scratch, head, tokens, caches}))
         (buffer.host ? host_plan : plan)
             .add(buffer.group, buffer.name,
                  c10::multiply_integers(buffer.sizes) * static_cast<int64_t>(c10::elementSize(buffer.dtype)),
@@ -244,9 +256,11 @@ Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const
     : sizes_(sizes),
       full_layers_(static_cast<std::size_t>(spec.num_layers)),
       host_layers_(full_layers_.size()),
-      moved_(full_layers_.size()) {
+      moved_(full_layers_.size()),
+      caches_(full_layers_.size()) {
     Lister lister = make_lister(spec, layout, sizes, dtype, arena.device());
-    for (const Spec& buffer : lister.list({full_layers_, host_layers_, full_output_, full_scratch_, head_, tokens_})) {
+    for (const Spec& buffer :
+         lister.list({full_layers_, host_layers_, full_output_, full_scratch_, head_, tokens_, caches_})) {
         const memory::Arena& from = buffer.host ? *host : arena;
         const at::Tensor tensor = from.tensor(from.plan().find(buffer.name), buffer.sizes, buffer.dtype);
         for (at::Tensor* target : buffer.targets) *target = tensor;

@@ -16,16 +16,18 @@ namespace {
 
 /// A host vector into the first elements of a device tensor, without waiting: the pinned copy lives until the device
 /// has read it (LibTorch's pinned allocator keeps it).
-void copy_ints(const std::vector<int32_t>& from, const at::Tensor& to) {
+template <class Value>
+void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
     const auto count = static_cast<int64_t>(from.size());
-    UNSLOTH_CHECK(count <= to.numel(), count, " integers for ", to.numel());
+    UNSLOTH_CHECK(count <= to.numel(), count, " values for ", to.numel());
     if (count == 0) return;
-    const at::Tensor source = at::from_blob(const_cast<int32_t*>(from.data()), {count}, at::kInt);
+    const at::Tensor source =
+        at::from_blob(const_cast<Value*>(from.data()), {count}, c10::CppTypeToScalarType<Value>::value);
     const at::Tensor target = to.narrow(0, 0, count);
     if (to.is_cpu()) {
         target.copy_(source);
     } else {
-        at::Tensor pinned = at::empty({count}, at::TensorOptions().dtype(at::kInt).pinned_memory(true));
+        at::Tensor pinned = at::empty({count}, at::TensorOptions(source.scalar_type()).pinned_memory(true));
         pinned.copy_(source);
         target.copy_(pinned, /*non_blocking=*/true);
     }
@@ -101,16 +103,16 @@ at::Tensor Model::layer_output(int64_t layer) const {
 void Model::make_rope_table(int64_t longest_position) {
     const bool dynamic = parts_.spec.rope.type == RopeSpec::Type::dynamic;
     const int64_t length = dynamic ? longest_position + 1 : 0;
+    const TokenBuffers& tokens = parts_.activations->tokens();
     if (rope_length_ != length) {
         const RopeFrequencies frequencies = rope_frequencies(parts_.spec, longest_position + 1);
-        inv_freq_ = at::tensor(frequencies.inv_freq).to(ctx_.device());
+        copy_values(frequencies.inv_freq, tokens.inv_freq_p);
         rope_scaling_ = frequencies.attention_scaling;
         rope_length_ = length;
     }
-    const TokenBuffers& tokens = parts_.activations->tokens();
     inputs_.cos_Tp = tokens.cos_Tp.narrow(0, 0, tokens_);
     inputs_.sin_Tp = tokens.sin_Tp.narrow(0, 0, tokens_);
-    ops::rope_table(ctx_, tokens.positions_T.narrow(0, 0, tokens_), inv_freq_, rope_scaling_, inputs_.cos_Tp,
+    ops::rope_table(ctx_, tokens.positions_T.narrow(0, 0, tokens_), tokens.inv_freq_p, rope_scaling_, inputs_.cos_Tp,
                     inputs_.sin_Tp);
 }
 
@@ -119,11 +121,11 @@ void Model::upload(const Batch& batch) {
     tokens_ = batch.tokens();
     parts_.activations->resize(tokens_);
     const TokenBuffers& tokens = parts_.activations->tokens();
-    copy_ints(batch.ids_T, tokens.ids_T);
-    copy_ints(batch.positions_T, tokens.positions_T);
-    copy_ints(batch.target_index, tokens.target_index_n);
-    copy_ints(batch.target_ids, tokens.target_ids_n);
-    copy_ints(batch.segments, tokens.q_offsets);
+    copy_values(batch.ids_T, tokens.ids_T);
+    copy_values(batch.positions_T, tokens.positions_T);
+    copy_values(batch.target_index, tokens.target_index_n);
+    copy_values(batch.target_ids, tokens.target_ids_n);
+    copy_values(batch.segments, tokens.q_offsets);
     ops::Segments& segments = inputs_.segments;
     segments.q_offsets = segments.k_offsets = batch.segments;
     segments.q_offsets_device = segments.k_offsets_device = tokens.q_offsets;
@@ -300,16 +302,16 @@ void Model::train(const Batch& batch) {
     upload(batch);
     const TokenBuffers& tokens = parts_.activations->tokens();
     if (parts_.lora_dropout > 0.0) {
-        copy_ints(batch.row_T, tokens.row_T);
-        copy_ints(batch.offset_T, tokens.offset_T);
+        copy_values(batch.row_T, tokens.row_T);
+        copy_values(batch.offset_T, tokens.offset_T);
         inputs_.row_T = tokens.row_T.narrow(0, 0, tokens_);
         inputs_.offset_T = tokens.offset_T.narrow(0, 0, tokens_);
     }
     if (trains_embedding_) {
         UNSLOTH_CHECK(!batch.token_order.unique.empty(), "the loader was not asked for the token order");
-        copy_ints(batch.token_order.order, tokens.order_T);
-        copy_ints(batch.token_order.unique, tokens.unique_u);
-        copy_ints(batch.token_order.starts, tokens.starts_u1);
+        copy_values(batch.token_order.order, tokens.order_T);
+        copy_values(batch.token_order.unique, tokens.unique_u);
+        copy_values(batch.token_order.starts, tokens.starts_u1);
         distinct_ids_ = static_cast<int64_t>(batch.token_order.unique.size());
     }
     forward_layers(nullptr, /*training=*/true);
@@ -336,11 +338,10 @@ at::Tensor Model::score(const Batch& batch, const OnLogits& on_logits) {
 }
 
 std::vector<KvCache> Model::make_caches(int64_t capacity) const {
-    const auto options = at::TensorOptions().dtype(parts_.dtype).device(ctx_.device());
-    std::vector<KvCache> caches;
-    for (int64_t layer = 0; layer < parts_.spec.num_layers; ++layer)
-        caches.push_back({at::empty({capacity, parts_.spec.kv_size()}, options),
-                          at::empty({capacity, parts_.spec.kv_size()}, options)});
+    UNSLOTH_CHECK(capacity <= parts_.activations->sizes().cache_tokens, "caches of ", capacity, " tokens, planned for ",
+                  parts_.activations->sizes().cache_tokens);
+    std::vector<KvCache> caches = parts_.activations->caches();
+    for (KvCache& cache : caches) cache = {cache.k_SN.narrow(0, 0, capacity), cache.v_SN.narrow(0, 0, capacity)};
     return caches;
 }
 

@@ -85,7 +85,7 @@ void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
         throw usage_error(cat("prompt and max_new_tokens take ", room, " positions, the model allows ",
                               opened.file->spec.max_position_embeddings));
     const LoadedModel loaded_model =
-        load_for_inference(loaded, opened, static_cast<int64_t>(longest), 1, 1, /*fewest_tokens=*/1);
+        load_for_inference(loaded, opened, static_cast<int64_t>(longest), 1, 1, /*fewest_tokens=*/1, room);
     const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
     for (const Prompt& prompt : prompts) {
         const std::vector<int32_t> ids = continue_prompt(*loaded_model.model, prompt, request.max_new_tokens, stops);

@@ -318,7 +318,7 @@ void cover_every_position(Batch& batch) {
 }
 
 LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
-                               int64_t head_rows, int64_t fewest_tokens) {
+                               int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens) {
     const at::Device device = choose_device(loaded.config.hardware.device);
     LoadedModel result;
     result.ctx = make_context(loaded.config, device);
@@ -332,6 +332,7 @@ LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& op
     request.sizes.head_chunk = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
     request.sizes.training = false;
     request.fewest_tokens = fewest_tokens;
+    request.sizes.cache_tokens = cache_tokens;
     request.sizes.deterministic = loaded.config.training.deterministic;
     const model::ModelPlan plan(opened.file, request);
     require_memory(plan);

@@ -28,6 +28,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         r.device = train::choose_device(GetParam());
         r.dtype = on_gpu() ? at::kBFloat16 : at::kFloat;
         r.sizes.tokens = r.sizes.longest = r.sizes.head_rows = trains ? few : 40;
+        r.sizes.cache_tokens = trains ? 0 : 40;
         r.fewest_tokens = few;
         r.sizes.segments = 2;
         r.sizes.head_chunk = 16;

@@ -82,6 +82,33 @@ TEST(ModelPlan, WhatIsKeptFallsFromNoneToFull) {
     }
 }
 
+TEST(ModelPlan, HoldsWhatGenerationKeeps) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request;
+    request.sizes = training_request().sizes;
+    request.sizes.training = false;
+    const auto file = open_golden("small_llama/bf16");
+    EXPECT_EQ(bytes_of_group(model::ModelPlan(file, request).step(), "kv cache"), 0);
+    request.sizes.cache_tokens = 300;
+    const int64_t item = 4;
+    EXPECT_EQ(bytes_of_group(model::ModelPlan(file, request).step(), "kv cache"),
+              file->spec.num_layers * 2 * 300 * file->spec.kv_size() * item);
+    const LoadedModel model = load_model(model_folder("small_llama/bf16"), request);
+    const memory::Arena& arena = *model->parts().step_memory;
+    for (const model::KvCache& cache : model->make_caches(300)) {
+        EXPECT_EQ(cache.k_SN.storage().data(), arena.tensor(0, {1}, at::kByte).storage().data());
+        EXPECT_EQ(cache.v_SN.sizes(), at::IntArrayRef({300, file->spec.kv_size()}));
+    }
+    EXPECT_THROW(model->make_caches(301), CheckError);
+}
+
+TEST(ModelPlan, HoldsRopesFrequencies) {
+    UNSLOTH_NEEDS_XZ();
+    const auto file = open_golden("small_llama/bf16");
+    const memory::Plan step = model::ModelPlan(file, training_request()).step();
+    EXPECT_EQ(step.entry(step.find("inverse frequencies")).bytes, file->spec.head_dim / 2 * 4);
+}
+
 TEST(ModelPlan, EightBitStatesTakeAQuarter) {
     UNSLOTH_NEEDS_XZ();
     model::LoadRequest request = training_request();

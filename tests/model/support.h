@@ -196,6 +196,7 @@ inline LoadedModel load_model(const fs::path& folder, const std::string& device,
     request.load_in_4bit = load_in_4bit;
     request.adapter = adapter;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = tokens;
+    request.sizes.cache_tokens = tokens;
     request.sizes.segments = segments;
     request.sizes.head_chunk = 16;  // several chunks: their seams are tested too
     request.sizes.training = false;

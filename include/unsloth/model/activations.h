@@ -58,7 +58,14 @@ struct TokenBuffers {
     at::Tensor target_index_n, target_ids_n;         ///< int32
     at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding
     at::Tensor q_offsets;                            ///< int32 [segments + 1]
+    at::Tensor inv_freq_p;                           ///< fp32 [d/2]: RoPE's inverse frequencies
     at::Tensor cos_Tp, sin_Tp;                       ///< fp32 [T, d/2]
+};
+
+/// Keys and values of earlier tokens of one sequence; k_SN and v_SN [capacity, K heads * d] in the compute dtype.
+struct KvCache {
+    at::Tensor k_SN, v_SN;
+    int64_t length = 0;  ///< tokens held
 };
 
 struct ActivationSizes {
@@ -67,6 +74,7 @@ struct ActivationSizes {
     int64_t longest = 0;          ///< longest segment
     int64_t head_rows = 0;        ///< most rows with a target
     int64_t head_chunk = 0;       ///< rows of logits at a time
+    int64_t cache_tokens = 0;     ///< of the sequence that generation continues
     bool training = true;         ///< backward buffers too
     Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
     bool dropout = false;
@@ -96,7 +104,8 @@ class Activations {
     const at::Tensor& output_TD() const { return output_TD_; }
     const Scratch& scratch() const { return scratch_; }
     const HeadBuffers& head() const { return head_; }
-    const TokenBuffers& tokens() const { return tokens_; }  ///< full capacity; the model narrows them
+    const TokenBuffers& tokens() const { return tokens_; }          ///< full capacity; the model narrows them
+    const std::vector<KvCache>& caches() const { return caches_; }  ///< one a layer, of cache_tokens rows, empty
     const ActivationSizes& sizes() const { return sizes_; }
     const at::Tensor& workspace() const { return workspace_; }
 
@@ -108,6 +117,7 @@ class Activations {
     Scratch full_scratch_, scratch_;
     HeadBuffers head_;
     TokenBuffers tokens_;
+    std::vector<KvCache> caches_;
     at::Tensor workspace_;
     int64_t current_tokens_ = -1;
 };

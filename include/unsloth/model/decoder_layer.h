@@ -11,12 +11,6 @@ namespace unsloth::model {
 /// Attention of a layer of this model: heads, scale and the layer's window.
 ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer);
 
-/// Keys and values of earlier tokens of one sequence; k_SN and v_SN [capacity, K heads * d] in the compute dtype.
-struct KvCache {
-    at::Tensor k_SN, v_SN;
-    int64_t length = 0;  ///< tokens held
-};
-
 /// What all layers of one micro-batch share.
 struct TokenInputs {
     at::Tensor cos_Tp, sin_Tp;

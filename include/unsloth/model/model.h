@@ -64,7 +64,8 @@ class Model {
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const Batch& batch, const OnLogits& on_logits = {});
 
-    /// Caches for one sequence of up to `capacity` tokens.
+    /// Caches for one sequence of up to `capacity` tokens, in the plan's memory: one sequence at a
+    /// time.
     std::vector<KvCache> make_caches(int64_t capacity) const;
     /// Appends `ids` to the sequence in `caches` and returns the most likely next id (synchronises).
     int32_t next_token(const std::vector<int32_t>& ids, std::vector<KvCache>& caches);
@@ -100,9 +101,8 @@ class Model {
     ops::Context& ctx_;
     ModelParts parts_;
     TokenInputs inputs_;
-    at::Tensor inv_freq_;
     double rope_scaling_ = 1.0;
-    int64_t rope_length_ = -1;  ///< what inv_freq_ was computed for (dynamic RoPE)
+    int64_t rope_length_ = -1;  ///< what the frequencies were computed for (dynamic RoPE)
     /// A pass over micro-batches of one shape.
     struct Recording {
         int64_t seen = 0;

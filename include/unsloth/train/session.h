@@ -82,8 +82,9 @@ struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
     std::unique_ptr<model::Model> model;
 };
-/// Passes have from `fewest_tokens` to `tokens` tokens.
+/// Passes have from `fewest_tokens` to `tokens` tokens; `cache_tokens`: of a sequence that is continued, 0 where none
+/// is.
 LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
-                               int64_t head_rows, int64_t fewest_tokens);
+                               int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens = 0);
 
 }  // namespace unsloth::train
