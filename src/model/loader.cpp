@@ -39,6 +39,13 @@ at::ScalarType scalar_type(DType type) {
     throw CheckError("no such dtype");
 }
 
+namespace {
+
+/// What the driver takes for a layer's forward and backward pass of one shape.
+constexpr int64_t recorded_layer_bytes = 256 << 10;
+
+}  // namespace
+
 ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request)
     : file_(std::move(file)), request_(std::move(request)) {
     const bool full = request_.finetuning_type == FinetuningType::full;
@@ -241,11 +248,19 @@ void ModelPlan::set_weight_cache(bool on) {
 }
 
 std::string ModelPlan::table_text() const {
+int64_t ModelPlan::recorded_bytes() const {
+    if (!request_.records || !request_.device.is_cuda()) return 0;
+    return static_cast<int64_t>(recorded_shapes) * spec().num_layers * recorded_layer_bytes;
+}
+
     const std::string host = host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table());
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",
                                                               memory::human_bytes(memory::beside_arenas_bytes));
-    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, beside, "\nin all ",
+    const std::string recorded =
+        recorded_bytes() > 0 ? cat("\nrecorded passes (CUDA graphs), estimated ", memory::human_bytes(recorded_bytes()))
+                             : "";
+    return cat("resident\n", resident_.table(), "\nper step\n", step_.table(), host, beside, recorded, "\nin all ",
                memory::human_bytes(total_bytes()));
 }
 

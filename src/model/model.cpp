@@ -69,7 +69,7 @@ void Model::parameters_changed() {
 }
 
 GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
-    UNSLOTH_CHECK(recordings_.empty() && parts_.parameters != nullptr, "gradients are cut before the first step");
+    UNSLOTH_CHECK(recordings_.size() == 0 && parts_.parameters != nullptr, "gradients are cut before the first step");
     buckets_ = std::make_unique<GradientBuckets>(ctx_, parts_.parameters->table(), parts_.spec.num_layers, most_bytes);
     return *buckets_;
 }
@@ -162,18 +162,20 @@ void Model::embed() {
 
 // --- layers --------------------------------------------------------------------------------------------------------
 
-/// Issues the work of a pass: as it comes the first time that a micro-batch has this shape (libraries choose algorithms
-/// then), recorded from the second time on.
-void Model::issue_or_record(Pass pass, const std::function<void()>& work) {
-    constexpr std::size_t most_recordings = 16;
+/// Passes are issued as they come the first time that a micro-batch has this shape (libraries choose algorithms then),
+/// recorded afterwards.
+void Model::choose_recording() {
     const auto address = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<std::intptr_t>(p)); };
     const bool records =
         parts_.records && ctx_.is_cuda() && inputs_.segments.uniform && !on_module && ctx_.profiler == nullptr;
-    const std::vector<int64_t> shape{static_cast<int64_t>(pass), tokens_, inputs_.segments.count(),
-                                     address(ctx_.scalars), address(ctx_.outcome)};
-    if (!records || (recordings_.size() == most_recordings && recordings_.count(shape) == 0)) return work();
-    Recording& recording = recordings_[shape];
-    if (++recording.seen == 1) return work();
+    recording_ =
+        records ? recordings_.use({tokens_, inputs_.segments.count(), address(ctx_.scalars), address(ctx_.outcome)})
+                : nullptr;
+}
+
+void Model::issue_or_record(Pass pass, const std::function<void()>& work) {
+    if (recording_ == nullptr) return work();
+    Recording& recording = recording_->at(static_cast<std::size_t>(pass));
     if (!recording.work) {
         if (pass == Pass::forward) parts_.source->assume_held(-1);  // what lies there now may not lie there next time
         const PassCounts before = counts_;
@@ -314,6 +316,7 @@ void Model::train(const Batch& batch) {
         copy_values(batch.token_order.starts, tokens.starts_u1);
         distinct_ids_ = static_cast<int64_t>(batch.token_order.unique.size());
     }
+    choose_recording();
     forward_layers(nullptr, /*training=*/true);
     head_forward_backward(batch);
     backward_layers();

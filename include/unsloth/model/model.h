@@ -1,11 +1,12 @@
 // The whole model: embedding, decoder layers, final norm and lm_head with the loss, forward and backward.
 #pragma once
 
+#include <array>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 
+#include "unsloth/core/most_used.h"
 #include "unsloth/data/batch.h"
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/model/activations.h"
@@ -16,6 +17,9 @@
 #include "unsloth/ops/recorded_work.h"
 
 namespace unsloth::model {
+
+/// Shapes of micro-batches whose passes are recorded at a time: those that come most often.
+inline constexpr std::size_t recorded_shapes = 8;
 
 /// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
 struct OuterWeights {
@@ -88,6 +92,7 @@ class Model {
     enum class Pass { forward, backward };
     void forward_layers(std::vector<KvCache>* caches, bool training);
     void issue_or_record(Pass pass, const std::function<void()>& work);
+    void choose_recording();
     void head_forward_backward(const Batch& batch);
     void head_chunk(int64_t first, int64_t rows, bool gradient);
     void gather_head_rows(int64_t rows);
@@ -105,13 +110,14 @@ class Model {
     int64_t rope_length_ = -1;  ///< what the frequencies were computed for (dynamic RoPE)
     /// A pass over micro-batches of one shape.
     struct Recording {
-        int64_t seen = 0;
         std::optional<ops::RecordedWork> work;
         int leaves_held = -1;  ///< the layer that the weight source holds afterwards
         PassCounts counts;     ///< what it repeats
     };
-    std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
-    std::map<std::vector<int64_t>, Recording> recordings_;
+    using Recordings = std::array<Recording, 2>;  ///< by pass
+    std::unique_ptr<GradientBuckets> buckets_;    ///< nullptr: nobody asks when gradients are complete
+    MostUsed<std::vector<int64_t>, Recordings> recordings_{recorded_shapes};
+    Recordings* recording_ = nullptr;  ///< of the micro-batch at hand; nullptr: its passes are issued as they come
     PassCounts counts_;
     std::unique_ptr<Offload> offload_;  ///< nullptr: what layers keep stays on the device
     int64_t tokens_ = 0;
