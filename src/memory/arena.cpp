@@ -36,7 +36,8 @@ Arena Arena::host(Plan plan, at::Device device) {
         throw runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (",
                                   cudaGetErrorString(status), ") for:\n", plan.table()),
                               "Choose a gradient_checkpointing that keeps less or does not offload, or lower "
-                              "per_device_train_batch_size or max_seq_length.");
+                              "per_device_train_batch_size or max_seq_length; a run with training.save_steps 0 and "
+                              "save_minutes 0 plans no copies for checkpoints.");
     }
     const at::Tensor slab = at::from_blob(data, {bytes}, [](void* memory) { cudaFreeHost(memory); }, at::kByte);
     return Arena(std::move(plan), slab);

@@ -329,6 +329,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
                                parts.full_finetuning ? parts.parameters.get() : nullptr, shared);
     if (!host_.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
+    if (request_.saves && table_) parts.copies = Parameters::copies(*table_, request_.optim, *parts.host_memory);
     parts.outer = load_outer(arena, parts.host_memory.get(), parts.parameters.get(), shared);
     shared.finish();
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);

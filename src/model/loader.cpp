@@ -238,6 +238,7 @@ void ModelPlan::set_sizes(const ActivationSizes& sizes) {
         host_.add("embeddings", embed.rule.hf_name,
                   embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
     }
+    if (request_.saves && table_) Parameters::plan_copies(*table_, request_.optim, host_);
     step_.place();
     host_.place();
 }

@@ -56,6 +56,23 @@ std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer,
             {"dynamic maps", 512, at::kFloat, &State::maps}};
 }
 
+/// Those that a checkpoint holds.
+std::vector<Flat> saved_buffers(const ParameterTable& table, Optimizer optimizer) {
+    using State = ops::AdamwState;
+    std::vector<Flat> buffers = flat_buffers(table, optimizer, /*trains=*/true);
+    std::erase_if(buffers, [](const Flat& flat) {
+        for (const auto member :
+             {&State::params_P, &State::m32, &State::v32, &State::m8, &State::v8, &State::absmax_m8, &State::absmax_v8})
+            if (flat.member == member) return flat.elements == 0;
+        return true;
+    });
+    return buffers;
+}
+
+std::string copy_name(const Flat& flat) {
+    return cat("copy of ", flat.name);
+}
+
 constexpr const char* norm_scratch_name = "gradient norm scratch";
 
 }  // namespace
@@ -157,6 +174,18 @@ Parameters::Parameters(ParameterTable table, Optimizer optimizer, bool trains, c
     state_.flags_b.copy_(flags);
     state_.slot_b.copy_(slots);
     state_.maps.copy_(ops::dynamic_maps(at::kCPU));
+}
+
+void Parameters::plan_copies(const ParameterTable& table, Optimizer optimizer, memory::Plan& host) {
+    for (const Flat& flat : saved_buffers(table, optimizer))
+        host.add("checkpoints", copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+}
+
+ops::AdamwState Parameters::copies(const ParameterTable& table, Optimizer optimizer, const memory::Arena& host) {
+    ops::AdamwState copies;
+    for (const Flat& flat : saved_buffers(table, optimizer))
+        copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
+    return copies;
 }
 
 at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {

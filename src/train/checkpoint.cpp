@@ -99,8 +99,12 @@ struct BackgroundSaver::Job {
     std::optional<c10::Event> copied;
 };
 
-BackgroundSaver::BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state)
-    : ctx_(ctx), state_(state), thread_([this] { run(); }) {}
+BackgroundSaver::BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state,
+                                 const std::optional<ops::AdamwState>& copies)
+    : ctx_(ctx),
+      state_(state),
+      snapshot_(copies ? std::make_unique<Snapshot>(*copies) : nullptr),
+      thread_([this] { run(); }) {}
 
 BackgroundSaver::~BackgroundSaver() {
     {

@@ -10,8 +10,9 @@
 
 namespace unsloth::train {
 
-RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state)
-    : files_(std::move(files)), state_(state), background_(ctx, state) {}
+RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
+                   const std::optional<ops::AdamwState>& copies)
+    : files_(std::move(files)), state_(state), background_(ctx, state, copies) {}
 
 void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
                             const TrainerState& trainer) const {

@@ -225,7 +225,9 @@ void require_memory(const model::ModelPlan& plan) {
         throw runtime_failure(
             cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
                 memory::human_bytes(ram), " are available\n", plan.table_text()),
-            "Choose a gradient_checkpointing that keeps less or does not offload, or less tokens a micro-batch.");
+            "Choose a gradient_checkpointing that keeps less or does not offload, or less tokens a micro-batch; a run "
+            "with "
+            "training.save_steps 0 and save_minutes 0 plans no copies for checkpoints.");
     if (static_cast<double>(plan.total_bytes()) <= usable_share * static_cast<double>(memory.free)) return;
     // What would fit: try the usual remedies on the plan itself.
     std::string advice = "Would fit:";

@@ -130,6 +130,7 @@ void Trainer::open_data() {
 
 void Trainer::make_plan() {
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
+    request.saves = leads() && (config().training.save_steps > 0 || config().training.save_minutes > 0);
     BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
@@ -206,7 +207,7 @@ void Trainer::load() {
     settings.loss_scaling = config().model.dtype == DType::f16;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     if (resume_) restore();
-    if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state());
+    if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state(), model_->parts().copies);
 }
 
 double Trainer::learning_rate(int64_t step) const {

@@ -1,5 +1,6 @@
 // The memory plan of real models, and what a plan refuses.
 #include "model/support.h"
+#include "unsloth/train/checkpoint.h"
 
 namespace unsloth {
 namespace {
@@ -100,6 +101,32 @@ TEST(ModelPlan, HoldsWhatGenerationKeeps) {
         EXPECT_EQ(cache.v_SN.sizes(), at::IntArrayRef({300, file->spec.kv_size()}));
     }
     EXPECT_THROW(model->make_caches(301), CheckError);
+}
+
+TEST(ModelPlan, HoldsTheCopiesThatCheckpointsAreWrittenFrom) {
+    UNSLOTH_NEEDS_XZ();
+    const auto file = open_golden("small_llama/bf16");
+    for (const Optimizer optim : {Optimizer::adamw_torch, Optimizer::adamw_8bit}) {
+        model::LoadRequest request = training_request();
+        request.lora->r = 32;  // moments of 8 bits
+        request.optim = optim;
+        EXPECT_EQ(bytes_of_group(model::ModelPlan(file, request).host(), "checkpoints"), 0);
+        request.saves = true;
+        const model::ModelPlan plan(file, request);
+        const LoadedModel model = load_model(model_folder("small_llama/bf16"), request);
+        ASSERT_TRUE(model->parts().copies.has_value());
+        const auto copies = train::trained_tensors(*model->parts().copies),
+                   state = train::trained_tensors(model->parameters()->state());
+        ASSERT_EQ(copies.size(), state.size());
+        int64_t bytes = 0;
+        for (std::size_t i = 0; i < state.size(); ++i) {
+            EXPECT_EQ(copies[i].first, state[i].first);
+            EXPECT_EQ(copies[i].second.sizes(), state[i].second.sizes()) << state[i].first;
+            EXPECT_EQ(copies[i].second.scalar_type(), state[i].second.scalar_type()) << state[i].first;
+            bytes += static_cast<int64_t>(copies[i].second.nbytes());
+        }
+        EXPECT_EQ(bytes_of_group(plan.host(), "checkpoints"), bytes);
+    }
 }
 
 TEST(ModelPlan, HoldsRopesFrequencies) {

@@ -31,6 +31,7 @@ struct LoadRequest {
     std::optional<LoraSpec> lora;        ///< adapters to train; nullopt: none
     std::optional<std::string> adapter;  ///< PEFT folder: gives `lora` and the adapters' values
     bool trains = false;                 ///< gradients and optimizer states too
+    bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     Optimizer optim = Optimizer::adamw_8bit;
     uint64_t seed = 0;                ///< of the adapters' initialisation
     bool fp8 = false;                 ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
@@ -58,7 +59,8 @@ class ModelPlan {
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
     const memory::Plan& step() const { return step_; }
-    /// Page-locked host memory of a CUDA run: what layers keep there, and the embeddings.
+    /// Page-locked host memory of a CUDA run: what layers keep there, the embeddings, and copies for
+    /// checkpoints.
     const memory::Plan& host() const { return host_; }
     void set_sizes(const ActivationSizes& sizes);
     void set_weight_cache(bool on);

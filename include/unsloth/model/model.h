@@ -38,6 +38,7 @@ struct ModelParts {
     double lora_dropout = 0.0;
     bool full_finetuning = false;
     bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
+    std::optional<ops::AdamwState> copies;   ///< of what a checkpoint holds, in host_memory; where the run saves some
     std::unique_ptr<Parameters> parameters;  ///< nullptr in inference without adapters
     std::unique_ptr<Adapters> adapters;
     std::unique_ptr<WeightSource> source;

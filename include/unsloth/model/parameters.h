@@ -57,6 +57,10 @@ class Parameters {
     /// least 4096 elements that are no embedding; the others 32-bit). Without `trains` only the values.
     static void plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan);
     Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena);
+    /// Host memory for copies of what training changes, which checkpoints are written from: values and moments.
+    static void plan_copies(const ParameterTable& table, Optimizer optimizer, memory::Plan& host);
+    /// Those of the plan; the other tensors are undefined.
+    static ops::AdamwState copies(const ParameterTable& table, Optimizer optimizer, const memory::Arena& host);
 
     const ParameterTable& table() const { return table_; }
     at::Tensor value(const Parameter& p) const { return view(state_.params_P, p); }

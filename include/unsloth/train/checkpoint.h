@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,6 +31,8 @@ std::string layout_fingerprint(const model::ParameterTable& table, Optimizer opt
 class Snapshot {
   public:
     Snapshot(const ops::AdamwState& state, at::Device device);
+    /// Into the host memory of these.
+    explicit Snapshot(const ops::AdamwState& copies) : tensors_(trained_tensors(copies)) {}
     const at::Tensor& at(const std::string& name) const;
     const at::Tensor& params() const { return at("params"); }
     const std::vector<std::pair<std::string, at::Tensor>>& tensors() const { return tensors_; }
@@ -52,7 +55,10 @@ class BackgroundSaver {
   public:
     using Write = std::function<void(const Snapshot&)>;
 
-    BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state);
+    /// `copies`: planned host memory of the snapshot, which lives as long as this; nothing: it is made with the first
+    /// save.
+    BackgroundSaver(const ops::Context& ctx, const ops::AdamwState& state,
+                    const std::optional<ops::AdamwState>& copies);
     /// Waits for the write under way.
     ~BackgroundSaver();
     BackgroundSaver(const BackgroundSaver&) = delete;
@@ -70,7 +76,7 @@ class BackgroundSaver {
     const ops::Context& ctx_;
     const ops::AdamwState& state_;
     struct Job;
-    std::unique_ptr<Snapshot> snapshot_;  ///< made with the first save
+    std::unique_ptr<Snapshot> snapshot_;  ///< nullptr: not needed yet
     std::mutex mutex_;
     std::condition_variable changed_;
     std::unique_ptr<Job> job_;  ///< to be done or under way

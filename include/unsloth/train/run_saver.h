@@ -35,7 +35,9 @@ struct RunMoment {
 
 class RunSaver {
   public:
-    RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state);
+    /// `copies`: as BackgroundSaver's.
+    RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
+             const std::optional<ops::AdamwState>& copies);
 
     /// Saves checkpoint-N (N = the moment's step) in the background, from a copy of the state after the work issued so
     /// far. Older ones beyond the limit are removed once it is complete. A failure is a warning: the run is worth more
