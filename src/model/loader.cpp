@@ -248,12 +248,12 @@ void ModelPlan::set_weight_cache(bool on) {
     plan_resident();
 }
 
-std::string ModelPlan::table_text() const {
 int64_t ModelPlan::recorded_bytes() const {
     if (!request_.records || !request_.device.is_cuda()) return 0;
     return static_cast<int64_t>(recorded_shapes) * spec().num_layers * recorded_layer_bytes;
 }
 
+std::string ModelPlan::table_text() const {
     const std::string host = host_.entries().empty() ? "" : cat("\nin host memory\n", host_.table());
     const std::string beside = request_.device.is_cpu() ? ""
                                                         : cat("\nscalars, and what the allocator rounds up ",

@@ -332,9 +332,9 @@ LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& op
     request.sizes.segments = segments;
     request.sizes.head_rows = head_rows;
     request.sizes.head_chunk = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
+    request.sizes.cache_tokens = cache_tokens;
     request.sizes.training = false;
     request.fewest_tokens = fewest_tokens;
-    request.sizes.cache_tokens = cache_tokens;
     request.sizes.deterministic = loaded.config.training.deterministic;
     const model::ModelPlan plan(opened.file, request);
     require_memory(plan);

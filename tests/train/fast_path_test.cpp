@@ -48,12 +48,12 @@ class FastPath : public ::testing::Test {
                 "--training.max_steps",
                 "200"};
     }
-    std::vector<double> losses(const Flags& more) const {
+    static std::vector<double> losses_of(const Course& course) {
         std::vector<double> values;
-        for (const train::StepResult& step : train_all(make_config(plain() + more)).steps)
-            values.push_back(step.outcome.loss);
+        for (const train::StepResult& step : course.steps) values.push_back(step.outcome.loss);
         return values;
     }
+    std::vector<double> losses(const Flags& more) const { return losses_of(train_all(make_config(plain() + more))); }
     ScratchFolder folder;
 };
 
@@ -63,12 +63,36 @@ double mean_difference(const std::vector<double>& a, const std::vector<double>& 
     return sum / static_cast<double>(a.size());
 }
 
-const std::vector<Flags> variants = {
-    {"--hardware.kernels", "auto"},
-    {"--hardware.kernels", "auto", "--hardware.weight_cache", "on", "--hardware.cuda_graphs", "true"},
-    {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "mlp+offload", "--hardware.offload_embedding",
-     "true"},
-    {"--hardware.kernels", "auto", "--training.gradient_checkpointing", "attention"},
+struct Variant {
+    Flags flags;
+    bool records = false, offloads = false;
+
+    std::string name() const {
+        std::string text;
+        for (const std::string& flag : flags) text += flag + " ";
+        return text;
+    }
+    void expect_in(const model::PassCounts& counts) const {
+        EXPECT_EQ(counts.recorded > 0 && counts.replayed > 0, records) << name();
+        EXPECT_EQ(counts.moved_out > 0 && counts.moved_back == counts.moved_out, offloads) << name();
+    }
+};
+
+// Passes are recorded where a micro-batch's rows are of equal length: one row each.
+const std::vector<Variant> variants = {
+    {{"--hardware.kernels", "auto"}},
+    {{"--hardware.kernels", "auto", "--hardware.weight_cache", "on", "--hardware.cuda_graphs", "true",
+      "--training.per_device_train_batch_size", "1", "--training.gradient_accumulation_steps", "8"},
+     /*records=*/true},
+    {{"--hardware.kernels", "auto", "--training.gradient_checkpointing", "mlp+offload", "--hardware.offload_embedding",
+      "true"},
+     false,
+     /*offloads=*/true},
+    {{"--hardware.kernels", "auto", "--hardware.cuda_graphs", "true", "--training.gradient_checkpointing",
+      "full+offload", "--training.per_device_train_batch_size", "1", "--training.gradient_accumulation_steps", "8"},
+     true,
+     true},
+    {{"--hardware.kernels", "auto", "--training.gradient_checkpointing", "attention"}},
 };
 
 TEST_F(FastPath, LossesStayWithinTheNoiseOfTwoPlainRuns) {
@@ -80,10 +104,11 @@ TEST_F(FastPath, LossesStayWithinTheNoiseOfTwoPlainRuns) {
     RecordProperty("noise", std::to_string(noise));
     ASSERT_GT(noise, 0);
     ASSERT_LT(noise, 0.02);
-    for (const Flags& variant : variants) {
-        const double difference = mean_difference(losses(variant), one);
-        std::string text;
-        for (const std::string& flag : variant) text += flag + " ";
+    for (const Variant& variant : variants) {
+        const Course course = train_all(make_config(plain() + variant.flags));
+        variant.expect_in(course.counts);
+        const double difference = mean_difference(losses_of(course), one);
+        const std::string text = variant.name();
         std::cout << text << ": mean difference of 200 losses " << difference << ", noise " << noise << "\n";
         EXPECT_LE(difference, 2 * noise) << text;
         EXPECT_GT(difference, 0) << text << "took the plain path";
@@ -91,15 +116,17 @@ TEST_F(FastPath, LossesStayWithinTheNoiseOfTwoPlainRuns) {
 }
 
 TEST_F(FastPath, GradientsAreNoFurtherFromTheOracleThanTwiceThePlainOnes) {
-    const auto gradients = [&](const Flags& more) {
-        return first_gradients(make_config(plain() + Flags{"--training.max_steps", "1"} + more));
+    const auto gradients = [&](const Flags& more, model::PassCounts* counts = nullptr) {
+        return first_gradients(make_config(plain() + Flags{"--training.max_steps", "1"} + more), /*times=*/2, counts);
     };
     const Tensors oracle = gradients({"--model.dtype", "float32"}), of_plain = gradients({});
-    for (const Flags& variant : variants) {
-        const Tensors fast = gradients(variant);
+    for (const Variant& variant : variants) {
+        model::PassCounts counts;
+        const Tensors fast = gradients(variant.flags, &counts);
+        variant.expect_in(counts);
         for (const auto& [name, exact] : oracle)
             EXPECT_LE(relative_frobenius(fast.at(name), exact), 2 * relative_frobenius(of_plain.at(name), exact))
-                << name << " " << variant[1];
+                << name << " " << variant.name();
     }
 }
 

@@ -92,6 +92,7 @@ struct Course {
     std::vector<train::StepResult> steps;
     Tensors first_gradients;  ///< of step 1, before clipping
     Tensors final_values;
+    model::PassCounts counts;
 };
 
 inline Course train_all(const LoadedConfig& config) {
@@ -107,11 +108,13 @@ inline Course train_all(const LoadedConfig& config) {
         }
     }
     course.final_values = copy_values(*trainer.model().parameters());
+    course.counts = trainer.model().counts();
     return course;
 }
 
-/// The gradients of a first micro-batch from adapters whose B is not zero, so that no gradient is.
-inline Tensors first_gradients(const LoadedConfig& config) {
+/// The gradients of a first step from adapters whose B is not zero, so that no gradient is. `times`: the step is issued
+/// so often, with the same result; passes of a shape that was seen before may be recorded ones.
+inline Tensors first_gradients(const LoadedConfig& config, int times = 1, model::PassCounts* counts = nullptr) {
     train::Trainer trainer(config);
     trainer.load();
     model::Parameters& parameters = *trainer.model().parameters();
@@ -119,9 +122,12 @@ inline Tensors first_gradients(const LoadedConfig& config) {
     for (const model::Parameter& p : parameters.table().parameters())
         if (p.kind == model::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.02);
     trainer.model().parameters_changed();
-    trainer.stepper().issue(trainer.loader().step(0), 1, 0.0);
-    while (trainer.stepper().take(/*must=*/true)) {
+    for (int i = 0; i < times; ++i) {
+        trainer.stepper().issue(trainer.loader().step(0), 1, 0.0);
+        while (trainer.stepper().take(/*must=*/true)) {
+        }
     }
+    if (counts != nullptr) *counts = trainer.model().counts();
     return copy_gradients(parameters);
 }
 

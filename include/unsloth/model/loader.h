@@ -69,10 +69,10 @@ class ModelPlan {
         return resident_.total_bytes() + step_.total_bytes() + recorded_bytes() +
                (request_.device.is_cpu() ? host_.total_bytes() : memory::beside_arenas_bytes);
     }
-    /// The plans as one table.
-    std::string table_text() const;
     /// Device memory that the driver takes for recorded passes, estimated from the number of layers.
     int64_t recorded_bytes() const;
+    /// The plans as one table.
+    std::string table_text() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string base_description() const;
 

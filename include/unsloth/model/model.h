@@ -92,8 +92,8 @@ class Model {
     void embed();
     enum class Pass { forward, backward };
     void forward_layers(std::vector<KvCache>* caches, bool training);
-    void issue_or_record(Pass pass, const std::function<void()>& work);
     void choose_recording();
+    void issue_or_record(Pass pass, const std::function<void()>& work);
     void head_forward_backward(const Batch& batch);
     void head_chunk(int64_t first, int64_t rows, bool gradient);
     void gather_head_rows(int64_t rows);

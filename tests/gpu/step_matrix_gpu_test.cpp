@@ -1,0 +1,47 @@
+// The matrix of tests/train/step_matrix.h on GPUs: as many as a split has ranks.
+#include "train/step_matrix.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+class StepMatrixGpu : public ::testing::TestWithParam<StepSplit> {
+  protected:
+    void SetUp() override {
+        const std::string last = cat("cuda:", GetParam().ranks - 1);
+        if (!device_available(last)) GTEST_SKIP() << "no " << last;
+    }
+};
+
+TEST_P(StepMatrixGpu, SettingsChangeNoBit) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+        SCOPED_TRACE(c10::toString(dtype));
+        const StepRun run = expect_settings_change_no_bit(GetParam(), "cuda", dtype);
+        for (const float norm : run.norms) EXPECT_GT(norm, 0.0F);
+    }
+}
+
+TEST_P(StepMatrixGpu, SplitsChangeRoundingAlone) {
+    const StepSettingsCase plain = step_settings(true).front();
+    const StepSplit& split = GetParam();
+    const StepRun run = run_ranks(split, plain, "cuda", at::kFloat)[0];
+    const StepRun whole = run_ranks({1, 1, split.equal_rows}, plain, "cuda", at::kFloat)[0];
+    for (std::size_t i = 0; i < whole.losses.size(); ++i) {
+        EXPECT_NEAR(run.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i + 1;
+        EXPECT_NEAR(run.norms[i], whole.norms[i], 1e-3 * whole.norms[i]) << "step " << i + 1;
+    }
+}
+
+std::vector<StepSplit> splits_on_gpus() {
+    std::vector<StepSplit> splits = step_splits(/*most_ranks=*/4);
+    std::erase_if(splits,
+                  [](const StepSplit& split) { return matrix_rows % (split.ranks * split.micro_batches) != 0; });
+    return splits;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, StepMatrixGpu, ::testing::ValuesIn(splits_on_gpus()),
+                         [](const auto& info) { return info.param.name(); });
+
+}  // namespace
+}  // namespace unsloth
