@@ -14,7 +14,7 @@ TEST_P(StepMatrix, SettingsChangeNoBitAndSplitsRoundingAlone) {
     const StepRun whole = run_ranks({1, 1, split.equal_rows}, step_settings(false).front(), "cpu", at::kFloat)[0];
     for (std::size_t i = 0; i < whole.losses.size(); ++i) {
         EXPECT_NEAR(run.losses[i], whole.losses[i], 2e-6) << "step " << i + 1;
-        EXPECT_NEAR(run.norms[i], whole.norms[i], 1e-5 * whole.norms[i]) << "step " << i + 1;
+        EXPECT_NEAR(run.norms[i], whole.norms[i], 1e-4 * whole.norms[i]) << "step " << i + 1;
     }
     for (const float norm : run.norms) EXPECT_GT(norm, 0.0F);
 }
