@@ -82,7 +82,7 @@ void gemm_cpu(const Context& ctx, const Gemm& g) {
         if (!c.is_same(sum)) sum.copy_(c);
         sum.addmm_(a, b, g.beta, g.alpha);
     }
-    if (g.bias) sum.add_(*g.bias);
+    if (g.bias) sum.add_(widened(*g.bias, /*transpose=*/false));
     if (!sum.is_same(g.out)) g.out.copy_(sum);
 }
 
@@ -113,7 +113,7 @@ int64_t gemm_cpu_workspace(at::ScalarType dtype, int64_t m, int64_t n, int64_t k
     const auto bytes = [](int64_t elements) {
         return cpu::Scratch::rounded(elements * static_cast<int64_t>(sizeof(float)));
     };
-    return bytes(m * k) + bytes(n * k) + bytes(m * n);
+    return bytes(m * k) + bytes(n * k) + bytes(m * n) + bytes(n);
 }
 
 }  // namespace unsloth::ops
