@@ -10,6 +10,7 @@
 #include "data/ordered_workers.h"
 #include "data/row_errors.h"
 #include "unsloth/core/interrupt.h"
+#include "unsloth/core/progress.h"
 
 namespace unsloth {
 namespace {
@@ -141,7 +142,22 @@ std::vector<std::string> warnings_of(const Losses& lost, int64_t rows, const std
 struct Encoded {
     StorePart rows;
     Losses lost;
+    int64_t read_rows = 0, read_bytes = 0;  ///< of the files
 };
+
+/// Bytes of all rows, nearly, for the progress; 0 where a file's name says that they are packed in it.
+int64_t bytes_of(const std::vector<SourceFiles>& sources) {
+    constexpr std::array packed{".gz", ".zst", ".parquet"};
+    int64_t sum = 0;
+    for (const SourceFiles& source : sources)
+        for (const std::filesystem::path& path : source.files) {
+            std::error_code unknown;  // reading it says what is wrong
+            const auto bytes = std::filesystem::file_size(path, unknown);
+            if (unknown || std::find(packed.begin(), packed.end(), path.extension()) != packed.end()) return 0;
+            sum += static_cast<int64_t>(bytes);
+        }
+    return sum;
+}
 
 class RowLoader {
   public:
@@ -152,7 +168,9 @@ class RowLoader {
 
     Encoded encode(const SourceReader::Part& part) const {
         Encoded result;
+        result.read_rows = static_cast<int64_t>(part.chunk.size());
         for (std::size_t i = 0; i < part.chunk.size(); ++i) {
+            result.read_bytes += part.chunk.row(i).bytes;
             // In a run that stops at the first bad row, the rows behind it in the chunk are not looked at.
             if (!encode_row(part, part.chunk.row(i), result) && !options_.skip_bad_rows) break;
         }
@@ -237,12 +255,15 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
     SourceReader reader(sources, options.reader);
     Losses lost;
     int64_t kept = 0, cut = 0;
+    const int64_t bytes = bytes_of(sources);
+    Progress progress(bytes > 0 ? "encoding rows" : "encoding rows:", bytes);
     const auto next = [&]() -> std::optional<SourceReader::Part> {
         SourceReader::Part part = reader.next();
         return part.chunk.empty() ? std::nullopt : std::optional(std::move(part));
     };
     const auto take = [&](Encoded&& encoded) {
         stop_when_asked();
+        progress.add(bytes > 0 ? encoded.read_bytes : encoded.read_rows);
         if (encoded.lost.bad > 0 && !options.skip_bad_rows) throw error_at(encoded.lost.first_bad.front());
         kept += static_cast<int64_t>(encoded.rows.records.size());
         for (const RowRecord& row : encoded.rows.records) cut += row.has(RowRecord::truncated);

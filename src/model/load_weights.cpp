@@ -152,6 +152,7 @@ std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory:
                 const TensorSource& source = file_->tensors.linear(layer, static_cast<Projection>(p));
                 weight = load_linear(ctx, arena, source, shared.reads(layer));
                 if (held(source) != Held::file_map) shared.expect(weight, shared.reader_of(layer));
+                shared.done();
             }
         if (masters) continue;  // norms are read from the fp32 masters
         stored.input_norm_D = load_vector(arena, &file_->tensors.of(TensorRole::input_norm, layer));
@@ -184,6 +185,7 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Are
             read(0, out.size(0));
         }
         source.drop();
+        shared.done();
         return out;
     };
     const TensorSource &embed = file_->tensors.of(TensorRole::embed_tokens), &head = file_->tensors.head();
@@ -207,6 +209,7 @@ void ModelPlan::initialise(Parameters& parameters, SharedLoading& shared) const 
         const uint32_t number = index++;
         if (!adapter_ && p.kind == Parameter::Kind::base) {
             initialise_base(p, parameters.value(p), shared);
+            if (!request_.lora) shared.done();
             continue;
         }
         const at::Tensor values = at::zeros(p.shape, at::kFloat);
@@ -289,6 +292,7 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
             for (const Group g : all_groups) {
                 if (shared.reads(layer)) source->load(ctx, layer, g, joined_group(ctx, layer, g));
                 for (const at::Tensor& values : source->base(layer, g)) shared.expect(values, shared.reader_of(layer));
+                shared.done(static_cast<int64_t>(layout_[g].slices.size()));
             }
         return source;
     }
@@ -296,7 +300,9 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
                                                    adapters, masters);
     if (masters != nullptr) return source;
     for (const TensorSource& linear : file_->tensors.all()) {
-        if (linear.rule.role != TensorRole::linear || !shared.reads(linear.rule.layer)) continue;
+        if (linear.rule.role != TensorRole::linear) continue;
+        shared.done();
+        if (!shared.reads(linear.rule.layer)) continue;
         source->load(ctx, linear.rule.layer, linear.rule.projection, frozen_weight(ctx, linear));
         linear.drop();
     }
@@ -306,7 +312,10 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
 }
 
 ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
-    SharedLoading shared(share);
+    const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
+    const int64_t outer = 2;
+    SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
+                                                 : spec().num_layers * projection_count));
     ModelParts parts;
     parts.file = file_;
     parts.spec = spec();
@@ -314,7 +323,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
     parts.dtype = request_.dtype;
     parts.lora = lora_layers_;
     parts.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
-    parts.full_finetuning = request_.finetuning_type == FinetuningType::full && request_.trains;
+    parts.full_finetuning = masters;
     parts.records = request_.records;
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;

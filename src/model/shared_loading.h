@@ -5,13 +5,18 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/core/progress.h"
 #include "unsloth/model/loader.h"
 
 namespace unsloth::model {
 
 class SharedLoading {
   public:
-    explicit SharedLoading(const LoadShare& share) : share_(share) {}
+    /// `tensors`: how many will be done().
+    SharedLoading(const LoadShare& share, int64_t tensors) : share_(share), progress_("loading the model", tensors) {}
+
+    /// This many tensors more are read, or left to others.
+    void done(int64_t tensors = 1) { progress_.add(tensors); }
 
     bool alone() const { return share_.size == 1; }
     int reader_of(int64_t layer) const { return static_cast<int>(layer % share_.size); }
@@ -31,6 +36,7 @@ class SharedLoading {
 
   private:
     const LoadShare& share_;
+    Progress progress_;
     std::vector<std::pair<at::Tensor, int>> expected_;
 };
 
