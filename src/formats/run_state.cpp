@@ -40,6 +40,8 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"seen_tokens", state.seen_tokens},
                      {"best_eval", nullptr},
                      {"best_step", state.best_step},
+                     {"unlogged_loss", state.unlogged_loss},
+                     {"unlogged_steps", state.unlogged_steps},
                      {"plateau", nullptr},
                      {"per_device_train_batch_size", state.per_device_train_batch_size},
                      {"gradient_accumulation_steps", state.gradient_accumulation_steps},
@@ -74,6 +76,10 @@ RunState read_run_state(const std::filesystem::path& folder) {
     state.seen_tokens = at_least(json, "seen_tokens", 0);
     state.best_eval = json.number("best_eval");
     state.best_step = at_least(json, "best_step", 0);
+    if (const auto sum = json.number("unlogged_loss")) {  // older checkpoints have none
+        state.unlogged_loss = *sum;
+        state.unlogged_steps = at_least(json, "unlogged_steps", 0);
+    }
     if (const auto plateau = json.object("plateau"))
         state.plateau = RunState::Plateau{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"),
                                           plateau->boolean("has_best", false), at_least(*plateau, "bad_evaluations", 0),

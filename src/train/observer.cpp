@@ -1,8 +1,5 @@
 #include "unsloth/train/observer.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -15,13 +12,14 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/progress.h"
 
 namespace unsloth::train {
 namespace {
 
 /// JSON has no NaN: null stands for what is not finite.
-nlohmann::ordered_json number(double value) {
-    return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+nlohmann::ordered_json number(std::optional<double> value) {
+    return value && std::isfinite(*value) ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
 }
 
 class MetricsFile final : public Observer {
@@ -50,10 +48,36 @@ class MetricsFile final : public Observer {
     void on_eval(const EvalReport& r) override {
         write({{"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}});
     }
+    // Without the keys by which readers know the other rows: step, loss, eval_loss.
+    void on_summary(const RunSummary& s) override {
+        nlohmann::ordered_json row{{"event", "summary"},
+                                   {"exit_reason", s.exit_reason},
+                                   {"global_step", s.global_step},
+                                   {"epoch", number(s.epoch)},
+                                   {"steps", s.steps},
+                                   {"tokens", s.tokens},
+                                   {"trained_tokens", s.trained_tokens},
+                                   {"tokens_per_second", number(s.tokens_per_second())},
+                                   {"seconds", number(s.seconds)},
+                                   {"train_seconds", number(s.train_seconds)},
+                                   {"eval_seconds", number(s.eval_seconds)},
+                                   {"save_seconds", number(s.save_seconds)},
+                                   {"load_seconds", number(s.load_seconds)},
+                                   {"train_loss", number(s.train_loss)},
+                                   {"final_loss", number(s.final_loss)},
+                                   {"final_eval_loss", number(s.final_eval_loss)},
+                                   {"best_eval_loss", number(s.best_eval_loss)},
+                                   {"best_step", nullptr},
+                                   {"memory_gib", number(s.memory_gib)}};
+        if (s.best_eval_loss) row["best_step"] = s.best_step;
+        if (!s.error.empty()) row["error"] = s.error;
+        write(row);
+    }
 
   private:
     void write(const nlohmann::ordered_json& row) {
-        const std::string line = row.dump() + "\n";
+        const std::string line =  // an error may quote a file's bytes
+            row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
         if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
             throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)),
                                   "Free some space on that file system.");
@@ -76,17 +100,6 @@ class MetricsFile final : public Observer {
     std::FILE* file_ = nullptr;
 };
 
-std::string duration_text(double seconds) {
-    char text[32];
-    const auto whole = static_cast<long>(seconds + 0.5);
-    if (whole >= 3600) {
-        std::snprintf(text, sizeof text, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
-    } else {
-        std::snprintf(text, sizeof text, "%02ld:%02ld", whole / 60, whole % 60);
-    }
-    return text;
-}
-
 std::string step_text(const StepReport& r) {
     char text[160];
     std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate,
@@ -101,71 +114,40 @@ std::string eval_text(const EvalReport& r) {
     return text;
 }
 
-/// Estimates what is left from a smoothed time per step.
-class Clock {
-  public:
-    double seconds_left(const StepReport& r) {
-        smoothed_ms_ = smoothed_ms_ == 0 ? r.step_ms : 0.9 * smoothed_ms_ + 0.1 * r.step_ms;
-        return smoothed_ms_ * static_cast<double>(r.total_steps - r.step) / 1000.0;
-    }
-
-  private:
-    double smoothed_ms_ = 0;
-};
-
 class PlainLines final : public Observer {
   public:
     void on_step(const StepReport& r) override {
         log::info("step ", r.step, "/", r.total_steps, "  ", step_text(r), "  ", static_cast<int64_t>(r.step_ms + 0.5),
-                  " ms  left ", duration_text(clock_.seconds_left(r)));
+                  " ms  left ", duration_text(r.seconds_left));
     }
     void on_eval(const EvalReport& r) override { log::info(eval_text(r)); }
-
-  private:
-    Clock clock_;
 };
 
-/// One line at the bottom of the terminal, cleared while a log line is written.
-class ProgressBar final : public Observer, public log::Decoration {
-  public:
-    ProgressBar() { log::set_decoration(this); }
-    ~ProgressBar() override {
-        log::set_decoration(nullptr);
-        if (!line_.empty()) std::fputs("\n", stderr);
-    }
-    ProgressBar(const ProgressBar&) = delete;
-    ProgressBar& operator=(const ProgressBar&) = delete;
+/// What a field of the bar says, in the order of the line.
+std::vector<ProgressField> bar_fields(const StepReport& r) {
+    char loss[32], rate[32], norm[32], speed[32];
+    std::snprintf(loss, sizeof loss, "loss %.4f", r.loss);
+    std::snprintf(rate, sizeof rate, "lr %.2e", r.learning_rate);
+    std::snprintf(norm, sizeof norm, "grad norm %.3f", r.grad_norm);
+    std::snprintf(speed, sizeof speed, "%.0f tok/s", r.tokens_per_second);
+    return {{cat(r.step, "/", r.total_steps), 6},
+            {loss, 5},
+            {rate, 2},
+            {norm, 1},
+            {speed, 3},
+            {cat("left ", duration_text(r.seconds_left)), 4}};
+}
 
+class ProgressBar final : public Observer {
+  public:
     void on_step(const StepReport& r) override {
-        const std::string tail =
-            cat(" ", r.step, "/", r.total_steps, "  ", step_text(r), "  left ", duration_text(clock_.seconds_left(r)));
-        const int width = std::clamp(columns() - static_cast<int>(tail.size()) - 3, 0, 40);
-        const auto full = static_cast<int>(static_cast<double>(width) * static_cast<double>(r.step) /
-                                           static_cast<double>(std::max<int64_t>(r.total_steps, 1)));
-        before();
-        line_.clear();
-        if (width > 4) {
-            line_ += '[';
-            for (int i = 0; i < width; ++i) line_ += i < full ? '#' : '.';
-            line_ += ']';
-        }
-        line_ += tail;
-        after();
+        const double share = static_cast<double>(r.step) / static_cast<double>(std::max<int64_t>(r.total_steps, 1));
+        line_.show([share, r](int columns) { return progress_line(share, bar_fields(r), columns); });
     }
     void on_eval(const EvalReport& r) override { log::info(eval_text(r)); }
-    void before() override { std::fputs("\r\033[K", stderr); }
-    void after() override {
-        std::fputs(line_.c_str(), stderr);
-        std::fflush(stderr);
-    }
 
   private:
-    static int columns() {
-        winsize size{};
-        return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-    }
-    std::string line_;
-    Clock clock_;
+    StatusLine line_;
 };
 
 }  // namespace
@@ -174,8 +156,8 @@ std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, i
     return std::make_unique<MetricsFile>(path, after_step);
 }
 
-std::unique_ptr<Observer> make_console(bool terminal) {
-    if (terminal) return std::make_unique<ProgressBar>();
+std::unique_ptr<Observer> make_console() {
+    if (StatusLine::available()) return std::make_unique<ProgressBar>();
     return std::make_unique<PlainLines>();
 }
 

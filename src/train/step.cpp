@@ -3,6 +3,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstddef>
@@ -27,13 +28,42 @@ T& as(const at::Tensor& tensor) {
     return *reinterpret_cast<T*>(tensor.data_ptr<uint8_t>());
 }
 
+/// A place in the work of the context's stream; on the CPU, where work is done when its call returns, a time.
+class Moment {
+  public:
+    explicit Moment(const ops::Context& ctx) : ctx_(ctx) {
+        if (ctx.is_cuda()) event_.emplace(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);  // it keeps time
+    }
+    void record() {
+        if (event_) {
+            event_->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(ctx_.device()));
+        } else {
+            time_ = std::chrono::steady_clock::now();
+        }
+    }
+    void wait() const {
+        if (event_) event_->synchronize();
+    }
+    /// Both were reached.
+    double seconds_since(const Moment& earlier) const {
+        if (event_) return earlier.event_->elapsedTime(*event_) / 1000;
+        return std::chrono::duration<double>(time_ - earlier.time_).count();
+    }
+
+  private:
+    const ops::Context& ctx_;
+    std::optional<c10::Event> event_;
+    std::chrono::steady_clock::time_point time_;
+};
+
 }  // namespace
 
 /// Host memory of one step under way.
 struct Stepper::Slot {
+    explicit Slot(const ops::Context& ctx) : end(ctx) {}
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
     at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [3] in, [4] out
-    std::optional<c10::Event> done;
+    Moment end;
 };
 
 Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
@@ -43,8 +73,8 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     device_outcome_ = bytes(sizeof(StepOutcome), ctx.device(), false);
     ctx_.scalars = reinterpret_cast<const StepScalars*>(device_scalars_.data_ptr<uint8_t>());
     ctx_.outcome = reinterpret_cast<StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
-    for (int i = 0; i < 2; ++i) {
-        auto slot = std::make_unique<Slot>();
+    for (int i = 0; i < 3; ++i) {
+        auto slot = std::make_unique<Slot>(ctx);
         slot->scalars = bytes(sizeof(StepScalars), at::kCPU, cuda);
         slot->outcome_start = bytes(sizeof(StepOutcome), at::kCPU, cuda);
         as<StepOutcome>(slot->outcome_start).first_bad_site = all_finite;
@@ -54,12 +84,12 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
             slot->signals = at::zeros({3}, options);
             slot->shared = at::zeros({4}, options);
         }
-        if (cuda) slot->done.emplace(c10::DeviceType::CUDA);
         slots_.push_back(std::move(slot));
     }
     if (settings.group != nullptr) shared_ = at::zeros({4}, at::TensorOptions(at::kFloat).device(ctx.device()));
     if (settings.group != nullptr && settings.bucket_bytes > 0) buckets_ = &model.cut_gradients(settings.bucket_bytes);
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
+    start_clock();
 }
 
 Stepper::~Stepper() {
@@ -67,37 +97,60 @@ Stepper::~Stepper() {
     ctx_.outcome = nullptr;
 }
 
-void Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, bool save_due) {
-    Slot& slot = begin(batch, step, learning_rate);
-    for (const Batch& micro : batch.micro) model_.train(micro);
-    if (batch.micro.empty() && buckets_ != nullptr) buckets_->reached_all();
-    end(slot, batch, step, learning_rate, save_due);
-}
-
-bool Stepper::issue_unless(const StepBatch& batch, int64_t step, double learning_rate,
-                           const std::function<bool(double)>& abandon) {
-    UNSLOTH_CHECK(settings_.group == nullptr, "ranks drop a step together or not at all");
-    Slot& slot = begin(batch, step, learning_rate);
-    const auto count = static_cast<double>(batch.micro.size());
-    std::optional<c10::Event> behind;
-    for (std::size_t i = 0; i < batch.micro.size(); ++i) {
-        if (i > 0 && abandon((count - static_cast<double>(i) + 1) / count)) {
+bool Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, const IssueOptions& options) {
+    UNSLOTH_CHECK(pending_.size() + 1 < slots_.size(), "results were not taken");
+    UNSLOTH_CHECK(!options.abandon || settings_.group == nullptr, "ranks drop a step together or not at all");
+    Slot& slot = *slots_[next_slot_];
+    model::Parameters& parameters = *model_.parameters();
+    write_scalars(slot, batch, step, learning_rate);
+    {
+        const ops::Region region(ctx_, "zero gradients");
+        parameters.state().grads_P.zero_();
+    }
+    const std::size_t count = batch.micro.size();
+    Moment behind(ctx_);  // the micro-batch before
+    for (std::size_t i = 0; i < count; ++i) {
+        if (options.abandon && i > 0 &&
+            options.abandon(static_cast<double>(count - i + 1) / static_cast<double>(count))) {
             --updates_;
             return false;
         }
         model_.train(batch.micro[i]);
-        if (!ctx_.is_cuda()) continue;
-        if (behind) behind->synchronize();
-        behind.emplace(c10::DeviceType::CUDA);
-        behind->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(ctx_.device()));
+        if (!options.abandon) continue;
+        if (i > 0) behind.wait();
+        behind.record();
     }
-    end(slot, batch, step, learning_rate, /*save_due=*/false);
+    if (batch.micro.empty() && buckets_ != nullptr) buckets_->reached_all();
+    if (settings_.group != nullptr && shares_) share(slot, step, options.save_due);
+    {
+        const ops::Region region(ctx_, "update");
+        ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
+        ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
+        model_.parameters_changed();
+        slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
+        slot.end.record();
+    }
+    StepResult result{.step = step,
+                      .epoch = batch.epoch,
+                      .learning_rate = learning_rate,
+                      .tokens = batch.tokens,
+                      .labels = batch.labels,
+                      .loss_scale = loss_scale_};
+    for (const Batch& micro : batch.micro) result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
+    pending_.push_back({next_slot_, std::move(result)});
+    next_slot_ = (next_slot_ + 1) % slots_.size();
     return true;
 }
 
-Stepper::Slot& Stepper::begin(const StepBatch& batch, int64_t step, double learning_rate) {
-    UNSLOTH_CHECK(pending_.size() < slots_.size(), "results were not taken");
-    Slot& slot = *slots_[next_slot_];
+void Stepper::start_clock() {
+    UNSLOTH_CHECK(pending_.empty(), "a step is under way");
+    Moment& end = slots_[before(next_slot_)]->end;
+    end.record();
+    end.wait();
+}
+
+/// What the step's kernels read from device memory.
+void Stepper::write_scalars(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate) {
     const double t = static_cast<double>(++updates_);
     as<StepScalars>(slot.scalars) = {
         .step = static_cast<uint32_t>(step),
@@ -117,33 +170,6 @@ Stepper::Slot& Stepper::begin(const StepBatch& batch, int64_t step, double learn
     const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(StepOutcome, first_bad_site))
                                      : static_cast<int64_t>(sizeof(StepOutcome));
     device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
-
-    {
-        const ops::Region region(ctx_, "zero gradients");
-        model_.parameters()->state().grads_P.zero_();
-    }
-    return slot;
-}
-
-void Stepper::end(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate, bool save_due) {
-    next_slot_ = (next_slot_ + 1) % slots_.size();
-    if (settings_.group != nullptr && shares_) share(slot, step, save_due);
-    model::Parameters& parameters = *model_.parameters();
-    const ops::Region region(ctx_, "update");
-    ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
-    ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
-    model_.parameters_changed();
-
-    slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
-    if (slot.done) slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(ctx_.device()));
-    StepResult result{.step = step,
-                      .epoch = batch.epoch,
-                      .learning_rate = learning_rate,
-                      .tokens = batch.tokens,
-                      .labels = batch.labels,
-                      .loss_scale = loss_scale_};
-    for (const Batch& micro : batch.micro) result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
-    pending_.emplace_back(&slot, std::move(result));
 }
 
 /// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent, and of a save that one
@@ -176,13 +202,16 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
 std::optional<StepResult> Stepper::take(bool must) {
     const std::size_t may_be_under_way = ctx_.is_cuda() && !settings_.loss_scaling && !must ? 1 : 0;
     if (pending_.size() <= may_be_under_way) return std::nullopt;
-    auto [slot, result] = std::move(pending_.front());
+    const Slot& slot = *slots_[pending_.front().slot];
+    const Slot& earlier = *slots_[before(pending_.front().slot)];
+    StepResult result = std::move(pending_.front().result);
     pending_.pop_front();
-    if (slot->done) slot->done->synchronize();
+    slot.end.wait();
     if (settings_.group != nullptr) settings_.group->check();
-    result.outcome = as<StepOutcome>(slot->outcome);
-    if (slot->shared.defined()) {
-        const float* shared = slot->shared.const_data_ptr<float>();
+    result.seconds = slot.end.seconds_since(earlier.end);
+    result.outcome = as<StepOutcome>(slot.outcome);
+    if (slot.shared.defined()) {
+        const float* shared = slot.shared.const_data_ptr<float>();
         result.signal = shared[2] > 0 ? SIGTERM : shared[1] > 0 ? SIGINT : 0;
         result.save_due = shared[3] > 0;
     }

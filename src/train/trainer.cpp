@@ -1,9 +1,9 @@
 #include "unsloth/train/trainer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <sstream>
 
 #include "unsloth/config/load.h"
@@ -11,6 +11,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/progress.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
@@ -19,10 +20,6 @@ namespace unsloth::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::string count_text(int64_t count) {
     char text[32];
@@ -219,7 +216,16 @@ double Trainer::learning_rate(int64_t step) const {
 // --- the loop ------------------------------------------------------------------------------------------------------
 
 void Trainer::run() {
-    telling_others([this] { run_together(); });
+    try {
+        telling_others([this] { run_together(); });
+    } catch (const Interrupted& stopped) {
+        summarise(cat("SIG", ::sigabbrev_np(stopped.signal())), "");
+        throw;
+    } catch (const std::exception& failure) {
+        const std::string text = failure.what();
+        summarise("error", text.substr(0, text.find('\n')));
+        throw;
+    }
 }
 
 void Trainer::run_together() {
@@ -237,35 +243,40 @@ void Trainer::run_together() {
     if (leads()) write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();
-    char loaded_in[32];
-    std::snprintf(loaded_in, sizeof loaded_in, "%.1f", seconds_since(start));
-    log::info("loaded in ", loaded_in, " s");
-    if (leads()) observers_.push_back(make_console(::isatty(STDERR_FILENO) != 0 && log::level() <= log::Level::info));
+    summary_.load_seconds = seconds_since(start);
+    char text[96];
+    std::snprintf(text, sizeof text, "%.1f", summary_.load_seconds);
+    log::info("loaded in ", text, " s");
+    const TrainingOptions& t = config().training;
+    time_left_ = TimeLeft(
+        {total_steps_, t.eval_steps, t.save_steps, t.save_minutes, eval_ ? eval_->dataset().stats().tokens : 0});
+    if (leads()) observers_.push_back(make_console());
     if (leads() && !config().logging.metrics_file.empty())
         observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
-    if (config().training.eval_on_start && done_steps_ == 0) maybe_evaluate(0, 0.0);
-    const Clock::time_point first_step = Clock::now();
-    const int64_t tokens_before = seen_tokens_;
+    if (t.eval_on_start && done_steps_ == 0) maybe_evaluate(0, 0.0);
     loop();
-    const double seconds = seconds_since(first_step);
     maybe_evaluate(total_steps_, last_epoch_);
-    observers_.clear();
-    if (config().training.save_steps > 0 || config().training.save_minutes > 0) checkpoint();
+    const Clock::time_point saving = Clock::now();
+    if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
     save_result();
     if (saver_) saver_->wait();
+    summary_.save_seconds += seconds_since(saving);
     if (group_) group_->barrier("the end of the run");
-    char rate[64];
-    std::snprintf(rate, sizeof rate, "%.1f s, %.0f tok/s", seconds,
-                  static_cast<double>(seen_tokens_ - tokens_before) / seconds);
-    log::info("done: ", total_steps_, " steps, ", seen_tokens_, " tokens in ", rate, "; ", full() ? "model" : "adapter",
-              " in ", folder.string());
+    summarise("finished", "");
+    std::snprintf(text, sizeof text, ": %lld tokens in %.1f s, %.0f tok/s; loss %.4f",
+                  static_cast<long long>(summary_.tokens), summary_.train_seconds, summary_.tokens_per_second(),
+                  summary_.train_loss.value_or(std::nan("")));
+    log::info("done: ", total_steps_, " steps",
+              summary_.steps == total_steps_ ? "" : cat(", ", summary_.steps, " of them now"),
+              summary_.steps > 0 ? text : "", "; ", full() ? "model" : "adapter", " in ", folder.string());
 }
 
 void Trainer::loop() {
     const TrainingOptions& t = config().training;
     Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_,
                        std::max(done_steps_, total_steps_));
-    last_report_ = last_save_ = Clock::now();
+    last_save_ = Clock::now();
+    stepper_->start_clock();
     int64_t step = done_steps_;
     const auto drain = [&](bool must) {
         while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
@@ -279,85 +290,34 @@ void Trainer::loop() {
         const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_ && !dropped;
         const bool by_steps = t.save_steps > 0 && step % t.save_steps == 0 && step < total_steps_;
         const bool saves = by_steps || (group_ ? agreed_save_ : save_time_has_come());
-        if (signal == 0 && !evaluates && !saves) continue;
+        if (signal == 0 && !evaluates && !saves && !profiles(step)) continue;
         drain(true);
         if (evaluates) maybe_evaluate(step, last_epoch_);
         if (signal != 0) stop_for(signal);
-        if (saves) checkpoint();
-        last_report_ = Clock::now();
+        if (saves) save_while_training();
+        stepper_->start_clock();
     }
     drain(true);
 }
 
+/// Whether this process looks into the step's time, which takes a while itself.
+bool Trainer::profiles(int64_t step) const {
+    constexpr int64_t profiled_step = 3;  // the first two find algorithms and fill caches
+    return leads() && step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty();
+}
+
 /// Issues a step; false when a signal came and the step would have taken longer than there is time.
 bool Trainer::issue(const StepBatch& batch, int64_t step) {
-    constexpr int64_t profiled_step = 3;  // the first two find algorithms and fill caches
     const double rate = learning_rate(step), grace = config().training.save_grace_seconds;
-    if (leads() && step == std::min(profiled_step, total_steps_) && !config().logging.profile.empty()) {
+    if (profiles(step)) {
         profile(*ctx_, config().logging.profile, [&] { stepper_->issue(batch, step, rate); });
         return true;
     }
+    IssueOptions options{.save_due = leads() && save_time_has_come()};
     // A short step is done sooner than it could be dropped.
     if (group_ == nullptr && 2 * step_seconds_ > grace)
-        return stepper_->issue_unless(
-            batch, step, rate, [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; });
-    stepper_->issue(batch, step, rate, leads() && save_time_has_come());
-    return true;
-}
-
-void Trainer::report(const StepResult& result) {
-    agreed_signal_ = result.signal;
-    agreed_save_ = agreed_save_ || result.save_due;
-    if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
-    if (result.outcome.skipped != 0) {
-        log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale,
-                     "; the update was skipped, the scale is now ", stepper_->loss_scale());
-    }
-    const double seconds = step_seconds_ = seconds_since(last_report_);
-    last_report_ = Clock::now();
-    done_steps_ = result.step;
-    seen_tokens_ += result.tokens;
-    last_epoch_ = result.epoch;
-    const int64_t every = config().training.logging_steps;
-    if (every <= 0 || (result.step % every != 0 && result.step != total_steps_)) return;
-    StepReport report;
-    report.step = result.step;
-    report.total_steps = total_steps_;
-    report.epoch = result.epoch;
-    report.loss = result.outcome.loss;
-    report.grad_norm = result.outcome.grad_norm;
-    report.learning_rate = result.learning_rate;
-    report.tokens = result.tokens;
-    report.trained_tokens = result.labels;
-    report.step_ms = 1000 * seconds;
-    report.tokens_per_second = static_cast<double>(result.tokens) / seconds;
-    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) : plan_->total_bytes();
-    report.memory_gib = static_cast<double>(peak) / (1 << 30);
-    for (const auto& observer : observers_) observer->on_step(report);
-    history_.on_step(report);
-}
-
-void Trainer::stop_at_bad_step(const StepResult& result) {
-    observers_.clear();
-    save_result();
-    if (saver_) saver_->wait();
-    std::string rows;
-    for (std::size_t i = 0; i < result.rows.size(); ++i)
-        rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
-    std::string where =
-        cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
-    if (group_) {
-        const std::string own =
-            result.outcome.first_bad_site == all_finite ? "" : cat("Rank ", environment_.rank, ": ", where);
-        where.clear();
-        for (const std::string& text : group_->gather(own, "the place of a value that is not finite"))
-            where += text.empty() ? "" : cat("\n  ", text);
-    }
-    throw runtime_failure(
-        cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
-            " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
-            " is in ", config().training.output_dir),
-        "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+        options.abandon = [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; };
+    return stepper_->issue(batch, step, rate, options);
 }
 
 // --- evaluation and saving -----------------------------------------------------------------------------------------
@@ -366,10 +326,12 @@ EvalReport Trainer::evaluate(int64_t step, double epoch) {
     const Clock::time_point start = Clock::now();
     double sum = 0;
     int64_t labels = 0;
+    Progress progress("evaluating", eval_->batches());
     for (int64_t i = 0; i < eval_->batches(); ++i) {
         const Batch batch = eval_->batch(i);
         sum += model_->score(batch).to(at::kDouble).sum().item<double>();
         labels += batch.labels;
+        progress.add();
     }
     if (group_) {
         const at::Tensor total = at::full({1}, sum, at::TensorOptions(at::kFloat).device(device_));
@@ -386,6 +348,9 @@ void Trainer::maybe_evaluate(int64_t step, double epoch) {
     const EvalReport report = evaluate(step, epoch);
     for (const auto& observer : observers_) observer->on_eval(report);
     history_.on_eval(report);
+    summary_.eval_seconds += report.seconds;
+    summary_.final_eval_loss = report.loss;
+    time_left_.evaluated(report.seconds);
     if (plateau_) plateau_->observe(report.loss);
     if (!best_eval_ || report.loss < *best_eval_) {
         best_eval_ = report.loss;

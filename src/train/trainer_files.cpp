@@ -78,6 +78,7 @@ void Trainer::restore() {
     seen_tokens_ = saved.seen_tokens;
     best_eval_ = saved.best_eval;
     best_step_ = saved.best_step;
+    unlogged_.restore({saved.unlogged_loss, saved.unlogged_steps});
     history_.rows = read_trainer_state(resume_->folder).log_history;
     log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
     if (saved.cpu_threads != 0 && cpu_threads() != 0 && saved.cpu_threads != cpu_threads())
@@ -123,11 +124,22 @@ void Trainer::checkpoint() {
     if (saver_ && saver_->last_checkpoint() != done_steps_) saver_->checkpoint(moment());
 }
 
+/// A checkpoint between two steps: training stands still until the state was copied.
+void Trainer::save_while_training() {
+    const auto start = std::chrono::steady_clock::now();
+    checkpoint();
+    stepper_->start_clock();
+    const double seconds = seconds_since(start);
+    summary_.save_seconds += seconds;
+    time_left_.saved(seconds);
+}
+
 void Trainer::stop_for(int signal) {
-    observers_.clear();
+    const auto start = std::chrono::steady_clock::now();
     checkpoint();
     save_result();
     const bool whole = !saver_ || saver_->wait();
+    summary_.save_seconds += seconds_since(start);
     if (group_) group_->barrier("the end of the interrupted run");
     throw Interrupted(
         signal,
@@ -179,6 +191,8 @@ RunMoment Trainer::moment() const {
     run.seen_tokens = seen_tokens_;
     run.best_eval = best_eval_;
     run.best_step = best_step_;
+    run.unlogged_loss = unlogged_.state().sum;
+    run.unlogged_steps = unlogged_.state().steps;
     if (plateau_) {
         const PlateauSchedule::State& p = plateau_->state();
         run.plateau = RunState::Plateau{p.learning_rate, p.best, p.has_best, p.bad_evaluations, p.cooldown_left};

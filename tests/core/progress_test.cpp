@@ -10,11 +10,12 @@ const std::vector<ProgressField> step{{"1200/50000", 6},      {"loss 1.2345", 5}
 
 TEST(ProgressLine, FitsTheTerminal) {
     EXPECT_EQ(progress_line(0.25, step, 40), "1200/50000  loss 1.2345  left 1:23:45");
-    EXPECT_EQ(progress_line(0.25, step, 60), "[##........] 1200/50000  loss 1.2345  left 1:23:45");
-    EXPECT_EQ(progress_line(0.25, step, 80), "[##........] 1200/50000  loss 1.2345  17521 tok/s  left 1:23:45");
+    EXPECT_EQ(progress_line(0.25, step, 60), "[####...............] 1200/50000  loss 1.2345  left 1:23:45");
+    EXPECT_EQ(progress_line(0.25, step, 80),
+              "[###..........] 1200/50000  loss 1.2345  lr 2.00e-04  17521 tok/s  left 1:23:45");
     EXPECT_EQ(
         progress_line(0.25, step, 120),
-        "[########..........................] 1200/50000  loss 1.2345  lr 2.00e-04  grad norm 0.512  17521 tok/s  "
+        "[#########...........................] 1200/50000  loss 1.2345  lr 2.00e-04  grad norm 0.512  17521 tok/s  "
         "left 1:23:45");
 }
 

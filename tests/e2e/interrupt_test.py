@@ -50,6 +50,7 @@ class Interrupting(EndToEnd):
         state = json.loads((self.folder / "out" / "trainer_state.json").read_text())
         self.assertGreaterEqual(state["global_step"], 2)
         self.assertEqual(state["global_step"], self.steps(self.folder / "out")[-1]["step"])
+        self.assertEqual(self.summary(self.folder / "out")["exit_reason"], signal.Signals(number).name)
         self.assertEqual(run("inspect", self.folder / "out").code, OK)
         scores = self.score(model(LLAMA), self.folder / "rows.jsonl", "--adapter_name_or_path", self.folder / "out")
         self.assertEqual(len(scores), 16)

@@ -195,6 +195,18 @@ class Resuming(EndToEnd):
             [p.name for p in (self.folder / "parts").iterdir() if ".tmp-" in p.name or p.name == "run.lock"], []
         )
 
+    def test_means_of_losses_and_the_last_words_after_going_on(self):
+        extra = ["--save_steps", 4, "--logging_steps", 3]
+        self.succeed(*self.arguments("whole", *extra))
+        whole = self.figures("whole")
+        shutil.copytree(self.folder / "whole" / "checkpoint-4", self.folder / "parts" / "checkpoint-4")
+        result = self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
+        self.assertEqual(self.figures("parts"), [row for row in whole if row[0] > 4])  # step 6: mean of 4, 5 and 6
+        summary = self.summary(self.folder / "parts")
+        self.assertEqual((summary["global_step"], summary["steps"]), (STEPS, STEPS - 4))
+        self.assertIn(f"done: {STEPS} steps, {STEPS - 4} of them now: {summary['tokens']} tokens in", result.err)
+        self.assertLess(summary["tokens"], self.summary(self.folder / "whole")["tokens"])
+
     def test_a_step_longer_than_the_grace_is_dropped(self):
         extra = ["--max_steps", 4, "--gradient_accumulation_steps", 400, "--logging_steps", 1]
         rows = self.rows(2000, name="many.jsonl")

@@ -298,6 +298,12 @@ class EndToEnd(unittest.TestCase):
     def evaluations(self, folder):
         return [row for row in read_rows(folder / "metrics.jsonl") if "eval_loss" in row]
 
+    def summary(self, folder):
+        """The last line of the metrics."""
+        row = read_rows(folder / "metrics.jsonl")[-1]
+        self.assertEqual(row.get("event"), "summary", row)
+        return row
+
 
 def main():
     if not PROGRAM:

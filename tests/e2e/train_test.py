@@ -14,6 +14,7 @@ from support import (
     LEGAL_BASE,
     NF4_MODEL,
     OK,
+    RUNTIME,
     TEXT_LLAMA,
     USAGE,
     environment,
@@ -39,6 +40,27 @@ STEP_FIELDS = [
     "memory_gib",
 ]
 EVAL_FIELDS = ["step", "epoch", "eval_loss", "eval_tokens"]
+SUMMARY_FIELDS = [
+    "event",
+    "exit_reason",
+    "global_step",
+    "epoch",
+    "steps",
+    "tokens",
+    "trained_tokens",
+    "tokens_per_second",
+    "seconds",
+    "train_seconds",
+    "eval_seconds",
+    "save_seconds",
+    "load_seconds",
+    "train_loss",
+    "final_loss",
+    "final_eval_loss",
+    "best_eval_loss",
+    "best_step",
+    "memory_gib",
+]
 
 
 def keys_in_order(line):
@@ -92,7 +114,8 @@ class TokenisedRows(EndToEnd):
         )
         lines = (out / "metrics.jsonl").read_text().splitlines()
         self.assertEqual(
-            [keys_in_order(line) for line in lines], [STEP_FIELDS, STEP_FIELDS, EVAL_FIELDS, STEP_FIELDS, EVAL_FIELDS]
+            [keys_in_order(line) for line in lines],
+            [STEP_FIELDS, STEP_FIELDS, EVAL_FIELDS, STEP_FIELDS, EVAL_FIELDS, SUMMARY_FIELDS],
         )
         steps = self.steps(out)
         self.assertEqual([s["step"] for s in steps], [1, 2, 3])
@@ -110,6 +133,51 @@ class TokenisedRows(EndToEnd):
         self.assertEqual([e["step"] for e in evaluations], [2, 3])
         wanted = sum(len(row["input_ids"]) - 1 for row in token_rows(4, seed=9))
         self.assertEqual({e["eval_tokens"] for e in evaluations}, {wanted})
+
+    def test_the_last_line_sums_the_run_up(self):
+        arguments = ["--max_steps", "4", "--eval_steps", "3", "--save_steps", "2"]
+        arguments += ["--eval_file", self.rows(4, "eval.jsonl", seed=9)]
+        out = self.train(model(LLAMA), self.rows(16), *arguments)
+        steps, evaluations, summary = self.steps(out), self.evaluations(out), self.summary(out)
+        self.assertEqual((summary["exit_reason"], summary["global_step"], summary["steps"]), ("finished", 4, 4))
+        for key in ("tokens", "trained_tokens"):
+            self.assertEqual(summary[key], sum(s[key] for s in steps))
+        self.assertAlmostEqual(summary["train_seconds"], sum(s["step_ms"] for s in steps) / 1000, places=9)
+        self.assertAlmostEqual(summary["train_loss"], sum(s["loss"] for s in steps) / 4, places=12)
+        self.assertEqual(summary["final_loss"], steps[-1]["loss"])
+        self.assertEqual(summary["final_eval_loss"], evaluations[-1]["eval_loss"])
+        self.assertEqual(summary["best_eval_loss"], min(e["eval_loss"] for e in evaluations))
+        self.assertGreater(summary["memory_gib"], 0)
+        parts = [summary[f"{part}_seconds"] for part in ("train", "eval", "save", "load")]
+        self.assertTrue(all(part > 0 for part in parts), parts)
+        self.assertLess(sum(parts), summary["seconds"])
+
+    def test_a_run_that_failed_says_why_in_its_last_line(self):
+        # A loss that is not finite: the learning rate throws the weights out of range.
+        result = run(
+            "train",
+            *self.train_arguments(
+                model(LLAMA), self.rows(16), "--max_steps", "50", "--learning_rate", "1e30", "--max_grad_norm", "0"
+            ),
+        )
+        self.assertEqual(result.code, RUNTIME, result)
+        summary = self.summary(self.folder / "out")
+        self.assertEqual(summary["exit_reason"], "error")
+        self.assertIn("is not finite", summary["error"])
+        self.assertEqual(summary["global_step"], self.steps(self.folder / "out")[-1]["step"])
+
+    def test_a_logged_loss_is_the_mean_since_the_last_one(self):
+        every, third = (
+            self.train(model(LLAMA), self.rows(16), "--max_steps", "8", "--logging_steps", n, out=f"every{n}")
+            for n in ("1", "3")
+        )
+        losses = [s["loss"] for s in self.steps(every)]
+        logged = self.steps(third)
+        self.assertEqual([s["step"] for s in logged], [3, 6, 8])
+        for row, part in zip(logged, (losses[:3], losses[3:6], losses[6:])):
+            self.assertAlmostEqual(row["loss"], sum(part) / len(part), places=12)
+        history = json.loads((third / "trainer_state.json").read_text())["log_history"]
+        self.assertEqual([row["loss"] for row in history], [row["loss"] for row in logged])
 
     def test_the_first_loss_is_what_score_says(self):
         base, rows = model(LLAMA), self.rows(4)

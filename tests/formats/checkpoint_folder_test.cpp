@@ -142,6 +142,8 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
     state.seen_tokens = int64_t{1} << 53;
     state.best_eval = 2.000000000000001;
     state.best_step = 30;
+    state.unlogged_loss = 2.0 / 3.0;
+    state.unlogged_steps = 3;
     state.plateau = RunState::Plateau{1e-5 / 3, 0.7, true, 2, 1};
     state.per_device_train_batch_size = 8;
     state.world_size = 4;
@@ -155,6 +157,8 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
     EXPECT_EQ(read.epoch, state.epoch);
     EXPECT_EQ(read.seen_tokens, state.seen_tokens);
     EXPECT_EQ(read.best_eval, state.best_eval);
+    EXPECT_EQ(read.unlogged_loss, state.unlogged_loss);
+    EXPECT_EQ(read.unlogged_steps, 3);
     ASSERT_TRUE(read.plateau);
     EXPECT_EQ(read.plateau->learning_rate, state.plateau->learning_rate);
     EXPECT_EQ(read.plateau->bad_evaluations, 2);

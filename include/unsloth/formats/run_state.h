@@ -25,6 +25,8 @@ struct RunState {
     int64_t seen_tokens = 0;
     std::optional<double> best_eval;
     int64_t best_step = 0;
+    double unlogged_loss = 0;  ///< sum over the steps since the last logged one whose loss is finite
+    int64_t unlogged_steps = 0;
     std::optional<Plateau> plateau;
 
     // What the numbers above belong to: a run that differs here would go on with something else.

@@ -9,14 +9,19 @@
 #include <vector>
 
 #include "unsloth/formats/trainer_state.h"
+#include "unsloth/train/run_record.h"
 
 namespace unsloth::train {
 
+/// A logged step. All but `loss` is of this step alone.
 struct StepReport {
     int64_t step = 0, total_steps = 0;
-    double epoch = 0, loss = 0, grad_norm = 0, learning_rate = 0;
-    int64_t tokens = 0, trained_tokens = 0;  ///< of this step
+    double epoch = 0;
+    double loss = 0;  ///< mean of the losses of the steps since the last logged one, as transformers' Trainer has it
+    double grad_norm = 0, learning_rate = 0;
+    int64_t tokens = 0, trained_tokens = 0;
     double tokens_per_second = 0, step_ms = 0, memory_gib = 0;
+    double seconds_left = 0;  ///< of the run, with its evaluations and saves
 };
 
 struct EvalReport {
@@ -31,14 +36,16 @@ class Observer {
     virtual ~Observer() = default;
     virtual void on_step(const StepReport& report) = 0;
     virtual void on_eval(const EvalReport& report) = 0;
+    /// The last call: the run has ended, whatever the reason.
+    virtual void on_summary(const RunSummary& /*summary*/) {}
 };
 
-/// One JSON object a line, flushed line by line. Of an existing file, the rows up to step `after_step` stay: those of a
-/// run that is resumed there.
+/// One JSON object a line, flushed line by line; the last one is the summary. Of an existing file, the rows up to step
+/// `after_step` stay: those of a run that is resumed there.
 std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step);
 
 /// A progress bar on a terminal (loss, lr, grad norm, tokens/s, time left); a plain log line per report otherwise.
-std::unique_ptr<Observer> make_console(bool terminal);
+std::unique_ptr<Observer> make_console();
 
 /// Collects log_history for trainer_state.json.
 class HistoryObserver final : public Observer {

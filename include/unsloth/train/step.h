@@ -30,11 +30,19 @@ struct StepResult {
     double epoch = 0;
     double learning_rate = 0;
     int64_t tokens = 0, labels = 0;
+    double seconds = 0;  ///< from the end of the step before it, or from start_clock(), to its own
     StepOutcome outcome{};
     double loss_scale = 1.0;
     std::vector<int64_t> rows;  ///< source rows of this rank, for messages
     int signal = 0;             ///< with a group: SIGINT or SIGTERM that some rank was sent before it issued the step
     bool save_due = false;      ///< with a group: some rank asked for a checkpoint after this step
+};
+
+struct IssueOptions {
+    bool save_due = false;  ///< this rank asks all for a checkpoint after the step
+    /// Without a group, for long steps: the host stays at most one micro-batch ahead of the device and asks this
+    /// between micro-batches, with the share of the step that is left. Once it says yes, the step is dropped.
+    std::function<bool(double)> abandon;
 };
 
 /// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of
@@ -49,14 +57,12 @@ class Stepper {
     Stepper(const Stepper&) = delete;
     Stepper& operator=(const Stepper&) = delete;
 
-    /// Issues step number `step` (from 1) at this learning rate. `save_due`: this rank asks all for a checkpoint after
-    /// it.
-    void issue(const StepBatch& batch, int64_t step, double learning_rate, bool save_due = false);
-    /// The same without a group, for long steps: the host stays at most one micro-batch ahead of the device and asks
-    /// `abandon(share of the step that is left)` between micro-batches. Once that says yes the step is dropped: false,
-    /// and parameters and moments are those of the step before.
-    bool issue_unless(const StepBatch& batch, int64_t step, double learning_rate,
-                      const std::function<bool(double)>& abandon);
+    /// Issues step number `step` (from 1) at this learning rate. False when it was dropped: parameters and moments are
+    /// those of the step before.
+    bool issue(const StepBatch& batch, int64_t step, double learning_rate, const IssueOptions& options = {});
+    /// The next step's time counts from here: to be called after other work (an evaluation, a save), with nothing under
+    /// way. Waits for what was issued so far.
+    void start_clock();
     /// The oldest issued step's result: waits for it when `must` is set or when more than one step is under way;
     /// nothing otherwise.
     std::optional<StepResult> take(bool must);
@@ -75,16 +81,20 @@ class Stepper {
 
   private:
     struct Slot;
-    Slot& begin(const StepBatch& batch, int64_t step, double learning_rate);
-    void end(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate, bool save_due);
+    struct Pending {
+        std::size_t slot = 0;
+        StepResult result;
+    };
+    std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
+    void write_scalars(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate);
     void adjust_loss_scale(const StepOutcome& outcome);
     void share(Slot& slot, int64_t step, bool save_due);
 
     ops::Context& ctx_;
     model::Model& model_;
     StepSettings settings_;
-    std::vector<std::unique_ptr<Slot>> slots_;  ///< two: one being read, one being written
-    std::deque<std::pair<Slot*, StepResult>> pending_;
+    std::vector<std::unique_ptr<Slot>> slots_;  ///< a ring: one being read, one being written, the step's before both
+    std::deque<Pending> pending_;
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass

@@ -11,6 +11,7 @@
 #include "unsloth/data/loader.h"
 #include "unsloth/train/observer.h"
 #include "unsloth/train/resume.h"
+#include "unsloth/train/run_record.h"
 #include "unsloth/train/run_saver.h"
 #include "unsloth/train/schedule.h"
 #include "unsloth/train/session.h"
@@ -56,6 +57,10 @@ class Trainer {
     bool save_time_has_come() const;
     void checkpoint();
     [[noreturn]] void stop_for(int signal);
+    bool profiles(int64_t step) const;
+    void save_while_training();
+    double peak_gib() const;
+    void summarise(const std::string& exit_reason, const std::string& error);
     void report(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
     void maybe_evaluate(int64_t step, double epoch);
@@ -87,10 +92,12 @@ class Trainer {
     std::optional<RunSaver> saver_;  ///< of the rank that leads, once the model is loaded
     std::vector<std::unique_ptr<Observer>> observers_;
     HistoryObserver history_;
-    std::chrono::steady_clock::time_point last_report_;
-    std::chrono::steady_clock::time_point last_save_;
-    int64_t done_steps_ = 0;   ///< whose results were read
-    double step_seconds_ = 0;  ///< of the last step
+    std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), last_save_;
+    RunSummary summary_;  ///< so far
+    TimeLeft time_left_;
+    LossMean losses_, unlogged_;  ///< of this process' steps; of those since the last logged one
+    int64_t done_steps_ = 0;      ///< whose results were read
+    double step_seconds_ = 0;     ///< of the last step
     int64_t seen_tokens_ = 0;
     double last_epoch_ = 0;
     int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result

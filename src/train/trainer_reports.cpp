@@ -1,0 +1,99 @@
+// What the trainer says of its steps, and of how the run ended.
+#include <cmath>
+#include <utility>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/train/trainer.h"
+
+namespace unsloth::train {
+
+void Trainer::report(const StepResult& result) {
+    agreed_signal_ = result.signal;
+    agreed_save_ = agreed_save_ || result.save_due;
+    if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
+    if (result.outcome.skipped != 0) {
+        log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale,
+                     "; the update was skipped, the scale is now ", stepper_->loss_scale());
+    }
+    step_seconds_ = result.seconds;
+    done_steps_ = result.step;
+    seen_tokens_ += result.tokens;
+    last_epoch_ = result.epoch;
+    ++summary_.steps;
+    summary_.tokens += result.tokens;
+    summary_.trained_tokens += result.labels;
+    summary_.train_seconds += result.seconds;
+    time_left_.stepped(result.seconds, result.tokens);
+    losses_.add(result.outcome.loss);
+    unlogged_.add(result.outcome.loss);
+    const int64_t every = config().training.logging_steps;
+    if (every <= 0 || (result.step % every != 0 && result.step != total_steps_)) return;
+    StepReport report;
+    report.step = result.step;
+    report.total_steps = total_steps_;
+    report.epoch = result.epoch;
+    report.loss = unlogged_.mean().value_or(result.outcome.loss);
+    report.grad_norm = result.outcome.grad_norm;
+    report.learning_rate = result.learning_rate;
+    report.tokens = result.tokens;
+    report.trained_tokens = result.labels;
+    report.step_ms = 1000 * result.seconds;
+    report.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
+    report.memory_gib = peak_gib();
+    report.seconds_left = time_left_.after(result.step);
+    unlogged_ = {};
+    summary_.final_loss = report.loss;
+    for (const auto& observer : observers_) observer->on_step(report);
+    history_.on_step(report);
+}
+
+double Trainer::peak_gib() const {
+    const int64_t peak = device_.is_cuda() ? memory::peak_allocated_bytes(device_) : plan_->total_bytes();
+    return static_cast<double>(peak) / (1 << 30);
+}
+
+/// Tells the observers how the run ended, and lets them go.
+void Trainer::summarise(const std::string& exit_reason, const std::string& error) {
+    const auto observers = std::exchange(observers_, {});
+    try {
+        summary_.exit_reason = exit_reason;
+        summary_.error = error;
+        summary_.global_step = done_steps_;
+        summary_.epoch = last_epoch_;
+        summary_.seconds = seconds_since(begin_);
+        summary_.train_loss = losses_.mean();
+        summary_.best_eval_loss = best_eval_;
+        summary_.best_step = best_step_;
+        summary_.memory_gib = peak_gib();
+        for (const auto& observer : observers) observer->on_summary(summary_);
+    } catch (const std::exception& failure) {
+        if (error.empty()) throw;
+        log::warning("the summary was not written: ", failure.what());  // the run's own error says more
+    }
+}
+
+void Trainer::stop_at_bad_step(const StepResult& result) {
+    save_result();
+    if (saver_) saver_->wait();
+    std::string rows;
+    for (std::size_t i = 0; i < result.rows.size(); ++i)
+        rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
+    std::string where =
+        cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
+    if (group_) {
+        const std::string own =
+            result.outcome.first_bad_site == all_finite ? "" : cat("Rank ", environment_.rank, ": ", where);
+        where.clear();
+        for (const std::string& text : group_->gather(own, "the place of a value that is not finite"))
+            where += text.empty() ? "" : cat("\n  ", text);
+    }
+    throw runtime_failure(
+        cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
+            " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
+            " is in ", config().training.output_dir),
+        "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,112 @@
+"""What a person sees at a terminal: a pty of 40, 80 and 120 columns. UNSLOTH_SHOW_TERMINAL=1 prints the pictures."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import unittest
+
+from support import EndToEnd, LEGAL_BASE, PROGRAM, TEXT_LLAMA, TIMEOUT_S, environment, main, model, write_rows
+
+ERASE = "\r\x1b[K"
+
+
+class Terminal(EndToEnd):
+    # Loading, encoding and evaluating take some tenths of a second each, so that they are seen.
+    WIDE = TEXT_LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12}
+
+    def at_terminal(self, columns, *arguments):
+        """Everything that the program wrote to a terminal of this width."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
+        process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+            env=environment(TERM="xterm"),
+            preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),  # slow enough to be seen
+        )
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            written += part
+        os.close(ours)
+        text = written.decode()
+        self.assertEqual(process.wait(TIMEOUT_S), 0, text)
+        return text.replace("\r\n", "\n")
+
+    def status_lines(self, text):
+        """What stood in the last line, one time after another: all that was erased."""
+        return [line for part in text.split("\n") for line in part.split(ERASE)[:-1] if line]
+
+    def test_the_line_fits_at_every_width(self):
+        base = model(self.WIDE, tokenizer=LEGAL_BASE)
+        sentence = "The supplier pays the agreed sum within thirty days of the invoice. "
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. {sentence * 8}"} for n in range(8000)])
+        held_out = write_rows(self.folder / "eval.jsonl", [{"text": f"{n}. {sentence}"} for n in range(30)])
+        for columns in (40, 80, 120):
+            with self.subTest(columns=columns):
+                text = self.at_terminal(
+                    columns,
+                    "train",
+                    *self.train_arguments(
+                        base,
+                        rows,
+                        "--load_in_4bit",
+                        "true",
+                        "--max_steps",
+                        4,
+                        "--max_length",
+                        16,
+                        "--per_device_train_batch_size",
+                        1,
+                        "--gradient_accumulation_steps",
+                        1,
+                        "--eval_file",
+                        held_out,
+                        "--eval_steps",
+                        2,
+                        "--cache_dir",
+                        "",
+                        out=f"out{columns}",
+                    ),
+                )
+                lines = self.status_lines(text)
+                if os.environ.get("UNSLOTH_SHOW_TERMINAL"):
+                    print(f"--- {columns} columns", *lines, sep="\n", file=sys.stderr)
+                self.assertTrue(lines)
+                self.assertLess(max(map(len, lines)), columns)
+                for what in ("encoding rows", "loading the model", "evaluating"):
+                    self.assertTrue(any(what in line for line in lines), f"no sign of {what}: {lines}")
+                steps = [line for line in lines if "loss" in line]
+                for line in steps:
+                    self.assertRegex(line, r"[1-4]/4  loss \d+\.\d+ .* ?left \d\d:\d\d$")
+                    if columns >= 80:
+                        self.assertRegex(line, r"^\[#*\.*\] ")
+                    if columns != 80:
+                        self.assertEqual("grad norm" in line, columns == 120, line)
+                self.assertRegex(text, r"done: 4 steps: \d+ tokens in .* tok/s; loss ")
+                # Nothing is left of the line at the end.
+                self.assertTrue(text.endswith("\n"), text[-200:])
+                self.assertNotRegex(text.split("done:")[1], r"left \d\d:\d\d")
+
+    def test_no_escapes_where_there_is_no_terminal(self):
+        rows = write_rows(self.folder / "rows.jsonl", [{"text": f"{n}. The term is one year."} for n in range(8)])
+        result = self.succeed("train", *self.train_arguments(model(TEXT_LLAMA, tokenizer=LEGAL_BASE), rows))
+        self.assertIsNone(re.search(r"[\r\x1b]", result.err), result.err)
+        self.assertRegex(result.err, r"step 3/3  loss .* left 00:00")
+
+
+if __name__ == "__main__":
+    main()
