@@ -43,6 +43,32 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 17> refused_
     {"layers_pattern", "a pattern for the layers' name"},
 }};
 
+/// Keys that are read here, or that say nothing about what a finished adapter computes.
+constexpr std::array<std::string_view, 24> known_options = {"peft_type",
+                                                            "task_type",
+                                                            "bias",
+                                                            "r",
+                                                            "lora_alpha",
+                                                            "lora_dropout",
+                                                            "use_rslora",
+                                                            "target_modules",
+                                                            "rank_pattern",
+                                                            "alpha_pattern",
+                                                            "modules_to_save",
+                                                            "layers_to_transform",
+                                                            "init_lora_weights",
+                                                            "base_model_name_or_path",
+                                                            "auto_mapping",
+                                                            "revision",
+                                                            "inference_mode",
+                                                            "peft_version",
+                                                            "loftq_config",
+                                                            "eva_config",
+                                                            "corda_config",
+                                                            "lora_ga_config",
+                                                            "megatron_core",
+                                                            "qalora_group_size"};
+
 bool is_off(const OrderedJson& value) {
     if (value.is_boolean()) return !value.get<bool>();
     if (value.is_number()) return value.get<double>() == 0.0;
@@ -59,6 +85,13 @@ void refuse_options(const ObjectReader& json) {
         const OrderedJson* const value = json.find(std::string(key));
         if (value != nullptr && !is_off(*value) && !(key == "layers_pattern" && *value == "layers"))
             json.fail(std::string(key), cat("nothing (", meaning, " is not supported)"));
+    }
+    for (const auto& item : json.json().items()) {
+        const std::string& key = item.key();
+        const auto refused = [&](const auto& option) { return option.first == key; };
+        if (std::find(known_options.begin(), known_options.end(), key) == known_options.end() &&
+            std::none_of(refused_options.begin(), refused_options.end(), refused) && !is_off(item.value()))
+            json.fail(key, "nothing (this option of a later PEFT, or of another program, is not known)");
     }
     // These initialisations changed the base weights when the adapter was made: on the plain base it would be wrong.
     const OrderedJson* const init = json.find("init_lora_weights");

@@ -91,6 +91,19 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
         parse(changed({{"init_lora_weights", "gaussian"}, {"layers_pattern", "layers"}, {"lora_bias", nullptr}})));
 }
 
+TEST(PeftConfig, RefusesByNameWhatItDoesNotKnow) {
+    for (const json& value : {json(true), json(3), json("left"), json::array({1}), json{{"a", 1}}})
+        expect_input_error({"adapter_config.json", "lora_of_tomorrow", "is not known"},
+                           [&] { parse(changed({{"lora_of_tomorrow", value}})); });
+    for (const json& off : {json(false), json(0), json(nullptr), json(""), json::array(), json::object()})
+        EXPECT_NO_THROW(parse(changed({{"lora_of_tomorrow", off}}))) << off;
+    // What says nothing about a finished adapter may have any value.
+    EXPECT_NO_THROW(parse(changed({{"auto_mapping", {{"unsloth_fixed", true}}},
+                                   {"revision", "main"},
+                                   {"peft_version", "0.99"},
+                                   {"eva_config", {{"rho", 2.0}}}})));
+}
+
 TEST(Adapter, ReadsAFolderThatFitsItsModel) {
     const Adapter adapter = read_adapter(golden("adapters/patterns"), small_llama());
     const auto scales = golden_json("adapters/patterns/lora_scaling.json");
