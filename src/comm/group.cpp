@@ -9,6 +9,12 @@
 namespace unsloth::comm {
 namespace {
 
+void require_size(const std::vector<uint8_t>& bytes, std::size_t expected, int rank, const std::string& what) {
+    if (bytes.size() != expected)
+        throw runtime_failure(cat("rank ", rank, " sent ", bytes.size(), " bytes as ", what, ", expected ", expected),
+                              "All ranks need the same program, configuration and model.");
+}
+
 /// On the CPU: every rank's values through the store, added in the order of the ranks.
 class StoreGroup final : public StoreBackedGroup {
   public:
@@ -22,7 +28,7 @@ class StoreGroup final : public StoreBackedGroup {
         std::vector<uint8_t> own(count * sizeof(float));
         std::memcpy(own.data(), values, own.size());
         exchange().all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& bytes) {
-            UNSLOTH_CHECK(bytes.size() == count * sizeof(float), what, " of rank ", rank, ": ", bytes.size(), " bytes");
+            require_size(bytes, count * sizeof(float), rank, what);
             for (std::size_t i = 0; i < count; ++i) {
                 float value;
                 std::memcpy(&value, bytes.data() + i * sizeof(float), sizeof(float));
@@ -48,7 +54,7 @@ class StoreGroup final : public StoreBackedGroup {
         if (from == rank()) own.assign(bytes, bytes + values.nbytes());
         exchange().all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& sent) {
             if (rank != from || from == this->rank()) return;
-            UNSLOTH_CHECK(sent.size() == values.nbytes(), what, " of rank ", rank, ": ", sent.size(), " bytes");
+            require_size(sent, values.nbytes(), rank, what);
             std::memcpy(bytes, sent.data(), sent.size());
         });
     }
@@ -65,9 +71,15 @@ Group::Group(int rank, const std::vector<std::string>& hosts) : rank_(rank), siz
 }
 
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
+    constexpr std::size_t most = 16 << 20;
     std::vector<std::string> all;
-    exchange_->all({text.begin(), text.end()}, what,
-                   [&](int, const std::vector<uint8_t>& bytes) { all.emplace_back(bytes.begin(), bytes.end()); });
+    exchange_->all({text.begin(), text.end()}, what, [&](int from, const std::vector<uint8_t>& bytes) {
+        if (bytes.size() > most)
+            throw runtime_failure(cat("rank ", from, " sent a text of ", bytes.size(), " bytes for ", what));
+        std::string& got = all.emplace_back(bytes.begin(), bytes.end());
+        for (char& c : got)
+            if (from != rank() && c != '\n' && (static_cast<unsigned char>(c) < ' ' || c == '\x7f')) c = '?';
+    });
     return all;
 }
 

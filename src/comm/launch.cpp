@@ -1,5 +1,6 @@
 #include "unsloth/comm/launch.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <string_view>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 
 namespace unsloth::comm {
 namespace {
@@ -59,8 +61,39 @@ LaunchEnvironment read(const Reader& env, const Names& names) {
         throw usage_error(cat("the environment says rank ", e.rank, " of ", e.world_size, " (", names.rank, ", ",
                               names.world_size, ")"));
     e.local_rank = env.number(names.local_rank, 0).value_or(e.rank);
-    e.local_world_size = env.number(names.local_world_size, 1).value_or(std::max(e.local_rank + 1, 1));
+    const std::optional<int> here = env.number(names.local_world_size, 1);
+    e.local_world_size = here.value_or(std::max(e.local_rank + 1, 1));
+    e.one_machine = here == e.world_size;
     return e;
+}
+
+/// Without the line's end: editors and `echo` leave one.
+std::string read_secret(const Reader& env) {
+    constexpr std::size_t least = 16;  // who sees a proof can try short ones
+    const std::string path = env.text("UNSLOTH_SECRET_FILE");
+    std::string secret = env.text("UNSLOTH_SECRET");
+    const std::string where = secret.empty() ? path : "the environment variable UNSLOTH_SECRET";
+    if (secret.empty() && !path.empty()) {
+        try {
+            secret = read_file(path);
+        } catch (const Error& error) {
+            throw usage_error(cat("UNSLOTH_SECRET_FILE: ", error.what()));
+        }
+        while (!secret.empty() && (secret.back() == '\n' || secret.back() == '\r')) secret.pop_back();
+    } else if (secret.empty()) {
+        return secret;
+    }
+    if (secret.size() < least)
+        throw usage_error(cat(where, " holds ", secret.size(), " characters, a run's secret needs ", least),
+                          "Make one with: openssl rand -hex 32");
+    return secret;
+}
+
+/// The descriptor that a variable names, if it is one of the kind; others may have inherited the variable alone.
+int inherited(const Reader& env, const char* name, mode_t kind) {
+    const int fd = env.number(name, 0).value_or(-1);
+    struct stat status{};
+    return fd > STDERR_FILENO && ::fstat(fd, &status) == 0 && (status.st_mode & S_IFMT) == kind ? fd : -1;
 }
 
 void read_meeting_place(const Reader& env, const Names* launcher, LaunchEnvironment& e) {
@@ -116,7 +149,12 @@ LaunchEnvironment read_launch_environment(const GetEnvironment& get) {
         e.agent_hosts_store = env.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
         e.restarts = env.number("TORCHELASTIC_RESTART_COUNT", 0).value_or(0);
     }
+    if (launcher == &srun && env.number("SLURM_STEP_NUM_NODES", 1) == 1) e.one_machine = true;
     read_meeting_place(env, launcher, e);
+    if (e.alone()) return e;
+    e.secret = read_secret(env);
+    e.store_fd = e.rank == 0 ? inherited(env, "UNSLOTH_STORE_FD", S_IFSOCK) : -1;
+    e.launcher_fd = inherited(env, "UNSLOTH_LAUNCHER_FD", S_IFIFO);
     return e;
 }
 
@@ -137,6 +175,12 @@ std::vector<std::string> set_nccl_environment(const std::vector<std::pair<std::s
         if (std::string_view(*variable).starts_with(prefix)) all.emplace_back(*variable);
     std::sort(all.begin(), all.end());
     return all;
+}
+
+void tell_launcher(const LaunchEnvironment& environment, const std::string& line) noexcept {
+    if (environment.launcher_fd < 0) return;
+    const std::string whole = line + "\n";  // short enough for the pipe to take it whole
+    [[maybe_unused]] const auto written = ::write(environment.launcher_fd, whole.data(), whole.size());
 }
 
 LaunchEnvironment read_launch_environment() {

@@ -4,8 +4,10 @@
 #define USE_C10D_NCCL  // LibTorch is built with it; its header is empty otherwise
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/ScopeExit.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <optional>
@@ -14,6 +16,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "comm/interfaces.h"
+#include "comm/rank_store.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::comm {
@@ -26,20 +30,23 @@ class NcclGroup final : public StoreBackedGroup {
         for (const char* name :
              {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"})
             ::setenv(name, "0", /*overwrite=*/0);
-        nccl_ = make_nccl(this->exchange().store(), rank(), size());
-        const int here = static_cast<int>(ranks_here().size());
-        here_ = here == size() || here == 1
-                    ? nccl_
-                    : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()),
-                                                                       this->exchange().store()),
-                                place_here(), here);
-        this->exchange().monitor().on_failure([this] { abort(); });
-        // Makes the communicator, and shows here, not in the middle of the first step, when it cannot be made.
-        const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device));
-        all_reduce(one, "NCCL's first sum");
-        const float sum = one.item<float>();
-        check();
-        if (sum != static_cast<float>(size())) throw runtime_failure(cat("NCCL's sum of ", size(), " ones is ", sum));
+        require_interfaces();
+        std::atomic<bool> made{false};
+        // The watch begins before there is something to abort: who does not come, or a network that hangs, ends the
+        // process with the monitor's words.
+        this->exchange().monitor().begin("NCCL's communicators", [&made] { return made.load(); });
+        const auto ends = c10::make_scope_exit([&] {
+            made = true;
+            this->exchange().monitor().forget_done();
+        });
+        try {
+            connect(device);
+        } catch (const Error&) {
+            throw;
+        } catch (const std::exception& error) {
+            this->exchange().monitor().check();
+            throw runtime_failure(cat("NCCL does not connect the ranks: ", nccl_reason(error.what())), nccl_advice());
+        }
     }
     ~NcclGroup() override {
         exchange().monitor().on_failure(nullptr);
@@ -78,13 +85,30 @@ class NcclGroup final : public StoreBackedGroup {
     using Work = c10::intrusive_ptr<c10d::Work>;
     using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
 
+    /// Makes the communicators, and shows here, not in the middle of the first step, when they cannot be made.
+    void connect(at::Device device) {
+        const auto store = c10::make_intrusive<RankStore>(exchange().meeting(), exchange().timeout());
+        nccl_ = make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank(), size());
+        const int here = static_cast<int>(ranks_here().size());
+        here_ = here == size() || here == 1
+                    ? nccl_
+                    : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()), store),
+                                place_here(), here);
+        exchange().monitor().on_failure([this] { abort(); });
+        const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device));
+        all_reduce(one, "NCCL's first sum");
+        const float sum = one.item<float>();
+        check();
+        if (sum != static_cast<float>(size())) throw runtime_failure(cat("NCCL's sum of ", size(), " ones is ", sum));
+    }
+
     static Nccl make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
         return c10::make_intrusive<c10d::ProcessGroupNCCL>(
             store, rank, size, c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
     }
     void abort() {
-        nccl_->abort();
-        if (here_ != nccl_) here_->abort();
+        if (nccl_) nccl_->abort();
+        if (here_ && here_ != nccl_) here_->abort();
     }
     Work begin(Work work, const std::string& what) {
         exchange().monitor().begin(what, [work] { return work->isCompleted(); });

@@ -14,6 +14,7 @@ class StoreBackedGroup : public Group {
     std::vector<std::string> gather(const std::string& text, const std::string& what) override;
     void check() override { exchange_->monitor().check(); }
     void announce(const std::string& error) override { exchange_->monitor().announce(error); }
+    std::string set_busy(const std::string& what) override { return exchange_->monitor().set_busy(what); }
 
   protected:
     explicit StoreBackedGroup(std::unique_ptr<Exchange> exchange)

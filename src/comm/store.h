@@ -1,4 +1,4 @@
-// The ranks' meeting place with keys of its own for every operation, and errors that name who is missing.
+// Exchanges between all ranks through their store, with errors that name who is missing.
 #pragma once
 
 #include <chrono>
@@ -6,32 +6,27 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
+#include "comm/meeting.h"
 #include "comm/monitor.h"
-#include "unsloth/comm/launch.h"
 
 namespace unsloth::comm {
-
-/// A connection to the ranks' store, or, with `serves`, the store; keys of one start do not meet those of another.
-/// Throws c10d's errors.
-c10::intrusive_ptr<c10d::Store> connect_to_store(const LaunchEnvironment& environment, std::chrono::seconds timeout,
-                                                 bool serves);
 
 /// Exchanges of bytes between all ranks. Not thread-safe.
 class Exchange {
   public:
-    /// Waits for all ranks. runtime Error when they do not come within `timeout`.
+    /// Waits for all ranks. runtime Error when they do not come within five times `timeout`: machines do not start at
+    /// the same moment.
     Exchange(const LaunchEnvironment& environment, std::chrono::seconds timeout);
 
-    /// Rank 0, where it serves the store, waits a few seconds until the others have read what they came for.
+    /// Rank 0, which serves the store, waits a few seconds until the others have read what they came for.
     ~Exchange();
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;
 
     int rank() const { return rank_; }
     int size() const { return size_; }
-    const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+    const Meeting& meeting() const { return meeting_; }
+    std::chrono::seconds timeout() const { return timeout_; }
     Monitor& monitor() { return *monitor_; }
     /// Every rank's host name, by rank.
     const std::vector<std::string>& hosts() const { return hosts_; }
@@ -49,11 +44,14 @@ class Exchange {
     void begin(std::vector<uint8_t> own, const std::string& what);
     std::vector<uint8_t> read(int rank, const std::string& what);
     void end();
+    template <class Ask>
+    auto ask(const std::string& what, const Ask& request);
 
     int rank_, size_;
-    bool serves_;
-    std::chrono::seconds timeout_;
-    c10::intrusive_ptr<c10d::Store> store_;
+    std::chrono::seconds timeout_, allowed_;  ///< for each other, and for the exchange to come: longer at the start
+    std::unique_ptr<StoreServer> server_;     ///< of rank 0
+    Meeting meeting_;
+    std::unique_ptr<StoreClient> client_;
     std::vector<uint8_t> own_;
     int64_t number_ = 0;
     std::vector<std::string> hosts_;

@@ -27,6 +27,7 @@ TEST(Doctor, WarnsOfForgottenSwitches) {
 
 TEST(Doctor, HidesPasswordsOfProxies) {
     const auto value = [](const std::string& variable) { return judge_environment({variable}).front().value; };
+    EXPECT_EQ(value("UNSLOTH_SECRET=0123456789abcdef"), "***");
     EXPECT_EQ(value("https_proxy=http://user:pass@proxy:3128/"), "http://***@proxy:3128/");
     EXPECT_EQ(value("HTTP_PROXY=user:p@ss@proxy"), "***@proxy");
     EXPECT_EQ(value("no_proxy=localhost"), "localhost");

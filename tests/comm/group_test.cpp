@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <thread>
 
 #include "comm/ranks.h"
 #include "unsloth/core/error.h"
@@ -95,12 +98,101 @@ TEST(Group, ARankThatDoesNotComeIsNamed) {
 
 TEST(Group, AStoreThatNobodyServesIsSaid) {
     try {
-        make_group(rank_of(1, 2, free_port()), at::kCPU, std::chrono::seconds(2));
+        make_group(rank_of(1, 2, free_port()), at::kCPU, std::chrono::seconds(1));
         ADD_FAILURE();
     } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("did not reach rank 0's store at 127.0.0.1"), std::string::npos)
             << error.what();
     }
+}
+
+TEST(Group, ABusyRankIsWaitedForLongerThanTheTimeout) {
+    on_ranks(
+        2,
+        [](Group& group) {
+            at::Tensor x = at::ones({4});
+            if (group.rank() == 0) {
+                const Busy saving(&group, "saving a checkpoint");
+                std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+            }
+            group.all_reduce(x, "gradients of step 1");
+            EXPECT_EQ(x[0].item<float>(), 2.F);
+        },
+        std::chrono::seconds(1));
+}
+
+TEST(Group, BetweenMachinesEveryMessageIsSealed) {
+    // All on this one, but no launcher says so.
+    const int port = free_port();
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank)
+        threads.emplace_back([rank, port] {
+            LaunchEnvironment e = rank_of(rank, 2, port);
+            e.one_machine = false;
+            e.secret = "a secret of sixteen or more";
+            const auto group = make_group(e, at::kCPU, std::chrono::seconds(5));
+            at::Tensor x = at::full({300000}, 1.F + static_cast<float>(rank));
+            group->all_reduce(x, "a test's sum");
+            EXPECT_TRUE(at::equal(x, at::full({300000}, 3.F)));
+        });
+    for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Group, ARankWithAnotherSecretIsTurnedAway) {
+    const int port = free_port();
+    std::string message;
+    std::thread zero([port] {
+        LaunchEnvironment e = rank_of(0, 2, port);
+        e.secret = "a secret of sixteen or more";
+        EXPECT_THROW(make_group(e, at::kCPU, std::chrono::seconds(1)), Error);
+    });
+    LaunchEnvironment e = rank_of(1, 2, port);
+    e.secret = "another one of the same length";
+    try {
+        make_group(e, at::kCPU, std::chrono::seconds(1));
+    } catch (const Error& error) {
+        message = error.what();
+    }
+    zero.join();
+    EXPECT_NE(message.find("does not know this run's secret"), std::string::npos) << message;
+}
+
+TEST(Group, UnderTorchrunTheAgentsStoreSaysWhereRanksMeet) {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    // Somebody was there before.
+    static_cast<c10d::Store&>(*agent).set("unsloth-train/store/0", "127.0.0.1 1 0000");
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank)
+        threads.emplace_back([rank, &agent] {
+            LaunchEnvironment e = rank_of(rank, 2, agent->getPort());
+            e.agent_hosts_store = true;
+            e.one_machine = false;
+            e.secret = "a secret of sixteen or more";
+            if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            const auto group = make_group(e, at::kCPU, std::chrono::seconds(5));
+            EXPECT_EQ(group->gather(std::to_string(rank), "a test's texts"), (std::vector<std::string>{"0", "1"}));
+        });
+    for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Group, TextsOfOtherRanksHoldNoControlCharacters) {
+    on_ranks(2, [](Group& group) {
+        const auto all = group.gather(group.rank() == 0 ? "a" : "b\x1b[2J\nc", "a test's texts");
+        if (group.rank() == 0) {
+            EXPECT_EQ(all[1], "b?[2J\nc");
+        }
+    });
+}
+
+TEST(Group, SumsOfDifferentSizesAreRefused) {
+    on_ranks(2, [](Group& group) {
+        at::Tensor x = at::ones({group.rank() == 0 ? 4 : 0});
+        EXPECT_THROW(group.all_reduce(x, "a test's sum"), Error) << "rank " << group.rank();
+    });
 }
 
 }  // namespace

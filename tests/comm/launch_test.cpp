@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 
 #include "unsloth/core/error.h"
@@ -127,6 +128,39 @@ TEST(LaunchEnvironment, HalfOfItIsAUsersError) {
     EXPECT_NE(
         refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}).find("65535"),
         std::string::npos);
+}
+
+TEST(LaunchEnvironment, OneMachineIsWhatTheLauncherSaysNotWhatRanksGuess) {
+    std::map<std::string, std::string> v{
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
+    EXPECT_FALSE(read(v).one_machine) << "LOCAL_WORLD_SIZE is not known";
+    v["LOCAL_WORLD_SIZE"] = "2";
+    EXPECT_TRUE(read(v).one_machine);
+    v["WORLD_SIZE"] = "4";
+    EXPECT_FALSE(read(v).one_machine);
+    std::map<std::string, std::string> slurm{
+        {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n1"}};
+    EXPECT_FALSE(read(slurm).one_machine);
+    slurm["SLURM_STEP_NUM_NODES"] = "1";
+    EXPECT_TRUE(read(slurm).one_machine);
+}
+
+TEST(LaunchEnvironment, TheSecretComesFromAVariableOrAFile) {
+    std::map<std::string, std::string> v{
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
+    EXPECT_EQ(read(v).secret, "");
+    const std::string path = testing::TempDir() + "run-secret";
+    std::ofstream(path) << "0123456789abcdef-file\n";
+    v["UNSLOTH_SECRET_FILE"] = path;
+    EXPECT_EQ(read(v).secret, "0123456789abcdef-file");
+    v["UNSLOTH_SECRET"] = "0123456789abcdef";
+    EXPECT_EQ(read(v).secret, "0123456789abcdef");
+    v["UNSLOTH_SECRET"] = "short";
+    EXPECT_NE(refusal(v).find("UNSLOTH_SECRET holds 5 characters"), std::string::npos);
+    v["UNSLOTH_SECRET"] = "";
+    v["UNSLOTH_SECRET_FILE"] = "/nonexistent/secret";
+    EXPECT_NE(refusal(v).find("UNSLOTH_SECRET_FILE"), std::string::npos);
+    EXPECT_EQ(read({{"UNSLOTH_SECRET", "short"}}).secret, "") << "alone there is nobody to share it with";
 }
 
 TEST(NcclEnvironment, NamesAreCompletedAndChecked) {

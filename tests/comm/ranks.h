@@ -30,6 +30,7 @@ inline LaunchEnvironment rank_of(int rank, int size, int port) {
     LaunchEnvironment e;
     e.rank = e.local_rank = rank;
     e.world_size = e.local_world_size = size;
+    e.one_machine = true;
     e.master_address = "127.0.0.1";
     e.master_port = port;
     return e;

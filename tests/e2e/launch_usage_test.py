@@ -261,7 +261,7 @@ class CommittedFiles(Launching):
 
     def test_slurm(self):
         self.shim("scontrol", '[ "$1 $2" = "show hostnames" ] && echo "${3%%[*}1"; echo other')
-        self.shim("srun", 'echo "$@"; echo "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS"')
+        self.shim("srun", 'echo "$@"; echo "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS ${#UNSLOTH_SECRET}"')
         out = self.run_with_shims(
             "bash",
             self.FOLDER / "slurm.sbatch",
@@ -274,7 +274,7 @@ class CommittedFiles(Launching):
             UNSLOTH_TRAIN="prog",
         )
         self.assertRegex(out, r"--kill-on-bad-exit=0 .* prog train --config run\.json --r 4\n")
-        self.assertIn(f"gpu1:{20000 + 1234567 % 20000} 12\n", out)
+        self.assertIn(f"gpu1:{20000 + 1234567 % 20000} 12 64\n", out)
 
     def test_torchrun(self):
         self.shim("torchrun", 'echo "$@"')

@@ -14,8 +14,8 @@
 namespace unsloth::comm {
 
 /// Collectives are called by all ranks in the same order, each by one thread at a time. A rank that does not come
-/// within the group's timeout ends the others with a runtime Error that names it, where that can be told, and what was
-/// waited for; one that ends, or is stopped, within 15 s of that.
+/// within the group's timeout, though it says of nothing that it is busy with it, ends the others with a runtime Error
+/// that names it, where that can be told, and what was waited for; one that ends, or is stopped, within 15 s of that.
 class Group {
   public:
     virtual ~Group() = default;
@@ -45,7 +45,8 @@ class Group {
     /// sees the values, the host does not wait.
     virtual void broadcast_here(const at::Tensor& values, int root, const std::string& what) = 0;
 
-    /// Every rank's text, by rank. Waits for all; meant for a few kilobytes.
+    /// Every rank's text, by rank. Waits for all; meant for a few kilobytes. Control characters of the others' texts
+    /// but for line ends become '?'.
     virtual std::vector<std::string> gather(const std::string& text, const std::string& what) = 0;
 
     /// runtime Error when it is known that a rank is gone, has failed or is overdue: what it names is then better than
@@ -54,6 +55,9 @@ class Group {
     virtual void check() = 0;
     /// This rank ends by an error: the others end with its first line.
     virtual void announce(const std::string& error) = 0;
+    /// What this rank works on from now on while the others may wait for it ("": nothing); what it was before. See
+    /// Busy.
+    virtual std::string set_busy(const std::string& what) = 0;
 
     void barrier(const std::string& what) { gather("", what); }
 
@@ -67,9 +71,27 @@ class Group {
     int place_here_ = 0;
 };
 
-/// Meets the other ranks at the environment's store (c10d TCPStore) and makes the group: NCCL for a CUDA device, the
-/// store itself on the CPU (sums in the order of the ranks). nullptr when alone. runtime Error when the ranks do not
-/// meet within `timeout`.
+/// While it lives the others wait for this rank as long as it takes: they see that its process lives, and say what it
+/// is busy with. For work whose length depends on disks and data. No group: nothing.
+class Busy {
+  public:
+    Busy(Group* group, const std::string& what) : group_(group) {
+        if (group_ != nullptr) before_ = group_->set_busy(what);
+    }
+    ~Busy() {
+        if (group_ != nullptr) group_->set_busy(before_);
+    }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+  private:
+    Group* group_;
+    std::string before_;
+};
+
+/// Meets the other ranks at the store that rank 0 serves and makes the group: NCCL for a CUDA device, the store itself
+/// on the CPU (sums in the order of the ranks). nullptr when alone. runtime Error when the ranks do not meet within
+/// five times `timeout`.
 std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device,
                                   std::chrono::seconds timeout);
 

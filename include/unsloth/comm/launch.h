@@ -17,6 +17,10 @@ struct LaunchEnvironment {
     bool agent_hosts_store = false;  ///< torchrun's agent serves the store, rank 0 is a client like the others
     std::string launcher = "none";   ///< "torchrun", "srun", "mpirun", "RANK and WORLD_SIZE": for the log
     int restarts = 0;                ///< torchrun's count of elastic restarts
+    bool one_machine = false;        ///< all ranks are on this one, as the launcher says
+    std::string secret;              ///< of the run, known to its ranks alone; empty: none
+    int store_fd = -1;     ///< unsloth-train launch gives rank 0 the socket to serve the store at; -1: it makes one
+    int launcher_fd = -1;  ///< where tell_launcher() writes; -1: nobody listens
     bool alone() const { return world_size == 1; }
 };
 
@@ -26,10 +30,15 @@ using GetEnvironment = std::function<std::optional<std::string>(const char* name
 /// Reads, in this order: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun,
 /// accelerate, unsloth-train launch); OMPI_COMM_WORLD_* (Open MPI); SLURM_PROCID, SLURM_NTASKS, … (srun). Slurm's tasks
 /// meet at the first host of the step's node list, at a port made from the job's number, unless MASTER_ADDR and
-/// MASTER_PORT say otherwise. Nothing of these: alone. usage Error where some variables are set and others that they
-/// need are not, or a number is none.
+/// MASTER_PORT say otherwise. Nothing of these: alone. UNSLOTH_SECRET, or the file that UNSLOTH_SECRET_FILE names, has
+/// the run's secret. usage Error where some variables are set and others that they need are not, a number is none, or
+/// the secret cannot be read or is shorter than 16 characters.
 LaunchEnvironment read_launch_environment(const GetEnvironment& get);
 LaunchEnvironment read_launch_environment();
+
+/// A line for unsloth-train launch, where it started this rank: "step" once the first step is done, "lost N" when rank
+/// N gives no sign of life. Never fails.
+void tell_launcher(const LaunchEnvironment& environment, const std::string& line) noexcept;
 
 /// Sets NCCL's environment variables for this process, before the group is made: {"SOCKET_IFNAME", "eth0"} and
 /// {"NCCL_SOCKET_IFNAME", "eth0"} are the same. Returns all NCCL_* variables that then are set, as "NAME=VALUE" by

@@ -77,7 +77,9 @@ std::vector<Finding> judge_environment(const std::vector<std::string>& variables
         if (equals == std::string::npos) continue;
         const std::string name = variable.substr(0, equals);
         const bool proxy = std::find(std::begin(proxies), std::end(proxies), name) != std::end(proxies);
-        if (proxy || starts_with_any(name, stems)) known[name] = masked(variable.substr(equals + 1));
+        if (!proxy && !starts_with_any(name, stems)) continue;
+        const std::string value = variable.substr(equals + 1);
+        known[name] = name == "UNSLOTH_SECRET" && !value.empty() ? "***" : masked(value);
     }
     std::vector<Finding> findings;
     for (const auto& [name, value] : known) {
