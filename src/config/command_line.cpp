@@ -6,6 +6,7 @@
 #include "config/launch_line.h"
 #include "config/option_table.h"
 #include "config/parse.h"
+#include "config/problems.h"
 #include "config/render.h"
 #include "config/settle.h"
 #include "unsloth/core/error.h"
@@ -20,75 +21,95 @@ bool contains(const std::vector<std::string>& arguments, const std::string& text
     return std::find(arguments.begin(), arguments.end(), text) != arguments.end();
 }
 
-void need(bool present, const std::string& command, const std::string& flag, const std::string& advice = {}) {
-    if (!present) throw usage_error(cat(command, " needs ", flag), advice);
-}
+/// What a command cannot do without. `options`: full names; one of them will do.
+class Presence {
+  public:
+    Presence(const CommandInfo& command, const config::ParseRecord& record, config::Problems& problems)
+        : command_(command.name), record_(record), problems_(problems) {}
 
-void need_model(const CommandLine& line, const std::string& command) {
-    need(!line.loaded.config.model.path.empty(), command, "--model.path",
-         "In a configuration file: {\"model\": {\"path\": \"models/llama\"}}.");
-}
+    /// The same for a command whose name says less than what was typed.
+    Presence called(const std::string& name) const {
+        Presence other = *this;
+        other.command_ = name;
+        return other;
+    }
+    void need(bool present, const config::Names& options, const std::string& flag, const std::string& advice = {}) {
+        problems_.check(options, [&] {
+            if (!present) throw usage_error(cat(command_, " needs ", flag), advice);
+        });
+    }
+    void need_model(const Config& config) {
+        need(!config.model.path.empty(), {"model.path"}, "--model.path",
+             "In a configuration file: {\"model\": {\"path\": \"models/llama\"}}.");
+    }
+    /// `or_sources`: data.datasets will do as well.
+    void need_train_file(const DataOptions& data, bool or_sources) {
+        need(!data.train_file.empty() || (or_sources && !data.datasets.empty()), {"data.train_file", "data.datasets"},
+             "--data.train_file", "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
+    }
+    void need_exactly_one(const std::string& first, const std::string& second) {
+        const bool has_first = record_.given.count(first) != 0, has_second = record_.given.count(second) != 0;
+        refuse(has_first && has_second, cat(command_, " takes --", first, " or --", second, ", not both"));
+        need(has_first || has_second, {first, second}, cat("--", first, " or --", second));
+    }
+    void refuse(bool wrong, const std::string& message) {
+        if (wrong) problems_.add(usage_error(message));
+    }
 
-/// `or_sources`: data.datasets will do as well.
-void need_train_file(const CommandLine& line, const std::string& command, bool or_sources) {
-    const DataOptions& data = line.loaded.config.data;
-    need(!data.train_file.empty() || (or_sources && !data.datasets.empty()), command, "--data.train_file",
-         "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
-}
+  private:
+    std::string command_;
+    const config::ParseRecord& record_;
+    config::Problems& problems_;
+};
 
-void need_exactly_one(const config::ParseRecord& record, const std::string& command, const std::string& first,
-                      const std::string& second) {
-    const bool has_first = record.given.count(first) != 0, has_second = record.given.count(second) != 0;
-    if (has_first && has_second) throw usage_error(cat(command, " takes --", first, " or --", second, ", not both"));
-    need(has_first || has_second, command, cat("--", first, " or --", second));
-}
-
-void check_presence(const CommandLine& line, const config::ParseRecord& record) {
+void check_presence(const CommandLine& line, Presence presence, config::Problems& problems) {
+    const Config& config = line.loaded.config;
     switch (line.command) {
         case Command::train:
-            need_model(line, "train"), need_train_file(line, "train", true);
+            presence.need_model(config), presence.need_train_file(config.data, true);
             break;
         case Command::score:
-            need_model(line, "score"), need_train_file(line, "score", false);
+            presence.need_model(config), presence.need_train_file(config.data, false);
             break;
         case Command::generate:
-            need_model(line, "generate");
-            need_exactly_one(record, "generate", "prompt", "file");
+            presence.need_model(config), presence.need_exactly_one("prompt", "file");
             break;
         case Command::init:
-            need_exactly_one(record, "init", "shape", "model_config");
+            presence.need_exactly_one("shape", "model_config");
             break;
         case Command::exporting:
-            need_exactly_one(record, "export gguf", "model", "adapter");
-            if (!line.exporting.base.empty() && line.exporting.adapter.empty())
-                throw usage_error("export gguf takes --base only beside --adapter");
+            presence.called("export gguf").need_exactly_one("model", "adapter");
+            presence.refuse(!line.exporting.base.empty() && line.exporting.adapter.empty(),
+                            "export gguf takes --base only beside --adapter");
             break;
         case Command::bench:
-            if (line.bench.what == BenchSubject::step) need_model(line, "bench step");
+            if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
             break;
         case Command::data:
-            need_train_file(line, "data", true);
+            presence.need_train_file(config.data, true);
             break;
         case Command::merge:
-            if (line.merge.no_verify && !line.merge.verify.empty())
-                throw usage_error("merge takes --verify or --no_verify, not both");
-            config::check_device(line.merge.device, "--device");
+            presence.refuse(line.merge.no_verify && !line.merge.verify.empty(),
+                            "merge takes --verify or --no_verify, not both");
+            problems.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });
             break;
         case Command::config:
-            if (line.config.schema && line.config.markdown)
-                throw usage_error("config prints either --schema or --markdown, not both");
+            presence.refuse(line.config.schema && line.config.markdown,
+                            "config prints either --schema or --markdown, not both");
             break;
         default:
             break;
     }
 }
 
-void check_required(const CommandInfo& command, const OptionSet& options, const config::ParseRecord& record) {
+void check_required(const CommandInfo& command, const OptionSet& options, const config::ParseRecord& record,
+                    Presence presence) {
     for (const auto& option : options.options()) {
         const bool present = record.given.count(option.full_name()) != 0 && option.get() != "";
         if (option.required)
-            need(present, command.name, option.positional ? option.placeholder : "--" + option.full_name(),
-                 cat("Usage: unsloth-train ", command.name, " ", command.usage));
+            presence.need(present, {option.full_name()},
+                          option.positional ? option.placeholder : "--" + option.full_name(),
+                          cat("Usage: unsloth-train ", command.name, " ", command.usage));
     }
 }
 
@@ -98,23 +119,27 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
     if (command.takes_config) config::declare_options(options, line.loaded.config);
 
     config::ParseRecord record;
-    const auto assignments = config::parse_flags(arguments, options);
+    const auto assignments = config::parse_flags(arguments, options, record);
     for (const auto& assignment : assignments) {
         // The file comes first, so that flags win over it.
         if (command.takes_config && assignment.option->full_name() == "config")
-            config::read_config_file(assignment.value.get<std::string>(), options, record);
+            config::read_config_file(config::expand_home(assignment.value.get<std::string>()), options, record);
     }
     config::apply(assignments, record);
-    check_required(command, options, record);
+    const Presence presence(command, record, record.problems);
+    check_required(command, options, record, presence);
     if (command.takes_config) {
         line.loaded.notes = record.notes;
         line.loaded.given = record.given;
-        config::settle(line.loaded);
+        config::settle(line.loaded, record.problems);
         line.log_level = line.loaded.config.logging.level;
     }
-    line.merge.max_shard_bytes = config::parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
-    line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
-    check_presence(line, record);
+    record.problems.check({"max_shard_size"}, [&] {
+        line.merge.max_shard_bytes = config::parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
+        line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
+    });
+    check_presence(line, presence, record.problems);
+    record.problems.raise();
 }
 
 CommandLine help_on(const std::string& topic) {
@@ -127,7 +152,7 @@ CommandLine help_on(const std::string& topic) {
 std::string overview() {
     std::string text =
         "Fine-tunes language models of the Llama family with (Q)LoRA.\n\n"
-        "Usage: unsloth-train [train] --config FILE [--section.key VALUE …]\n"
+        "Usage: unsloth-train [train] [--config] FILE.json [--section.key VALUE …]\n"
         "       unsloth-train COMMAND …\n\nCommands\n";
     for (const auto& command : config::commands()) {
         constexpr std::size_t width = 14;
@@ -164,7 +189,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (arguments.empty())
         throw usage_error("nothing to do", "Try: unsloth-train --config FILE, or unsloth-train --help");
     const std::string& first = arguments.front();
-    const bool names_command = !first.starts_with("-");
+    const bool names_command = !first.starts_with("-") && !first.ends_with(config::config_ending);
     const bool asks_help = contains(arguments, "--help") || contains(arguments, "-h");
 
     if (first == "--version" || first == "version") {

@@ -1,8 +1,8 @@
 #include "config/commands.h"
 
 #include "config/option_table.h"
-#include "config/suggest.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -49,7 +49,7 @@ void declare_launch(OptionSet& options, CommandLine& line) {
     options.add("no_pin", launch.no_pin,
                 "Leave the ranks' CPUs and memory to the kernel instead of keeping each on the NUMA node of its GPU.");
     options.add("program", launch.program, "Program to start instead of this one; what follows goes to it unchecked.")
-        .value("PATH");
+        .path("PATH");
 }
 
 void declare_config(OptionSet& options, CommandLine& line) {
@@ -74,20 +74,20 @@ void declare_data_command(OptionSet& options, CommandLine& line) {
 void declare_augment(OptionSet& options, CommandLine& line) {
     AugmentRequest& augment = line.augment;
     options.add("in", augment.in, "Rows to augment: a file, folder or glob; empty: data.train_file.")
-        .value("FILE")
+        .path("FILE")
         .suggested_for({"input"});
     options.add("out", augment.out, "JSON Lines file to write: the rows, each followed by its copies.")
-        .value("FILE")
+        .path("FILE")
         .must_be_given();
     options
         .add("eval_out", augment.eval_out,
              "JSON Lines file for the rows that data.val_size holds out, for data.eval_file. They get no copies.")
-        .value("FILE");
+        .path("FILE");
     options
         .add("thesaurus", augment.thesaurus,
              "Synonyms for copies: a JSON object {\"word\": [\"synonym\", …]}, or JSON Lines of {\"word\", "
              "\"synonyms\"}.")
-        .value("FILE");
+        .path("FILE");
     options.add("synonym_rate", augment.synonym_rate, "Share of the words with synonyms that become one.")
         .at_least(0)
         .at_most(1);
@@ -103,7 +103,7 @@ void declare_augment(OptionSet& options, CommandLine& line) {
     options
         .add("back_translations", augment.back_translations,
              "Rows {id, …} whose texts make one more copy each of the row with that id: a file, folder or glob.")
-        .value("FILE");
+        .path("FILE");
     options
         .add("id_column", augment.id_column,
              "Column that names a row; where rows have none, they go by their number, from 0.")
@@ -120,14 +120,14 @@ void declare_score(OptionSet& options, CommandLine& line) {
     options
         .add("out", line.score.out,
              "JSON Lines file to write: per row the ids, log-probabilities, loss and number of labels.")
-        .value("FILE")
+        .path("FILE")
         .must_be_given();
-    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").value("FILE");
+    options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").path("FILE");
 }
 
 void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt, "Text to answer.");
-    options.add("file", line.generate.file, "File of prompts, instead of --prompt.").value("FILE");
+    options.add("file", line.generate.file, "File of prompts, instead of --prompt.").path("FILE");
     options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
         .suggested_for({"max_tokens", "max_length"});
@@ -136,7 +136,7 @@ void declare_generate(OptionSet& options, CommandLine& line) {
 
 void declare_tokenize(OptionSet& options, CommandLine& line) {
     options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.")
-        .value("DIR")
+        .path("DIR")
         .must_be_given();
     options.add("template", line.tokenize.chat_template, "Chat template for rows of messages, as data.template.")
         .value("NAME");
@@ -153,7 +153,7 @@ void declare_tokenize(OptionSet& options, CommandLine& line) {
 
 void declare_inspect(OptionSet& options, CommandLine& line) {
     options.add("path", line.inspect.path, "Folder of a model or an adapter, or a .gguf file.")
-        .value("DIR|FILE")
+        .path("DIR|FILE")
         .argument()
         .must_be_given();
     options.add("json", line.inspect.json, "Print the findings as JSON.");
@@ -164,14 +164,13 @@ void declare_init(OptionSet& options, CommandLine& line) {
     options.add("shape", init.shape, "Shape of a known model, such as llama-3.1-8b.").value("NAME");
     // The main name is not "config": that is a configuration of this program everywhere else.
     options.add("model_config", init.config_file, "Hugging Face config.json that gives the shape, instead of --shape.")
-        .value("FILE")
+        .path("FILE")
         .alias("", "config")
         .suggested_for({"config_file"});
-    options.add("out", init.out, "Folder to write.").value("DIR").must_be_given();
+    options.add("out", init.out, "Folder to write.").path("DIR").must_be_given();
     options.add_choice("quantize", init.quantize, {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}},
                        "Store the projections in bitsandbytes' NF4 with double quantisation.");
-    options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied beside the weights.")
-        .value("DIR");
+    options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied beside the weights.").path("DIR");
     options.add("seed", init.seed, "Seed of the random weights.").at_least(0);
     options.add_choice("dtype", init.dtype, compute_types(), "Type of the weights that are not quantised.");
 }
@@ -185,18 +184,18 @@ void declare_export(OptionSet& options, CommandLine& line) {
         .argument()
         .must_be_given();
     options.add("model", request.model, "Model to export, as model.path: 16/32-bit, or 4-bit, which is dequantised.")
-        .value("DIR")
+        .path("DIR")
         .suggested_for({"path", "model_path", "merged"});
     options.add("adapter", request.adapter, "PEFT adapter to export alone, instead of --model.")
-        .value("DIR")
+        .path("DIR")
         .suggested_for({"lora"});
     options
         .add("base", request.base,
              "The adapter's base (of which config.json alone is read); empty: as the adapter names it.")
-        .value("DIR")
+        .path("DIR")
         .suggested_for({"base_model"});
     options.add("out", request.out, "File to write, which must not exist.")
-        .value("FILE")
+        .path("FILE")
         .must_be_given()
         .suggested_for({"output", "outfile"});
     options
@@ -216,7 +215,7 @@ void declare_export(OptionSet& options, CommandLine& line) {
         .synonym("q4_k", "q4_k_m")
         .synonym("q5_k", "q5_k_m")
         .suggested_for({"outtype", "quantize", "quantization_method"});
-    options.add("tokenizer", request.tokenizer, "Folder of the tokenizer; empty: the model's.").value("DIR");
+    options.add("tokenizer", request.tokenizer, "Folder of the tokenizer; empty: the model's.").path("DIR");
     options
         .add("pre", request.pre,
              "llama.cpp's name of the tokenizer's way of splitting (tokenizer.ggml.pre), where it is not found.")
@@ -239,15 +238,15 @@ void declare_shard_size(OptionSet& options, std::string& field) {
 void declare_merge(OptionSet& options, CommandLine& line) {
     MergeRequest& merge = line.merge;
     options.add("adapter", merge.adapter, "Folder of the adapter.")
-        .value("DIR")
+        .path("DIR")
         .must_be_given()
         .suggested_for({"adapter_name_or_path"});
     options
         .add("base", merge.base,
              "Model to merge into, in 4, 8 or 16/32 bit; empty: the one that the adapter's config names.")
-        .value("DIR")
+        .path("DIR")
         .suggested_for({"model", "path"});
-    options.add("out", merge.out, "Folder to make; it must not exist, or be empty.").value("DIR").must_be_given();
+    options.add("out", merge.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     weight_type_names(options.add_choice("dtype", merge.dtype,
                                          {{"auto", WeightType::automatic},
                                           {"bf16", WeightType::bf16},
@@ -264,7 +263,7 @@ void declare_merge(OptionSet& options, CommandLine& line) {
         .add("verify", merge.verify,
              "Text, or file of rows, on which the merged model's logits are compared with those of base and adapter; "
              "empty: a text and token rows of the program's own.")
-        .value("TEXT|FILE");
+        .path("TEXT|FILE");
     options.add("no_verify", merge.no_verify, "Do not compare the logits.");
     options
         .add("tolerance", merge.tolerance,
@@ -280,10 +279,10 @@ void declare_merge(OptionSet& options, CommandLine& line) {
 void declare_quantize(OptionSet& options, CommandLine& line) {
     QuantizeRequest& quantize = line.quantize;
     options.add("model", quantize.model, "Model in 16 or 32 bit.")
-        .value("DIR")
+        .path("DIR")
         .must_be_given()
         .suggested_for({"path", "base"});
-    options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").value("DIR").must_be_given();
+    options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     options
         .add_choice("type", quantize.type, {{"nf4", WeightType::nf4}, {"int8", WeightType::int8}},
                     "nf4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). Both as "
@@ -382,8 +381,11 @@ void declare_own_options(const CommandInfo& command, OptionSet& options, Command
     options.section("", command.name, command.summary);
     command.declare(options, line);
     if (command.takes_config) {
-        options.add("config", line.config_file, "JSON file of options; flags win over it.")
-            .value("FILE")
+        options
+            .add("config", line.config_file,
+                 "JSON file of options; flags win over it. A name that ends in .json needs no --config.")
+            .path("FILE")
+            .or_bare(config_ending)
             .suggested_for({"config_file", "cfg", "conf"});
     } else if (command.command != Command::launch) {  // its level is the ranks'
         options.add("log_level", line.log_level, "Least level that is printed.").one_of(log_levels()).value("LEVEL");

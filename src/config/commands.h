@@ -9,6 +9,9 @@
 
 namespace unsloth::config {
 
+/// An argument that is no flag and ends so is a configuration file.
+inline constexpr const char* config_ending = ".json";
+
 struct CommandInfo {
     Command command;
     std::string name;

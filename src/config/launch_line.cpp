@@ -4,8 +4,8 @@
 
 #include "config/option_table.h"
 #include "config/parse.h"
-#include "config/suggest.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -73,7 +73,8 @@ void read_launch(const CommandInfo& command, const std::vector<std::string>& arg
     declare_own_options(command, own, line);
     ParseRecord record;
     std::size_t used = 0;
-    config::apply(parse_leading_flags(arguments, own, used), record);
+    config::apply(parse_leading_flags(arguments, own, record, used), record);
+    record.problems.raise();
     const bool separated = used < arguments.size() && arguments[used] == "--";
     line.launch.arguments.assign(arguments.begin() + static_cast<std::ptrdiff_t>(used) + separated, arguments.end());
 

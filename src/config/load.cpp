@@ -13,12 +13,13 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
     config::OptionSet options;
     config::declare_options(options, loaded.config);
     config::ParseRecord record;
-    const auto assignments = config::parse_flags(flags, options);
+    const auto assignments = config::parse_flags(flags, options, record);
     if (file) config::read_config_file(*file, options, record);
     config::apply(assignments, record);
     loaded.notes = std::move(record.notes);
     loaded.given = std::move(record.given);
-    config::settle(loaded);
+    config::settle(loaded, record.problems);
+    record.problems.raise();
     return loaded;
 }
 

@@ -4,10 +4,11 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <sstream>
 
-#include "config/suggest.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -247,10 +248,18 @@ void assign(const Option& option, const Json& value, const std::string& origin, 
         return option.set(synonym.meant);
     }
     if (option.nullable && value.is_null()) return option.set(value);
-    const bool reads_text = option.accepts_number_as_text && value.is_string();
-    const Json meant = reads_text ? number_from_text(trimmed(value.get<std::string>()), false) : value;
+    Json meant = value;
+    if (value.is_string() && option.accepts_number_as_text)
+        meant = number_from_text(trimmed(value.get<std::string>()), false);
+    if (value.is_string() && option.is_path) meant = expand_home(value.get<std::string>());
     check(option, meant, origin);
     option.set(meant);
+}
+
+std::string expand_home(const std::string& path) {
+    const char* const home = std::getenv("HOME");
+    if (home == nullptr || (path != "~" && !path.starts_with("~/"))) return path;
+    return home + path.substr(1);
 }
 
 std::optional<bool> parse_boolean(const std::string& text) {

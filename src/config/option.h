@@ -69,7 +69,9 @@ struct Option {
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool positional = false;
-    bool required = false;                      ///< of a command's own option
+    std::string bare_ending;  ///< an argument that is no flag and ends so is this option's value; empty: none
+    bool is_path = false;     ///< a leading ~ is the user's home folder
+    bool required = false;    ///< of a command's own option
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
     std::function<Json()> get;
@@ -85,6 +87,7 @@ struct Option {
 
     // For declarations, each returning the option itself.
     Option& value(std::string text) { return placeholder = std::move(text), *this; }
+    Option& path(std::string text) { return is_path = true, value(std::move(text)); }
     Option& at_least(double bound) { return range.minimum = bound, *this; }
     Option& at_most(double bound) { return range.maximum = bound, *this; }
     Option& above(double bound) { return range.exclusive_minimum = true, at_least(bound); }
@@ -103,6 +106,7 @@ struct Option {
     Option& number_as_text() { return accepts_number_as_text = true, *this; }
     Option& bare_flag() { return flag_needs_no_value = true, *this; }
     Option& argument() { return positional = true, *this; }
+    Option& or_bare(std::string ending) { return bare_ending = std::move(ending), *this; }
     Option& must_be_given() { return required = true, *this; }
 };
 
@@ -116,6 +120,9 @@ void assign(const Option& option, const Json& value, const std::string& origin, 
 /// What the text of a flag means for this option; a text that does not fit stays a string, which `assign` refuses.
 /// Throws a usage Error for broken JSON.
 Json parse_flag_text(const Option& option, const std::string& text, const std::string& origin);
+
+/// A path as a shell would give it: ~ and ~/… begin with $HOME, where that is set.
+std::string expand_home(const std::string& path);
 
 /// "5GB", "500 MB", "2GiB", "1000000": bytes, above 0; KB, MB, GB, TB count in thousands, KiB, MiB, GiB, TiB in 1024s.
 /// Usage Error, naming `origin`, for anything else.

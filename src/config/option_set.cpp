@@ -4,8 +4,8 @@
 #include <cmath>
 #include <set>
 
-#include "config/suggest.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -217,6 +217,11 @@ Json OptionSet::object() const {
     return members;
 }
 
+bool OptionSet::has_section(const std::string& name) const {
+    return std::any_of(sections_.begin(), sections_.end(),
+                       [&](const Section& section) { return section.name == name; });
+}
+
 std::vector<const Option*> OptionSet::options_of(const std::string& section) const {
     std::vector<const Option*> found;
     for (const auto& option : options_)
@@ -269,7 +274,9 @@ std::vector<std::string> OptionSet::suggestions(const std::string& name) const {
     if (!same_key.empty()) return same_key;
     if (name != key) {
         // The section is right more often than not: look there first.
-        if (const auto found = nearest(name, full_names); !found.empty()) return found;
+        std::vector<std::string> found = nearest(name, full_names);
+        std::erase_if(found, [&](const std::string& near) { return !is_like(key, key_of(near)); });
+        if (!found.empty()) return found;
     }
     std::vector<std::string> found;
     for (const auto& near : nearest(key, keys)) {

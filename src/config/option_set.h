@@ -56,6 +56,7 @@ class OptionSet {
 
     const std::vector<Section>& sections() const { return sections_; }
     const std::deque<Option>& options() const { return options_; }
+    bool has_section(const std::string& name) const;
     std::vector<const Option*> options_of(const std::string& section) const;
 
     /// By full name ("lora.r", an alias's too); nothing when unknown.

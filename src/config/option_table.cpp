@@ -15,7 +15,7 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .add("path", model.path,
              "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model in the local Hugging "
              "Face cache.")
-        .value("PATH")
+        .path("PATH")
         .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"});
     options.add(
         "load_in_4bit", model.load_in_4bit,
@@ -26,7 +26,17 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .shorthand("model", "fp16", "float16")
         .shorthand("training", "bf16", "bfloat16")
         .shorthand("training", "fp16", "float16")
-        .suggested_for({"torch_dtype", "bnb_4bit_compute_dtype"});
+        .alias("model", "torch_dtype")
+        .alias("model", "bnb_4bit_compute_dtype")
+        .synonym("bf16", "bfloat16")
+        .synonym("fp16", "float16")
+        .synonym("half", "float16")
+        .synonym("fp32", "float32")
+        .synonym("float", "float32")
+        .synonym("torch.bfloat16", "bfloat16")
+        .synonym("torch.float16", "float16")
+        .synonym("torch.float32", "float32")
+        .synonym(nullptr, "bfloat16");
     options.add_choice(
         "compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
         "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
@@ -36,11 +46,13 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .add("adapter_name_or_path", model.adapter_name_or_path,
              "PEFT adapter folder to continue from. Its own configuration gives r, alpha, patterns and modules; a lora "
              "option that says otherwise is an error.")
-        .value("DIR")
+        .path("DIR")
         .suggested_for({"adapter", "adapter_path", "lora_path"});
     options.add("max_seq_length", model.max_seq_length, "Longest row in tokens; longer rows are truncated.")
         .at_least(1)
         .alias("model", "max_length")
+        .alias("training", "max_length")
+        .alias("training", "max_seq_length")
         .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"});
 }
 
@@ -60,15 +72,22 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
     options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.");
     options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
         .one_of(projection_list())
+        .synonym("all-linear", projection_list())
+        .synonym(Json::array({"all-linear"}), projection_list())
+        .synonym(nullptr, projection_list())
         .suggested_for({"lora_target", "lora_target_modules", "target"});
     options.add("modules_to_save", lora.modules_to_save, "Modules trained as a whole and saved beside the adapters.")
         .one_of({"embed_tokens", "lm_head"})
+        .synonym(nullptr, Json::array())
         .suggested_for({"additional_target"});
     options
         .add("rank_pattern", lora.rank_pattern,
              "r for modules whose path matches `(.*\\.)?(key)$`, a regular expression; the first match wins.")
-        .at_least(1);
-    options.add("alpha_pattern", lora.alpha_pattern, "lora_alpha by module, as in rank_pattern.").above(0);
+        .at_least(1)
+        .synonym(nullptr, Json::object());
+    options.add("alpha_pattern", lora.alpha_pattern, "lora_alpha by module, as in rank_pattern.")
+        .above(0)
+        .synonym(nullptr, Json::object());
     options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
         .at_least(0);
 }
@@ -81,7 +100,7 @@ std::vector<std::pair<std::string, DataFormat>> row_formats() {
 }
 
 void declare_source(OptionSet& options, DataSource& source) {
-    options.add("path", source.path, "File, folder or glob, as train_file.").must_be_given();
+    options.add("path", source.path, "File, folder or glob, as train_file.").path("FILE").must_be_given();
     options.add_choice("format", source.format, row_formats(), "What a row holds; auto: data.format.");
     options.add("weight", source.weight, "Share of an epoch, relative to the other sources' weights.").above(0);
     options.add("split", source.split,
@@ -96,7 +115,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), "
              "a folder "
              "of such files, or a glob.")
-        .value("FILE")
+        .path("FILE")
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"});
     options
         .add_list(
@@ -105,7 +124,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
             "\"columns\"}], all but path optional. Weights, on all or on none, are the sources' shares of an epoch.")
         .suggested_for({"sources", "dataset_mixer", "train_files"});
     options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
-        .value("FILE")
+        .path("FILE")
         .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"});
     options
         .add("val_size", data.val_size,
@@ -129,7 +148,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .add("template", data.template_name,
              "Chat template: auto (the model's own, else a built-in one that fits its tokens), a name (of one of the "
              "model's, or llama-3, llama-2, mistral, chatml, qwen, alpaca, zephyr), or a path to a .jinja file.")
-        .value("NAME")
+        .path("NAME")
         .suggested_for({"chat_template", "prompt_template"});
     options.add_object(
         "chat_template_kwargs", data.chat_template_kwargs,
@@ -140,8 +159,10 @@ void declare_data(OptionSet& options, DataOptions& data) {
                 "Of a conversation's answers only the last is a target.");
     options.add("shuffle", data.shuffle,
                 "Another order of rows every epoch, drawn from training.seed; false: the file's.");
-    options.add("packing", data.packing,
-                "Fill rows of max_seq_length with several examples, each attending only to itself.");
+    options
+        .add("packing", data.packing,
+             "Fill rows of max_seq_length with several examples, each attending only to itself.")
+        .alias("training", "packing");
     options.add_choice("long_rows", data.long_rows,
                        {{"auto", LongRows::automatic},
                         {"truncate", LongRows::truncate},
@@ -155,7 +176,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "Folder for encoded rows, so that the next start need not tokenise; auto: unsloth-train in the user's "
              "cache folder, "
              "for data of 1 MiB or more; empty: none.")
-        .value("DIR")
+        .path("DIR")
         .suggested_for({"dataset_cache", "tokenized_path", "cache"});
     options
         .add("cache_max_gib", data.cache_max_gib,
@@ -185,12 +206,14 @@ std::vector<std::pair<std::string, Schedule>> schedules() {
 void declare_training(OptionSet& options, TrainingOptions& training) {
     options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
     options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
-        .value("DIR")
+        .path("DIR")
+        .synonym(nullptr, training.output_dir)
         .suggested_for({"out", "output", "save_dir"});
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
              "Rows of a micro-batch on one device.")
         .at_least(1)
+        .alias("training", "per_gpu_train_batch_size")
         .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"});
     options
         .add("max_tokens_per_batch", training.max_tokens_per_batch,
@@ -220,8 +243,10 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedules(),
                     "Course of the learning rate; names and formulas are transformers'.")
         .suggested_for({"scheduler", "lr_scheduler", "schedule"});
-    options.add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,
-                "The schedule's own arguments, such as {\"num_cycles\": 2} or {\"num_decay_steps\": 100}.");
+    options
+        .add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,
+             "The schedule's own arguments, such as {\"num_cycles\": 2} or {\"num_decay_steps\": 100}.")
+        .synonym(nullptr, Json::object());
     options.add("warmup_steps", training.warmup_steps, "Steps in which the learning rate rises from 0.")
         .at_least(0)
         .suggested_for({"warmup"});
@@ -231,7 +256,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     declare_optimizer(options, training);
     options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows and dropout.")
         .at_least(0)
-        .suggested_for({"random_seed", "random_state", "data_seed"});
+        .suggested_for({"random_seed", "random_state"});
     options
         .add_choice("gradient_checkpointing", training.gradient_checkpointing,
                     {{"auto", GradientCheckpointing::automatic},
@@ -250,14 +275,17 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym(true, "full")
         .synonym(false, "none")
         .synonym("unsloth", "full+offload")
+        .synonym(nullptr, "auto")
         .bare_flag()
-        .suggested_for({"use_gradient_checkpointing", "activation_offloading", "enable_activation_offloading",
-                        "offload_activations"});
+        .alias("training", "activation_checkpointing")
+        .alias("lora", "use_gradient_checkpointing")
+        .suggested_for({"enable_activation_offloading", "offload_activations"});
     options.add("deterministic", training.deterministic,
                 "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.");
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
-        .at_least(0);
+        .at_least(0)
+        .synonym(nullptr, 0);
     options
         .add("save_steps", training.save_steps,
              "Save checkpoint-N, from which the run can be resumed, every so many steps; 0: not by steps.")
@@ -270,7 +298,8 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add("save_total_limit", training.save_total_limit,
              "How many checkpoint-N folders are kept, the newest ones and in any case that of the best evaluation; 0: "
              "all.")
-        .at_least(0);
+        .at_least(0)
+        .synonym(nullptr, 0);
     options
         .add("save_grace_seconds", training.save_grace_seconds,
              "After SIGTERM or SIGINT, a step that would take longer than this is dropped, and the state before it is "
@@ -284,7 +313,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
              "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there "
              "must be one; or a "
              "checkpoint's folder.")
-        .value("auto|true|DIR")
+        .path("auto|true|DIR")
         .synonym(true, "true")
         .synonym(false, "false")
         .suggested_for({"resume"});
@@ -299,6 +328,12 @@ void declare_optimizer(OptionSet& options, TrainingOptions& training) {
         .add_choice("optim", training.optim,
                     {{"adamw_torch", Optimizer::adamw_torch}, {"adamw_8bit", Optimizer::adamw_8bit}},
                     "AdamW with 32-bit moments (adamw_torch) or block-wise 8-bit ones (adamw_8bit).")
+        .synonym("adamw_torch_fused", "adamw_torch")
+        .synonym("adamw_hf", "adamw_torch")
+        .synonym("adamw_bnb_8bit", "adamw_8bit")
+        .synonym("paged_adamw_8bit", "adamw_8bit", "taken as adamw_8bit: its states stay on the device")
+        .synonym("paged_adamw_32bit", "adamw_torch", "taken as adamw_torch: its states stay on the device")
+        .synonym("paged_adamw", "adamw_torch", "taken as adamw_torch: its states stay on the device")
         .suggested_for({"optimizer"});
     options.add("adam_beta1", training.adam_beta1, "Decay of the first moment.").at_least(0).below(1);
     options.add("adam_beta2", training.adam_beta2, "Decay of the second moment.").at_least(0).below(1);
@@ -338,12 +373,15 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
     options
         .add("ddp_timeout", distributed.ddp_timeout,
              "Seconds that ranks wait for each other before they stop with an error.")
-        .at_least(1);
+        .at_least(1)
+        .alias("training", "ddp_timeout");
     options
         .add("ddp_bucket_cap_mb", distributed.ddp_bucket_cap_mb,
              "MiB of gradients that ranks sum at a time, beside the backward pass; 0: all together after it; -1: 0 "
              "within one machine, 25 between several.")
-        .at_least(-1);
+        .at_least(-1)
+        .alias("training", "ddp_bucket_cap_mb")
+        .synonym(nullptr, -1);
     options.add("nccl", distributed.nccl,
                 "Settings of NCCL as its environment variables name them, with or without NCCL_: {\"SOCKET_IFNAME\": "
                 "\"eth0\", \"DEBUG\": \"WARN\"}. They win "
@@ -360,12 +398,12 @@ void declare_logging(OptionSet& options, LoggingOptions& logging) {
     options
         .add("metrics_file", logging.metrics_file,
              "JSON Lines file of metrics; relative paths lie in output_dir; empty: none.")
-        .value("FILE");
+        .path("FILE");
     options
         .add(
             "profile", logging.profile,
             "Time the third step's operators: a table in the log, a Chrome trace (Perfetto) in this file; empty: none.")
-        .value("FILE");
+        .path("FILE");
 }
 
 }  // namespace

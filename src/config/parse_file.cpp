@@ -3,9 +3,10 @@
 #include <string_view>
 
 #include "config/parse.h"
-#include "config/suggest.h"
+#include "config/peer_fields.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -55,19 +56,28 @@ Json parse_json_file(const std::filesystem::path& path) {
         return Json::parse(content, refuse_oddities(path.string()), /*allow_exceptions=*/true,
                            /*ignore_comments=*/true);
     } catch (const nlohmann::json::parse_error& failure) {
+        const bool yaml = path.extension() == ".yaml" || path.extension() == ".yml";
         throw usage_error(
-            cat(path.string(), position_text(content, failure.byte), ": no valid JSON: ", reason_of(failure)));
+            cat(path.string(), position_text(content, failure.byte), ": no valid JSON: ", reason_of(failure)),
+            yaml ? "Configurations are JSON; configs/ and README.md have some to begin with." : "");
     } catch (const nlohmann::json::exception& failure) {  // a number that no double holds
         throw usage_error(cat(path.string(), ": no valid JSON: ", reason_of(failure)));
     }
 }
 
-[[noreturn]] void unknown_section(const std::string& file, const std::string& name, const OptionSet& options) {
-    std::vector<std::string> sections;
+Names section_names(const OptionSet& options) {
+    Names names;
     for (const auto& section : options.sections())
-        if (!section.name.empty()) sections.push_back(section.name);
-    const auto near = nearest(name, sections);
-    const auto meant = options.suggestions(name);
+        if (!section.name.empty()) names.push_back(section.name);
+    return names;
+}
+
+void add_unknown_section(Problems& problems, const std::string& file, const std::string& name,
+                         const OptionSet& options) {
+    const Names sections = section_names(options);
+    const Names near = nearest(name, sections);
+    Names meant = options.suggestions(name);
+    if (const PeerField* const field = find_peer_field(name)) meant = {cat(field->section, ".", name)};
     // A key without its section is more likely than a misspelt section.
     std::string advice = near.empty() ? did_you_mean(meant) : did_you_mean(near);
     if (near.empty() && !meant.empty()) advice += " Each key stands in its section: {\"training\": {\"seed\": 1}}.";
@@ -76,7 +86,8 @@ Json parse_json_file(const std::filesystem::path& path) {
         for (const auto& section : sections) advice += (section == sections.front() ? " " : ", ") + section;
         advice += ".";
     }
-    throw usage_error(cat(file, ": unknown section '", name, "'"), advice);
+    const Names& doubtful = !near.empty() ? near : !meant.empty() ? meant : sections;
+    problems.add(usage_error(cat(file, ": unknown section '", name, "'"), advice), doubtful);
 }
 
 class FileReader {
@@ -88,32 +99,52 @@ class FileReader {
         if (!root.is_object()) throw usage_error(cat(file_, ": expected an object of sections at the top"));
         for (const auto& [name, content] : root.items()) {
             if (name == "$schema") continue;  // for editors
-            const auto& sections = options_.sections();
-            const auto known = [&, &name = name](const Section& section) { return section.name == name; };
-            if (name.empty() || std::none_of(sections.begin(), sections.end(), known))
-                unknown_section(file_, name, options_);
-            if (!content.is_object()) throw usage_error(cat(file_, ": ", name, ": expected an object of options"));
-            for (const auto& [key, value] : content.items()) read_key(name + "." + key, value);
+            if (name.empty() || !options_.has_section(name)) {
+                add_unknown_section(record_.problems, file_, name, options_);
+            } else if (!content.is_object()) {
+                record_.problems.add(usage_error(cat(file_, ": ", name, ": expected an object of options")), {name});
+            } else {
+                for (const auto& [key, value] : content.items()) read_key(name + "." + key, value);
+            }
         }
     }
 
   private:
     void read_key(const std::string& name, const Json& value) {
-        const auto found = options_.find(name);
-        if (!found) {
-            const std::string advice = did_you_mean(options_.suggestions(name));
-            throw usage_error(cat(file_, ": unknown option ", name),
-                              advice.empty() ? "--help lists the options." : advice);
-        }
-        const Option& option = *found->option;
-        const std::string origin = cat(file_, ": ", name);
-        if (found->alias != nullptr && found->alias->when_true) {
-            if (!value.is_boolean()) throw usage_error(cat(origin, ": expected true or false, found ", value.dump()));
-            if (!value.get<bool>()) return;
-            set(option, name, *found->alias->when_true, origin);
+        if (const auto found = options_.find(name)) {
+            record_.problems.collect({found->option->full_name()}, [&] { read_option(*found, name, value); });
+        } else if (const PeerField* const field = find_peer_field(name)) {
+            record_.problems.collect({field->option}, [&] { read_peer_field(*field, name, value); });
         } else {
-            set(option, name, value, origin);
+            const Names meant = options_.suggestions(name);
+            const std::string advice = did_you_mean(meant);
+            record_.problems.add(usage_error(cat(file_, ": unknown option ", name),
+                                             advice.empty() ? "--help lists the options." : advice),
+                                 meant);
         }
+    }
+
+    void read_option(const Found& found, const std::string& name, const Json& value) {
+        const Option& option = *found.option;
+        const std::string origin = cat(file_, ": ", name);
+        if (found.alias != nullptr && value.is_null() && !option.nullable) {
+            // Where these names come from, null is "not set".
+            record_.notes.push_back(cat(name, " is null: ", option.full_name(), " stays ", option.get().dump()));
+        } else if (found.alias == nullptr || !found.alias->when_true) {
+            set(option, name, value, origin);
+            if (found.alias != nullptr && found.alias->section != option.section)
+                record_.notes.push_back(cat(name, " is taken as ", option.full_name()));
+        } else if (!value.is_boolean()) {
+            throw usage_error(cat(origin, ": expected true or false, found ", value.dump()));
+        } else if (value == true) {
+            set(option, name, *found.alias->when_true, origin);
+        }
+    }
+
+    void read_peer_field(const PeerField& field, const std::string& name, const Json& value) {
+        const std::string origin = cat(file_, ": ", name);
+        const auto meaning = meaning_of(field, value, origin, record_.notes);
+        if (meaning) set(*options_.find(meaning->first)->option, name, meaning->second, origin);
     }
 
     // Two names of one option may both stand in a file only if they agree.
@@ -136,7 +167,9 @@ class FileReader {
 }  // namespace
 
 void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record) {
-    FileReader(path.string(), options, record).read(parse_json_file(path));
+    // Of a file that cannot be read nothing is known.
+    record.problems.collect(section_names(options),
+                            [&] { FileReader(path.string(), options, record).read(parse_json_file(path)); });
 }
 
 }  // namespace unsloth::config

@@ -1,8 +1,9 @@
 #include <algorithm>
 
 #include "config/parse.h"
-#include "config/suggest.h"
+#include "config/peer_fields.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -27,10 +28,19 @@ Flag split_flag(const std::string& argument) {
     return flag;
 }
 
+/// What a flag's text says where no option's type tells: JSON where it is some, Python's constants, else a string.
+Json guessed_value(const std::string& text) {
+    if (text == "True") return true;
+    if (text == "False") return false;
+    if (text == "None") return nullptr;
+    const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    return value.is_discarded() ? Json(text) : value;
+}
+
 class FlagReader {
   public:
-    FlagReader(const std::vector<std::string>& arguments, const OptionSet& options)
-        : arguments_(arguments), options_(options) {
+    FlagReader(const std::vector<std::string>& arguments, const OptionSet& options, ParseRecord& record)
+        : arguments_(arguments), options_(options), record_(record) {
         for (const auto& option : options.options())
             if (option.positional) positionals_.push_back(&option);
     }
@@ -41,7 +51,7 @@ class FlagReader {
             if (is_flag(argument)) {
                 read_flag(split_flag(argument));
             } else {
-                read_positional(argument);
+                record_.problems.collect({}, [&] { read_positional(argument); });
             }
         }
         return std::move(assignments_);
@@ -60,15 +70,19 @@ class FlagReader {
 
   private:
     void read_flag(const Flag& flag) {
-        const auto found = options_.find_flag(flag.name);
-        if (!found || found->option->positional) {
-            const std::string advice = did_you_mean(options_.suggestions(flag.name), "--");
-            throw usage_error(cat("unknown option ", flag.written),
-                              advice.empty() ? "--help lists the options." : advice);
-        }
-        const Option& option = *found->option;
-        if (found->alias != nullptr && found->alias->when_true) {
-            if (read_shorthand(flag)) add(option, *found->alias->when_true, flag.written);
+        Names doubtful;
+        record_.problems.collect(doubtful, [&] {
+            const auto found = options_.find_flag(flag.name);
+            if (!found || found->option->positional) return read_unknown(flag);
+            doubtful = {found->option->full_name()};
+            read_known(flag, *found);
+        });
+    }
+
+    void read_known(const Flag& flag, const Found& found) {
+        const Option& option = *found.option;
+        if (found.alias != nullptr && found.alias->when_true) {
+            if (read_shorthand(flag)) add(option, *found.alias->when_true, flag.written);
             return;
         }
         const auto text =
@@ -76,9 +90,32 @@ class FlagReader {
         add(option, text ? parse_flag_text(option, *text, flag.written) : Json(true), flag.written);
     }
 
+    void read_unknown(const Flag& flag) {
+        // What follows is its value, and no mistake of its own.
+        const auto text = flag.value ? flag.value
+                          : next_ < arguments_.size() && !is_flag(arguments_[next_])
+                              ? std::optional(arguments_[next_++])
+                              : std::nullopt;
+        const PeerField* const field = find_peer_field(flag.name);
+        if (field != nullptr && options_.has_section(field->section)) {
+            const Json value = text ? guessed_value(*text) : Json(true);
+            const auto meaning = meaning_of(*field, value, flag.written, record_.notes);
+            if (meaning) add(*options_.find(meaning->first)->option, meaning->second, flag.written);
+            return;
+        }
+        const Names meant = options_.suggestions(flag.name);
+        const std::string advice = did_you_mean(meant, "--");
+        record_.problems.add(
+            usage_error(cat("unknown option ", flag.written), advice.empty() ? "--help lists the options." : advice),
+            meant);
+    }
+
     void read_positional(const std::string& argument) {
         if (argument.size() > 1 && argument.starts_with("-"))
             throw usage_error(cat("unknown option ", argument), "Options start with two dashes; see --help.");
+        for (const Option& option : options_.options())
+            if (!option.bare_ending.empty() && argument.ends_with(option.bare_ending))
+                return add(option, argument, option.placeholder);
         if (positionals_.empty())
             throw usage_error(cat("unexpected argument '", argument, "'"),
                               "Options are written --key VALUE; see --help.");
@@ -122,6 +159,7 @@ class FlagReader {
 
     const std::vector<std::string>& arguments_;
     const OptionSet& options_;
+    ParseRecord& record_;
     std::vector<Assignment> assignments_;
     std::vector<const Option*> positionals_;
     std::size_t next_ = 0;
@@ -129,13 +167,14 @@ class FlagReader {
 
 }  // namespace
 
-std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options) {
-    return FlagReader(arguments, options).read();
+std::vector<Assignment> parse_flags(const std::vector<std::string>& arguments, const OptionSet& options,
+                                    ParseRecord& record) {
+    return FlagReader(arguments, options, record).read();
 }
 
 std::vector<Assignment> parse_leading_flags(const std::vector<std::string>& arguments, const OptionSet& options,
-                                            std::size_t& used) {
-    return FlagReader(arguments, options).read_leading(used);
+                                            ParseRecord& record, std::size_t& used) {
+    return FlagReader(arguments, options, record).read_leading(used);
 }
 
 std::optional<std::string> flag_name(const std::string& argument) {
@@ -143,9 +182,11 @@ std::optional<std::string> flag_name(const std::string& argument) {
 }
 
 void apply(const std::vector<Assignment>& assignments, ParseRecord& record) {
-    for (const auto& [option, value, origin] : assignments) {
-        assign(*option, value, origin, record.notes);
-        record.given.insert(option->full_name());
+    for (const auto& assignment : assignments) {
+        const Option& option = *assignment.option;
+        record.problems.collect({option.full_name()},
+                                [&] { assign(option, assignment.value, assignment.origin, record.notes); });
+        record.given.insert(option.full_name());
     }
 }
 

@@ -1,3 +1,4 @@
+#include "config/peer_fields.h"
 #include "config/render.h"
 
 namespace unsloth::config {
@@ -68,9 +69,18 @@ Json type_schema(const Option& option) {
     return Json::object();
 }
 
+/// The type, or one of the values that stand for others.
+Json value_schema(const Option& option) {
+    Json type = type_schema(option);
+    if (option.nullable) type["type"] = Json::array({type["type"], "null"});
+    if (option.synonyms.empty() || option.type == OptionType::choice) return type;
+    Json written = Json::array();
+    for (const auto& synonym : option.synonyms) written.push_back(synonym.written);
+    return {{"anyOf", Json::array({type, {{"enum", written}}})}};
+}
+
 Json option_schema(const Option& option) {
-    Json schema = type_schema(option);
-    if (option.nullable) schema["type"] = Json::array({schema["type"], "null"});
+    Json schema = value_schema(option);
     if (option.accepts_number_as_text) {
         schema["type"] = Json::array({schema["type"], "string"});
         schema["pattern"] = R"(^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$)";
@@ -82,10 +92,18 @@ Json option_schema(const Option& option) {
 
 Json alias_schema(const Option& option, const Alias& alias) {
     if (alias.when_true)
-        return {{"type", "boolean"},
+        return {{"type", Json::array({"boolean", "null"})},
                 {"description", "true: " + option.full_name() + " " + alias.when_true->get<std::string>() + "."}};
-    Json schema = type_schema(option);
+    Json schema = {{"anyOf", Json::array({value_schema(option), {{"type", "null"}}})}};
     schema["description"] = "Another name of " + option.full_name() + ".";
+    return schema;
+}
+
+Json peer_schema(const PeerField& field) {
+    Json schema = {{"description", "Of transformers, TRL or PEFT; " + describe(field) + "."}};
+    if (field.takes_any || (!field.option.empty() && field.meanings.empty())) return schema;
+    schema["enum"] = field.taken;
+    for (const auto& meaning : field.meanings) schema["enum"].push_back(meaning.first);
     return schema;
 }
 
@@ -119,6 +137,8 @@ Json json_schema(const OptionSet& options) {
         for (const auto& alias : option.aliases)
             root["properties"][alias.section]["properties"][alias.key] = alias_schema(option, alias);
     }
+    for (const auto& field : peer_fields())
+        root["properties"][field.section]["properties"][field.key] = peer_schema(field);
     return root;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "config/peer_fields.h"
 #include "config/render.h"
 #include "unsloth/core/error.h"
 
@@ -101,6 +102,17 @@ std::string markdown_row(const Option& option) {
                escaped_cell(option.help), " |\n");
 }
 
+std::string markdown_of_peer_fields() {
+    std::string text =
+        "\n## Fields of transformers, TRL and PEFT\nFields of `TrainingArguments`, `SFTConfig`, `LoraConfig` and "
+        "`from_pretrained` that are no options here, so that a configuration of theirs can be carried over by "
+        "sections. "
+        "They are known in every section, and as flags.\n\n| field | what becomes of it |\n|---|---|\n";
+    for (const auto& field : peer_fields())
+        text += cat("| `", field.section, ".", field.key, "` | ", escaped_cell(describe(field)), " |\n");
+    return text;
+}
+
 constexpr const char* table_head = "| option | value | default | meaning |\n|---|---|---|---|\n";
 
 }  // namespace
@@ -135,7 +147,8 @@ std::string markdown_of_config(const OptionSet& options) {
         text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" + table_head;
         for (const Option* option : options.options_of(section.name)) text += markdown_row(*option);
     }
-    return text + "\n# Commands\nThose that read `--config` take all options above as well.\n";
+    return text + markdown_of_peer_fields() +
+           "\n# Commands\nThose that read `--config` take all options above as well.\n";
 }
 
 std::string markdown_of_command(const CommandInfo& command, const OptionSet& own_options) {

@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
-#include "config/suggest.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::config {
 namespace {
@@ -17,15 +17,19 @@ void refuse_duplicates(const std::vector<std::string>& names, const char* option
         if (!seen.insert(name).second) throw usage_error(cat(option, ": '", name, "' is listed twice"));
 }
 
-void settle_full_training(LoadedConfig& loaded) {
+void settle_full_training(LoadedConfig& loaded, Problems& problems) {
     ModelOptions& model = loaded.config.model;
     const LoraOptions& lora = loaded.config.lora;
-    if (model.adapter_name_or_path)
-        throw usage_error("lora.finetuning_type full cannot continue from model.adapter_name_or_path",
-                          "Train the adapter with finetuning_type lora, or leave the adapter out.");
-    if (model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
-        throw usage_error("lora.finetuning_type full trains the weights that model.load_in_4bit would freeze",
-                          "Set model.load_in_4bit to false, or finetuning_type to lora.");
+    problems.check({"lora.finetuning_type", "model.adapter_name_or_path"}, [&] {
+        if (model.adapter_name_or_path)
+            throw usage_error("lora.finetuning_type full cannot continue from model.adapter_name_or_path",
+                              "Train the adapter with finetuning_type lora, or leave the adapter out.");
+    });
+    problems.check({"lora.finetuning_type", "model.load_in_4bit"}, [&] {
+        if (model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
+            throw usage_error("lora.finetuning_type full trains the weights that model.load_in_4bit would freeze",
+                              "Set model.load_in_4bit to false, or finetuning_type to lora.");
+    });
     model.load_in_4bit = false;
 
     // A printed configuration lists every option, so only a value that differs from the default shows a wish.
@@ -37,9 +41,11 @@ void settle_full_training(LoadedConfig& loaded) {
         {"lora.alpha_pattern", lora.alpha_pattern != defaults.alpha_pattern},
         {"lora.layers_to_transform", lora.layers_to_transform != defaults.layers_to_transform}};
     for (const auto& [option, differs] : modules)
-        if (differs)
-            throw usage_error(cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
-                              cat("Leave ", option, " out, or set finetuning_type to lora."));
+        problems.check({"lora.finetuning_type", option}, [&, &option = option, &differs = differs] {
+            if (differs)
+                throw usage_error(cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
+                                  cat("Leave ", option, " out, or set finetuning_type to lora."));
+        });
     const std::map<std::string, bool> numbers = {{"lora.r", lora.r != defaults.r},
                                                  {"lora.lora_alpha", lora.lora_alpha != defaults.lora_alpha},
                                                  {"lora.lora_dropout", lora.lora_dropout != defaults.lora_dropout},
@@ -48,52 +54,83 @@ void settle_full_training(LoadedConfig& loaded) {
         if (differs) loaded.notes.push_back(option + " has no effect with lora.finetuning_type full");
 }
 
-void check_lora(const LoraOptions& lora) {
-    if (lora.target_modules.empty())
-        throw usage_error("lora.target_modules is empty: nothing would get an adapter",
-                          "Name at least one projection, such as q_proj.");
-    if (lora.layers_to_transform && lora.layers_to_transform->empty())
-        throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter", "null means all layers.");
-    refuse_duplicates(lora.target_modules, "lora.target_modules");
-    refuse_duplicates(lora.modules_to_save, "lora.modules_to_save");
+void check_lora(const LoraOptions& lora, Problems& problems) {
+    problems.check({"lora.target_modules"}, [&] {
+        if (lora.target_modules.empty())
+            throw usage_error("lora.target_modules is empty: nothing would get an adapter",
+                              "Name at least one projection, such as q_proj.");
+        refuse_duplicates(lora.target_modules, "lora.target_modules");
+    });
+    problems.check({"lora.layers_to_transform"}, [&] {
+        if (lora.layers_to_transform && lora.layers_to_transform->empty())
+            throw usage_error("lora.layers_to_transform is empty: no layer would get an adapter",
+                              "null means all layers.");
+    });
+    problems.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
 }
 
-void check_data(const Config& config) {
-    const DataOptions& data = config.data;
-    if (!data.train_file.empty() && !data.datasets.empty())
-        throw usage_error("data.train_file and data.datasets are both given", "Training rows come from one of them.");
+void check_weights(const DataOptions& data) {
     const auto weighted = std::count_if(data.datasets.begin(), data.datasets.end(),
                                         [](const DataSource& source) { return source.weight.has_value(); });
     if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(data.datasets.size()))
         throw usage_error("data.datasets: some sources have a weight and some have none",
                           "Give every source a weight, or none: then each row is taken once an epoch.");
-    if (data.train_on_prompt && data.train_on_last_turn_only)
-        throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other",
-                          "Leave one of them out.");
-    if (data.packing && config.training.max_tokens_per_batch > 0)
-        throw usage_error(
-            "data.packing and training.max_tokens_per_batch are both given",
-            "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
-    const bool evaluates = data.eval_file || data.val_size > 0;
-    if (data.eval_file && data.val_size > 0)
-        throw usage_error("data.eval_file and data.val_size are both given", "Evaluation rows come from one of them.");
-    if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
-        throw usage_error(
-            cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
-    if (config.training.eval_on_start && !evaluates)
-        throw usage_error("training.eval_on_start is given, but there are no rows to evaluate on",
-                          "Name a data.eval_file, or set data.val_size.");
-    if (config.training.eval_steps > 0 && !evaluates)
-        throw usage_error("training.eval_steps is given, but there are no rows to evaluate on",
-                          "Give data.eval_file or data.val_size.");
 }
 
-void settle_warmup(LoadedConfig& loaded) {
+void check_evaluation(const Config& config, Problems& problems) {
+    const DataOptions& data = config.data;
+    const bool evaluates = data.eval_file || data.val_size > 0;
+    problems.check({"data.eval_file", "data.val_size"}, [&] {
+        if (data.eval_file && data.val_size > 0)
+            throw usage_error("data.eval_file and data.val_size are both given",
+                              "Evaluation rows come from one of them.");
+    });
+    problems.check({"data.val_size"}, [&] {
+        if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
+            throw usage_error(
+                cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
+    });
+    const auto need_rows = [&](const char* option, bool wants) {
+        problems.check({option, "data.eval_file", "data.val_size"}, [&] {
+            if (wants && !evaluates)
+                throw usage_error(cat(option, " is given, but there are no rows to evaluate on"),
+                                  "Give data.eval_file or data.val_size.");
+        });
+    };
+    need_rows("training.eval_on_start", config.training.eval_on_start);
+    need_rows("training.eval_steps", config.training.eval_steps > 0);
+}
+
+void check_data(const Config& config, Problems& problems) {
+    const DataOptions& data = config.data;
+    problems.check({"data.train_file", "data.datasets"}, [&] {
+        if (!data.train_file.empty() && !data.datasets.empty())
+            throw usage_error("data.train_file and data.datasets are both given",
+                              "Training rows come from one of them.");
+    });
+    problems.check({"data.datasets"}, [&] { check_weights(data); });
+    problems.check({"data.train_on_prompt", "data.train_on_last_turn_only"}, [&] {
+        if (data.train_on_prompt && data.train_on_last_turn_only)
+            throw usage_error("data.train_on_prompt and data.train_on_last_turn_only contradict each other",
+                              "Leave one of them out.");
+    });
+    problems.check({"data.packing", "training.max_tokens_per_batch"}, [&] {
+        if (data.packing && config.training.max_tokens_per_batch > 0)
+            throw usage_error(
+                "data.packing and training.max_tokens_per_batch are both given",
+                "Packing fills rows of max_seq_length, max_tokens_per_batch fills micro-batches; choose one.");
+    });
+    check_evaluation(config, problems);
+}
+
+void settle_warmup(LoadedConfig& loaded, Problems& problems) {
     TrainingOptions& training = loaded.config.training;
     if (training.warmup_ratio == 0) return;
-    if (training.warmup_steps > 0 && loaded.is_given("training.warmup_steps"))
-        throw usage_error("training.warmup_steps and training.warmup_ratio are both given",
-                          "Set one of them to 0: --warmup_steps 0 lets the ratio count.");
+    problems.check({"training.warmup_steps", "training.warmup_ratio"}, [&] {
+        if (training.warmup_steps > 0 && loaded.is_given("training.warmup_steps"))
+            throw usage_error("training.warmup_steps and training.warmup_ratio are both given",
+                              "Set one of them to 0: --warmup_steps 0 lets the ratio count.");
+    });
     training.warmup_steps = 0;
 }
 
@@ -129,12 +166,17 @@ void check_schedule(const TrainingOptions& training) {
     }
 }
 
-void check_training(const TrainingOptions& training) {
-    if (training.output_dir.empty()) throw usage_error("training.output_dir is empty", "Name a folder to write to.");
-    if (training.resume_from_checkpoint && training.overwrite_output_dir)
-        throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given",
-                          "Go on with the run, or start it afresh.");
-    check_schedule(training);
+void check_training(const TrainingOptions& training, Problems& problems) {
+    problems.check({"training.output_dir"}, [&] {
+        if (training.output_dir.empty())
+            throw usage_error("training.output_dir is empty", "Name a folder to write to.");
+    });
+    problems.check({"training.resume_from_checkpoint", "training.overwrite_output_dir"}, [&] {
+        if (training.resume_from_checkpoint && training.overwrite_output_dir)
+            throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given",
+                              "Go on with the run, or start it afresh.");
+    });
+    problems.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] { check_schedule(training); });
 }
 
 }  // namespace
@@ -150,17 +192,17 @@ void check_device(const std::string& device, const std::string& option) {
     throw usage_error(cat(option, ": expected auto, cpu, cuda or cuda:N, found '", device, "'"));
 }
 
-void settle(LoadedConfig& loaded) {
+void settle(LoadedConfig& loaded, Problems& problems) {
     const Config& config = loaded.config;
     if (config.lora.finetuning_type == FinetuningType::full) {
-        settle_full_training(loaded);
+        settle_full_training(loaded, problems);
     } else {
-        check_lora(config.lora);
+        check_lora(config.lora, problems);
     }
-    settle_warmup(loaded);
-    check_data(config);
-    check_training(config.training);
-    check_device(config.hardware.device, "hardware.device");
+    settle_warmup(loaded, problems);
+    check_data(config, problems);
+    check_training(config.training, problems);
+    problems.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });
 }
 
 }  // namespace unsloth::config

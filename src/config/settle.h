@@ -3,12 +3,13 @@
 
 #include <string>
 
+#include "config/problems.h"
 #include "unsloth/config/config.h"
 
 namespace unsloth::config {
 
-/// Fills in what follows from the given options, adds notes, and throws a usage Error for contradictions.
-void settle(LoadedConfig& loaded);
+/// Fills in what follows from the given options, adds notes, and adds contradictions to `problems`.
+void settle(LoadedConfig& loaded, Problems& problems);
 
 /// Usage Error that names `option` for anything but auto, cpu, cuda and cuda:N.
 void check_device(const std::string& device, const std::string& option);

@@ -38,6 +38,31 @@ TEST(CommandLine, TheFileIsReadBeforeTheFlagsWhereverItStands) {
     EXPECT_EQ(line.log_level, "error");
 }
 
+TEST(CommandLine, AFileOfJsonNeedsNoFlag) {
+    const TemporaryFolder folder;
+    const std::string file = folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t"}})");
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{file, "--r", "4"}, {"train", file, "--r", "4"}, {"--r", "4", file}}) {
+        const CommandLine line = parse_command_line(arguments);
+        EXPECT_EQ(line.command, Command::train);
+        EXPECT_EQ(line.loaded.config.model.path, "m");
+        EXPECT_EQ(line.loaded.config.lora.r, 4);
+    }
+    EXPECT_EQ(parse_command_line({"config", file}).loaded.config.data.train_file, "t");
+    EXPECT_EQ(parse_command_line({"launch", "--nproc_per_node", "2", file}).launch.arguments,
+              std::vector<std::string>{file});
+    EXPECT_CONTAINS(error_of({"missing.json"}), "missing.json");
+    EXPECT_CONTAINS(error_of({"tokenize", "--tokenizer", "d", "run.json"}), "unexpected argument 'run.json'");
+}
+
+TEST(CommandLine, WhatIsMissingIsToldBesideWhatIsWrong) {
+    const std::string message = error_of({"--lerning_rate", "1", "--train_file", "t"});
+    EXPECT_CONTAINS(message, "unknown option --lerning_rate");
+    EXPECT_CONTAINS(message, "train needs --model.path");
+    EXPECT_FALSE(contains(error_of({"--paht", "m", "--train_file", "t"}), "train needs")) << "path was meant";
+    EXPECT_CONTAINS(error_of({"score", "--prmopt", "m"}), "4 mistakes");
+}
+
 TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
     EXPECT_EQ(parse_command_line({"--help"}).command, Command::help);
     EXPECT_EQ(parse_command_line({"-h"}).help_topic, "");

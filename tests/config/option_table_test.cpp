@@ -43,14 +43,15 @@ Example example_for(const std::string& name, const Json& schema) {
     if (const auto special = special_examples().find(name); special != special_examples().end()) return special->second;
     const Json initial = schema.at("default");
     if (schema.contains("enum")) return {schema["enum"].at(0) == initial ? schema["enum"].at(1) : schema["enum"].at(0)};
-    const Json type = schema.at("type").is_array() ? schema["type"].at(0) : schema["type"];
+    const Json& kind = schema.contains("anyOf") ? schema["anyOf"].at(0) : schema;  // first of what fits
+    const Json type = kind.at("type").is_array() ? kind["type"].at(0) : kind["type"];
     if (type == "boolean") return {!initial.get<bool>()};
     if (type == "integer") return {initial.get<int64_t>() + 3};
     if (type == "number") {
         const double half_way = 0.375;  // within every range
         return {half_way};
     }
-    if (type == "array") return {Json::array({schema.at("items").at("enum").at(0)})};
+    if (type == "array") return {Json::array({kind.at("items").at("enum").at(0)})};
     return {"some text"};
 }
 

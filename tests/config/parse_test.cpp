@@ -54,6 +54,42 @@ TEST(File, AnUnknownKeySuggestsTheNearestOne) {
     EXPECT_FALSE(contains(far, "Did you mean"));
 }
 
+TEST(File, WhatIsMoreThanTwoEditsAwayIsNotSuggested) {
+    for (const char* far : {R"({"training": {"tf33": 1}})", R"({"training": {"gradient_steps": 1}})",
+                            R"({"lora": {"q": 1}})", R"({"training": {"eval_stepsize": 1}})"})
+        EXPECT_FALSE(contains(file_error(far), "Did you mean")) << file_error(far);
+    EXPECT_CONTAINS(file_error(R"({"training": {"eval_stesp": 1}})"), "Did you mean training.eval_steps?");
+}
+
+TEST(File, AllMistakesAreToldAtOnce) {
+    const std::string message = usage_message([] {
+        load_text(R"({"modle": {"path": "m"}, "lora": {"r": 0, "lora_alhpa": 3, "bias": "all"},
+                      "training": {"eval_steps": 5, "optim": "lion"}, "data": {"eval_fiel": "e", "packing": true}})",
+                  {"--max_tokens_per_batch", "100", "--epochs", "3", "--lora_dropout", "2"});
+    });
+    EXPECT_TRUE(message.starts_with("9 mistakes\n")) << message;
+    for (const char* part :
+         {"run.json: unknown section 'modle'\n    Did you mean model?", "lora.r: expected an integer >= 1, found 0",
+          "unknown option lora.lora_alhpa\n    Did you mean lora.lora_alpha?", "lora.bias: all is refused",
+          "training.optim: expected one of", "unknown option data.eval_fiel", "unknown option --epochs",
+          "--lora_dropout: expected a number", "data.packing and training.max_tokens_per_batch are both given"})
+        EXPECT_CONTAINS(message, part);
+    // Whether there are rows to evaluate on depends on what the misspelt key was to be.
+    EXPECT_FALSE(contains(message, "no rows to evaluate on")) << message;
+}
+
+TEST(File, TheHomeFolderIsMeantByATilde) {
+    ::setenv("HOME", "/home/someone", 1);
+    const auto loaded = load_text(R"({"model": {"path": "~/m"}, "data": {"datasets": ["~/a", "b~/c"]}})",
+                                  {"--output_dir=~/out", "--eval_file", "~"});
+    EXPECT_EQ(loaded.config.model.path, "/home/someone/m");
+    EXPECT_EQ(loaded.config.data.datasets.at(0).path, "/home/someone/a");
+    EXPECT_EQ(loaded.config.data.datasets.at(1).path, "b~/c");
+    EXPECT_EQ(loaded.config.training.output_dir, "/home/someone/out");
+    EXPECT_EQ(loaded.config.data.eval_file, "/home/someone");
+    EXPECT_EQ(load_config({}, {"--lr_scheduler_type", "cosine"}).config.model.path, "");
+}
+
 TEST(File, NamesOfOtherProgramsAreSuggestedButNotTaken) {
     EXPECT_CONTAINS(file_error(R"({"training": {"lr": 1e-4}})"), "Did you mean training.learning_rate?");
     EXPECT_CONTAINS(file_error(R"({"training": {"batch_size": 1}})"), "training.per_device_train_batch_size");

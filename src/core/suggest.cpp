@@ -1,10 +1,10 @@
-#include "config/suggest.h"
+#include "unsloth/core/suggest.h"
 
 #include <algorithm>
 #include <cctype>
 #include <limits>
 
-namespace unsloth::config {
+namespace unsloth {
 
 int edit_distance(std::string_view from, std::string_view to) {
     const auto same = [](char a, char b) {
@@ -25,15 +25,19 @@ int edit_distance(std::string_view from, std::string_view to) {
     return distance.back().back();
 }
 
+bool is_like(std::string_view name, std::string_view candidate) {
+    constexpr int most_edits = 2;
+    const int distance = edit_distance(name, candidate);
+    return distance <= most_edits && distance < static_cast<int>(std::max(name.size(), candidate.size()));
+}
+
 std::vector<std::string> nearest(const std::string& name, const std::vector<std::string>& candidates) {
     constexpr std::size_t most = 3;
-    const int limit = std::max(2, static_cast<int>(name.size() / 3));
     int best = std::numeric_limits<int>::max();
     std::vector<std::string> found;
     for (const auto& candidate : candidates) {
+        if (!is_like(name, candidate)) continue;
         const int distance = edit_distance(name, candidate);
-        // A distance of the whole length shares no letter: that is no likeness.
-        if (distance > limit || distance >= static_cast<int>(std::max(name.size(), candidate.size()))) continue;
         if (distance < best) found.clear();
         best = std::min(best, distance);
         const bool known = std::find(found.begin(), found.end(), candidate) != found.end();
@@ -48,4 +52,4 @@ std::string did_you_mean(const std::vector<std::string>& names, const std::strin
     return text.empty() ? text : text + "?";
 }
 
-}  // namespace unsloth::config
+}  // namespace unsloth
