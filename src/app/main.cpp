@@ -12,6 +12,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/utf8.h"
 #include "unsloth/core/version.h"
 
 namespace unsloth::app {
@@ -23,7 +24,8 @@ int code_of(ErrorKind kind) {
 
 int run(const CommandLine& line) {
     log::set_level(log::parse_level(line.log_level));
-    for (const auto& note : line.loaded.notes) log::info(note);
+    if (line.command != Command::train)  // which says them once for all ranks
+        for (const auto& note : line.loaded.notes) log::info(note);
     switch (line.command) {
         case Command::train:
             run_train(line);
@@ -77,7 +79,7 @@ int run(const CommandLine& line) {
 }
 
 void complain(const std::string& text) {
-    std::fprintf(stderr, "unsloth-train: %s\n", text.c_str());
+    std::fprintf(stderr, "unsloth-train: %s\n", printable(text).c_str());
 }
 
 // Libraries put stack traces behind the first line; those who ask for detail get them.

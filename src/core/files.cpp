@@ -16,6 +16,8 @@
 namespace unsloth {
 namespace {
 
+constexpr std::size_t most_stream_bytes = std::size_t{1} << 30;  // /dev/zero has no end
+
 struct Descriptor {
     int fd = -1;
     ~Descriptor() {
@@ -29,7 +31,38 @@ std::string reason() {
 
 }  // namespace
 
+namespace {
+
+/// What a pipe or a terminal yields up to its end.
+std::string read_stream(const std::filesystem::path& path) {
+    const Descriptor stream{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+    if (stream.fd < 0) throw input_error(cat("cannot open ", path.string(), ": ", reason()));
+    std::string content;
+    char part[1 << 16];
+    while (true) {
+        const ssize_t bytes = ::read(stream.fd, part, sizeof part);
+        if (bytes < 0 && errno == EINTR) continue;
+        if (bytes < 0) throw input_error(cat("cannot read ", path.string(), ": ", reason()));
+        if (bytes == 0) return content;
+        content.append(part, static_cast<std::size_t>(bytes));
+        if (content.size() > most_stream_bytes)
+            throw input_error(cat("cannot read ", path.string(), ": more than ", most_stream_bytes, " bytes"));
+    }
+}
+
+}  // namespace
+
+Error git_lfs_pointer(const std::filesystem::path& path) {
+    return input_error(cat(path.string(), ": is a Git LFS pointer, not the file itself"),
+                       "The repository was cloned without its large files: git lfs pull in its folder gets them; hf "
+                       "download needs no Git LFS.");
+}
+
 std::string read_file(const std::filesystem::path& path) {
+    std::error_code ignored;
+    const auto type = std::filesystem::status(path, ignored).type();
+    if (type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character)
+        return read_stream(path);
     const MappedFile map(path);
     const auto bytes = map.bytes();
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -92,6 +125,11 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
     void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.fd, 0);
     if (mapped == MAP_FAILED) throw input_error(cat("cannot map ", path.string(), ": ", reason()));
     data_ = static_cast<const std::byte*>(mapped);
+    if (std::string_view(static_cast<const char*>(mapped), size_).starts_with(git_lfs_mark)) {
+        ::munmap(mapped, size_);
+        data_ = nullptr;
+        throw git_lfs_pointer(path);
+    }
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 
+#include "unsloth/core/utf8.h"
+
 namespace unsloth::log {
 namespace {
 
@@ -63,7 +65,7 @@ Level level() {
 void write(Level level, const std::string& message) {
     const std::lock_guard lock(write_mutex);
     if (decoration != nullptr) decoration->before();
-    sink().log(to_spdlog(level), "{}", message);
+    sink().log(to_spdlog(level), "{}", printable(message));
     if (decoration != nullptr) decoration->after();
 }
 

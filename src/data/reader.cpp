@@ -4,8 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "data/row_readers.h"
-#include "data/utf8.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/utf8.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
 namespace unsloth {
@@ -24,7 +25,8 @@ OtherKind other_kind(std::string_view head) {
     if (head.starts_with("\xFD\x37\x7AXZ")) return {"xz-compressed", "xz -dk FILE"};
     if (head.starts_with("BZh")) return {"bzip2-compressed", "bzip2 -dk FILE"};
     if (head.starts_with("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
-    if (head.starts_with("ARROW1")) return {"an Arrow file", "datasets.load_from_disk(FOLDER).to_json(OUT)"};
+    // A file's mark, and that of a stream, which the datasets library writes.
+    if (head.starts_with("ARROW1") || head.starts_with("\xFF\xFF\xFF\xFF")) return {"an Arrow file", arrow_conversion};
     // The protocols that Python writes begin so; valid UTF-8 never does.
     if (head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)
         return {"a Python pickle, which is never read", "load it in Python and write the rows as JSON Lines"};
@@ -136,6 +138,7 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
     window.grow();
     const std::string_view head = window.rest();
     if (head.starts_with("PAR1")) return read_parquet(path, options);
+    if (head.starts_with(git_lfs_mark)) throw git_lfs_pointer(path);
     if (const OtherKind other = other_kind(head); other.what != nullptr)
         throw input_error(cat(path.string(), ": is ", other.what,
                               "; expected JSON Lines, a JSON array, CSV, TSV, plain text or Parquet"),

@@ -7,12 +7,14 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <set>
 
 #include "data/row_errors.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/format.h"
+#include "unsloth/data/reader.h"
 
 namespace unsloth {
 namespace {
@@ -66,6 +68,32 @@ Paths matches(const std::string& pattern) {
     return paths;
 }
 
+bool holds_arrow(const fs::path& folder) {
+    const fs::recursive_directory_iterator all(folder);
+    return std::any_of(fs::begin(all), fs::end(all),
+                       [](const auto& entry) { return entry.path().extension() == ".arrow"; });
+}
+
+std::string advice_on_empty(const fs::path& folder) {
+    if (holds_arrow(folder))
+        return cat("It holds Arrow files, which are not read. Convert them first: ", arrow_conversion);
+    return "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt or .parquet files in it.";
+}
+
+/// Names of rows that are not on this machine.
+void refuse_remote(const std::string& path) {
+    if (path.find("://") != std::string::npos)
+        throw input_error(cat(path, ": rows are read from files of this machine, not from a URL"),
+                          cat("Download them first: curl -LO ", path, ", or for the Hugging Face hub hf download."));
+    static const std::regex hub_id(R"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)");
+    if (std::regex_match(path, hub_id) && !is_data_file(path))
+        throw input_error(
+            cat(path, ": no such file or folder"),
+            cat("A data set of the Hugging Face hub is downloaded first: hf download --repo-type dataset ", path,
+                " --local-dir data/", path.substr(path.find('/') + 1), ", and then data/",
+                path.substr(path.find('/') + 1), " is the name of its rows."));
+}
+
 bool belongs_to(const fs::path& file, const fs::path& root, const std::string& split) {
     const std::string name = file.filename().string();
     if (name.starts_with(split) && name.size() > split.size() &&
@@ -89,6 +117,7 @@ Paths files_of(const std::string& path, const std::string& split) {
     Paths files;
     const bool folder = fs::is_directory(root),
                pattern = !fs::exists(root) && path.find_first_of("*?[") != std::string::npos;
+    if (!folder && !pattern && !fs::exists(root)) refuse_remote(path);
     if (!folder && !pattern) return {root};
     if (folder) {
         add_folder(root, files);
@@ -103,7 +132,7 @@ Paths files_of(const std::string& path, const std::string& split) {
     std::sort(files.begin(), files.end());
     if (files.empty())
         throw input_error(cat(path, folder ? ": the folder holds no file of rows" : ": no file matches"),
-                          folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt or .parquet files in it." : "");
+                          folder ? advice_on_empty(root) : "");
     if (split.empty()) {
         const Paths train = of_split(files, root, "train");
         if (!folder || train.empty() || train.size() == files.size()) return files;

@@ -5,8 +5,8 @@
 
 #include "data/lines.h"
 #include "data/row_readers.h"
-#include "data/utf8.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth {
 namespace {

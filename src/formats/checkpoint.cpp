@@ -93,6 +93,18 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
     return shards;
 }
 
+[[noreturn]] void refuse_adapter(const std::string& path, const fs::path& place) {
+    const fs::path file = place / "adapter_config.json";
+    const auto config = formats::parse_json<formats::Json>(read_file(file), file.string());
+    const std::string base = config.is_object() && config.contains("base_model_name_or_path") &&
+                                     config["base_model_name_or_path"].is_string()
+                                 ? config["base_model_name_or_path"].get<std::string>()
+                                 : "BASE";
+    throw input_error(cat(path, ": is a PEFT adapter, not a model"),
+                      cat("Name both: --model.path ", base, " --model.adapter_name_or_path ", path,
+                          "; unsloth-train merge makes one model of them."));
+}
+
 }  // namespace
 
 fs::path resolve_model_path(const std::string& path) {
@@ -120,6 +132,8 @@ Checkpoint Checkpoint::open(const std::string& path) {
         checkpoint.add_tensors_of(checkpoint.files_.back());
     } else {
         checkpoint.folder_ = place;
+        if (fs::exists(place / "adapter_config.json") && !fs::exists(place / "config.json"))
+            refuse_adapter(path, place);
         if (fs::exists(place / single_file)) {
             checkpoint.files_.emplace_back(place / single_file);
             checkpoint.add_tensors_of(checkpoint.files_.back());

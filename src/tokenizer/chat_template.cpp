@@ -15,6 +15,7 @@
 #include "tokenizer/tool_calls.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/suggest.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
@@ -53,11 +54,20 @@ std::string_view fitting_builtin(const Tokenizer& tokenizer) {
     return tokenizer.added_token_id("<|im_start|>") ? "chatml" : "alpaca";
 }
 
-std::string known_names(const Tokenizer& tokenizer) {
-    std::string names = "auto";
-    for (const std::string_view name : builtin_templates()) names += cat(", ", name);
-    for (const auto& [name, ignored] : tokenizer.chat_templates()) names += cat(", ", name, " (of the model)");
-    return names;
+Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
+    std::vector<std::string> names = {"auto"};
+    std::string known = "auto";
+    for (const std::string_view builtin : builtin_templates()) {
+        names.emplace_back(builtin);
+        known += cat(", ", builtin);
+    }
+    for (const auto& [own, ignored] : tokenizer.chat_templates()) {
+        names.push_back(own);
+        known += cat(", ", own, " (of the model)");
+    }
+    const std::string meant = did_you_mean(nearest(std::string(name), names));
+    return usage_error(cat("there is no chat template '", name, "'"),
+                       cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file"));
 }
 
 /// Lists and objects are not written out: the writer recurses, and a row may nest them without end.
@@ -193,8 +203,7 @@ ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokeni
     } else if (std::error_code no_path; std::filesystem::is_regular_file(name, no_path)) {
         impl->main = impl->compile(read_file(name), std::string(name));
     } else {
-        throw usage_error(cat("there is no chat template '", name, "'"),
-                          cat("known: ", known_names(tokenizer), "; or a path to a .jinja file"));
+        throw unknown_template(name, tokenizer);
     }
     add_kwargs(kwargs, impl->variables);
     return ChatTemplate(std::move(impl));

@@ -96,7 +96,7 @@ void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
             std::cout << text << "\n";
         }
     }
-    std::cout.flush();
+    if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }
 
 }  // namespace unsloth::train

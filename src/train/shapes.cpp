@@ -1,6 +1,7 @@
 #include "unsloth/train/shapes.h"
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/suggest.h"
 
 namespace unsloth::train {
 namespace {
@@ -91,8 +92,9 @@ ModelSpec builtin_shape(const std::string& name) {
         }
         return spec;
     }
-    throw usage_error(cat("--shape ", name, ": no such shape"),
-                      cat("Known: ", known, "; or give --config_file with a config.json."));
+    const std::string meant = did_you_mean(nearest(name, builtin_shape_names()));
+    throw usage_error(cat("--shape ", name, ": no such shape"), cat(meant, meant.empty() ? "" : " ", "Known: ", known,
+                                                                    "; or give --model_config with a config.json."));
 }
 
 }  // namespace unsloth::train

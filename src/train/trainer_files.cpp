@@ -29,6 +29,16 @@ bool holds_a_run(const std::filesystem::path& folder) {
     return std::filesystem::exists(folder / "trainer_state.json") || !list_checkpoints(folder).empty();
 }
 
+/// What can be done beside the run that a folder holds.
+std::string ways_on(const std::filesystem::path& folder) {
+    const std::string other = "choose another training.output_dir, or say training.overwrite_output_dir true.";
+    if (!list_checkpoints(folder).empty()) return cat("Go on with it (training.resume_from_checkpoint auto), ", other);
+    return cat(
+        "It left no checkpoint to go on from (training.save_steps makes some). Begin a new run from its weights (",
+        std::filesystem::exists(folder / "adapter_config.json") ? "model.adapter_name_or_path " : "model.path ",
+        folder.string(), ") in another training.output_dir, or say training.overwrite_output_dir true.");
+}
+
 }  // namespace
 
 /// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor
@@ -47,9 +57,7 @@ void Trainer::open_output() {
         if (const std::optional<ResumePoint> point = find_resume_point(training)) chosen = point->folder.string();
         if (chosen.empty() && holds_a_run(folder)) {
             if (!training.overwrite_output_dir)
-                throw usage_error(cat(folder.string(), " holds a run already"),
-                                  "Go on with it (training.resume_from_checkpoint auto), choose another "
-                                  "training.output_dir, or say training.overwrite_output_dir true.");
+                throw usage_error(cat(folder.string(), " holds a run already"), ways_on(folder));
             for (const CheckpointFolder& old : list_checkpoints(folder)) std::filesystem::remove_all(old.path);
         }
     }

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/toy.h"
-#include "src/data/utf8.h"
 
 namespace unsloth {
 namespace {
@@ -276,23 +275,6 @@ TEST(Readers, BytesThatAreNotUtf8) {
     const auto table = folder.write("a.csv", "t\nab\xFF\n");
     toy::expect_contains(bad_row(table), {"not valid UTF-8 at byte 3"});
     EXPECT_EQ(rows_of(table, replace)[0].second["t"], "ab\uFFFD");
-}
-
-TEST(Utf8, MaximalPartsOfBrokenSequences) {
-    // The example of the Unicode Standard, table 3-8, and sequences that only look like UTF-8.
-    EXPECT_EQ(repair_utf8("a\xF1\x80\x80\xE1\x80\xC2"
-                          "b\x80"
-                          "c\x80\xBF"
-                          "d"),
-              "a\uFFFD\uFFFD\uFFFDb\uFFFDc\uFFFD\uFFFDd");
-    EXPECT_EQ(repair_utf8("\xC0\xAF"), "\uFFFD\uFFFD");
-    EXPECT_EQ(repair_utf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // a surrogate
-    EXPECT_EQ(repair_utf8("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");
-    for (const std::string good : {"", "plain ASCII that is longer than a word", "\u00e9\u20ac\U0001F600\U0010FFFF"}) {
-        EXPECT_EQ(first_invalid_utf8(good), good.size());
-        EXPECT_EQ(repair_utf8(good), good);
-    }
-    EXPECT_EQ(first_invalid_utf8("0123456789\xE2\x82"), 10u);
 }
 
 }  // namespace

@@ -10,11 +10,18 @@
 #include <vector>
 
 #include "unsloth/core/atomic_file.h"
+#include "unsloth/core/error.h"
 
 namespace unsloth {
 
-/// The whole file; input Error that names the path and the system's reason.
+/// The whole file, or what a pipe yields to its end (/dev/stdin); input Error that names the path and the system's
+/// reason.
 std::string read_file(const std::filesystem::path& path);
+
+/// How the text begins that Git LFS leaves in a file's place, and the input Error for such a file. MappedFile and
+/// read_file throw it.
+inline constexpr std::string_view git_lfs_mark = "version https://git-lfs.github.com/spec/v1";
+Error git_lfs_pointer(const std::filesystem::path& path);
 
 /// Writes to `path`.tmp-PID, fsyncs, renames over `path` and fsyncs the parent folder. On any failure
 /// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
@@ -53,7 +60,7 @@ void sync_path(const std::filesystem::path& path);
 class MappedFile {
   public:
     MappedFile() = default;
-    /// Input Error when the file cannot be opened or mapped.
+    /// Input Error when the file cannot be opened or mapped, and for a Git LFS pointer.
     explicit MappedFile(const std::filesystem::path& path);
     MappedFile(MappedFile&& other) noexcept;
     MappedFile& operator=(MappedFile&& other) noexcept;

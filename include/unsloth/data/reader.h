@@ -15,6 +15,10 @@
 
 namespace unsloth {
 
+/// What turns rows that the datasets library saved into a file that is read here.
+inline constexpr const char* arrow_conversion =
+    "in Python, datasets.load_from_disk(FOLDER).to_parquet(OUT), of one split of them";
+
 /// What is wrong with one row. Thrown while a row is parsed and formatted; whoever reads the file adds
 /// file:line, and either stops or skips the row.
 struct BadRow {

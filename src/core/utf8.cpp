@@ -1,4 +1,4 @@
-#include "data/utf8.h"
+#include "unsloth/core/utf8.h"
 
 #include <cstdint>
 #include <cstring>
@@ -62,6 +62,26 @@ std::string repair_utf8(std::string_view text) {
         text.remove_prefix(sequence_at(text).length);
     }
     return repaired;
+}
+
+std::string printable(std::string_view text) {
+    constexpr const char* digits = "0123456789abcdef";
+    std::string shown;
+    while (!text.empty()) {
+        const Sequence sequence = sequence_at(text);
+        const auto first = static_cast<unsigned char>(text[0]);
+        const bool control = (first < 0x20 && first != '\n' && first != '\t') || first == 0x7F;
+        if (sequence.valid && !control) {
+            shown += text.substr(0, sequence.length);
+        } else {
+            for (const char c : text.substr(0, sequence.length)) {
+                const auto byte = static_cast<unsigned char>(c);
+                shown += {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
+            }
+        }
+        text.remove_prefix(sequence.length);
+    }
+    return shown;
 }
 
 }  // namespace unsloth

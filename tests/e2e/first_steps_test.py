@@ -1,0 +1,131 @@
+"""What a new user tries first, and what is said then: help where nothing works yet, warnings where something may be wrong."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+
+from support import (
+    EndToEnd,
+    FP32,
+    INPUT,
+    LEGAL_BASE,
+    LLAMA,
+    RUNTIME,
+    SOURCE,
+    TEXT_LLAMA,
+    USAGE,
+    main,
+    model,
+    read_rows,
+    write_rows,
+)
+
+
+def chat_model(test):
+    """The example's tokenizer with a chat template, and random weights."""
+    folder = test.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+    config = folder / "tokenizer_config.json"
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
+    return folder
+
+
+class FirstSteps(EndToEnd):
+    """Nothing works yet."""
+
+    def text_rows(self, name="rows.jsonl"):
+        return write_rows(self.folder / name, [{"text": "The term of this agreement is one year."}] * 4)
+
+    def test_a_configuration_from_standard_input(self):
+        result = self.succeed("config", "--config", "/dev/stdin", stdin='{"lora": {"r": 4}}')
+        self.assertEqual(json.loads(result.out)["lora"]["r"], 4)
+        self.fail_with(USAGE, ["/dev/stdin:1:1", "no valid JSON"], "config", "--config", "/dev/stdin")
+        written = self.folder / "run.yaml"
+        written.write_text("model:\n  path: m\n")
+        self.fail_with(USAGE, ["run.yaml:1:1", "Configurations are JSON"], "--config", written)
+
+    def test_binary_files_are_not_shown_raw(self):
+        path = self.folder / "binary.json"
+        path.write_bytes(b"\x7fELF\x1b[31m\xff\xfe")
+        err = self.fail_with(USAGE, ["binary.json:1:1", "\\x7f"], path).err
+        self.assertEqual([c for c in err if (c < " " and c != "\n") or c in "\x7f\ufffd"], [], err)
+        path.write_bytes(b'{"model": \xff}')
+        err = self.fail_with(USAGE, ["binary.json:1:11", "\\xff"], path).err
+        self.assertNotIn("\ufffd", err)
+
+    def test_rows_that_are_not_on_this_machine(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        self.fail_with(
+            INPUT,
+            ["tatsu-lab/alpaca: no such file", "hf download --repo-type dataset tatsu-lab/alpaca"],
+            *self.train_arguments(base, "tatsu-lab/alpaca"),
+        )
+        self.fail_with(
+            INPUT, ["https://x.y/a.jsonl", "not from a URL"], *self.train_arguments(base, "https://x.y/a.jsonl")
+        )
+
+    def test_arrow_files(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        saved = self.folder / "saved"
+        saved.mkdir()
+        (saved / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff\x10\x00\x00\x00")
+        (saved / "state.json").write_text("{}")
+        parts = ["Arrow", "to_parquet"]
+        self.fail_with(INPUT, parts, *self.train_arguments(base, saved))
+        self.fail_with(INPUT, parts, *self.train_arguments(base, saved / "data-00000-of-00001.arrow"))
+
+    def test_git_lfs_pointers(self):
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+        rows = self.text_rows()
+        for name in ("model.safetensors", "tokenizer.json"):
+            folder = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE), name=name.split(".")[0])
+            (folder / name).write_text(pointer)
+            self.fail_with(INPUT, [name, "Git LFS pointer", "git lfs pull"], *self.train_arguments(folder, rows))
+        rows.write_text(pointer)
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        self.fail_with(INPUT, ["rows.jsonl", "Git LFS pointer"], *self.train_arguments(base, rows))
+
+    def test_an_adapter_is_no_model(self):
+        rows = self.rows(4)
+        adapter = self.train(model(LLAMA), rows, "--max_steps", "1", out="adapter")
+        self.fail_with(
+            INPUT,
+            ["is a PEFT adapter", f"--model.path {model(LLAMA)} --model.adapter_name_or_path {adapter}"],
+            *self.train_arguments(adapter, rows),
+        )
+
+    def test_the_advice_after_a_run_without_checkpoints_leads_on(self):
+        rows = self.rows(4)
+        out = self.train(model(LLAMA), rows, "--max_steps", "1", "--save_steps", "0")
+        for wish in ([], ["--resume_from_checkpoint", "auto"]):
+            err = self.fail_with(
+                USAGE,
+                ["holds a run already", "no checkpoint", f"model.adapter_name_or_path {out}"],
+                *self.train_arguments(model(LLAMA), rows, "--save_steps", "0", *wish),
+            ).err
+            self.assertNotIn("resume_from_checkpoint auto", err)
+        self.train(
+            model(LLAMA), rows, "--adapter_name_or_path", out, "--max_steps", "1", "--save_steps", "0", out="more"
+        )
+
+    def test_a_shape_that_is_not_known(self):
+        err = self.fail_with(
+            USAGE, ["--shape foo", "--model_config"], "init", "--shape", "foo", "--out", self.folder / "m"
+        ).err
+        self.assertNotIn("config_file", err)
+
+    def test_generate_to_a_full_device(self):
+        if not pathlib.Path("/dev/full").exists():
+            self.skipTest("no /dev/full")
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        words = f"generate --model.path {base} --device cpu {' '.join(FP32)} --max_new_tokens 1 --prompt x"
+        done = os.system(f"{os.environ['UNSLOTH_TRAIN']} {words} > /dev/full 2> {self.folder / 'err'}")
+        self.assertEqual(os.waitstatus_to_exitcode(done), RUNTIME)
+        self.assertIn("cannot write to standard output", (self.folder / "err").read_text())
+
+
+if __name__ == "__main__":
+    main()
