@@ -42,7 +42,8 @@ class TokenizerEncoder : public RowEncoder {
         : tokenizer_(tokenizer),
           chat_template_(ChatTemplate::choose(template_name, tokenizer, kwargs)),
           alpaca_prompts_(template_name == "auto" || template_name == "alpaca"),
-          guessed_(template_name == "auto" && !names_template(tokenizer, "default")) {
+          guessed_(template_name == "auto" && !names_template(tokenizer, "default")),
+          passes_over_template_(template_name == "auto" && names_template(tokenizer, "default")) {
         if (template_name == "auto")
             log::info("chat template ", chat_template_.name(),
                       " for messages; the three-section prompt for Alpaca rows (data.template chooses another)");
@@ -64,8 +65,10 @@ class TokenizerEncoder : public RowEncoder {
     EncodedRow alpaca(const AlpacaFields& fields) const override {
         if (!alpaca_prompts_) return messages(conversation(fields));
         const std::string prompt = alpaca_prompt(fields.instruction, fields.input, fields.system);
-        return examined(
-            row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output))));
+        EncodedRow row =
+            row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output)));
+        if (passes_over_template_) row.doubts |= static_cast<uint32_t>(RowDoubt::plain_prompt);
+        return examined(std::move(row));
     }
 
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
@@ -100,6 +103,7 @@ class TokenizerEncoder : public RowEncoder {
             case RowDoubt::guessed_template:
                 return chat_template_.name();
             case RowDoubt::merged_start:
+            case RowDoubt::plain_prompt:
                 break;
         }
         return {};
@@ -139,7 +143,8 @@ class TokenizerEncoder : public RowEncoder {
     Tokenizer tokenizer_;  // a copy shares the tables
     ChatTemplate chat_template_;
     bool alpaca_prompts_;
-    bool guessed_;  ///< nobody named the template of conversations
+    bool guessed_;               ///< nobody named the template of conversations
+    bool passes_over_template_;  ///< the model has one, which Alpaca rows do not go through
 };
 
 }  // namespace

@@ -35,7 +35,7 @@ struct Noted {
 };
 
 constexpr std::array doubts = {RowDoubt::double_bos, RowDoubt::open_end, RowDoubt::guessed_template,
-                               RowDoubt::merged_start};
+                               RowDoubt::merged_start, RowDoubt::plain_prompt};
 
 /// What was left out or changed, or is in doubt.
 struct Losses {
@@ -109,6 +109,10 @@ std::string doubt_text(RowDoubt doubt, const std::string& subject) {
         case RowDoubt::merged_start:
             return "have an answer whose first token also holds the end of the prompt, so it is not trained; put the "
                    "white space between them on the other side";
+        case RowDoubt::plain_prompt:
+            return "are Alpaca rows, made into \"### Instruction:\" prompts, and the model has a chat template: "
+                   "data.template default gives them to it as a user's message and its answer, data.template alpaca "
+                   "says that this is meant";
     }
     return {};
 }

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/data/cache.h"
 
 namespace unsloth {
@@ -89,6 +90,10 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
     if (set_aside) std::tie(result.train, result.masked_train) = result.train.by_targets();
     if (data.eval_file) {
         result.eval = load({{.path = *data.eval_file}});
+        if (choices.log_warnings && result.eval->fingerprint() == result.train.fingerprint())
+            log::warning("data.eval_file ", *data.eval_file,
+                         " holds the training rows: the evaluation says how well they are remembered, not what was "
+                         "learnt; data.val_size holds rows out");
         if (set_aside) std::tie(*result.eval, result.masked_eval) = Dataset(*result.eval).by_targets();
     } else if (data.val_size != 0) {
         refuse_augmented(result.train.stats());

@@ -235,6 +235,16 @@ bool warn_unaligned() {
     return false;
 }
 
+void warn_repeatable_is_slow() {
+    static std::once_flag said;
+    std::call_once(said, [] {
+        log::warning(
+            "training.deterministic: the slower portable kernels serve attention's backward pass; cuDNN's is "
+            "repeatable for rows of one length (a multiple of ",
+            dense_step, ", no packing) of at most ", deterministic_workspace >> 30, " GiB of scratch");
+    });
+}
+
 }  // namespace
 
 CudaChoice choose_forward(const Context& ctx, const AttentionShape& shape, const Segments& segments,
@@ -257,6 +267,7 @@ CudaChoice choose_backward(const Context& ctx, const AttentionShape& shape, cons
     const bool repeatable = !ctx.deterministic ||
                             (form == CudaForm::dense && deterministic_bytes(shape, segments.q_offsets.back(),
                                                                             segments.max_q) <= deterministic_workspace);
+    if (!repeatable) warn_repeatable_is_slow();
     const bool usable =
         repeatable &&
         (aligned({&args.dout, &args.q, &args.k, &args.v, &args.out, &args.dq, &args.dk, &args.dv}) || warn_unaligned());

@@ -183,6 +183,7 @@ void Trainer::banner() const {
     log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_checkpointing(plan_->request().sizes.checkpointing));
     log::info("memory plan\n", plan_->table_text());
+    if (const auto doubt = doubt_learning_rate(config()); doubt && leads()) log::warning(*doubt);
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
         log::warning(
             "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "

@@ -28,6 +28,8 @@ void Trainer::report(const StepResult& result) {
     time_left_.stepped(result.seconds, result.tokens);
     losses_.add(result.outcome.loss);
     unlogged_.add(result.outcome.loss);
+    if (const auto risen = loss_watch_.observe(result.step, result.outcome.loss); risen && leads())
+        log::warning(*risen);
     const int64_t every = config().training.logging_steps;
     if (every <= 0 || (result.step % every != 0 && result.step != total_steps_)) return;
     StepReport report;

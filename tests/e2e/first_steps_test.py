@@ -127,5 +127,46 @@ class FirstSteps(EndToEnd):
         self.assertIn("cannot write to standard output", (self.folder / "err").read_text())
 
 
+class Warnings(EndToEnd):
+    """The run goes on; what may be wrong with it is said."""
+
+    def warnings_of(self, *arguments):
+        return self.succeed("train", *self.train_arguments(*arguments, "--max_steps", "2")).err
+
+    def test_a_learning_rate_far_from_the_usual(self):
+        told = "learning_rate 0.01 is far from what is usual for a LoRA"
+        rows = self.rows(4)
+        self.assertIn(told, self.warnings_of(model(LLAMA), rows))
+        more = ["--overwrite_output_dir", "true", "--learning_rate", "2e-4"]
+        self.assertNotIn("far from what is usual", self.warnings_of(model(LLAMA), rows, *more))
+
+    def test_evaluation_on_the_training_rows(self):
+        rows = self.rows(6)
+        copy = write_rows(self.folder / "copy.jsonl", read_rows(rows))
+        told = "holds the training rows"
+        self.assertIn(f"{copy} {told}", self.warnings_of(model(LLAMA), rows, "--eval_file", copy))
+        other = self.rows(6, name="other.jsonl", seed=2)
+        more = ["--overwrite_output_dir", "true", "--eval_file", other]
+        self.assertNotIn(told, self.warnings_of(model(LLAMA), rows, *more))
+
+    def test_alpaca_rows_for_a_chat_model(self):
+        folder = chat_model(self)
+        rows = write_rows(self.folder / "alpaca.jsonl", [{"instruction": "Name it.", "output": "A lease."}] * 4)
+        told = "the model has a chat template"
+        self.assertIn(told, self.warnings_of(folder, rows))
+        for chosen in ("default", "alpaca"):
+            more = ["--overwrite_output_dir", "true", "--template", chosen]
+            self.assertNotIn(told, self.warnings_of(folder, rows, *more))
+
+    def test_a_template_nearly_named(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        self.fail_with(
+            USAGE,
+            ["there is no chat template 'llama3'", "Did you mean llama-3?"],
+            "generate",
+            *["--model.path", base, "--prompt", "x", "--template", "llama3", "--device", "cpu"],
+        )
+
+
 if __name__ == "__main__":
     main()

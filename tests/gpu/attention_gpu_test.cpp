@@ -377,7 +377,11 @@ TEST_F(AttentionGpu, DeterministicRepeatsBitForBit) {
         Problem p(shape_of(8, 2, 128), lengths, at::kBFloat16);
         plan(p);
         const CudaChoice forward = choose_forward(*ctx, p.shape, p.segments, p.forward());
+        ::testing::internal::CaptureStderr();
         const CudaChoice backward = choose_backward(*ctx, p.shape, p.segments, p.backward());
+        // Told once a process: this is the only test that asks for such batches.
+        EXPECT_EQ(::testing::internal::GetCapturedStderr().find("the slower portable kernels") == std::string::npos,
+                  p.segments.uniform);
         EXPECT_EQ(forward.lse_order, backward.lse_order);
         EXPECT_EQ(name_of_form(backward.kernels), std::string(p.segments.uniform ? "dense" : "portable"));
         Result first;

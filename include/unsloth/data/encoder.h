@@ -37,6 +37,7 @@ enum class RowDoubt : uint32_t {
     open_end = 2,          ///< the last trained text does not end with a token that ends a generation
     guessed_template = 4,  ///< rendered by a built-in chat template, since the model has none and none was named
     merged_start = 8,      ///< a token holds the prompt's end and an answer's begin: it is not trained
+    plain_prompt = 16,     ///< an Alpaca row in three sections, though the model has a chat template of its own
 };
 
 struct EncodedRow {

@@ -9,6 +9,7 @@
 #include "unsloth/comm/group.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/train/doubts.h"
 #include "unsloth/train/observer.h"
 #include "unsloth/train/resume.h"
 #include "unsloth/train/run_record.h"
@@ -92,6 +93,7 @@ class Trainer {
     std::optional<RunSaver> saver_;  ///< of the rank that leads, once the model is loaded
     std::vector<std::unique_ptr<Observer>> observers_;
     HistoryObserver history_;
+    LossWatch loss_watch_;
     std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), last_save_;
     RunSummary summary_;  ///< so far
     TimeLeft time_left_;
