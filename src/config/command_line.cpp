@@ -73,6 +73,9 @@ void check_presence(const CommandLine& line, Presence presence, config::Problems
             break;
         case Command::generate:
             presence.need_model(config), presence.need_exactly_one("prompt", "file");
+            presence.refuse(
+                line.generate.raw && !line.generate.file.empty(),
+                "generate takes --raw only beside --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
             break;
         case Command::init:
             presence.need_exactly_one("shape", "model_config");

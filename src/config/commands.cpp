@@ -126,7 +126,9 @@ void declare_score(OptionSet& options, CommandLine& line) {
 }
 
 void declare_generate(OptionSet& options, CommandLine& line) {
-    options.add("prompt", line.generate.prompt, "Text to answer.");
+    options.add("prompt", line.generate.prompt,
+                "Text to answer: a user's message where the model has a chat template, or data.template names one.");
+    options.add("raw", line.generate.raw, "Give --prompt to the model as it is, without a chat template.");
     options.add("file", line.generate.file, "File of prompts, instead of --prompt.").path("FILE");
     options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)

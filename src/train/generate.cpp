@@ -6,6 +6,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 #include "unsloth/train/commands.h"
@@ -26,10 +27,23 @@ Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer,
     return encode_rendered(tokenizer, chat.render(prompt, TrainedTurns::none)).ids;
 }
 
+/// --prompt as a user's message, or as it is for a model without a template that someone chose for it.
+Prompt encode_prompt(const GenerateRequest& request, const Tokenizer& tokenizer, const ChatTemplate& chat,
+                     const std::string& template_name) {
+    const auto& own = tokenizer.chat_templates();
+    const bool chats = template_name != "auto" ||
+                       std::any_of(own.begin(), own.end(), [](const auto& entry) { return entry.first == "default"; });
+    if (request.raw || !chats) return tokenizer.encode(request.prompt, true);
+    log::info("the prompt is a user's message to chat template ", chat.name(), " (--raw: the text as it is)");
+    const Message message{"user", request.prompt};
+    return encode_rendered(tokenizer, chat.render({&message, 1}, /*add_generation_prompt=*/true, TrainedTurns::none))
+        .ids;
+}
+
 /// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
 std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer, const DataOptions& data) {
     const ChatTemplate chat = ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
-    if (request.file.empty()) return {tokenizer.encode(request.prompt, true)};
+    if (request.file.empty()) return {encode_prompt(request, tokenizer, chat, data.template_name)};
     const std::string content = read_file(request.file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
     if (first == std::string::npos) throw input_error(cat(request.file, ": the file is empty"));

@@ -98,6 +98,9 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
     EXPECT_EQ(line.generate.prompt, "-5 + 3 =");
     EXPECT_EQ(line.generate.max_new_tokens, 7);
     EXPECT_TRUE(line.generate.json);
+    EXPECT_FALSE(line.generate.raw);
+    EXPECT_TRUE(parse_command_line({"generate", "--path", "m", "--prompt", "p", "--raw"}).generate.raw);
+    EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}), "--raw only beside --prompt");
     EXPECT_EQ(parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt or --file");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--file", "b"}), "not both");

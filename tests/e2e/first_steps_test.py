@@ -168,5 +168,20 @@ class Warnings(EndToEnd):
         )
 
 
+class Generate(EndToEnd):
+    def test_a_prompt_is_a_users_message(self):
+        folder = chat_model(self)
+
+        def prompt_ids(*arguments):
+            options = ["--device", "cpu", *FP32, "--max_new_tokens", "1", "--json"]
+            return json.loads(self.succeed("generate", "--model.path", folder, *options, *arguments).out)["prompt_ids"]
+
+        chat = prompt_ids("--prompt", "What is a lease?")
+        self.assertEqual(chat, prompt_ids("--prompt", "[user] What is a lease?[assistant] ", "--raw"))
+        self.assertNotEqual(chat, prompt_ids("--prompt", "What is a lease?", "--raw"))
+        messages = [{"messages": [{"role": "user", "content": "What is a lease?"}]}]
+        self.assertEqual(chat, prompt_ids("--file", write_rows(self.folder / "prompts.jsonl", messages)))
+
+
 if __name__ == "__main__":
     main()

@@ -20,8 +20,9 @@ struct ScoreRequest {
 
 /// Either `prompt` or `file` is given.
 struct GenerateRequest {
-    std::string prompt;
-    std::string file;  ///< JSON Lines of {"text"} or {"messages"}, or plain text
+    std::string prompt;  ///< a user's message where the model or data.template has a chat template
+    bool raw = false;    ///< `prompt` goes to the model as it is
+    std::string file;    ///< JSON Lines of {"text"} or {"messages"}, or plain text
     int64_t max_new_tokens = 128;
     bool json = false;  ///< one object {"prompt_ids", "ids", "text"} a prompt on stdout instead of the text
 };
