@@ -183,5 +183,56 @@ class Generate(EndToEnd):
         self.assertEqual(chat, prompt_ids("--file", write_rows(self.folder / "prompts.jsonl", messages)))
 
 
+class Readme(EndToEnd):
+    """'A real run', as it is written, but for the model's size."""
+
+    def setUp(self):
+        super().setUp()
+        readme = (SOURCE / "README.md").read_text()
+        run_json = re.search(r"`run.json`:\s+```json\n(.*?)```", readme, re.DOTALL).group(1)
+        (self.folder / "run.json").write_text(run_json)
+        self.commands = re.findall(r"^((?:unsloth-train|hf) (?:.*\\\n)*.*)", readme, re.MULTILINE)
+        self.model_path = json.loads(run_json)["model"]["path"]
+
+    def test_its_commands_work_where_they_are_typed(self):
+        (self.folder / "examples").symlink_to(SOURCE / "examples")
+        place = self.folder / self.model_path
+        place.parent.mkdir(parents=True)
+        place.symlink_to(model(TEXT_LLAMA | {"max_position_embeddings": 4096}, quantize="nf4", tokenizer=LEGAL_BASE))
+        tiny = ["--device", "cpu", "--dtype", "float32"]
+        ours = [shlex.split(command.replace("\\\n", ""), comments=True)[1:] for command in self.commands]
+        ours = [words for words in ours if words and words[0] in ("run.json", "data", "generate")]
+        self.assertEqual([words[0] for words in ours], ["data", "run.json", "run.json", "generate"])
+        for words, more in zip(ours, ([], tiny, [*tiny, "--max_steps", "2"], [*tiny, "--max_new_tokens", "2"])):
+            self.succeed(*words, *more, cwd=self.folder)
+        self.assertTrue((self.folder / "out" / "run1" / "adapter_model.safetensors").exists())
+
+    def test_it_says_where_the_model_comes_from(self):
+        downloads = [command for command in self.commands if command.startswith("hf download")]
+        self.assertEqual(len(downloads), 1)
+        self.assertIn(f"--local-dir {self.model_path}", downloads[0])
+
+    def test_commands_assume_the_path_that_is_set(self):
+        for page in ("README.md", "docs/guide.md"):
+            text = (SOURCE / page).read_text()
+            self.assertIn('export PATH="$PWD/build/release:$PATH"', text, page)
+            self.assertNotIn("build/release/unsloth-train", text, page)
+
+    def test_licences(self):
+        self.assertIn("Apache License\n                           Version 2.0", (SOURCE / "LICENSE").read_text())
+        notice = (SOURCE / "NOTICE").read_text()
+        cmake = (SOURCE / "CMakeLists.txt").read_text()
+        names = {
+            "nlohmann_json": "nlohmann/json",
+            "spdlog": "spdlog",
+            "PCRE2": "PCRE2",
+            "ZSTD": "Zstandard",
+            "ZLIB": "zlib",
+        }
+        found = re.findall(r"(?:find_package|pkg_check_modules)\((\w+)", cmake)
+        for package in set(found) - {"PkgConfig", "Threads", "GTest"}:
+            self.assertIn(names[package], notice)
+
+
 if __name__ == "__main__":
     main()
