@@ -1,5 +1,6 @@
 // Legend: T tokens, D hidden, V vocabulary, n rows with a target, C rows of a chunk.
 #include "unsloth/model/model.h"
+#include "unsloth/spec/finite_sites.h"
 
 #include <algorithm>
 
@@ -376,6 +377,8 @@ int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>&
 std::string Model::describe_site(uint32_t code) const {
     const auto layers = static_cast<uint32_t>(parts_.spec.num_layers);
     if (code == all_finite) return "nowhere";
+    if (code == bad_gradient_norm) return "the norm of the gradients, which leaves 32 bits";
+    if (code == bad_elsewhere) return "another rank";
     // What enters a layer is what the one before made: a reader should look there.
     if (code == 0) return "the embeddings (forward)";
     if (code <= 2 * layers)

@@ -11,6 +11,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+StepSettings settings_of(const Config& config, comm::Group* group) {
+    const TrainingOptions& t = config.training;
+    return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay},
+            .max_grad_norm = t.max_grad_norm,
+            .seed = 1,
+            .loss_scaling = config.model.dtype == DType::f16,
+            .group = group,
+            .bucket_bytes = bucket_bytes(config, group)};
+}
+
+}  // namespace
+
 StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank, int64_t ranks) {
     std::vector<Sample> samples(lengths.size());
     for (std::size_t row = 0; row < samples.size(); ++row) {
@@ -31,18 +43,6 @@ StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths
     result.tokens = ranks * result.micro.front().tokens();
     return result;
 }
-
-StepSettings settings_of(const Config& config, comm::Group* group) {
-    const TrainingOptions& t = config.training;
-    return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay},
-            .max_grad_norm = t.max_grad_norm,
-            .seed = 1,
-            .loss_scaling = config.model.dtype == DType::f16,
-            .group = group,
-            .bucket_bytes = bucket_bytes(config, group)};
-}
-
-}  // namespace
 
 BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                            comm::Group* group)

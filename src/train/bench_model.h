@@ -29,6 +29,9 @@ class BenchedModel {
     std::unique_ptr<model::Model> model_;
 };
 
+/// A step of one micro-batch of random rows of these lengths, a rank's own, whose labels count those of all ranks.
+StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank, int64_t ranks);
+
 struct StepTimes {
     double ms = 0;  ///< mean of the measured steps
     double loss = 0;

@@ -11,6 +11,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/spec/finite_sites.h"
 
 namespace unsloth::train {
 namespace {
@@ -62,7 +63,7 @@ class Moment {
 struct Stepper::Slot {
     explicit Slot(const ops::Context& ctx) : end(ctx) {}
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
-    at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [3] in, [4] out
+    at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [3] in, [5] out
     Moment end;
 };
 
@@ -82,11 +83,15 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         if (settings.group != nullptr) {
             const auto options = at::TensorOptions(at::kFloat).pinned_memory(cuda);
             slot->signals = at::zeros({3}, options);
-            slot->shared = at::zeros({4}, options);
+            slot->shared = at::zeros({5}, options);
         }
         slots_.push_back(std::move(slot));
     }
-    if (settings.group != nullptr) shared_ = at::zeros({4}, at::TensorOptions(at::kFloat).device(ctx.device()));
+    if (settings.group != nullptr) {
+        shared_ = at::zeros({5}, at::TensorOptions(at::kFloat).device(ctx.device()));
+        for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
+            *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
+    }
     if (settings.group != nullptr && settings.bucket_bytes > 0) buckets_ = &model.cut_gradients(settings.bucket_bytes);
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
     start_clock();
@@ -172,8 +177,8 @@ void Stepper::write_scalars(Slot& slot, const StepBatch& batch, int64_t step, do
     device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
 }
 
-/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent, and of a save that one
-/// asks for.
+/// Sums gradients and loss over the ranks, and tells all of them of a signal that one was sent, of a save that one asks
+/// for, and of a value that is not finite: sums need not show it, and those of the next step do not.
 void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const ops::Region region(ctx_, "all-reduce");
     const int signal = interrupt_requested();
@@ -185,6 +190,10 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const at::Tensor loss = device_outcome_.narrow(0, 0, sizeof(float)).view(at::kFloat);
     shared_.narrow(0, 0, 1).copy_(loss);
     shared_.narrow(0, 1, 3).copy_(slot.signals, /*non_blocking=*/true);
+    const at::Tensor site =
+        device_outcome_.narrow(0, offsetof(StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
+    at::ne_out(bad_here_, site, static_cast<int32_t>(all_finite));
+    shared_.narrow(0, 4, 1).copy_(bad_here_);
     const at::Tensor& gradients = model_.parameters()->state().grads_P;
     if (buckets_ == nullptr) settings_.group->all_reduce(gradients, cat("the gradients of step ", step));
     for (std::size_t i = 0; buckets_ != nullptr && i < buckets_->all().size(); ++i) {
@@ -196,6 +205,9 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     settings_.group->all_reduce(shared_, cat("the loss of step ", step));
     settings_.group->join();
     loss.copy_(shared_.narrow(0, 0, 1));
+    at::gt_out(bad_anywhere_, shared_.narrow(0, 4, 1), 0);
+    at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);
+    site.masked_fill_(bad_elsewhere_, static_cast<int32_t>(bad_elsewhere));
     slot.shared.copy_(shared_, /*non_blocking=*/true);
 }
 

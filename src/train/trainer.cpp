@@ -15,6 +15,7 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/spec/finite_sites.h"
 
 namespace unsloth::train {
 namespace {

@@ -5,6 +5,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -85,11 +86,13 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
     std::string where =
         cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
     if (group_) {
+        const uint32_t site = result.outcome.first_bad_site;
         const std::string own =
-            result.outcome.first_bad_site == all_finite ? "" : cat("Rank ", environment_.rank, ": ", where);
-        where.clear();
+            site == bad_elsewhere || site == bad_gradient_norm ? "" : cat("Rank ", environment_.rank, ": ", where);
+        std::string places;
         for (const std::string& text : group_->gather(own, "the place of a value that is not finite"))
-            where += text.empty() ? "" : cat("\n  ", text);
+            places += text.empty() ? "" : cat("\n  ", text);
+        if (!places.empty()) where = places;
     }
     throw runtime_failure(
         cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",

@@ -49,7 +49,8 @@ float bias_correction(double beta, uint32_t step);
 /// Computes the global L2 norm of grads_P (partial sums of 16384 elements in a fixed order, fp64 total),
 /// removes the loss scale, and writes outcome->grad_norm, outcome->clip = min(1, max_grad_norm / (norm +
 /// 1e-6)) / loss_scale (without the minimum when max_grad_norm <= 0) and outcome->skipped (1, and clip 0,
-/// when the norm is not finite or outcome->first_bad_site names a place; the site itself is left as it is).
+/// when the norm is not finite or outcome->first_bad_site names a place; where it names none yet, a norm that is not
+/// finite becomes it: bad_gradient_norm).
 /// grads_P: fp32, contiguous, aligned to 16 bytes, a multiple of 4 elements. `scratch`:
 /// gradient_norm_scratch(P) bytes of the device, aligned to 8, any dtype.
 void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch);

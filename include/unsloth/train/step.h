@@ -46,7 +46,8 @@ struct IssueOptions {
 };
 
 /// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of
-/// all of them.
+/// all of them. A step in which one rank met a value that is not finite is skipped by all, and so is the next where it
+/// was issued before the result was taken.
 ///
 /// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them
 /// at once, because the next step needs the new scale.
@@ -98,8 +99,9 @@ class Stepper {
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
-    at::Tensor shared_;  ///< fp32 [4], with a group: the loss, and how many ranks were interrupted, were terminated,
-                         ///< ask for a save
+    at::Tensor shared_;  ///< fp32 [5], with a group: the loss, and how many ranks were interrupted, were terminated,
+                         ///< ask for a save, met a value that is not finite
+    at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1], with a group
     bool shares_ = true;
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;
