@@ -16,6 +16,7 @@
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/spec/finite_sites.h"
+#include "unsloth/train/agreement.h"
 
 namespace unsloth::train {
 namespace {
@@ -51,8 +52,10 @@ Trainer::Trainer(const LoadedConfig& loaded)
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     telling_others([this] {
+        const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
         open_output();
         opened_ = open_model(config());
+        const comm::Busy reading(group_.get(), "reading the data");
         open_data();
         require_agreement();
         make_plan();
@@ -83,7 +86,8 @@ void Trainer::require_agreement() const {
         cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens,
             " of them targets\n", "rows: ", data_fingerprint_, "\n", "checkpoint: ", resume_ ? resume_->state.step : 0,
             "\n", "model: ", opened_.file->tensors.parameters(), " parameters, ",
-            opened_.file->tensors.quantised_linears(), " linears in 4 bit\n", config_to_json(config()));
+            opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
+            sample_hash(opened_.file->checkpoint), "\n", config_to_json(config()));
     const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
         if (all[rank] == all[0]) continue;
@@ -242,9 +246,12 @@ void Trainer::run_together() {
         !trace.empty() && !std::filesystem::is_directory(trace))
         throw usage_error(cat("logging.profile: there is no folder ", trace.string()),
                           "Create it, or name a file in one that exists.");
+    std::optional<comm::Busy> starting;
+    starting.emplace(group_.get(), "loading the model");
     if (leads()) write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();
+    require_same_values();
     summary_.load_seconds = seconds_since(start);
     char text[96];
     std::snprintf(text, sizeof text, "%.1f", summary_.load_seconds);
@@ -255,13 +262,14 @@ void Trainer::run_together() {
     if (leads()) observers_.push_back(make_console());
     if (leads() && !config().logging.metrics_file.empty())
         observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
+    starting.reset();
     if (t.eval_on_start && done_steps_ == 0) maybe_evaluate(0, 0.0);
     loop();
     maybe_evaluate(total_steps_, last_epoch_);
     const Clock::time_point saving = Clock::now();
     if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
     save_result();
-    if (saver_) saver_->wait();
+    finish_saving();
     summary_.save_seconds += seconds_since(saving);
     if (group_) group_->barrier("the end of the run");
     summarise("finished", "");

@@ -9,6 +9,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/train/agreement.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -129,6 +130,8 @@ bool Trainer::save_time_has_come() const {
 void Trainer::checkpoint() {
     last_save_ = std::chrono::steady_clock::now();
     agreed_save_ = false;
+    require_same_values();
+    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", done_steps_));
     if (saver_ && saver_->last_checkpoint() != done_steps_) saver_->checkpoint(moment());
 }
 
@@ -142,11 +145,24 @@ void Trainer::save_while_training() {
     time_left_.saved(seconds);
 }
 
+/// Ranks that trained apart without a word must not leave it in a checkpoint: nothing is saved.
+void Trainer::require_same_values() {
+    if (!group_ || compared_step_ == done_steps_) return;
+    require_equal_hashes(*group_, values_hash(model_->parameters()->state().params_P), done_steps_);
+    compared_step_ = done_steps_;
+}
+
+/// Waits for what the saver writes; whether it is complete.
+bool Trainer::finish_saving() {
+    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", done_steps_));
+    return !saver_ || saver_->wait();
+}
+
 void Trainer::stop_for(int signal) {
     const auto start = std::chrono::steady_clock::now();
     checkpoint();
     save_result();
-    const bool whole = !saver_ || saver_->wait();
+    const bool whole = finish_saving();
     summary_.save_seconds += seconds_since(start);
     if (group_) group_->barrier("the end of the interrupted run");
     throw Interrupted(
@@ -215,6 +231,8 @@ RunMoment Trainer::moment() const {
 }
 
 void Trainer::save_result() {
+    require_same_values();
+    const comm::Busy saving(saver_ ? group_.get() : nullptr, "saving the result");
     if (saver_) saver_->result(moment().trainer);
 }
 

@@ -19,6 +19,8 @@ void Trainer::report(const StepResult& result) {
                      "; the update was skipped, the scale is now ", stepper_->loss_scale());
     }
     step_seconds_ = result.seconds;
+    if (!started_) comm::tell_launcher(environment_, "step");
+    started_ = true;
     done_steps_ = result.step;
     seen_tokens_ += result.tokens;
     last_epoch_ = result.epoch;
@@ -79,7 +81,7 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
 
 void Trainer::stop_at_bad_step(const StepResult& result) {
     save_result();
-    if (saver_) saver_->wait();
+    finish_saving();
     std::string rows;
     for (std::size_t i = 0; i < result.rows.size(); ++i)
         rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");

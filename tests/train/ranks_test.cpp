@@ -8,6 +8,7 @@
 #include "train/bench_model.h"
 #include "train/support.h"
 #include "unsloth/spec/finite_sites.h"
+#include "unsloth/train/agreement.h"
 
 namespace unsloth {
 namespace {
@@ -74,6 +75,24 @@ TEST_F(RanksTest, AValueThatTheSumsDoNotShowIsEveryonesToSkip) {
         EXPECT_EQ(second.outcome.skipped, 1U) << "rank " << group.rank();
         EXPECT_EQ(second.outcome.first_bad_site, group.rank() == 0 ? 3U : bad_elsewhere);
         EXPECT_TRUE(at::equal(rank.values(), good)) << "rank " << group.rank();
+    });
+}
+
+TEST(Agreement, OtherValuesEndAllRanksByTheirNumbers) {
+    const at::Tensor values = at::arange(5000000, at::kFloat);
+    comm::on_ranks(3, [&](comm::Group& group) {
+        at::Tensor own = values.clone();
+        train::require_equal_hashes(group, train::values_hash(own), 6);
+        if (group.rank() == 1) own[4999999].fill_(1);
+        try {
+            train::require_equal_hashes(group, train::values_hash(own), 7);
+            ADD_FAILURE() << "rank " << group.rank() << " goes on";
+        } catch (const Error& error) {
+            const std::string text = error.what();
+            EXPECT_NE(text.find("after step 7"), std::string::npos) << text;
+            EXPECT_TRUE(text.find("0, 2 | 1") != std::string::npos || text.find("1 | 0, 2") != std::string::npos)
+                << text;
+        }
     });
 }
 

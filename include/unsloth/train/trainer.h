@@ -45,6 +45,7 @@ class Trainer {
     void telling_others(const std::function<void()>& work) const;
     void run_together();
     void require_agreement() const;
+    void require_same_values();
     bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
     void open_output();
     void open_data();
@@ -68,6 +69,7 @@ class Trainer {
     RunFiles run_files() const;
     RunMoment moment() const;
     void save_result();
+    bool finish_saving();
     bool full() const { return config().lora.finetuning_type == FinetuningType::full; }
     const Config& config() const { return loaded_.config; }
 
@@ -97,9 +99,11 @@ class Trainer {
     std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), last_save_;
     RunSummary summary_;  ///< so far
     TimeLeft time_left_;
-    LossMean losses_, unlogged_;  ///< of this process' steps; of those since the last logged one
-    int64_t done_steps_ = 0;      ///< whose results were read
-    double step_seconds_ = 0;     ///< of the last step
+    LossMean losses_, unlogged_;            ///< of this process' steps; of those since the last logged one
+    int64_t done_steps_ = 0;                ///< whose results were read
+    std::optional<int64_t> compared_step_;  ///< with a group: after it all ranks had the same values
+    bool started_ = false;                  ///< a step of this process is done
+    double step_seconds_ = 0;               ///< of the last step
     int64_t seen_tokens_ = 0;
     double last_epoch_ = 0;
     int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result
