@@ -100,9 +100,10 @@ std::vector<RankPlan> plan_ranks(const LaunchRequest& request) {
     return plans;
 }
 
+/// 0: one that is free.
 int port_for(const LaunchRequest& request) {
     if (request.master_port != 0) return static_cast<int>(request.master_port);
-    return request.nnodes > 1 ? port_of_several_machines : free_port();
+    return request.nnodes > 1 ? port_of_several_machines : 0;
 }
 
 Program program_of(const LaunchRequest& request) {
@@ -120,6 +121,7 @@ class Launcher {
           plans_(plan_ranks(request)),
           program_(program_of(request)),
           inherited_(own_environment()),
+          secret_(request.nnodes == 1 && !has_secret(inherited_) ? make_secret() : ""),
           out_(STDOUT_FILENO),
           err_(STDERR_FILENO),
           shared_(same_file(STDOUT_FILENO, STDERR_FILENO)) {}
@@ -143,12 +145,28 @@ class Launcher {
 
   private:
     void start_all(Supervisor& supervisor, int restarts) {
-        const int port = port_for(request_);
+        const bool own_program = request_.program.empty();
+        int port = port_for(request_);
+        Descriptor listening;
+        if (port == 0 && own_program) {
+            listening = listen_on_loopback();
+            port = port_of(listening);
+        } else if (port == 0) {
+            port = free_port();
+        }
+        Pipe told;
+        if (own_program) told = make_pipe();
         for (RankPlan& plan : plans_) {
+            const bool first = plan.place.local_rank == 0;
             plan.place.master_port = port;
             plan.place.restarts = restarts;
+            plan.place.secret = secret_;
+            plan.place.store_fd = first ? listening.get() : -1;
+            plan.place.launcher_fd = told.write.get();
             program_.environment = rank_environment(inherited_, plan.place);
-            const bool first = plan.place.local_rank == 0;
+            program_.kept.clear();
+            for (const int fd : {plan.place.store_fd, plan.place.launcher_fd})
+                if (fd >= 0) program_.kept.push_back(fd);
             const Output output = !request_.silent ? Output::piped : first ? Output::inherited : Output::errors;
             const ScopedPin pin(plan.pin);
             try {
@@ -163,6 +181,7 @@ class Launcher {
                 throw;
             }
         }
+        if (own_program) supervisor.listen(std::move(told.read));
     }
 
     void tell(Supervisor& supervisor, const std::vector<RankEnd>& ends, int code) const {
@@ -197,6 +216,7 @@ class Launcher {
     std::vector<RankPlan> plans_;
     Program program_;
     std::vector<std::string> inherited_;
+    std::string secret_;  ///< of the run; several machines cannot agree on one that a launcher makes
     Outlet out_, err_;
     bool shared_;  ///< stdout and stderr are one file: everything goes through err_
 };

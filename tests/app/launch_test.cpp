@@ -55,6 +55,23 @@ TEST(RankEnvironment, TheUsersThreadsStay) {
     EXPECT_EQ(value_in(rank_environment({"OMP_NUM_THREADS=3"}, Place{}), "OMP_NUM_THREADS"), "3");
 }
 
+TEST(RankEnvironment, ARunHasASecretAndASocketOfItsOwn) {
+    Place place;
+    place.secret = make_secret(), place.store_fd = 7, place.launcher_fd = 8;
+    const auto env = rank_environment({"UNSLOTH_STORE_FD=3", "UNSLOTH_SECRET_FILE=/etc/secret"}, place);
+    EXPECT_EQ(value_in(env, "UNSLOTH_SECRET").size(), 64U);
+    EXPECT_NE(make_secret(), make_secret());
+    EXPECT_EQ(value_in(env, "UNSLOTH_STORE_FD"), "7");
+    EXPECT_EQ(value_in(env, "UNSLOTH_LAUNCHER_FD"), "8");
+    const auto other = rank_environment({"UNSLOTH_STORE_FD=3", "UNSLOTH_LAUNCHER_FD=4"}, Place{});
+    EXPECT_EQ(value_in(other, "UNSLOTH_STORE_FD"), "(unset)") << "another launcher's";
+    EXPECT_EQ(value_in(other, "UNSLOTH_LAUNCHER_FD"), "(unset)");
+    EXPECT_FALSE(has_secret({"UNSLOTH_SECRET=", "HOME=/root"}));
+    EXPECT_TRUE(has_secret({"UNSLOTH_SECRET_FILE=/etc/secret"}));
+    const Descriptor one = listen_on_loopback(), two = listen_on_loopback();
+    EXPECT_NE(port_of(one), port_of(two)) << "a port is taken from the moment on that it is chosen";
+}
+
 TEST(RankEnvironment, FreePortsAreNoPrivilegedOnes) {
     EXPECT_GT(free_port(), 1023);
 }

@@ -338,6 +338,40 @@ class Distributed(EndToEnd):
         self.assertIn(f"rank 1 (pid {victim}) was ended by signal 9", err)
         self.assertIn("rank 0: exit code 4", err)
 
+    def ranks_of(self, launcher):
+        """{rank: pid}"""
+        found = {}
+        for pid in pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+            words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found |= {int(word[5:]): int(pid) for word in words if word.startswith(b"RANK=")}
+        return found
+
+    def test_the_launcher_gives_no_grace_before_the_first_step(self):
+        launcher = self.start_launcher(self.arguments("early", 2, 1))
+        self.wait_for(lambda: len(self.ranks_of(launcher)) == 2, [launcher])
+        pids = self.ranks_of(launcher)
+        os.kill(pids[0], signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGKILL)
+        began = time.monotonic()
+        err = launcher.communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(launcher.returncode, 128 + signal.SIGKILL, err)
+        self.assertLess(time.monotonic() - began, 5, err)
+
+    def test_the_launcher_gives_a_lost_rank_no_grace(self):
+        for lost in (0, 1):
+            with self.subTest(lost=lost):
+                out = f"lost{lost}"
+                launcher = self.start_launcher(self.arguments(out, 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))
+                metrics = self.folder / out / "metrics.jsonl"
+                self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
+                os.kill(self.ranks_of(launcher)[lost], signal.SIGSTOP)
+                began = time.monotonic()
+                err = launcher.communicate(timeout=TIMEOUT_S)[1]
+                self.assertEqual(launcher.returncode, RUNTIME, err)
+                self.assertIn(f"rank {lost} (pid", err)
+                self.assertIn("gives no sign of life, as the other ranks say", err)
+                self.assertLess(time.monotonic() - began, 15, err)
+
     def wait_for(self, condition, ranks):
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():

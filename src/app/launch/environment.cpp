@@ -2,10 +2,12 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -37,13 +39,17 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
     set("MASTER_PORT", place.master_port);
     set("TORCHELASTIC_RESTART_COUNT", place.restarts);
     set("TORCHELASTIC_MAX_RESTARTS", place.max_restarts);
+    if (!place.secret.empty()) set("UNSLOTH_SECRET", place.secret);
+    if (place.store_fd >= 0) set("UNSLOTH_STORE_FD", place.store_fd);
+    if (place.launcher_fd >= 0) set("UNSLOTH_LAUNCHER_FD", place.launcher_fd);
     const bool threads_set = std::any_of(inherited.begin(), inherited.end(),
                                          [](const std::string& v) { return name_of(v) == "OMP_NUM_THREADS"; });
     if (!threads_set) set("OMP_NUM_THREADS", place.threads);
 
-    // An agent of torchrun's above this launcher: the ranks meet at rank 0's own store, not at the agent's.
+    // An agent of torchrun's above this launcher: the ranks meet at rank 0's own store, not at the agent's. Nor are
+    // another launcher's descriptors ours.
     constexpr std::string_view foreign[] = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
-                                            "TORCHELASTIC_ERROR_FILE"};
+                                            "TORCHELASTIC_ERROR_FILE", "UNSLOTH_STORE_FD", "UNSLOTH_LAUNCHER_FD"};
     std::vector<std::string> all;
     for (const std::string& variable : inherited) {
         const std::string_view name = name_of(variable);
@@ -63,19 +69,48 @@ std::vector<std::string> own_environment() {
     return all;
 }
 
-int free_port() {
+Descriptor listen_on_loopback() {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    constexpr int waiting = 1024;
+    Descriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.open() || ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        ::listen(fd.get(), waiting) != 0)
+        throw runtime_failure(cat("cannot find a free port: ", std::strerror(errno)), "Name one with --master_port.");
+    return fd;
+}
+
+int port_of(const Descriptor& listening) {
+    sockaddr_in address{};
     socklen_t size = sizeof address;
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const bool found = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
-                       ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-    const int failure = errno;
-    if (fd >= 0) ::close(fd);
-    if (!found)
-        throw runtime_failure(cat("cannot find a free port: ", std::strerror(failure)), "Name one with --master_port.");
+    if (::getsockname(listening.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+        throw runtime_failure(cat("cannot find a free port: ", std::strerror(errno)), "Name one with --master_port.");
     return ntohs(address.sin_port);
+}
+
+int free_port() {
+    return port_of(listen_on_loopback());
+}
+
+std::string make_secret() {
+    std::array<uint8_t, 32> bytes;
+    ssize_t got;
+    while ((got = ::getrandom(bytes.data(), bytes.size(), 0)) < 0 && errno == EINTR) {
+    }
+    if (got != static_cast<ssize_t>(bytes.size()))
+        throw runtime_failure(cat("the kernel gives no random numbers: ", std::strerror(errno)));
+    std::string text;
+    for (const uint8_t byte : bytes)
+        for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
+    return text;
+}
+
+bool has_secret(const std::vector<std::string>& environment) {
+    return std::any_of(environment.begin(), environment.end(), [](const std::string& variable) {
+        const std::string_view name = name_of(variable);
+        return (name == "UNSLOTH_SECRET" || name == "UNSLOTH_SECRET_FILE") && variable.size() > name.size() + 1;
+    });
 }
 
 }  // namespace unsloth::app

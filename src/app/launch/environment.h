@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "app/launch/process.h"
+
 namespace unsloth::app {
 
 struct Place {
@@ -13,6 +15,10 @@ struct Place {
     int master_port = 0;
     int restarts = 0, max_restarts = 0;
     int threads = 1;  ///< for OMP_NUM_THREADS, unless the user set it
+    // For this program's own ranks (src/comm/launch.cpp):
+    std::string secret;    ///< that the launcher made; empty: none, or the user's is inherited
+    int store_fd = -1;     ///< rank 0's listening socket, at master_port of 127.0.0.1
+    int launcher_fd = -1;  ///< where ranks tell the launcher of their first step, and of ranks that are lost
     int rank() const { return node * ranks_here + local_rank; }
     int world_size() const { return nodes * ranks_here; }
 };
@@ -23,7 +29,16 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
 /// This process' environment.
 std::vector<std::string> own_environment();
 
-/// A port of 127.0.0.1 that was free a moment ago. runtime Error when there is none.
+/// A socket that listens at some port of 127.0.0.1, which is nobody else's from then on; non-blocking. runtime Error
+/// when there is none.
+Descriptor listen_on_loopback();
+int port_of(const Descriptor& listening);
+/// A port of 127.0.0.1 that was free a moment ago, for programs that listen themselves.
 int free_port();
+
+/// 64 random hexadecimal digits. runtime Error where the kernel gives none.
+std::string make_secret();
+/// Whether the user gave the ranks a secret.
+bool has_secret(const std::vector<std::string>& environment);
 
 }  // namespace unsloth::app

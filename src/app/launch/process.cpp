@@ -14,18 +14,6 @@
 namespace unsloth::app {
 namespace {
 
-struct Pipe {
-    Descriptor read, write;
-};
-
-Pipe make_pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0)
-        throw runtime_failure(cat("cannot make a pipe: ", std::strerror(errno)),
-                              "ulimit -n may be too low for so many ranks.");
-    return {Descriptor(ends[0]), Descriptor(ends[1])};
-}
-
 /// The words as execve wants them; they point into `words`.
 std::vector<char*> pointers(const std::vector<std::string>& words) {
     std::vector<char*> all;
@@ -41,7 +29,9 @@ struct ChildPlan {
     char* const* environment;
     const sigset_t* signals;
     int input, out, err;  ///< -1: as inherited
-    int failures;         ///< where errno is written when the program cannot be executed
+    const int* kept;      ///< stay open
+    std::size_t kept_count;
+    int failures;  ///< where errno is written when the program cannot be executed
     pid_t parent;
 };
 
@@ -54,6 +44,7 @@ struct ChildPlan {
     bool ready = ::dup2(plan.input, STDIN_FILENO) >= 0;
     if (plan.out >= 0) ready = ::dup2(plan.out, STDOUT_FILENO) >= 0 && ready;
     if (plan.err >= 0) ready = ::dup2(plan.err, STDERR_FILENO) >= 0 && ready;
+    for (std::size_t i = 0; i < plan.kept_count; ++i) ready = ::fcntl(plan.kept[i], F_SETFD, 0) == 0 && ready;
     if (ready) ::execvpe(plan.path, plan.arguments, plan.environment);
     const int reason = errno;
     [[maybe_unused]] const auto written = ::write(plan.failures, &reason, sizeof reason);
@@ -82,6 +73,14 @@ void Descriptor::close() noexcept {
     if (fd_ >= 0) ::close(release());
 }
 
+Pipe make_pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+        throw runtime_failure(cat("cannot make a pipe: ", std::strerror(errno)),
+                              "ulimit -n may be too low for so many ranks.");
+    return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
 RunningProcess start_process(const Program& program, Output output, const sigset_t& signals) {
     const Descriptor nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
     if (!nothing.open()) throw runtime_failure(cat("cannot open /dev/null: ", std::strerror(errno)));
@@ -96,6 +95,8 @@ RunningProcess start_process(const Program& program, Output output, const sigset
                          nothing.get(),
                          output == Output::errors ? nothing.get() : out.write.get(),
                          err.write.get(),
+                         program.kept.data(),
+                         program.kept.size(),
                          failures.write.get(),
                          ::getpid()};
 

@@ -35,7 +35,14 @@ struct Program {
     std::string path;                      ///< with a slash, or looked up in PATH
     std::vector<std::string> arguments;    ///< argv, with the program's name
     std::vector<std::string> environment;  ///< "NAME=value"
+    std::vector<int> kept;                 ///< descriptors that it inherits beside the standard ones
 };
+
+struct Pipe {
+    Descriptor read, write;
+};
+/// runtime Error when there is no descriptor left.
+Pipe make_pipe();
 
 struct RunningProcess {
     pid_t pid = 0;

@@ -1,5 +1,6 @@
 #include "app/launch/supervisor.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -7,7 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include "unsloth/core/error.h"
 
@@ -72,6 +75,13 @@ void Supervisor::add(int number, RunningProcess process, const std::string& pref
     ranks_.push_back(std::move(rank));
 }
 
+void Supervisor::listen(Descriptor ranks) {
+    told_ = std::move(ranks);
+    ::fcntl(told_.get(), F_SETFL, ::fcntl(told_.get(), F_GETFL) | O_NONBLOCK);
+    heard_.clear();
+    stepping_ = false;
+}
+
 std::vector<RankEnd> Supervisor::run() {
     ends_.clear();
     escalation_ = Escalation::none;
@@ -120,12 +130,14 @@ void Supervisor::say(const std::string& text) {
 
 void Supervisor::wait_for_events() {
     std::vector<pollfd> waits{{inbox_.fd(), POLLIN, 0}};
+    if (told_.open()) waits.push_back({told_.get(), POLLIN, 0});
     for (Outlet* outlet : {&out_, &err_})
         if (outlet->waiting()) waits.push_back({outlet->fd(), POLLOUT, 0});
     for (const Rank& rank : ranks_)
         for (const Stream& stream : rank.streams)
             if (stream.from.open() && !stream.to->full()) waits.push_back({stream.from.get(), POLLIN, 0});
     if (::poll(waits.data(), waits.size(), milliseconds_to_next()) <= 0) return;
+    read_told();
     out_.write_some();
     err_.write_some();
     for (Rank& rank : ranks_)
@@ -133,6 +145,37 @@ void Supervisor::wait_for_events() {
             if (stream.from.open() && !stream.to->full()) read_stream(rank, stream);
     out_.write_some();
     err_.write_some();
+}
+
+void Supervisor::read_told() {
+    if (!told_.open()) return;
+    char bytes[4096];
+    const ssize_t got = ::read(told_.get(), bytes, sizeof bytes);
+    if (got == 0) told_.close();
+    if (got <= 0) return;
+    heard_.append(bytes, static_cast<std::size_t>(got));
+    for (std::size_t end; (end = heard_.find('\n')) != std::string::npos; heard_.erase(0, end + 1))
+        hear(heard_.substr(0, end));
+    if (heard_.size() > sizeof bytes) heard_.clear();  // no line of ours
+}
+
+void Supervisor::hear(const std::string& line) {
+    constexpr std::string_view lost = "lost ";
+    if (line == "step") stepping_ = true;
+    if (!line.starts_with(lost)) return;
+    int number = -1;
+    const char* const end = line.data() + line.size();
+    if (std::from_chars(line.data() + lost.size(), end, number).ptr == end) end_lost(number);
+}
+
+/// The others end for want of it: what does not show a sign of life does not save anything within a grace.
+void Supervisor::end_lost(int number) {
+    for (Rank& rank : ranks_) {
+        if (rank.number != number || rank.state != Rank::State::running || rank.lost) continue;
+        rank.lost = true;
+        say(cat("rank ", number, " (pid ", rank.pid, ") gives no sign of life, as the other ranks say; it is killed"));
+        ::kill(-rank.pid, SIGKILL);
+    }
 }
 
 void Supervisor::read_stream(Rank& rank, Stream& stream) {
@@ -199,7 +242,7 @@ void Supervisor::bury() {
 void Supervisor::note_end(Rank& rank, RankEnd end) {
     const bool escalated = escalation_ == Escalation::terminated || escalation_ == Escalation::killed;
     const bool as_asked = end.signal != 0 && end.signal == asked_;
-    end.stopped_by_us = escalated || as_asked;
+    end.stopped_by_us = escalated || as_asked || rank.lost;
     // Not buried yet, so the group's number is nobody else's: what a failed rank started must not keep its GPU.
     if (!in_order(end) && (!as_asked || escalated)) ::kill(-rank.pid, SIGKILL);
     ::waitpid(rank.pid, nullptr, 0);
@@ -207,10 +250,11 @@ void Supervisor::note_end(Rank& rank, RankEnd end) {
     ends_.push_back(end);
     if (in_order(end) || end.stopped_by_us || escalation_ != Escalation::none) return;
     escalation_ = Escalation::grace;
-    deadline_ = Clock::now() + options_.grace;
+    const auto grace = stepping_ ? options_.grace : std::min(options_.grace, options_.early_grace);
+    deadline_ = Clock::now() + grace;
     if (any_left())
         say(cat("rank ", end.rank, " (pid ", end.pid, ") ended with ", words(end), "; the others have ",
-                std::chrono::duration<double>(options_.grace).count(), " s to stop"));
+                std::chrono::duration<double>(grace).count(), " s to stop"));
 }
 
 void Supervisor::enforce_deadlines() {
@@ -218,7 +262,7 @@ void Supervisor::enforce_deadlines() {
     if (escalation_ == Escalation::grace) {
         signal_ranks(SIGTERM);
         escalation_ = Escalation::terminated;
-        deadline_ = Clock::now() + options_.until_kill;
+        deadline_ = Clock::now() + (stepping_ ? options_.until_kill : options_.early_grace);
     } else {
         signal_ranks(SIGKILL);
         escalation_ = Escalation::killed;

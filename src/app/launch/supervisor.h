@@ -39,6 +39,8 @@ class SignalInbox {
 struct SupervisorOptions {
     std::chrono::milliseconds grace{30000};       ///< from the first failure to SIGTERM for the others
     std::chrono::milliseconds until_kill{10000};  ///< from there to SIGKILL
+    /// Both, as long as the ranks have done no step: there is nothing to save.
+    std::chrono::milliseconds early_grace{1500};
 };
 
 class Supervisor {
@@ -51,6 +53,9 @@ class Supervisor {
     /// A rank that start_process() has started. `shown`: its lines go out with `prefix`; otherwise the last of stderr
     /// are kept.
     void add(int rank, RunningProcess process, const std::string& prefix, bool shown);
+    /// The end of a pipe into which the ranks write lines: "step" after the first one, "lost N" when rank N gives no
+    /// sign of life. Without it steps are taken to go on from the start.
+    void listen(Descriptor ranks);
     /// Until all ranks have ended. May be called again after further add()s.
     std::vector<RankEnd> run();
     /// Ends the ranks that were added, at once: another could not be started.
@@ -75,12 +80,16 @@ class Supervisor {
         /// `orphans`: a shell in front of the program died of the request to stop; the program is still at it.
         enum class State { running, orphans, ended } state = State::running;
         bool shown = true;
+        bool lost = false;  ///< as the others say; it was killed
         std::vector<Stream> streams;
         LastLines unseen{40};
     };
 
     void wait_for_events();
     void read_stream(Rank& rank, Stream& stream);
+    void read_told();
+    void hear(const std::string& line);
+    void end_lost(int number);
     void handle_signals();
     void handle_request(int signal);
     void bury();
@@ -96,6 +105,9 @@ class Supervisor {
     SignalInbox& inbox_;
     Outlet &out_, &err_;
     std::deque<Rank> ranks_;
+    Descriptor told_;
+    std::string heard_;     ///< of a line that is not whole yet
+    bool stepping_ = true;  ///< a rank has done a step, as far as is known
     std::vector<RankEnd> ends_;
     Clock::time_point asked_at_, deadline_ = Clock::time_point::max();
     int asked_ = 0;
