@@ -172,7 +172,8 @@ constexpr const char* how_to_write =
 
 constexpr const char* exit_codes =
     "\nExit codes: 0 finished, 2 usage or configuration, 3 model, data or tokenizer, 4 runtime,\n"
-    "            130 and 143 stopped by SIGINT and SIGTERM after saving; of launch also 128 + the signal that ended a "
+    "            129, 130 and 143 stopped by SIGHUP, SIGINT and SIGTERM after saving; of launch also 128 + the signal "
+    "that ended a "
     "rank.\n";
 
 /// The command that the arguments from `at` on name: of two words where there is one, else of one.

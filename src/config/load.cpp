@@ -5,6 +5,7 @@
 #include "config/parse.h"
 #include "config/render.h"
 #include "config/settle.h"
+#include "unsloth/core/error.h"
 
 namespace unsloth {
 
@@ -29,6 +30,15 @@ std::string config_to_json(const Config& config) {
     config::declare_options(options, fresh);
     fresh = config;  // the options are bound to `fresh`
     return config::effective_json(options).dump(2) + "\n";
+}
+
+OnResume on_resume(const std::string& option) {
+    Config config;
+    config::OptionSet options;
+    config::declare_options(options, config);
+    const auto found = options.find(option);
+    UNSLOTH_CHECK(found && found->option->resuming, option, " does not say whether a resumed run may change it");
+    return *found->option->resuming;
 }
 
 std::string config_schema() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "config/json.h"
+#include "unsloth/config/load.h"
 
 namespace unsloth::config {
 
@@ -69,9 +70,10 @@ struct Option {
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool positional = false;
-    std::string bare_ending;  ///< an argument that is no flag and ends so is this option's value; empty: none
-    bool is_path = false;     ///< a leading ~ is the user's home folder
-    bool required = false;    ///< of a command's own option
+    std::string bare_ending;           ///< an argument that is no flag and ends so is this option's value; empty: none
+    bool is_path = false;              ///< a leading ~ is the user's home folder
+    bool required = false;             ///< of a command's own option
+    std::optional<OnResume> resuming;  ///< of every option of a configuration
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
     std::function<Json()> get;
@@ -108,6 +110,7 @@ struct Option {
     Option& argument() { return positional = true, *this; }
     Option& or_bare(std::string ending) { return bare_ending = std::move(ending), *this; }
     Option& must_be_given() { return required = true, *this; }
+    Option& on_resume(OnResume fate) { return resuming = fate, *this; }
 };
 
 /// "an integer >= 1", "one of lora, full", "a list of …, or null": completes "expected …".

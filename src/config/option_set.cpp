@@ -107,8 +107,8 @@ void OptionSet::bind(Option& option, Field& field) {
     option.default_value = option.get();
 }
 
-void OptionSet::section(std::string name, std::string title, std::string about) {
-    sections_.push_back({std::move(name), std::move(title), std::move(about)});
+void OptionSet::section(std::string name, std::string title, std::string about, std::optional<OnResume> resuming) {
+    sections_.push_back({std::move(name), std::move(title), std::move(about), resuming});
 }
 
 Option& OptionSet::append(std::string key, OptionType type, std::string help) {
@@ -121,6 +121,7 @@ Option& OptionSet::append(std::string key, OptionType type, std::string help) {
     option.key = std::move(key);
     option.type = type;
     option.help = std::move(help);
+    option.resuming = sections_.back().resuming;
     return option;
 }
 

@@ -15,6 +15,7 @@ namespace unsloth::config {
 
 struct Section {
     std::string name, title, about;
+    std::optional<OnResume> resuming;  ///< of its options that do not say it themselves
 };
 
 /// What a name refers to: an option, and the alias if it was called by one.
@@ -25,7 +26,7 @@ struct Found {
 
 class OptionSet {
   public:
-    void section(std::string name, std::string title, std::string about);
+    void section(std::string name, std::string title, std::string about, std::optional<OnResume> resuming = {});
 
     // Declares an option of the latest section. The field's present value becomes the documented default, so the bound
     // object must be freshly made, and it must outlive the set. A name that exists already is a CheckError.

@@ -16,11 +16,13 @@ void declare_model(OptionSet& options, ModelOptions& model) {
              "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model in the local Hugging "
              "Face cache.")
         .path("PATH")
-        .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"});
-    options.add(
-        "load_in_4bit", model.load_in_4bit,
-        "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
-        "stays 16-bit. A checkpoint that is stored in 4 bit stays in 4 bit either way.");
+        .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"})
+        .on_resume(OnResume::told);
+    options
+        .add("load_in_4bit", model.load_in_4bit,
+             "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
+             "stays 16-bit. A checkpoint that is stored in 4 bit stays in 4 bit either way.")
+        .on_resume(OnResume::fixed);
     options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
         .shorthand("model", "bf16", "bfloat16")
         .shorthand("model", "fp16", "float16")
@@ -36,28 +38,33 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .synonym("torch.bfloat16", "bfloat16")
         .synonym("torch.float16", "float16")
         .synonym("torch.float32", "float32")
-        .synonym(nullptr, "bfloat16");
-    options.add_choice(
-        "compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
-        "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
-        "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
-        "2 bytes a weight). Adapters, attention and lm_head stay in dtype.");
+        .synonym(nullptr, "bfloat16")
+        .on_resume(OnResume::told);
+    options
+        .add_choice(
+            "compute_dtype", model.compute_dtype, {{"auto", ComputeType::same}, {"fp8", ComputeType::fp8}},
+            "Operands of the frozen base's products: auto: of type dtype; fp8: e4m3 with a scale for each row of "
+            "activations and of weights (bfloat16 runs that train a LoRA; about half the time for these products, "
+            "2 bytes a weight). Adapters, attention and lm_head stay in dtype.")
+        .on_resume(OnResume::told);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
              "PEFT adapter folder to continue from. Its own configuration gives r, alpha, patterns and modules; a lora "
              "option that says otherwise is an error.")
         .path("DIR")
-        .suggested_for({"adapter", "adapter_path", "lora_path"});
+        .suggested_for({"adapter", "adapter_path", "lora_path"})
+        .on_resume(OnResume::told);
     options.add("max_seq_length", model.max_seq_length, "Longest row in tokens; longer rows are truncated.")
         .at_least(1)
         .alias("model", "max_length")
         .alias("training", "max_length")
         .alias("training", "max_seq_length")
-        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"});
+        .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"})
+        .on_resume(OnResume::fixed);
 }
 
 void declare_lora(OptionSet& options, LoraOptions& lora) {
-    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.");
+    options.section("lora", "LoRA", "Which weights are trained. Names and meaning are PEFT's.", OnResume::fixed);
     options.add_choice("finetuning_type", lora.finetuning_type,
                        {{"lora", FinetuningType::lora}, {"full", FinetuningType::full}},
                        "lora trains adapters on a frozen base; full trains all weights of a 16 or 32-bit model.");
@@ -109,23 +116,26 @@ void declare_source(OptionSet& options, DataSource& source) {
 }
 
 void declare_data(OptionSet& options, DataOptions& data) {
-    options.section("data", "Data", "Rows to train and to evaluate on.");
+    options.section("data", "Data", "Rows to train and to evaluate on.", OnResume::fixed);
     options
         .add("train_file", data.train_file,
              "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), "
              "a folder "
              "of such files, or a glob.")
         .path("FILE")
-        .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"});
+        .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"})
+        .on_resume(OnResume::told);
     options
         .add_list(
             "datasets", data.datasets, declare_source,
             "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
             "\"columns\"}], all but path optional. Weights, on all or on none, are the sources' shares of an epoch.")
-        .suggested_for({"sources", "dataset_mixer", "train_files"});
+        .suggested_for({"sources", "dataset_mixer", "train_files"})
+        .on_resume(OnResume::told);
     options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
         .path("FILE")
-        .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"});
+        .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"})
+        .on_resume(OnResume::told);
     options
         .add("val_size", data.val_size,
              "Rows of the training data held out for evaluation: below 1 a fraction, else a number; 0: none.")
@@ -177,14 +187,16 @@ void declare_data(OptionSet& options, DataOptions& data) {
              "cache folder, "
              "for data of 1 MiB or more; empty: none.")
         .path("DIR")
-        .suggested_for({"dataset_cache", "tokenized_path", "cache"});
+        .suggested_for({"dataset_cache", "tokenized_path", "cache"})
+        .on_resume(OnResume::free);
     options
         .add("cache_max_gib", data.cache_max_gib,
              "GiB that the encoded rows in cache_dir may take: a new file drives out those not used for longest, never "
              "one that a run has open; "
              "0: no bound.")
         .at_least(0)
-        .at_most(100000);
+        .at_most(100000)
+        .on_resume(OnResume::free);
 }
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training);
@@ -208,55 +220,67 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
     options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
         .path("DIR")
         .synonym(nullptr, training.output_dir)
-        .suggested_for({"out", "output", "save_dir"});
+        .suggested_for({"out", "output", "save_dir"})
+        .on_resume(OnResume::free);
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
              "Rows of a micro-batch on one device.")
         .at_least(1)
         .alias("training", "per_gpu_train_batch_size")
-        .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"});
+        .suggested_for({"batch_size", "train_batch_size", "micro_batch_size", "per_device_batch_size", "batch"})
+        .on_resume(OnResume::told);
     options
         .add("max_tokens_per_batch", training.max_tokens_per_batch,
              "Tokens of a micro-batch on one device, filled with as many rows as fit, instead of "
              "per_device_train_batch_size rows; 0: "
              "off.")
         .at_least(0)
-        .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"});
+        .suggested_for({"max_tokens", "tokens_per_batch", "batch_tokens"})
+        .on_resume(OnResume::fixed);
     options
         .add("gradient_accumulation_steps", training.gradient_accumulation_steps,
              "Micro-batches of one optimizer step.")
         .at_least(1)
-        .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"});
+        .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"})
+        .on_resume(OnResume::told);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .above(0)
-        .suggested_for({"epochs", "num_epochs"});
+        .suggested_for({"epochs", "num_epochs"})
+        .on_resume(OnResume::told);
     options
         .add("max_steps", training.max_steps,
              "Optimizer steps; -1: as num_train_epochs says; 0: check everything, plan memory and stop.")
         .at_least(-1)
-        .suggested_for({"steps", "num_steps", "num_train_steps"});
+        .suggested_for({"steps", "num_steps", "num_train_steps"})
+        .on_resume(OnResume::told);
     options.add("learning_rate", training.learning_rate, "Peak learning rate; a string such as \"2e-4\" is read too.")
         .at_least(0)
         .number_as_text()
-        .suggested_for({"lr"});
+        .suggested_for({"lr"})
+        .on_resume(OnResume::told);
     options
         .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedules(),
                     "Course of the learning rate; names and formulas are transformers'.")
-        .suggested_for({"scheduler", "lr_scheduler", "schedule"});
+        .suggested_for({"scheduler", "lr_scheduler", "schedule"})
+        .on_resume(OnResume::told);
     options
         .add("lr_scheduler_kwargs", training.lr_scheduler_kwargs,
              "The schedule's own arguments, such as {\"num_cycles\": 2} or {\"num_decay_steps\": 100}.")
-        .synonym(nullptr, Json::object());
+        .synonym(nullptr, Json::object())
+        .on_resume(OnResume::told);
     options.add("warmup_steps", training.warmup_steps, "Steps in which the learning rate rises from 0.")
         .at_least(0)
-        .suggested_for({"warmup"});
+        .suggested_for({"warmup"})
+        .on_resume(OnResume::told);
     options.add("warmup_ratio", training.warmup_ratio, "The same as a share of all steps. Give one of the two.")
         .at_least(0)
-        .at_most(1);
+        .at_most(1)
+        .on_resume(OnResume::told);
     declare_optimizer(options, training);
     options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows and dropout.")
         .at_least(0)
-        .suggested_for({"random_seed", "random_state"});
+        .suggested_for({"random_seed", "random_state"})
+        .on_resume(OnResume::fixed);
     options
         .add_choice("gradient_checkpointing", training.gradient_checkpointing,
                     {{"auto", GradientCheckpointing::automatic},
@@ -279,35 +303,50 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .bare_flag()
         .alias("training", "activation_checkpointing")
         .alias("lora", "use_gradient_checkpointing")
-        .suggested_for({"enable_activation_offloading", "offload_activations"});
-    options.add("deterministic", training.deterministic,
-                "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.");
-    options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.");
+        .suggested_for({"enable_activation_offloading", "offload_activations"})
+        .on_resume(OnResume::free);
+    options
+        .add("deterministic", training.deterministic,
+             "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.")
+        .on_resume(OnResume::told);
+    options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
+        .on_resume(OnResume::free);
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
         .at_least(0)
-        .synonym(nullptr, 0);
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::told);
     options
         .add("save_steps", training.save_steps,
-             "Save checkpoint-N, from which the run can be resumed, every so many steps; 0: not by steps.")
-        .at_least(0);
+             "Save checkpoint-N, from which the run can be resumed, every so many steps, and at the end; 0: not by "
+             "steps.")
+        .at_least(0)
+        .on_resume(OnResume::free);
     options
         .add("save_minutes", training.save_minutes,
              "Save checkpoint-N when this many minutes have passed since the last one; 0: not by time.")
-        .at_least(0);
+        .at_least(0)
+        .on_resume(OnResume::free);
     options
         .add("save_total_limit", training.save_total_limit,
              "How many checkpoint-N folders are kept, the newest ones and in any case that of the best evaluation; 0: "
              "all.")
         .at_least(0)
-        .synonym(nullptr, 0);
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::free);
     options
         .add("save_grace_seconds", training.save_grace_seconds,
-             "After SIGTERM or SIGINT, a step that would take longer than this is dropped, and the state before it is "
+             "After SIGTERM, SIGINT or SIGHUP, a step that would take longer than this is dropped, and the state "
+             "before it is "
              "saved.")
-        .at_least(0);
-    options.add("overwrite_output_dir", training.overwrite_output_dir,
-                "Start afresh in an output_dir that holds a run already; its checkpoints are removed.");
-    options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.").at_least(1);
+        .at_least(0)
+        .on_resume(OnResume::free);
+    options
+        .add("overwrite_output_dir", training.overwrite_output_dir,
+             "Start afresh in an output_dir that holds a run already; its checkpoints are removed.")
+        .on_resume(OnResume::free);
+    options.add("logging_steps", training.logging_steps, "A row of metrics every so many steps.")
+        .at_least(1)
+        .on_resume(OnResume::free);
     options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
              "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there "
@@ -316,14 +355,16 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .path("auto|true|DIR")
         .synonym(true, "true")
         .synonym(false, "false")
-        .suggested_for({"resume"});
+        .suggested_for({"resume"})
+        .on_resume(OnResume::free);
 }
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training) {
-    options.add("weight_decay", training.weight_decay, "Decoupled weight decay.").at_least(0);
+    options.add("weight_decay", training.weight_decay, "Decoupled weight decay.").at_least(0).on_resume(OnResume::told);
     options.add("max_grad_norm", training.max_grad_norm, "Clip the gradients' global norm to this; 0: no clipping.")
         .at_least(0)
-        .suggested_for({"grad_clip", "clip_grad", "gradient_clip", "gradient_clipping"});
+        .suggested_for({"grad_clip", "clip_grad", "gradient_clip", "gradient_clipping"})
+        .on_resume(OnResume::told);
     options
         .add_choice("optim", training.optim,
                     {{"adamw_torch", Optimizer::adamw_torch}, {"adamw_8bit", Optimizer::adamw_8bit}},
@@ -334,16 +375,24 @@ void declare_optimizer(OptionSet& options, TrainingOptions& training) {
         .synonym("paged_adamw_8bit", "adamw_8bit", "taken as adamw_8bit: its states stay on the device")
         .synonym("paged_adamw_32bit", "adamw_torch", "taken as adamw_torch: its states stay on the device")
         .synonym("paged_adamw", "adamw_torch", "taken as adamw_torch: its states stay on the device")
-        .suggested_for({"optimizer"});
-    options.add("adam_beta1", training.adam_beta1, "Decay of the first moment.").at_least(0).below(1);
-    options.add("adam_beta2", training.adam_beta2, "Decay of the second moment.").at_least(0).below(1);
+        .suggested_for({"optimizer"})
+        .on_resume(OnResume::fixed);
+    options.add("adam_beta1", training.adam_beta1, "Decay of the first moment.")
+        .at_least(0)
+        .below(1)
+        .on_resume(OnResume::told);
+    options.add("adam_beta2", training.adam_beta2, "Decay of the second moment.")
+        .at_least(0)
+        .below(1)
+        .on_resume(OnResume::told);
     options.add("adam_epsilon", training.adam_epsilon, "Added to the root of the second moment.")
         .above(0)
-        .suggested_for({"adam_eps", "eps"});
+        .suggested_for({"adam_eps", "eps"})
+        .on_resume(OnResume::told);
 }
 
 void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
-    options.section("hardware", "Hardware", "Where the run takes place.");
+    options.section("hardware", "Hardware", "Where the run takes place.", OnResume::free);
     options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
     options
         .add_choice(
@@ -355,11 +404,12 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
         .synonym(false, "off");
     options.add("offload_embedding", hardware.offload_embedding,
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
-    options.add_choice("kernels", hardware.kernels,
-                       {{"auto", KernelChoice::measured}, {"library", KernelChoice::library}},
-                       "auto: for each matrix product the kernel that measured fastest on this card; library: "
-                       "cuBLASLt's own choice for all of "
-                       "them, as on cards that were not measured (to compare with, when results look wrong).");
+    options
+        .add_choice("kernels", hardware.kernels, {{"auto", KernelChoice::measured}, {"library", KernelChoice::library}},
+                    "auto: for each matrix product the kernel that measured fastest on this card; library: "
+                    "cuBLASLt's own choice for all of "
+                    "them, as on cards that were not measured (to compare with, when results look wrong).")
+        .on_resume(OnResume::told);
     options.add(
         "cuda_graphs", hardware.cuda_graphs,
         "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "
@@ -369,7 +419,8 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
 void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
     options.section(
         "distributed", "Distributed",
-        "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).");
+        "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).",
+        OnResume::free);
     options
         .add("ddp_timeout", distributed.ddp_timeout,
              "Seconds that ranks wait for each other before they stop with an error.")
@@ -389,7 +440,7 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
 }
 
 void declare_logging(OptionSet& options, LoggingOptions& logging) {
-    options.section("logging", "Logging", "What is told, and where.");
+    options.section("logging", "Logging", "What is told, and where.", OnResume::free);
     options.add("level", logging.level, "Least level that is printed; debug also shows the details of internal errors.")
         .one_of(log_levels())
         .value("LEVEL")

@@ -113,6 +113,13 @@ std::string markdown_of_peer_fields() {
     return text;
 }
 
+std::string names_by_fate(const OptionSet& options, OnResume fate) {
+    std::string names;
+    for (const Option& option : options.options())
+        if (option.resuming == fate) names += cat(names.empty() ? "`" : ", `", option.full_name(), "`");
+    return names;
+}
+
 constexpr const char* table_head = "| option | value | default | meaning |\n|---|---|---|---|\n";
 
 }  // namespace
@@ -147,6 +154,12 @@ std::string markdown_of_config(const OptionSet& options) {
         text += "\n## " + section.title + ": `" + section.name + "`\n" + section.about + "\n\n" + table_head;
         for (const Option* option : options.options_of(section.name)) text += markdown_row(*option);
     }
+    text += cat(
+        "\n## Going on from a checkpoint\n"
+        "A run that goes on (`resume_from_checkpoint`) may change these options, and the log says so: ",
+        names_by_fate(options, OnResume::told),
+        ".\n\nThese only say how a run is carried out, and may change too: ", names_by_fate(options, OnResume::free),
+        ".\n\nEvery other one decides what the steps already taken meant, and must be what it was.\n");
     return text + markdown_of_peer_fields() +
            "\n# Commands\nThose that read `--config` take all options above as well.\n";
 }

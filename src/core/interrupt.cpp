@@ -29,8 +29,13 @@ int64_t now_ms() {
     return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
 
-// Only calls that are safe in a signal handler: clock_gettime, write and _exit. Both signals wait while it runs.
+// Only calls that are safe in a signal handler: sigaction, clock_gettime, write and _exit. The other stop signals wait
+// while it runs.
 void on_signal(int signal) {
+    // What reads our output through a pipe is often ended by the same signal: that must not end us while we save.
+    struct sigaction ignore{};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignore, nullptr);
     int remembered = 0;
     if (!remembered_signal.compare_exchange_strong(remembered, signal)) {
         if (remembered == signal && now_ms() - remembered_at_ms < one_request_ms) return;
@@ -54,9 +59,12 @@ void install_interrupt_handlers(const char* words) {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    for (const int signal : {SIGINT, SIGTERM}) sigaddset(&action.sa_mask, signal);
-    for (const int signal : {SIGINT, SIGTERM})
-        UNSLOTH_CHECK(::sigaction(signal, &action, nullptr) == 0, "sigaction(", signal, ")");
+    for (const int signal : stop_signals) sigaddset(&action.sa_mask, signal);
+    struct sigaction hangup{};
+    ::sigaction(SIGHUP, nullptr, &hangup);
+    for (const int signal : stop_signals)
+        if (signal != SIGHUP || hangup.sa_handler != SIG_IGN)
+            UNSLOTH_CHECK(::sigaction(signal, &action, nullptr) == 0, "sigaction(", signal, ")");
 }
 
 int interrupt_requested() noexcept {

@@ -139,11 +139,11 @@ std::string Dataset::fingerprint() const {
     const auto add = [&](const auto* values, std::size_t count) {
         hash.add({reinterpret_cast<const char*>(values), count * sizeof *values});
     };
-    for (const int64_t i : rows_) {
-        const RowRecord& record = store_->record(i);
-        const int64_t named[] = {record.source_row, record.length, record.targets, record.segments, record.source};
+    for (int64_t i = 0; i < size(); ++i) {
+        const Sample row = sample(i);
+        const int64_t named[] = {row.row, source(i), tokens(i)};
         add(named, std::size(named));
-        add(store_->words.data() + record.start, static_cast<std::size_t>(record.length));
+        for (const auto* words : {&row.ids, &row.labels, &row.positions}) add(words->data(), words->size());
     }
     return hash.hex();
 }

@@ -369,6 +369,7 @@ EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_
             tokens += dataset_.tokens(end++);
         if (number % world_size == rank) ranges_.emplace_back(begin, end);
     }
+    most_batches_ = (number + world_size - 1) / world_size;
 }
 
 BatchLimits EvalLoader::limits() const {

@@ -10,7 +10,7 @@ using formats::ObjectReader;
 using formats::OrderedJson;
 
 constexpr const char* file_name = "run_state.json";
-constexpr int64_t version = 1;
+constexpr int64_t version = 2;  // 1: `data` did not cover labels and positions
 
 double required_number(const ObjectReader& json, const std::string& key) {
     if (const auto value = json.number(key)) return *value;
@@ -43,6 +43,7 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"unlogged_loss", state.unlogged_loss},
                      {"unlogged_steps", state.unlogged_steps},
                      {"plateau", nullptr},
+                     {"evaluation_due", state.evaluation_due},
                      {"per_device_train_batch_size", state.per_device_train_batch_size},
                      {"gradient_accumulation_steps", state.gradient_accumulation_steps},
                      {"world_size", state.world_size},
@@ -67,6 +68,11 @@ RunState read_run_state(const std::filesystem::path& folder) {
         throw input_error(
             cat(source, ": format ", json.required_integer("version"), ", this program knows formats up to ", version),
             "Update unsloth-train.");
+    if (json.required_integer("version") < version)
+        throw input_error(
+            cat(source, ": format ", json.required_integer("version"),
+                " does not say which labels were trained, so that going on cannot be checked"),
+            "Start a new run from its weights: model.adapter_name_or_path, or of full training model.path.");
     RunState state;
     state.step = at_least(json, "step", 0);
     state.updates = at_least(json, "updates", 0);
@@ -84,6 +90,7 @@ RunState read_run_state(const std::filesystem::path& folder) {
         state.plateau = RunState::Plateau{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"),
                                           plateau->boolean("has_best", false), at_least(*plateau, "bad_evaluations", 0),
                                           at_least(*plateau, "cooldown_left", 0)};
+    state.evaluation_due = json.boolean("evaluation_due", false);
     state.per_device_train_batch_size = at_least(json, "per_device_train_batch_size", 1);
     state.gradient_accumulation_steps = at_least(json, "gradient_accumulation_steps", 1);
     state.world_size = at_least(json, "world_size", 1);

@@ -13,8 +13,6 @@ using formats::Json;
 using formats::ObjectReader;
 using formats::OrderedJson;
 
-constexpr const char* file_name = "trainer_state.json";
-
 Json finite_or_null(double value) {
     return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
@@ -78,11 +76,11 @@ std::string trainer_state_json(const TrainerState& state) {
 }
 
 void write_trainer_state(const std::filesystem::path& folder, const TrainerState& state) {
-    write_file_atomically(folder / file_name, trainer_state_json(state));
+    write_file_atomically(folder / trainer_state_file, trainer_state_json(state));
 }
 
 TrainerState read_trainer_state(const std::filesystem::path& folder) {
-    const std::string source = (folder / file_name).string();
+    const std::string source = (folder / trainer_state_file).string();
     const auto parsed = formats::parse_json<OrderedJson>(read_file(source), source);
     const ObjectReader json(parsed, source);
     TrainerState state;

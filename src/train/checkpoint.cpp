@@ -8,6 +8,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
+#include "unsloth/core/log.h"
 #include "unsloth/formats/safetensors.h"
 
 namespace unsloth::train {
@@ -58,9 +59,22 @@ std::string layout_fingerprint(const model::ParameterTable& table, Optimizer opt
 }
 
 Snapshot::Snapshot(const ops::AdamwState& state, at::Device device) {
-    for (const auto& [name, tensor] : trained_tensors(state))
-        tensors_.emplace_back(
-            name, at::empty({tensor.numel()}, at::TensorOptions(tensor.scalar_type()).pinned_memory(device.is_cuda())));
+    bool page_locked = device.is_cuda();
+    for (const auto& [name, tensor] : trained_tensors(state)) {
+        const at::TensorOptions options(tensor.scalar_type());
+        at::Tensor copy;
+        try {
+            if (page_locked) copy = at::empty({tensor.numel()}, options.pinned_memory(true));
+        } catch (const c10::Error& error) {
+            const std::string reason = error.what_without_backtrace();
+            log::warning("no page-locked memory for the copies that checkpoints are written from (",
+                         reason.substr(0, reason.find('\n')),
+                         "); ordinary memory takes its place: training stands still "
+                         "while a copy is made");
+            page_locked = false;
+        }
+        tensors_.emplace_back(name, copy.defined() ? copy : at::empty({tensor.numel()}, options));
+    }
 }
 
 const at::Tensor& Snapshot::at(const std::string& name) const {
@@ -117,7 +131,12 @@ BackgroundSaver::~BackgroundSaver() {
 
 void BackgroundSaver::save(Write write) {
     wait();
-    if (!snapshot_) snapshot_ = std::make_unique<Snapshot>(state_, ctx_.device());
+    try {
+        if (!snapshot_) snapshot_ = std::make_unique<Snapshot>(state_, ctx_.device());
+    } catch (...) {
+        failure_ = std::current_exception();  // nothing is under way that could set it
+        return;
+    }
     for (const auto& [name, tensor] : trained_tensors(state_)) snapshot_->at(name).copy_(tensor, /*non_blocking=*/true);
     auto job = std::make_unique<Job>();
     job->write = std::move(write);

@@ -165,6 +165,12 @@ class Writer {
 }  // namespace
 
 void run_init(const InitRequest& request) {
+    if (std::filesystem::is_directory(request.out))
+        for (const auto& entry : std::filesystem::directory_iterator(request.out))
+            if (entry.path().filename() == "config.json" || entry.path().extension() == ".safetensors")
+                throw usage_error(cat("--out ", request.out, " holds a model already: ",
+                                      entry.path().filename().string(), " would be replaced"),
+                                  "Name another folder, or remove that model first.");
     ModelSpec spec = request.config_file.empty()
                          ? builtin_shape(request.shape)
                          : parse_model_spec(read_file(request.config_file), request.config_file);

@@ -1,11 +1,15 @@
 #include "unsloth/train/observer.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <sstream>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -26,10 +30,16 @@ class MetricsFile final : public Observer {
   public:
     MetricsFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
         write_file_atomically(path, rows_until(path, after_step));
-        file_ = std::fopen(path.c_str(), "ae");
-        if (file_ == nullptr) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
+        fd_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+        if (fd_ < 0) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
     }
-    ~MetricsFile() override { std::fclose(file_); }
+    ~MetricsFile() override {
+        const int error = write_waiting();
+        if (!waiting_.empty())
+            log::warning(path_.string(), " lacks its last ", std::count(waiting_.begin(), waiting_.end(), '\n'),
+                         " rows: ", std::strerror(error));
+        ::close(fd_);
+    }
     MetricsFile(const MetricsFile&) = delete;
     MetricsFile& operator=(const MetricsFile&) = delete;
 
@@ -76,11 +86,20 @@ class MetricsFile final : public Observer {
 
   private:
     void write(const nlohmann::ordered_json& row) {
-        const std::string line =  // an error may quote a file's bytes
-            row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-        if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
-            throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)),
-                                  "Free some space on that file system.");
+        // An error may quote a file's bytes.
+        waiting_ += row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        if (const int error = write_waiting(); error != 0 && !std::exchange(warned_, true))
+            log::warning("cannot write ", path_.string(), ": ", std::strerror(error),
+                         "; training goes on, and rows are written once that is possible again");
+    }
+    /// The system's error, when some of it still waits.
+    int write_waiting() {
+        while (!waiting_.empty()) {
+            const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
+            if (written < 0 && errno != EINTR) return errno;
+            waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+        }
+        return 0;
     }
     /// A last line that was cut by a kill is no row.
     static std::string rows_until(const std::filesystem::path& path, int64_t step) {
@@ -97,7 +116,9 @@ class MetricsFile final : public Observer {
     }
 
     std::filesystem::path path_;
-    std::FILE* file_ = nullptr;
+    int fd_ = -1;
+    std::string waiting_;  ///< rows, of which the first may be written in part
+    bool warned_ = false;
 };
 
 std::string step_text(const StepReport& r) {

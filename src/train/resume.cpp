@@ -1,7 +1,6 @@
 #include "unsloth/train/resume.h"
 
 #include <algorithm>
-#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -10,61 +9,12 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/checkpoint_folder.h"
+#include "unsloth/formats/trainer_state.h"
 
 namespace unsloth::train {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// Options that say how a run is carried out, not what it computes; those of these sections too.
-const std::set<std::string> of_no_matter = {"training.output_dir",
-                                            "training.save_steps",
-                                            "training.save_minutes",
-                                            "training.save_total_limit",
-                                            "training.save_grace_seconds",
-                                            "training.overwrite_output_dir",
-                                            "training.resume_from_checkpoint",
-                                            "training.eval_on_start",
-                                            "training.logging_steps",
-                                            "training.gradient_checkpointing",
-                                            "hardware.device",
-                                            "hardware.weight_cache",
-                                            "hardware.offload_embedding",
-                                            "hardware.cuda_graphs"};
-const std::set<std::string> sections_of_no_matter = {"logging", "distributed"};
-
-/// Options that may be changed in the middle of a run: what was done stays what it was. Where data and model lie is
-/// their own affair; that the rows are the same is looked at by themselves, and the rows of a step by their product.
-const std::set<std::string> may_change = {"model.path",
-                                          "model.adapter_name_or_path",
-                                          "model.dtype",
-                                          "model.compute_dtype",
-                                          "data.train_file",
-                                          "data.datasets",
-                                          "data.eval_file",
-                                          "training.per_device_train_batch_size",
-                                          "training.gradient_accumulation_steps",
-                                          "training.num_train_epochs",
-                                          "training.max_steps",
-                                          "training.learning_rate",
-                                          "training.lr_scheduler_type",
-                                          "training.lr_scheduler_kwargs",
-                                          "training.warmup_steps",
-                                          "training.warmup_ratio",
-                                          "training.weight_decay",
-                                          "training.max_grad_norm",
-                                          "training.adam_beta1",
-                                          "training.adam_beta2",
-                                          "training.adam_epsilon",
-                                          "training.deterministic",
-                                          "training.eval_steps",
-                                          "hardware.kernels"};
-
-bool matters(const std::string& section, const std::string& key) {
-    // How rows are read and kept, not which.
-    const bool of_cache = section == "data" && (key.starts_with("cache") || key == "use_cache" || key == "workers");
-    return !of_cache && sections_of_no_matter.count(section) == 0 && of_no_matter.count(section + "." + key) == 0;
-}
 
 int64_t rows_of_step(const TrainingOptions& training, int64_t batch, int64_t accumulation, int64_t ranks) {
     return (training.max_tokens_per_batch > 0 ? 1 : batch) * accumulation * ranks;
@@ -105,6 +55,47 @@ std::optional<ResumePoint> find_resume_point(const TrainingOptions& training) {
     return std::nullopt;
 }
 
+bool holds_a_run(const std::filesystem::path& folder) {
+    return std::filesystem::exists(folder / trainer_state_file) || !list_checkpoints(folder).empty();
+}
+
+void require_nothing_lost(const TrainingOptions& training, const ResumePoint& point) {
+    namespace fs = std::filesystem;
+    const fs::path out = training.output_dir, from = fs::canonical(point.folder);
+    if (!holds_a_run(out)) return;
+    std::error_code failed;
+    if (!fs::equivalent(from.parent_path(), out, failed))
+        throw usage_error(cat(out.string(), " holds a run already, which one that goes on from ", point.folder.string(),
+                              " would replace"),
+                          "Choose another training.output_dir, or go on with the run in it "
+                          "(training.resume_from_checkpoint auto).");
+    std::optional<TrainerState> result;
+    if (fs::exists(out / trainer_state_file)) result = read_trainer_state(out);
+    if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
+        // Of a run that was stopped, what lies behind the newest whole checkpoint is done again; not of a finished one.
+        if (!result || result->global_step <= point.state.step || result->global_step < result->max_steps) return;
+        throw usage_error(cat(out.string(), " holds the result of a finished run of ", result->global_step,
+                              " steps, which one that goes on from ", point.folder.string(), " would replace"),
+                          cat("Nothing is left to do. To take the steps after ", point.state.step,
+                              " again, name that checkpoint and another training.output_dir."));
+    }
+    const std::vector<CheckpointFolder> checkpoints = list_checkpoints(out);
+    const int64_t reached = std::max(result ? result->global_step : 0, checkpoints.empty() ? 0 : checkpoints[0].step);
+    if (reached > point.state.step)
+        throw usage_error(cat("the run in ", out.string(), " has reached step ", reached, ": to go on from ",
+                              point.folder.string(), " would replace what it left and cut its metrics"),
+                          "Go on from its end (training.resume_from_checkpoint auto), or choose another "
+                          "training.output_dir.");
+}
+
+void require_steps_left(const ResumePoint& point, int64_t total_steps) {
+    if (point.state.step <= total_steps) return;
+    throw usage_error(
+        cat(point.folder.string(), " is of step ", point.state.step, ", and this run is to end at step ", total_steps),
+        cat("Set training.max_steps (or num_train_epochs) to ", point.state.step,
+            " steps or more, or go on from an earlier checkpoint."));
+}
+
 void require_same_run(const Config& config, const ResumePoint& point) {
     const std::filesystem::path file = point.folder / "run_config.json";
     const ordered_json now = ordered_json::parse(config_to_json(config));
@@ -114,17 +105,20 @@ void require_same_run(const Config& config, const ResumePoint& point) {
     for (const auto& [section, options] : now.items()) {
         for (const auto& [key, value] : options.items()) {
             // A checkpoint of an older version may lack an option: it had no say then.
-            if (!matters(section, key) || !before.contains(section) || !before[section].is_object() ||
-                !before[section].contains(key))
-                continue;
+            if (!before.contains(section) || !before[section].is_object() || !before[section].contains(key)) continue;
             const ordered_json& old = before[section][key];
             if (old == value) continue;
             const std::string name = section + "." + key,
                               change = cat(name, ": ", old.dump(), " until now, ", value.dump(), " from here on");
-            if (may_change.count(name) != 0) {
-                log::warning("changed since the checkpoint: ", change);
-            } else {
-                forbidden += "\n  " + change;
+            switch (on_resume(name)) {
+                case OnResume::fixed:
+                    forbidden += "\n  " + change;
+                    break;
+                case OnResume::told:
+                    log::warning("changed since the checkpoint: ", change);
+                    break;
+                case OnResume::free:
+                    break;
             }
         }
     }

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstddef>
 
 #include "unsloth/core/error.h"
@@ -56,14 +55,40 @@ class Moment {
     std::optional<c10::Event> event_;
     std::chrono::steady_clock::time_point time_;
 };
+constexpr auto signal_count = static_cast<int64_t>(stop_signals.size());
+constexpr int64_t shared_flags = 1 + signal_count;  // a save is due; a rank was sent this signal
+
+/// A rank's flags for the signal that it was sent, to be summed over the ranks.
+void flag_signal(float* flags) {
+    const int signal = interrupt_requested();
+    for (std::size_t i = 0; i < stop_signals.size(); ++i) flags[i] = stop_signals[i] == signal ? 1.0F : 0.0F;
+}
+
+int signal_of(const float* sums) {
+    int signal = 0;
+    for (std::size_t i = 0; i < stop_signals.size(); ++i)
+        if (sums[i] > 0) signal = stop_signals[i];
+    return signal;
+}
 
 }  // namespace
+
+int agree_on_signal(comm::Group* group, at::Device device, const std::string& what) {
+    if (group == nullptr) return interrupt_requested();
+    at::Tensor flags = at::empty({signal_count}, at::kFloat);
+    flag_signal(flags.mutable_data_ptr<float>());
+    const at::Tensor sums = flags.to(device);
+    group->all_reduce(sums, what);
+    flags = sums.cpu();
+    group->check();
+    return signal_of(flags.const_data_ptr<float>());
+}
 
 /// Host memory of one step under way.
 struct Stepper::Slot {
     explicit Slot(const ops::Context& ctx) : end(ctx) {}
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
-    at::Tensor signals, shared;                  ///< pinned on CUDA; with a group: [3] in, [5] out
+    at::Tensor flags, shared;  ///< pinned on CUDA; with a group: of this rank, and summed with the loss
     Moment end;
 };
 
@@ -82,13 +107,13 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         slot->outcome = bytes(sizeof(StepOutcome), at::kCPU, cuda);
         if (settings.group != nullptr) {
             const auto options = at::TensorOptions(at::kFloat).pinned_memory(cuda);
-            slot->signals = at::zeros({3}, options);
-            slot->shared = at::zeros({5}, options);
+            slot->flags = at::zeros({shared_flags}, options);
+            slot->shared = at::zeros({2 + shared_flags}, options);
         }
         slots_.push_back(std::move(slot));
     }
     if (settings.group != nullptr) {
-        shared_ = at::zeros({5}, at::TensorOptions(at::kFloat).device(ctx.device()));
+        shared_ = at::zeros({2 + shared_flags}, at::TensorOptions(at::kFloat).device(ctx.device()));
         for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
             *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
     }
@@ -181,19 +206,17 @@ void Stepper::write_scalars(Slot& slot, const StepBatch& batch, int64_t step, do
 /// for, and of a value that is not finite: sums need not show it, and those of the next step do not.
 void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const ops::Region region(ctx_, "all-reduce");
-    const int signal = interrupt_requested();
-    float* const signals = slot.signals.mutable_data_ptr<float>();
-    signals[0] = signal == SIGINT ? 1.0F : 0.0F;
-    signals[1] = signal == SIGTERM ? 1.0F : 0.0F;
-    signals[2] = save_due ? 1.0F : 0.0F;
+    float* const flags = slot.flags.mutable_data_ptr<float>();
+    flags[0] = save_due ? 1.0F : 0.0F;
+    flag_signal(flags + 1);
     static_assert(offsetof(StepOutcome, loss) == 0);
     const at::Tensor loss = device_outcome_.narrow(0, 0, sizeof(float)).view(at::kFloat);
     shared_.narrow(0, 0, 1).copy_(loss);
-    shared_.narrow(0, 1, 3).copy_(slot.signals, /*non_blocking=*/true);
+    shared_.narrow(0, 1, shared_flags).copy_(slot.flags, /*non_blocking=*/true);
     const at::Tensor site =
         device_outcome_.narrow(0, offsetof(StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(all_finite));
-    shared_.narrow(0, 4, 1).copy_(bad_here_);
+    shared_.narrow(0, 1 + shared_flags, 1).copy_(bad_here_);
     const at::Tensor& gradients = model_.parameters()->state().grads_P;
     if (buckets_ == nullptr) settings_.group->all_reduce(gradients, cat("the gradients of step ", step));
     for (std::size_t i = 0; buckets_ != nullptr && i < buckets_->all().size(); ++i) {
@@ -205,7 +228,7 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     settings_.group->all_reduce(shared_, cat("the loss of step ", step));
     settings_.group->join();
     loss.copy_(shared_.narrow(0, 0, 1));
-    at::gt_out(bad_anywhere_, shared_.narrow(0, 4, 1), 0);
+    at::gt_out(bad_anywhere_, shared_.narrow(0, 1 + shared_flags, 1), 0);
     at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);
     site.masked_fill_(bad_elsewhere_, static_cast<int32_t>(bad_elsewhere));
     slot.shared.copy_(shared_, /*non_blocking=*/true);
@@ -224,8 +247,8 @@ std::optional<StepResult> Stepper::take(bool must) {
     result.outcome = as<StepOutcome>(slot.outcome);
     if (slot.shared.defined()) {
         const float* shared = slot.shared.const_data_ptr<float>();
-        result.signal = shared[2] > 0 ? SIGTERM : shared[1] > 0 ? SIGINT : 0;
-        result.save_due = shared[3] > 0;
+        result.save_due = shared[1] > 0;
+        result.signal = signal_of(shared + 2);
     }
     if (settings_.loss_scaling) adjust_loss_scale(result.outcome);
     return result;

@@ -53,12 +53,14 @@ Trainer::Trainer(const LoadedConfig& loaded)
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
     telling_others([this] {
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
-        open_output();
         opened_ = open_model(config());
+        require_own_output();
+        open_output();
         const comm::Busy reading(group_.get(), "reading the data");
         open_data();
         require_agreement();
         make_plan();
+        require_disk();
         if (resume_) require_same_run(effective_config(), *resume_);
     });
 }
@@ -119,6 +121,7 @@ void Trainer::open_data() {
                           "with model.adapter_name_or_path.");
     loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
+    if (resume_) require_steps_left(*resume_, total_steps_);
     schedule_ = schedule_options(config().training, total_steps_);
     if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) {
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
@@ -263,11 +266,13 @@ void Trainer::run_together() {
     if (leads() && !config().logging.metrics_file.empty())
         observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
     starting.reset();
-    if (t.eval_on_start && done_steps_ == 0) maybe_evaluate(0, 0.0);
+    if (evaluation_due_ || (t.eval_on_start && done_steps_ == 0)) maybe_evaluate(done_steps_, last_epoch_);
     loop();
     maybe_evaluate(total_steps_, last_epoch_);
     const Clock::time_point saving = Clock::now();
     if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
+    // A finished result whose checkpoint was not complete would be one that nothing can go on from.
+    if (saver_) saver_->wait();
     save_result();
     finish_saving();
     summary_.save_seconds += seconds_since(saving);
@@ -332,12 +337,16 @@ bool Trainer::issue(const StepBatch& batch, int64_t step) {
 
 // --- evaluation and saving -----------------------------------------------------------------------------------------
 
-EvalReport Trainer::evaluate(int64_t step, double epoch) {
+std::optional<EvalReport> Trainer::evaluate(int64_t step, double epoch) {
     const Clock::time_point start = Clock::now();
+    const std::string what = cat("the evaluation at step ", step);
     double sum = 0;
     int64_t labels = 0;
     Progress progress("evaluating", eval_->batches());
-    for (int64_t i = 0; i < eval_->batches(); ++i) {
+    for (int64_t i = 0; i < eval_->most_batches(); ++i) {
+        agreed_signal_ = agree_on_signal(group_.get(), device_, what);
+        if (agreed_signal_ != 0) return std::nullopt;
+        if (i >= eval_->batches()) continue;  // ranks ask together, also those that have a batch less
         const Batch batch = eval_->batch(i);
         sum += model_->score(batch).to(at::kDouble).sum().item<double>();
         labels += batch.labels;
@@ -345,27 +354,33 @@ EvalReport Trainer::evaluate(int64_t step, double epoch) {
     }
     if (group_) {
         const at::Tensor total = at::full({1}, sum, at::TensorOptions(at::kFloat).device(device_));
-        group_->all_reduce(total, cat("the evaluation at step ", step));
+        group_->all_reduce(total, what);
         sum = total.item<double>();
         group_->check();
         labels = eval_->labels();
     }
-    return {step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels, seconds_since(start)};
+    return EvalReport{step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels,
+                      seconds_since(start)};
 }
 
 void Trainer::maybe_evaluate(int64_t step, double epoch) {
     if (!eval_) return;
-    const EvalReport report = evaluate(step, epoch);
-    for (const auto& observer : observers_) observer->on_eval(report);
-    history_.on_eval(report);
-    summary_.eval_seconds += report.seconds;
-    summary_.final_eval_loss = report.loss;
-    time_left_.evaluated(report.seconds);
-    if (plateau_) plateau_->observe(report.loss);
-    if (!best_eval_ || report.loss < *best_eval_) {
-        best_eval_ = report.loss;
-        best_step_ = report.step;
-    }
+    const std::optional<EvalReport> report = evaluate(step, epoch);
+    evaluation_due_ = !report && step < total_steps_;  // the last one belongs to the end of every run
+    if (!report) stop_for(agreed_signal_);
+    for (const auto& observer : observers_) observer->on_eval(*report);
+    history_.on_eval(*report);
+    summary_.eval_seconds += report->seconds;
+    summary_.final_eval_loss = report->loss;
+    time_left_.evaluated(report->seconds);
+    if (plateau_) plateau_->observe(report->loss);
+    best_.observe(*report);
+}
+
+void BestEvaluation::observe(const EvalReport& report) {
+    if (!std::isfinite(report.loss) || (loss && report.loss >= *loss)) return;
+    loss = report.loss;
+    step = report.step;
 }
 
 }  // namespace unsloth::train

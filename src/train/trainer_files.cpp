@@ -15,6 +15,8 @@
 namespace unsloth::train {
 namespace {
 
+namespace fs = std::filesystem;
+
 /// The projections that have an adapter in some layer: PEFT's own config may say it by a regular expression.
 std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spec) {
     std::vector<std::string> names;
@@ -23,11 +25,6 @@ std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spe
         if (std::any_of(layers.begin(), layers.end(), [&](const LayerLora& layer) { return layer[p].r > 0; }))
             names.emplace_back(projection_names[p]);
     return names;
-}
-
-/// Whether a run has left its result or checkpoints in a folder.
-bool holds_a_run(const std::filesystem::path& folder) {
-    return std::filesystem::exists(folder / "trainer_state.json") || !list_checkpoints(folder).empty();
 }
 
 /// What can be done beside the run that a folder holds.
@@ -42,24 +39,71 @@ std::string ways_on(const std::filesystem::path& folder) {
 
 }  // namespace
 
+/// What is read must not be what the run writes over: compared as the system sees folders, whatever links lead there.
+void Trainer::require_own_output() const {
+    const fs::path out = config().training.output_dir;
+    std::vector<fs::path> written{out};
+    for (const CheckpointFolder& checkpoint : list_checkpoints(out)) written.push_back(checkpoint.path);
+    const auto refuse = [&](const char* option, const fs::path& read) {
+        std::error_code failed;
+        for (const fs::path& folder : written)
+            if (fs::equivalent(folder, read, failed))
+                throw usage_error(cat("training.output_dir ", out.string(), ": the run would write over ",
+                                      folder.string(), ", which ", option, " names"),
+                                  "Choose another training.output_dir.");
+    };
+    refuse("model.path", opened_.file->checkpoint.folder());
+    if (config().model.adapter_name_or_path) refuse("model.adapter_name_or_path", *config().model.adapter_name_or_path);
+}
+
+/// Room for the result and the first checkpoint; those that follow are saved only where there is some.
+void Trainer::require_disk() const {
+    if (!leads()) return;
+    constexpr int64_t texts = 1 << 20;
+    const TrainingOptions& t = config().training;
+    const model::ParameterTable& table = *plan_->table();
+    int64_t result = texts;
+    for (const fs::path& file : opened_.tokenizer_files()) result += static_cast<int64_t>(fs::file_size(file));
+    for (const model::Parameter& p : table.parameters())
+        result += p.elements() * static_cast<int64_t>(size_of(full() ? opened_.file->spec.dtype : DType::f32));
+    const bool saves = t.save_steps > 0 || t.save_minutes > 0;
+    const int64_t values = full() ? table.flat_elements() * static_cast<int64_t>(sizeof(float)) : 0;
+    const int64_t checkpoint = saves ? result + values + model::Parameters::moment_bytes(table, t.optim) : 0;
+
+    fs::path place = fs::absolute(t.output_dir);
+    std::error_code failed;
+    while (!fs::exists(place, failed) && place.has_relative_path()) place = place.parent_path();
+    const fs::space_info space = fs::space(place, failed);
+    if (failed || space.available >= static_cast<std::uintmax_t>(result + checkpoint)) return;
+    throw runtime_failure(cat("not enough room in ", t.output_dir, ": ", memory::human_bytes(result + checkpoint),
+                              " are needed (", full() ? "model " : "adapter ", memory::human_bytes(result),
+                              saves ? cat(", first checkpoint ", memory::human_bytes(checkpoint)) : "", "), ",
+                              memory::human_bytes(static_cast<int64_t>(space.available)), " are free"),
+                          cat("Free some, or choose another training.output_dir",
+                              saves ? "; with save_steps 0 no checkpoint is saved." : "."));
+}
+
 /// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor
 /// looked for.
 void Trainer::open_output() {
     TrainingOptions& training = loaded_.config.training;
     if (training.max_steps == 0) return;
-    const std::filesystem::path folder = training.output_dir;
+    const fs::path folder = training.output_dir;
     std::string chosen;
     if (leads()) {
         std::error_code failed;
-        std::filesystem::create_directories(folder, failed);
+        fs::create_directories(folder, failed);
         if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
         lock_.emplace(folder);
         remove_unfinished_checkpoints(folder);
-        if (const std::optional<ResumePoint> point = find_resume_point(training)) chosen = point->folder.string();
+        if (const std::optional<ResumePoint> point = find_resume_point(training)) {
+            require_nothing_lost(training, *point);
+            chosen = point->folder.string();
+        }
         if (chosen.empty() && holds_a_run(folder)) {
             if (!training.overwrite_output_dir)
                 throw usage_error(cat(folder.string(), " holds a run already"), ways_on(folder));
-            for (const CheckpointFolder& old : list_checkpoints(folder)) std::filesystem::remove_all(old.path);
+            for (const CheckpointFolder& old : list_checkpoints(folder)) fs::remove_all(old.path);
         }
     }
     if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
@@ -85,8 +129,8 @@ void Trainer::restore() {
     done_steps_ = saved.step;
     last_epoch_ = saved.epoch;
     seen_tokens_ = saved.seen_tokens;
-    best_eval_ = saved.best_eval;
-    best_step_ = saved.best_step;
+    best_ = {saved.best_eval, saved.best_step};
+    evaluation_due_ = saved.evaluation_due;
     unlogged_.restore({saved.unlogged_loss, saved.unlogged_steps});
     history_.rows = read_trainer_state(resume_->folder).log_history;
     log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
@@ -201,9 +245,9 @@ RunMoment Trainer::moment() const {
     trainer.num_train_epochs = t.num_train_epochs;
     trainer.save_steps = t.save_steps;
     trainer.train_batch_size = t.per_device_train_batch_size;
-    if (best_eval_) {
-        trainer.best_metric = best_eval_;
-        trainer.best_global_step = best_step_;
+    if (best_.loss) {
+        trainer.best_metric = best_.loss;
+        trainer.best_global_step = best_.step;
     }
     const Stepper::State stepper = stepper_->state();
     RunState& run = moment.run;
@@ -213,8 +257,9 @@ RunMoment Trainer::moment() const {
     run.good_steps = stepper.good_steps;
     run.epoch = last_epoch_;
     run.seen_tokens = seen_tokens_;
-    run.best_eval = best_eval_;
-    run.best_step = best_step_;
+    run.best_eval = best_.loss;
+    run.best_step = best_.step;
+    run.evaluation_due = evaluation_due_;
     run.unlogged_loss = unlogged_.state().sum;
     run.unlogged_steps = unlogged_.state().steps;
     if (plateau_) {

@@ -69,8 +69,8 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
         summary_.epoch = last_epoch_;
         summary_.seconds = seconds_since(begin_);
         summary_.train_loss = losses_.mean();
-        summary_.best_eval_loss = best_eval_;
-        summary_.best_step = best_step_;
+        summary_.best_eval_loss = best_.loss;
+        summary_.best_step = best_.step;
         summary_.memory_gib = peak_gib();
         for (const auto& observer : observers) observer->on_summary(summary_);
     } catch (const std::exception& failure) {

@@ -229,7 +229,11 @@ TEST(Outcome, OrderlyStopsKeepTheirCodes) {
     EXPECT_EQ(exit_code({ended(0, 130), ended(1, 130)}, SIGINT), 130);
     EXPECT_EQ(exit_code({ended(0, 0), ended(1, 0)}, SIGTERM), 0) << "they had finished anyway";
     EXPECT_EQ(exit_code({ended(0, 143), ended(1, 4)}, SIGTERM), 4) << "the save failed";
+    EXPECT_EQ(exit_code({ended(0, 129), ended(1, 129)}, 0), 129) << "a rank's machine was hung up on";
+    EXPECT_EQ(summary({ended(0, 129), ended(1, 129)}, SIGHUP),
+              "stopped by signal 1 (Hangup); ranks 0, 1: exit code 129");
     EXPECT_TRUE(in_order(ended(0, 130)));
+    EXPECT_TRUE(in_order(ended(0, 129)));
     EXPECT_FALSE(in_order(ended(0, 215))) << "death by SIGTERM is not the exit code 143";
 }
 

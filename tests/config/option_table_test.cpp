@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "config/option_table.h"
 #include "tests/config/support.h"
 
 namespace unsloth::testing {
@@ -197,6 +198,18 @@ TEST(OptionTable, NamesReachTheirFields) {
     EXPECT_EQ(config.logging.metrics_file, "f");
 }
 
+TEST(OptionTable, EveryOptionSaysWhetherAResumedRunMayChangeIt) {
+    Config config;
+    config::OptionSet options;
+    config::declare_options(options, config);
+    for (const config::Option& option : options.options()) EXPECT_TRUE(option.resuming) << option.full_name();
+    EXPECT_EQ(on_resume("lora.r"), OnResume::fixed);
+    EXPECT_EQ(on_resume("data.packing"), OnResume::fixed);
+    EXPECT_EQ(on_resume("training.learning_rate"), OnResume::told);
+    EXPECT_EQ(on_resume("data.cache_dir"), OnResume::free);
+    EXPECT_THROW(on_resume("data.workers"), CheckError);
+}
+
 // The file that interface.md shows, whose values are the defaults but for the paths.
 TEST(OptionTable, DefaultsAreThePublishedOnes) {
     const std::string published = R"({
@@ -210,7 +223,7 @@ TEST(OptionTable, DefaultsAreThePublishedOnes) {
                "num_train_epochs": 1, "max_steps": -1, "learning_rate": 2e-4, "lr_scheduler_type": "linear",
                "warmup_steps": 5, "warmup_ratio": 0.0, "weight_decay": 0.01, "max_grad_norm": 1.0,
                "optim": "adamw_8bit", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "seed": 3407,
-               "gradient_checkpointing": "auto", "deterministic": false, "eval_steps": 0, "save_steps": 0,
+               "gradient_checkpointing": "auto", "deterministic": false, "eval_steps": 0, "save_steps": 500,
                "save_total_limit": 0, "logging_steps": 1, "resume_from_checkpoint": null},
   "hardware": {"device": "auto"},
   "logging":  {"level": "info", "metrics_file": "metrics.jsonl"}

@@ -1,6 +1,7 @@
 #include "unsloth/core/interrupt.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -11,6 +12,7 @@ namespace {
 
 // Each case runs in a child process, so that handlers and remembered signals do not leak into other tests.
 void stop_once(int signal) {
+    std::signal(signal, SIG_DFL);  // whoever runs the tests may ignore it
     install_interrupt_handlers();
     if (interrupt_requested() != 0) std::_Exit(1);
     std::raise(signal);
@@ -30,6 +32,32 @@ void sent_to_process_and_group(int signal) {
     std::raise(signal);
     std::raise(signal);
     std::_Exit(interrupt_requested() == signal ? 42 : 2);
+}
+
+void hung_up_under_nohup() {
+    std::signal(SIGHUP, SIG_IGN);
+    install_interrupt_handlers();
+    std::raise(SIGHUP);
+    std::_Exit(interrupt_requested() == 0 ? 42 : 2);
+}
+
+// As when a terminal is closed: what reads our output through a pipe is gone too.
+void hung_up_without_a_reader() {
+    int ends[2];
+    if (::pipe(ends) != 0) std::_Exit(1);
+    ::close(ends[0]);
+    std::signal(SIGHUP, SIG_DFL);
+    std::signal(SIGPIPE, SIG_DFL);
+    install_interrupt_handlers();
+    std::raise(SIGHUP);
+    const bool refused = ::write(ends[1], "x", 1) < 0;
+    std::_Exit(refused && interrupt_requested() == SIGHUP ? 42 : 2);
+}
+
+TEST(InterruptDeathTest, AHangUpIsASignalToSaveUnlessItIsIgnored) {
+    EXPECT_EXIT(stop_once(SIGHUP), ::testing::ExitedWithCode(42), "Stopping after this step");
+    EXPECT_EXIT(hung_up_under_nohup(), ::testing::ExitedWithCode(42), "");
+    EXPECT_EXIT(hung_up_without_a_reader(), ::testing::ExitedWithCode(42), "");
 }
 
 TEST(InterruptDeathTest, TheFirstSignalIsRemembered) {
@@ -54,6 +82,7 @@ TEST(InterruptDeathTest, AnotherSignalAtOnceIsASecondRequest) {
 TEST(Interrupted, CarriesTheShellsExitCode) {
     EXPECT_EQ(Interrupted(SIGINT, "saved").exit_code(), 130);
     EXPECT_EQ(Interrupted(SIGTERM, "saved").exit_code(), 143);
+    EXPECT_EQ(Interrupted(SIGHUP, "saved").exit_code(), 129);
     EXPECT_STREQ(Interrupted(SIGTERM, "saved").what(), "saved");
 }
 

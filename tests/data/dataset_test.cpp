@@ -333,6 +333,21 @@ TEST(LongRows, PiecesOfARowStayOnOneSideOfASplit) {
     EXPECT_EQ(train.stats().split_rows, 20);
 }
 
+TEST(Dataset, TheFingerprintSeesAllThatIsTrained) {
+    // The same tokens, and in each case as many targets and segments: only which ones they are differs.
+    const std::vector<int32_t> ids{5, 6, 7, 8, 9, 10, 11, 12}, one{0, 1, 2, 3, 4, 5, 6, 7};
+    const auto print = [&](std::vector<int32_t> labels, std::vector<int32_t> positions) {
+        return Dataset::from_samples({{0, ids, std::move(labels), std::move(positions)}}).fingerprint();
+    };
+    constexpr int32_t off = ignore_label;
+    const std::string plain = print(ids, one);
+    EXPECT_EQ(plain, print(ids, one));
+    EXPECT_NE(print({off, off, off, 8, 9, 10, 11, 12}, one), print({off, 6, 7, 8, 9, 10, off, off}, one));
+    EXPECT_NE(plain, print({5, 6, 7, 8, 9, 10, 12, 11}, one)) << "labels that are not the tokens";
+    EXPECT_NE(print(ids, {0, 1, 2, 3, 0, 1, 2, 3}), print(ids, {0, 1, 2, 3, 4, 0, 1, 2}));
+    EXPECT_NE(plain, print(ids, {3, 4, 5, 6, 7, 8, 9, 10})) << "positions that begin elsewhere";
+}
+
 std::set<int64_t> source_rows(const Dataset& data) {
     std::set<int64_t> rows;
     for (int64_t i = 0; i < data.size(); ++i) {

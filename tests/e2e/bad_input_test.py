@@ -484,6 +484,18 @@ class Output(EndToEnd):
         self.assertNotIn("adapter_model.safetensors", names)
         self.assertEqual([n for n in names if ".tmp-" in n], [])
 
+    def test_init_does_not_replace_a_model(self):
+        there = self.copied_model(model(LLAMA), "there")
+        before = {p.name: p.read_bytes() for p in there.iterdir()}
+        make = ["init", "--model_config", model(LLAMA) / "config.json", "--seed", "8", "--out"]
+        for folder in (there, self.folder / "weights"):
+            folder.mkdir(exist_ok=True)
+            (folder / "model.safetensors").write_bytes(before["model.safetensors"])
+            self.fail_with(USAGE, ["holds a model already", "Name another folder"], *make, folder)
+        self.assertEqual({p.name: p.read_bytes() for p in there.iterdir()}, before)
+        (self.folder / "empty").mkdir()
+        self.succeed(*make, self.folder / "empty")
+
     def test_an_earlier_adapter_survives_a_failed_save(self):
         rows = self.rows(4)
         out = self.train(model(LLAMA), rows)

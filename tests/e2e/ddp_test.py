@@ -14,6 +14,7 @@ from support import (
     OK,
     PROGRAM,
     RUNTIME,
+    SIGHUP_SAVED,
     SIGTERM_SAVED,
     SOURCE,
     TIMEOUT_S,
@@ -23,6 +24,8 @@ from support import (
     main,
     model,
     read_safetensors,
+    token_rows,
+    write_rows,
 )
 
 LAUNCH = SOURCE / "scripts" / "launch.sh"
@@ -211,6 +214,23 @@ class Distributed(EndToEnd):
             self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
         self.assertTrue((self.folder / "stopped" / "adapter_model.safetensors").exists())
 
+    def test_a_signal_to_one_rank_in_the_middle_of_an_evaluation(self):
+        held_out = write_rows(self.folder / "held_out.jsonl", token_rows(12000))
+        ranks = self.start_ranks(
+            lambda rank: self.arguments("evaluating", 2, 1, "--eval_file", held_out, "--eval_on_start", "true")
+        )
+        metrics = self.folder / "evaluating" / "metrics.jsonl"
+        self.wait_for(metrics.exists, ranks)
+        time.sleep(0.3)
+        ranks[1].send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        for rank in ranks:
+            err = rank.communicate(timeout=TIMEOUT_S)[1]
+            self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
+        self.assertLess(time.monotonic() - began, 5)
+        self.assertEqual(metrics.read_text(), "")
+        self.assertTrue((self.folder / "evaluating" / "checkpoint-0" / "manifest.json").exists())
+
     def test_a_killed_rank_is_named(self):
         ranks = self.start_ranks(
             lambda rank: self.arguments("killed", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3)
@@ -309,20 +329,24 @@ class Distributed(EndToEnd):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever runs the tests may ignore it
         )
         self.addCleanup(lambda: (launcher.kill(), launcher.wait(), launcher.stderr.close()))
         return launcher
 
     def test_the_launcher_passes_on_a_request_to_stop(self):
-        launcher = self.start_launcher(self.arguments("asked", 2, 1, "--max_steps", 1000000))
-        metrics = self.folder / "asked" / "metrics.jsonl"
-        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
-        launcher.terminate()
-        err = launcher.communicate(timeout=TIMEOUT_S)[1]
-        self.assertEqual(launcher.returncode, SIGTERM_SAVED, err)
-        self.assertEqual(err.count("Stopping after this step"), 2, err)
-        self.assertRegex(err, r"\[rank 0\] .*stopped after step")
-        self.assertTrue((self.folder / "asked" / "adapter_model.safetensors").exists())
+        for number, code in ((signal.SIGTERM, SIGTERM_SAVED), (signal.SIGHUP, SIGHUP_SAVED)):
+            with self.subTest(number=number):
+                out = self.folder / f"asked{code}"
+                launcher = self.start_launcher(self.arguments(out.name, 2, 1, "--max_steps", 1000000))
+                metrics = out / "metrics.jsonl"
+                self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, [launcher])
+                launcher.send_signal(number)
+                err = launcher.communicate(timeout=TIMEOUT_S)[1]
+                self.assertEqual(launcher.returncode, code, err)
+                self.assertEqual(err.count("Stopping after this step"), 2, err)
+                self.assertRegex(err, r"\[rank 0\] .*stopped after step")
+                self.assertTrue((out / "adapter_model.safetensors").exists())
 
     def test_the_launcher_names_the_rank_that_died(self):
         launcher = self.start_launcher(self.arguments("died", 2, 1, "--max_steps", 1000000, "--ddp_timeout", 3))

@@ -8,11 +8,24 @@ import threading
 import time
 import unittest
 
-from support import EndToEnd, LLAMA, OK, PROGRAM, SIGINT_SAVED, SIGTERM_SAVED, TIMEOUT_S, environment, main, model, run
+from support import (
+    EndToEnd,
+    LLAMA,
+    OK,
+    PROGRAM,
+    SIGHUP_SAVED,
+    SIGINT_SAVED,
+    SIGTERM_SAVED,
+    TIMEOUT_S,
+    environment,
+    main,
+    model,
+    run,
+)
 
 
 class Interrupting(EndToEnd):
-    def start(self, *extra):
+    def start(self, *extra, hangup=signal.SIG_DFL):
         """A run that would take very long, already past its first step; the process and its first lines of stderr."""
         arguments = self.train_arguments(model(LLAMA), self.rows(16), "--max_steps", "1000000", *extra)
         process = subprocess.Popen(
@@ -21,6 +34,7 @@ class Interrupting(EndToEnd):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment(),
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # whoever runs the tests may ignore it
         )
         self.addCleanup(self.put_away, process)
         watchdog = threading.Timer(TIMEOUT_S, process.kill)
@@ -60,6 +74,30 @@ class Interrupting(EndToEnd):
 
     def test_sigterm_saves(self):
         self.check_saved(signal.SIGTERM, SIGTERM_SAVED)
+
+    def test_a_hangup_saves(self):
+        self.check_saved(signal.SIGHUP, SIGHUP_SAVED)
+
+    def test_under_nohup_a_hangup_is_nothing(self):
+        process, _ = self.start(hangup=signal.SIG_IGN)
+        process.send_signal(signal.SIGHUP)
+        for _ in range(50):  # steps go on
+            self.assertTrue(process.stderr.readline())
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read().decode()
+        self.assertEqual(process.wait(), SIGTERM_SAVED, rest)
+
+    def test_saving_needs_nobody_who_listens(self):
+        """A terminal that is closed takes with it what the messages were piped to."""
+        for number, code in ((signal.SIGHUP, SIGHUP_SAVED), (signal.SIGINT, SIGINT_SAVED)):
+            with self.subTest(number=number):
+                process, _ = self.start("--overwrite_output_dir", "true")
+                process.send_signal(signal.SIGSTOP)
+                process.stderr.close()
+                process.send_signal(number)
+                process.send_signal(signal.SIGCONT)
+                self.assertEqual(process.wait(), code)
+                self.assertEqual(run("inspect", self.folder / "out").code, OK)
 
     def test_a_second_signal_leaves_at_once(self):
         # Stopped while both arrive: SIGTERM and SIGINT are delivered before another step can end.

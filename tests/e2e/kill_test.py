@@ -125,8 +125,8 @@ class KillMatrix(EndToEnd):
         else:
             self.assertIn(done.returncode, (OK, RUNTIME), f"{out}: {done.stderr}")
         self.whole_checkpoints_are_exact(out)
-        if done.returncode == OK and not list((self.folder / out).glob("checkpoint-?")):
-            # No checkpoint could be written, and the result is there all the same.
+        if done.returncode == OK and not (self.folder / out / "checkpoint-4").exists():
+            # The last checkpoint could not be written, and the result is there all the same.
             self.assertEqual(
                 (self.folder / out / ADAPTER).read_bytes(), (self.folder / "all" / ADAPTER).read_bytes(), out
             )

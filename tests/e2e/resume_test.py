@@ -1,6 +1,7 @@
 """Going on from a checkpoint: the same losses and the same bytes as a run that was not interrupted, and what is refused."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -66,7 +67,7 @@ class Resuming(EndToEnd):
         for checkpoint in (self.folder / "parts").glob("checkpoint-*"):
             if checkpoint.name != f"checkpoint-{at}":
                 shutil.rmtree(checkpoint)
-        for file in files:
+        for file in (*files, "trainer_state.json"):  # as a run that was killed leaves its folder
             (self.folder / "parts" / file).unlink()
         result = self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
         self.assertIn(f"goes on from {self.folder / 'parts' / f'checkpoint-{at}'}", result.err)
@@ -285,6 +286,17 @@ class Resuming(EndToEnd):
         spoilt[-1] ^= 1
         (out / "checkpoint-8" / "optimizer.safetensors").write_bytes(spoilt)
         (out / "checkpoint-6" / "run_state.json").unlink()
+        # A finished result is not replaced by one from an earlier step; that of a run that was killed is not there.
+        self.fail_with(
+            USAGE,
+            [
+                f"holds the result of a finished run of {STEPS} steps",
+                str(out / "checkpoint-4"),
+                "Nothing is left to do",
+            ],
+            *self.arguments("parts", "--resume_from_checkpoint", "true"),
+        )
+        (out / "trainer_state.json").unlink()
         result = self.succeed(*self.arguments("parts", "--resume_from_checkpoint", "true"))
         for word in (
             "has no manifest.json",
@@ -350,6 +362,97 @@ class Resuming(EndToEnd):
         self.assertIn("changed since the checkpoint: training.learning_rate", result.err)
         self.assertEqual([s["step"] for s in self.steps(self.folder / "new")], list(range(5, 13)))
 
+    def test_other_labels_and_positions_are_other_rows(self):
+        """The same tokens with as many targets and segments: only which ones they are differs."""
+        ids = [row["input_ids"] for row in token_rows(14, shortest=12, longest=12)]
+        off = [-100] * 4
+        forms = {
+            # The first token is no target in any case.
+            "labels": ([off + i[4:] for i in ids], None, [i[:4] + off[:3] + i[7:] for i in ids], None),
+            "positions": (ids, [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7], ids, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]),
+        }
+        for name, (labels, positions, other_labels, other_positions) in forms.items():
+            with self.subTest(name=name):
+
+                def rows(file, labels, positions):
+                    extra = {"position_ids": positions} if positions else {}
+                    return write_rows(
+                        self.folder / file, [{"input_ids": i, "labels": l} | extra for i, l in zip(ids, labels)]
+                    )
+
+                first, second = (
+                    rows("first.jsonl", labels, positions),
+                    rows("second.jsonl", other_labels, other_positions),
+                )
+                self.succeed(*self.arguments(name, "--save_steps", 4, rows=first))
+                self.fail_with(
+                    USAGE,
+                    ["rows are not those"],
+                    *self.arguments(
+                        "new", "--resume_from_checkpoint", self.folder / name / "checkpoint-4", rows=second
+                    ),
+                )
+
+    def test_nothing_that_is_further_on_is_replaced(self):
+        out = self.folder / "parts"
+        self.succeed(*self.arguments("parts", "--save_steps", 4))
+        self.succeed(*self.arguments("other", "--max_steps", 2))
+        (self.folder / "link").symlink_to(out)
+
+        def files():
+            return {p: p.read_bytes() for f in (out, self.folder / "other") for p in f.rglob("*") if p.is_file()}
+
+        before = files()
+        self.fail_with(
+            USAGE,
+            [f"is of step {STEPS}", "end at step 5", "max_steps"],
+            *self.arguments("parts", "--max_steps", 5, "--resume_from_checkpoint", "auto"),
+        )
+        for folder in ("parts", "link"):
+            self.fail_with(
+                USAGE,
+                [f"has reached step {STEPS}", "checkpoint-4", "resume_from_checkpoint auto", "output_dir"],
+                *self.arguments("parts", "--resume_from_checkpoint", self.folder / folder / "checkpoint-4"),
+            )
+        self.fail_with(
+            USAGE,
+            ["other holds a run already", "checkpoint-4", "output_dir"],
+            *self.arguments("other", "--resume_from_checkpoint", out / "checkpoint-4"),
+        )
+        self.assertEqual(files(), before)
+        # Longer is what going on is for.
+        self.succeed(*self.arguments("parts", "--max_steps", STEPS + 1, "--resume_from_checkpoint", "auto"))
+        self.assertEqual(len(self.steps(out)), STEPS + 1)
+
+    def test_a_signal_in_the_middle_of_an_evaluation(self):
+        held_out = write_rows(self.folder / "held_out.jsonl", token_rows(2500, seed=9))
+        extra = ["--max_steps", 4, "--eval_file", held_out, "--eval_steps", 2, "--eval_on_start", "true"]
+        extra += ["--lr_scheduler_type", "reduce_lr_on_plateau"]
+        extra += ["--lr_scheduler_kwargs", '{"patience": 0, "factor": 0.5, "threshold": 0.5}']
+        err = self.succeed(*self.arguments("whole", *extra)).err
+        longest = max(float(seconds) for seconds in re.findall(r"labels in ([\d.]+) s", err))
+        metrics = self.folder / "parts" / "metrics.jsonl"
+        for step, lines_before in (
+            (0, 0),
+            (2, 3),
+            (4, 6),
+        ):  # before the first step, during the run, after the last step
+            process = self.start(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
+            self.wait_for(process, lambda: metrics.exists() and metrics.read_text().count("\n") >= lines_before)
+            time.sleep(longest / 5)
+            process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            err = process.stderr.read()
+            self.assertEqual(process.wait(), SIGTERM_SAVED, err)
+            self.assertIn(f"stopped after step {step} of 4", err)
+            self.assertIn(f"checkpoint-{step} to go on from", err)
+            self.assertLess(time.monotonic() - began, longest / 2)
+            self.assertNotIn(step, [e["step"] for e in self.evaluations(self.folder / "parts")])
+        self.succeed(*self.arguments("parts", *extra, "--resume_from_checkpoint", "auto"))
+        self.assertEqual(self.figures("parts"), self.figures("whole"))
+        self.assertEqual(self.evaluations(self.folder / "parts"), self.evaluations(self.folder / "whole"))
+        self.assertEqual((self.folder / "parts" / ADAPTER).read_bytes(), (self.folder / "whole" / ADAPTER).read_bytes())
+
     def test_accumulation_keeps_the_rows_of_a_step(self):
         self.succeed(*self.arguments("parts", "--save_steps", 4))
         result = self.succeed(
@@ -367,7 +470,7 @@ class Resuming(EndToEnd):
             self.assertAlmostEqual(got[2], expected[2], places=5)
 
     def test_one_run_a_folder(self):
-        process = self.start(*self.arguments("taken", "--max_steps", 100000))
+        process = self.start(*self.arguments("taken", "--max_steps", 100000, "--save_steps", 0))
         metrics = self.folder / "taken" / "metrics.jsonl"
         self.wait_for(process, lambda: metrics.exists() and metrics.read_text())
         result = self.fail_with(

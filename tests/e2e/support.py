@@ -22,7 +22,7 @@ GOLDEN = SOURCE / "tests" / "golden"
 LEGAL_BASE = SOURCE / "examples" / "legal" / "base"
 NF4_MODEL = GOLDEN / "formats" / "small_llama" / "nf4_dq"
 
-OK, USAGE, INPUT, RUNTIME, SIGINT_SAVED, SIGTERM_SAVED = 0, 2, 3, 4, 130, 143
+OK, USAGE, INPUT, RUNTIME, SIGHUP_SAVED, SIGINT_SAVED, SIGTERM_SAVED = 0, 2, 3, 4, 129, 130, 143
 
 # What a user must never see, whatever went wrong.
 FORBIDDEN = (

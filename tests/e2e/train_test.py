@@ -39,6 +39,7 @@ STEP_FIELDS = [
     "step_ms",
     "memory_gib",
 ]
+LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
 EVAL_FIELDS = ["step", "epoch", "eval_loss", "eval_tokens"]
 SUMMARY_FIELDS = [
     "event",
@@ -76,6 +77,7 @@ class TokenisedRows(EndToEnd):
             [
                 "adapter_config.json",
                 "adapter_model.safetensors",
+                "checkpoint-4",
                 "metrics.jsonl",
                 "run_config.json",
                 "trainer_state.json",
@@ -538,7 +540,66 @@ class Repeating(EndToEnd):
         out = self.train(base, rows, "--max_steps", "2", "--r", "2", "--overwrite_output_dir", "true")
         self.assertEqual(len(self.steps(out)), 2)
         self.assertEqual(json.loads((out / "adapter_config.json").read_text())["r"], 2)
-        self.assertEqual([p.name for p in out.iterdir() if p.is_dir() or ".tmp-" in p.name], [])
+        self.assertEqual([p.name for p in out.iterdir() if p.is_dir() or ".tmp-" in p.name], ["checkpoint-2"])
+
+
+class OutputFolder(EndToEnd):
+    def files(self, *folders):
+        return {p: p.is_file() and p.read_bytes() for folder in folders for p in sorted(folder.rglob("*"))}
+
+    def test_the_base_is_not_written_over(self):
+        base = self.copied_model(model(LLAMA), "base")
+        (self.folder / "link").symlink_to(base)
+        rows, before = self.rows(4), self.files(base)
+        for path, out in (
+            (base, "base"),
+            (base, "link"),
+            (base, "base/../link"),
+            (self.folder / "link", "base"),
+            (base / "model.safetensors", "base"),
+        ):
+            for extra in ([], ["--finetuning_type", "full"], ["--max_steps", "0"]):
+                with self.subTest(path=path, out=out, extra=extra):
+                    self.fail_with(
+                        USAGE,
+                        ["training.output_dir", "write over", "model.path", "Choose another"],
+                        *self.train_arguments(path, rows, *extra, out=out),
+                    )
+        self.assertEqual(self.files(base), before)
+
+    def test_what_a_run_begins_with_is_not_written_over(self):
+        base, rows = model(LLAMA), self.rows(4)
+        out = self.train(base, rows)
+        before = self.files(out / "checkpoint-3")
+        for adapter in (out, out / "checkpoint-3"):
+            self.fail_with(
+                USAGE,
+                ["training.output_dir", "model.adapter_name_or_path", "Choose another"],
+                *self.train_arguments(base, rows, "--adapter_name_or_path", adapter, "--overwrite_output_dir", "true"),
+            )
+        self.assertEqual(self.files(out / "checkpoint-3"), before)
+
+    @unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
+    def test_room_is_looked_for_before_training(self):
+        rows = self.rows(4)
+
+        def disk(free):
+            return environment(LD_PRELOAD=LIBRARY, FAULT_FREE=free, ASAN_OPTIONS="verify_asan_link_order=0")
+
+        # The adapter takes about 0.1 MiB, and the texts beside it and in a checkpoint count as 1 MiB each.
+        for extra, parts in (
+            ([], ["not enough room", "are needed (adapter", "first checkpoint", "1.0 MiB are free", "save_steps 0"]),
+            (["--finetuning_type", "full"], ["not enough room", "are needed (model"]),
+            (["--max_steps", "0"], ["not enough room"]),
+        ):
+            with self.subTest(extra=extra):
+                result = self.fail_with(
+                    RUNTIME, parts, *self.train_arguments(model(LLAMA), rows, *extra), env=disk(1 << 20)
+                )
+                self.assertNotIn("step 1/", result.err)
+                self.assertFalse((self.folder / "out" / "metrics.jsonl").exists())
+        self.train(model(LLAMA), rows, env=disk(8 << 20), out="enough")
+        self.train(model(LLAMA), rows, "--save_steps", "0", env=disk(3 << 19), out="small")
 
 
 class TrainerState(EndToEnd):

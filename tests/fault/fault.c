@@ -5,6 +5,7 @@
    FAULT_AT      number of the call (from 1) at which something happens; 0: never
    FAULT_KIND    kill, term: SIGKILL or SIGTERM after the call; ENOSPC, EIO, EROFS: the call fails with it, and every later one of its sort too;
                  short: a write takes half of its bytes, that one time
+   FAULT_FREE    bytes that every file system says it has free; absent: what it has
    FAULT_LOG     file that receives a line per counted call: number, name, path
 
    Calls: open for writing, write, pwrite, fallocate, fsync, rename, mkdir, unlink, rmdir. */
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { most_descriptors = 4096 };
@@ -187,3 +189,15 @@ int rmdir(const char* path) {
     const int what = counts(path) ? next("rmdir", path) : 0;
     FAIL_OR(what, real(path));
 }
+
+static void shrink(struct statvfs* space) {
+    const char* bytes = getenv("FAULT_FREE");
+    if (bytes != NULL) space->f_bavail = space->f_bfree = (fsblkcnt_t)(strtoull(bytes, NULL, 10) / space->f_frsize);
+}
+int statvfs(const char* path, struct statvfs* space) {
+    REAL(int, "statvfs", const char*, struct statvfs*);
+    const int result = real(path, space);
+    if (result == 0) shrink(space);
+    return result;
+}
+int statvfs64(const char* path, struct statvfs64* space) { return statvfs(path, (struct statvfs*)space); }

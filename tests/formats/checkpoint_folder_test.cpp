@@ -145,6 +145,7 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
     state.unlogged_loss = 2.0 / 3.0;
     state.unlogged_steps = 3;
     state.plateau = RunState::Plateau{1e-5 / 3, 0.7, true, 2, 1};
+    state.evaluation_due = true;
     state.per_device_train_batch_size = 8;
     state.world_size = 4;
     state.cpu_threads = 6;
@@ -162,9 +163,10 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
     ASSERT_TRUE(read.plateau);
     EXPECT_EQ(read.plateau->learning_rate, state.plateau->learning_rate);
     EXPECT_EQ(read.plateau->bad_evaluations, 2);
+    EXPECT_TRUE(read.evaluation_due);
     EXPECT_EQ(read.world_size, 4);
     EXPECT_EQ(read.cpu_threads, 6);
-    for (const char* bad : {"", "[]", "{}", R"({"version": 2, "step": 1})", R"({"version": 1, "step": -1})"}) {
+    for (const char* bad : {"", "[]", "{}", R"({"version": 3, "step": 1})", R"({"version": 2, "step": -1})"}) {
         std::ofstream(folder / "run_state.json") << bad;
         EXPECT_THROW(read_run_state(folder), Error) << bad;
     }

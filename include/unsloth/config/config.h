@@ -133,7 +133,7 @@ struct TrainingOptions {
     bool deterministic = false;
     int64_t eval_steps = 0;
     bool eval_on_start = false;
-    int64_t save_steps = 0;
+    int64_t save_steps = 500;
     double save_minutes = 0;
     int64_t save_total_limit = 0;
     double save_grace_seconds = 25;

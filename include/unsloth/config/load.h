@@ -20,6 +20,15 @@ LoadedConfig load_config(const std::optional<std::filesystem::path>& file, const
 /// The whole configuration as indented JSON that load_config reads back to the same values; ends in a newline.
 std::string config_to_json(const Config& config);
 
+/// What a run that goes on from a checkpoint may do with an option.
+enum class OnResume {
+    fixed,  ///< nothing: it decides what the steps already taken meant
+    told,   ///< change it from here on, and the log says so
+    free    ///< change it without a word: it only says how the run is carried out
+};
+/// Of the option of this full name ("lora.r"); CheckError when there is none.
+OnResume on_resume(const std::string& option);
+
 /// A JSON Schema (draft 2020-12) of configuration files; ends in a newline.
 std::string config_schema();
 

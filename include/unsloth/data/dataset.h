@@ -79,7 +79,7 @@ class Dataset {
     /// Of these rows; what was skipped counts for the whole file.
     const DatasetStats& stats() const { return stats_; }
 
-    /// A hash of the rows: their ids, tokens and targets, in this order. Reads all of them.
+    /// A hash of the rows: of each its id, source, tokens, labels and positions. Reads all of them.
     std::string fingerprint() const;
 
     /// {training rows, validation rows}, each in the file's order; which are which says validation_places() of

@@ -135,6 +135,7 @@ class EvalLoader {
 
     const Dataset& dataset() const { return dataset_; }
     int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
+    int64_t most_batches() const { return most_batches_; }                    ///< of the rank that has most
     Batch batch(int64_t i) const;
     BatchLimits limits() const;
     int64_t labels() const { return dataset_.stats().trained_tokens; }  ///< over all ranks: the loss's divisor
@@ -142,6 +143,7 @@ class EvalLoader {
   private:
     Dataset dataset_;
     std::vector<std::pair<int64_t, int64_t>> ranges_;  ///< [begin, end) rows of each batch of this rank
+    int64_t most_batches_ = 0;
 };
 
 }  // namespace unsloth

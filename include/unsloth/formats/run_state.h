@@ -28,6 +28,7 @@ struct RunState {
     double unlogged_loss = 0;  ///< sum over the steps since the last logged one whose loss is finite
     int64_t unlogged_steps = 0;
     std::optional<Plateau> plateau;
+    bool evaluation_due = false;  ///< the evaluation after this step was broken off
 
     // What the numbers above belong to: a run that differs here would go on with something else.
     int64_t per_device_train_batch_size = 1, gradient_accumulation_steps = 1, world_size = 1;
@@ -38,7 +39,7 @@ struct RunState {
 
 /// Atomically writes folder/run_state.json.
 void write_run_state(const std::filesystem::path& folder, const RunState& state);
-/// input Error, naming file and key, for a text that is none, or of a later version of the format.
+/// input Error, naming file and key, for a text that is none, or of another version of the format.
 RunState read_run_state(const std::filesystem::path& folder);
 
 }  // namespace unsloth

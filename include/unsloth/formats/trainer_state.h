@@ -11,6 +11,8 @@
 namespace unsloth {
 
 /// One row of log_history: {epoch, step} and named numbers (loss, grad_norm, learning_rate; eval_loss, …).
+inline constexpr const char* trainer_state_file = "trainer_state.json";
+
 struct TrainerLogRow {
     int64_t step = 0;
     double epoch = 0;

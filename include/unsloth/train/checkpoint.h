@@ -27,7 +27,8 @@ std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::Adamw
 /// Changes whenever the flat buffers would be laid out otherwise: names, shapes, places, and how moments are kept.
 std::string layout_fingerprint(const model::ParameterTable& table, Optimizer optimizer);
 
-/// Copies of trained_tensors on the host (page-locked beside a GPU), made once and used again and again.
+/// Copies of trained_tensors on the host, made once and used again and again: page-locked beside a GPU, or with a
+/// warning ordinary memory where the system gives none.
 class Snapshot {
   public:
     Snapshot(const ops::AdamwState& state, at::Device device);
@@ -65,7 +66,8 @@ class BackgroundSaver {
     BackgroundSaver& operator=(const BackgroundSaver&) = delete;
 
     /// Copies the state as it is after the work issued so far (asynchronously on CUDA: later work waits for the copies,
-    /// the host does not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here.
+    /// the host does not) and calls write(snapshot) on the saver's thread. What an earlier write threw is thrown here;
+    /// where there is no memory for the copy, wait() throws that.
     void save(Write write);
     /// Waits for the write under way; throws what it threw.
     void wait();

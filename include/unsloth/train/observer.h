@@ -40,8 +40,9 @@ class Observer {
     virtual void on_summary(const RunSummary& /*summary*/) {}
 };
 
-/// One JSON object a line, flushed line by line; the last one is the summary. Of an existing file, the rows up to step
-/// `after_step` stay: those of a run that is resumed there.
+/// One JSON object a line, written line by line; the last one is the summary. While the system refuses that (a full
+/// disk), lines wait, with a warning. runtime Error when the file cannot be made. Of an existing file, the rows up to
+/// step `after_step` stay: those of a run that is resumed there.
 std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step);
 
 /// A progress bar on a terminal (loss, lr, grad norm, tokens/s, time left); a plain log line per report otherwise.

@@ -23,6 +23,16 @@ std::optional<ResumePoint> find_resume_point(const TrainingOptions& training);
 /// Reads a folder that is known to be whole.
 ResumePoint read_resume_point(const std::filesystem::path& folder);
 
+/// Whether a run has left its result or checkpoints in a folder.
+bool holds_a_run(const std::filesystem::path& folder);
+
+/// usage Error when going on from `point` would replace what it does not continue in output_dir: another run, or of the
+/// same one steps behind a checkpoint that was named, or a finished result behind the newest whole checkpoint.
+void require_nothing_lost(const TrainingOptions& training, const ResumePoint& point);
+
+/// usage Error when the run is to end before the checkpoint's step.
+void require_steps_left(const ResumePoint& point, int64_t total_steps);
+
 /// Compares the configuration with the checkpoint's run_config.json. Logs what differs; usage Error for what would
 /// change the meaning of the steps already taken (adapter, data, seed, optimizer, …).
 void require_same_run(const Config& config, const ResumePoint& point);

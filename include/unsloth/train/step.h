@@ -34,7 +34,7 @@ struct StepResult {
     StepOutcome outcome{};
     double loss_scale = 1.0;
     std::vector<int64_t> rows;  ///< source rows of this rank, for messages
-    int signal = 0;             ///< with a group: SIGINT or SIGTERM that some rank was sent before it issued the step
+    int signal = 0;             ///< with a group: stop signal that some rank was sent before it issued the step
     bool save_due = false;      ///< with a group: some rank asked for a checkpoint after this step
 };
 
@@ -44,6 +44,9 @@ struct IssueOptions {
     /// between micro-batches, with the share of the step that is left. Once it says yes, the step is dropped.
     std::function<bool(double)> abandon;
 };
+/// The stop signal that this process was sent, or with a group one of its ranks; 0: none. All ranks ask together, and
+/// the host waits for the device.
+int agree_on_signal(comm::Group* group, at::Device device, const std::string& what);
 
 /// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of
 /// all of them. A step in which one rank met a value that is not finite is skipped by all, and so is the next where it
@@ -99,8 +102,8 @@ class Stepper {
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
-    at::Tensor shared_;  ///< fp32 [5], with a group: the loss, and how many ranks were interrupted, were terminated,
-                         ///< ask for a save, met a value that is not finite
+    at::Tensor shared_;  ///< fp32, with a group: the loss; how many ranks ask for a save, were sent each stop signal,
+                         ///< met a value that is not finite
     at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1], with a group
     bool shares_ = true;
     double loss_scale_ = 1.0;

@@ -20,6 +20,13 @@
 
 namespace unsloth::train {
 
+/// The evaluation with the least loss; one that is not finite never is.
+struct BestEvaluation {
+    std::optional<double> loss;
+    int64_t step = 0;
+    void observe(const EvalReport& report);
+};
+
 class Trainer {
   public:
     /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input,
@@ -38,14 +45,16 @@ class Trainer {
     double learning_rate(int64_t step) const;  ///< of step number `step`, from 1
     int64_t total_steps() const { return total_steps_; }
     const model::ModelPlan& plan() const { return *plan_; }
-    /// Mean loss over the evaluation rows.
-    EvalReport evaluate(int64_t step, double epoch);
+    /// Mean loss over the evaluation rows; nothing when a signal asked to stop before it was done.
+    std::optional<EvalReport> evaluate(int64_t step, double epoch);
 
   private:
     void telling_others(const std::function<void()>& work) const;
     void run_together();
     void require_agreement() const;
     void require_same_values();
+    void require_own_output() const;
+    void require_disk() const;
     bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
     void open_output();
     void open_data();
@@ -108,8 +117,8 @@ class Trainer {
     double last_epoch_ = 0;
     int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result
     bool agreed_save_ = false;
-    std::optional<double> best_eval_;
-    int64_t best_step_ = 0;
+    bool evaluation_due_ = false;  ///< the one after done_steps_ was broken off
+    BestEvaluation best_;
 };
 
 }  // namespace unsloth::train

@@ -1,11 +1,13 @@
 #include "app/launch/outcome.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <map>
 #include <set>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 
 namespace unsloth::app {
 namespace {
@@ -20,7 +22,9 @@ bool failed_by_itself(const RankEnd& end) {
 }  // namespace
 
 bool in_order(const RankEnd& end) {
-    return end.signal == 0 && (end.code == 0 || end.code == shell_base + SIGINT || end.code == shell_base + SIGTERM);
+    return end.signal == 0 && (end.code == 0 || std::any_of(stop_signals.begin(), stop_signals.end(), [&](int signal) {
+                                   return end.code == shell_base + signal;
+                               }));
 }
 
 int most_telling(const std::vector<RankEnd>& ends) {

@@ -13,13 +13,13 @@
 #include <string_view>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 
 namespace unsloth::app {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
 // `timeout` and service managers signal a process and its group: the same request, twice within milliseconds.
 constexpr auto one_request = milliseconds(200);
 // What a rank's own children still write after its end.
