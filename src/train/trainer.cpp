@@ -272,9 +272,8 @@ void Trainer::run_together() {
     const Clock::time_point saving = Clock::now();
     if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
     // A finished result whose checkpoint was not complete would be one that nothing can go on from.
-    if (saver_) saver_->wait();
-    save_result();
     finish_saving();
+    save_result();
     summary_.save_seconds += seconds_since(saving);
     if (group_) group_->barrier("the end of the run");
     summarise("finished", "");
@@ -342,7 +341,7 @@ std::optional<EvalReport> Trainer::evaluate(int64_t step, double epoch) {
     const std::string what = cat("the evaluation at step ", step);
     double sum = 0;
     int64_t labels = 0;
-    Progress progress("evaluating", eval_->batches());
+    Progress progress("evaluating", eval_->most_batches());
     for (int64_t i = 0; i < eval_->most_batches(); ++i) {
         agreed_signal_ = agree_on_signal(group_.get(), device_, what);
         if (agreed_signal_ != 0) return std::nullopt;
