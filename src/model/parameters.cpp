@@ -1,7 +1,6 @@
 #include "unsloth/model/parameters.h"
 
 #include <algorithm>
-#include <array>
 
 #include "unsloth/core/error.h"
 #include "unsloth/formats/peft.h"
@@ -187,17 +186,6 @@ ops::AdamwState Parameters::copies(const ParameterTable& table, Optimizer optimi
     for (const Flat& flat : saved_buffers(table, optimizer))
         copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
     return copies;
-}
-
-int64_t Parameters::moment_bytes(const ParameterTable& table, Optimizer optimizer) {
-    using State = ops::AdamwState;
-    constexpr std::array moments{&State::m32, &State::v32,       &State::m8,
-                                 &State::v8,  &State::absmax_m8, &State::absmax_v8};
-    int64_t bytes = 0;
-    for (const Flat& flat : flat_buffers(table, optimizer, /*trains=*/true))
-        if (std::find(moments.begin(), moments.end(), flat.member) != moments.end())
-            bytes += flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype));
-    return bytes;
 }
 
 at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {

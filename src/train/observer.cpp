@@ -86,8 +86,8 @@ class MetricsFile final : public Observer {
 
   private:
     void write(const nlohmann::ordered_json& row) {
-        // An error may quote a file's bytes.
-        waiting_ += row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        waiting_ +=  // an error may quote a file's bytes
+            row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
         if (const int error = write_waiting(); error != 0 && !std::exchange(warned_, true))
             log::warning("cannot write ", path_.string(), ": ", std::strerror(error),
                          "; training goes on, and rows are written once that is possible again");

@@ -55,8 +55,11 @@ class Moment {
     std::optional<c10::Event> event_;
     std::chrono::steady_clock::time_point time_;
 };
+
 constexpr auto signal_count = static_cast<int64_t>(stop_signals.size());
 constexpr int64_t shared_flags = 1 + signal_count;  // a save is due; a rank was sent this signal
+// The loss, the flags, and whether a rank met a value that is not finite.
+constexpr int64_t bad_value = 1 + shared_flags, shared_values = bad_value + 1;
 
 /// A rank's flags for the signal that it was sent, to be summed over the ranks.
 void flag_signal(float* flags) {
@@ -108,12 +111,12 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         if (settings.group != nullptr) {
             const auto options = at::TensorOptions(at::kFloat).pinned_memory(cuda);
             slot->flags = at::zeros({shared_flags}, options);
-            slot->shared = at::zeros({2 + shared_flags}, options);
+            slot->shared = at::zeros({shared_values}, options);
         }
         slots_.push_back(std::move(slot));
     }
     if (settings.group != nullptr) {
-        shared_ = at::zeros({2 + shared_flags}, at::TensorOptions(at::kFloat).device(ctx.device()));
+        shared_ = at::zeros({shared_values}, at::TensorOptions(at::kFloat).device(ctx.device()));
         for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
             *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
     }
@@ -216,7 +219,7 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     const at::Tensor site =
         device_outcome_.narrow(0, offsetof(StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(all_finite));
-    shared_.narrow(0, 1 + shared_flags, 1).copy_(bad_here_);
+    shared_.narrow(0, bad_value, 1).copy_(bad_here_);
     const at::Tensor& gradients = model_.parameters()->state().grads_P;
     if (buckets_ == nullptr) settings_.group->all_reduce(gradients, cat("the gradients of step ", step));
     for (std::size_t i = 0; buckets_ != nullptr && i < buckets_->all().size(); ++i) {
@@ -228,7 +231,7 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     settings_.group->all_reduce(shared_, cat("the loss of step ", step));
     settings_.group->join();
     loss.copy_(shared_.narrow(0, 0, 1));
-    at::gt_out(bad_anywhere_, shared_.narrow(0, 1 + shared_flags, 1), 0);
+    at::gt_out(bad_anywhere_, shared_.narrow(0, bad_value, 1), 0);
     at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);
     site.masked_fill_(bad_elsewhere_, static_cast<int32_t>(bad_elsewhere));
     slot.shared.copy_(shared_, /*non_blocking=*/true);

@@ -28,13 +28,13 @@ std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spe
 }
 
 /// What can be done beside the run that a folder holds.
-std::string ways_on(const std::filesystem::path& folder) {
+std::string ways_on(const fs::path& folder) {
     const std::string other = "choose another training.output_dir, or say training.overwrite_output_dir true.";
     if (!list_checkpoints(folder).empty()) return cat("Go on with it (training.resume_from_checkpoint auto), ", other);
     return cat(
         "It left no checkpoint to go on from (training.save_steps makes some). Begin a new run from its weights (",
-        std::filesystem::exists(folder / "adapter_config.json") ? "model.adapter_name_or_path " : "model.path ",
-        folder.string(), ") in another training.output_dir, or say training.overwrite_output_dir true.");
+        fs::exists(folder / "adapter_config.json") ? "model.adapter_name_or_path " : "model.path ", folder.string(),
+        ") in another training.output_dir, or say training.overwrite_output_dir true.");
 }
 
 }  // namespace
@@ -67,8 +67,11 @@ void Trainer::require_disk() const {
     for (const model::Parameter& p : table.parameters())
         result += p.elements() * static_cast<int64_t>(size_of(full() ? opened_.file->spec.dtype : DType::f32));
     const bool saves = t.save_steps > 0 || t.save_minutes > 0;
-    const int64_t values = full() ? table.flat_elements() * static_cast<int64_t>(sizeof(float)) : 0;
-    const int64_t checkpoint = saves ? result + values + model::Parameters::moment_bytes(table, t.optim) : 0;
+    memory::Plan copies;  // values and moments; the values of a LoRA are its result
+    model::Parameters::plan_copies(table, t.optim, copies);
+    int64_t checkpoint = result - (full() ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
+    for (const memory::Entry& copy : copies.entries()) checkpoint += copy.bytes;
+    if (!saves) checkpoint = 0;
 
     fs::path place = fs::absolute(t.output_dir);
     std::error_code failed;

@@ -61,8 +61,6 @@ class Parameters {
     static void plan_copies(const ParameterTable& table, Optimizer optimizer, memory::Plan& host);
     /// Those of the plan; the other tensors are undefined.
     static ops::AdamwState copies(const ParameterTable& table, Optimizer optimizer, const memory::Arena& host);
-    /// Bytes of the moments, which a checkpoint holds beside the values.
-    static int64_t moment_bytes(const ParameterTable& table, Optimizer optimizer);
 
     const ParameterTable& table() const { return table_; }
     at::Tensor value(const Parameter& p) const { return view(state_.params_P, p); }

@@ -44,6 +44,7 @@ struct IssueOptions {
     /// between micro-batches, with the share of the step that is left. Once it says yes, the step is dropped.
     std::function<bool(double)> abandon;
 };
+
 /// The stop signal that this process was sent, or with a group one of its ranks; 0: none. All ranks ask together, and
 /// the host waits for the device.
 int agree_on_signal(comm::Group* group, at::Device device, const std::string& what);
