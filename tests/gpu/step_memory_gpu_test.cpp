@@ -70,8 +70,9 @@ class StepMemoryGpu : public ::testing::Test {
             ASSERT_TRUE(std::isfinite(result->outcome.loss)) << "step " << number;
     }
 
-    fs::path model_of(int layers) const {
-        const std::string name = cat("model", layers);
+    /// A new model each time: init replaces none.
+    fs::path model_of(int layers) {
+        const std::string name = cat("model", layers, "-", models_++);
         write_text(folder / (name + ".json"),
                    cat(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": )",
@@ -85,6 +86,7 @@ class StepMemoryGpu : public ::testing::Test {
     }
 
     ScratchFolder folder;
+    int models_ = 0;
 };
 
 TEST_F(StepMemoryGpu, AThousandStepsTakeNoMore) {
