@@ -237,6 +237,7 @@ class Distributed(EndToEnd):
         )
         metrics = self.folder / "killed" / "metrics.jsonl"
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        time.sleep(2)  # until a sign of life came from within the steps
         ranks[1].kill()
         began = time.monotonic()
         err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
