@@ -72,7 +72,8 @@ constexpr std::array<std::string_view, 24> known_options = {"peft_type",
 bool is_off(const OrderedJson& value) {
     if (value.is_boolean()) return !value.get<bool>();
     if (value.is_number()) return value.get<double>() == 0.0;
-    return value.empty();  // null, "", [], {}
+    if (value.is_string()) return value == "";
+    return value.empty();  // null, [], {}
 }
 
 void refuse_options(const ObjectReader& json) {

@@ -29,8 +29,14 @@ void format_row(const nlohmann::ordered_json& row, const RowEncoder& encoder) {
     if (!takes([&] { format = detect_format(row); })) return;
     for (const bool train_on_prompt : {false, true}) {
         takes([&] {
-            const RowFormatter formatter(
-                format, {train_on_prompt, /*train_on_last_turn_only=*/train_on_prompt, 64, 128, 4096}, &encoder);
+            const RowFormatter formatter(format,
+                                         {.train_on_prompt = train_on_prompt,
+                                          .train_on_last_turn_only = train_on_prompt,
+                                          .max_seq_length = 64,
+                                          .long_rows = LongRows::truncate,
+                                          .max_positions = 128,
+                                          .vocab_size = 4096},
+                                         &encoder);
             const FormattedRow made = formatter.format(row);
             fuzz::require(made.labels.size() == made.ids.size() && made.ids.size() <= 64,
                           "labels beside ids, cut to 64");

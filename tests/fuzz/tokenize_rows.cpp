@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     for (const std::string& name : {std::string("qwen"), tool_template}) {
         std::istringstream in(std::string(fuzz::text_of(data, size)));
         std::ostringstream out;
-        fuzz::accepts([&] { tokenize_stream(tokenizer, {name, true, false}, in, out); });
+        fuzz::accepts([&] { tokenize_stream(tokenizer, {.chat_template = name, .decode = true}, in, out); });
     }
     return 0;
 }
