@@ -171,13 +171,13 @@ class Resuming(OnGpu):
 
 class LongRuns(OnGpu):
     def resident(self, process):
-        """MiB of host memory; None once it has ended."""
+        """MiB of anonymous memory (pages of mapped libraries come and go as they are used); None once it has ended."""
         try:
             text = pathlib.Path(f"/proc/{process.pid}/status").read_text()
         except OSError:
             return None
         for line in text.splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith("RssAnon:"):
                 return int(line.split()[1]) / 1024
         return None
 
