@@ -21,21 +21,24 @@ const sockaddr* generic(const Address& address) {
     return reinterpret_cast<const sockaddr*>(&address.bytes);
 }
 
-Address every_address(int family, int port) {
+Address ipv4(in_addr_t host, int port) {
     Address address;
-    if (family == AF_INET6) {
-        auto& six = reinterpret_cast<sockaddr_in6&>(address.bytes);
-        six.sin6_family = AF_INET6;
-        six.sin6_addr = in6addr_any;
-        six.sin6_port = htons(static_cast<uint16_t>(port));
-        address.size = sizeof six;
-    } else {
-        auto& four = reinterpret_cast<sockaddr_in&>(address.bytes);
-        four.sin_family = AF_INET;
-        four.sin_addr.s_addr = htonl(INADDR_ANY);
-        four.sin_port = htons(static_cast<uint16_t>(port));
-        address.size = sizeof four;
-    }
+    auto& four = reinterpret_cast<sockaddr_in&>(address.bytes);
+    four.sin_family = AF_INET;
+    four.sin_addr.s_addr = htonl(host);
+    four.sin_port = htons(static_cast<uint16_t>(port));
+    address.size = sizeof four;
+    return address;
+}
+
+Address every_address(int family, int port) {
+    if (family != AF_INET6) return ipv4(INADDR_ANY, port);
+    Address address;
+    auto& six = reinterpret_cast<sockaddr_in6&>(address.bytes);
+    six.sin6_family = AF_INET6;
+    six.sin6_addr = in6addr_any;
+    six.sin6_port = htons(static_cast<uint16_t>(port));
+    address.size = sizeof six;
     return address;
 }
 
@@ -70,13 +73,7 @@ Socket::~Socket() {
 }
 
 Address loopback(int port) {
-    Address address;
-    auto& four = reinterpret_cast<sockaddr_in&>(address.bytes);
-    four.sin_family = AF_INET;
-    four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    four.sin_port = htons(static_cast<uint16_t>(port));
-    address.size = sizeof four;
-    return address;
+    return ipv4(INADDR_LOOPBACK, port);
 }
 
 std::string host_of(const Address& address) {
