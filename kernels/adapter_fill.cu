@@ -2,7 +2,7 @@
 // a table, so that matrices of all sizes share a launch without idle blocks.
 #include "kernels/adapter_fill.h"
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {

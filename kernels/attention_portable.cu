@@ -2,7 +2,7 @@
 
 #include "kernels/attention_portable.h"
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {

@@ -2,7 +2,7 @@
 // to their strided rows.
 #include "kernels/attention_cudnn.h"
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 
 namespace unsloth::kernels {
 namespace {

@@ -19,6 +19,8 @@ bool built_for_hopper();
 
 /// Throws a runtime Error that names the call, its place and CUDA's reason, unless `status` is success.
 void check_cuda(cudaError_t status, const char* call, const char* file, int line);
+/// UNSLOTH_CUDA_CHECK(cudaMemsetAsync(...)): throws when the call fails.
+#define UNSLOTH_CUDA_CHECK(call) ::unsloth::kernels::check_cuda((call), #call, __FILE__, __LINE__)
 
 /// Throws CheckError: no kernel is built for this element type.
 [[noreturn]] void unsupported_dtype(DType type);
@@ -28,6 +30,44 @@ int multiprocessor_count();
 
 /// Blocks of `kernel` that the current device holds at once: the grid of a kernel that loops over its rows.
 int resident_blocks(const void* kernel, int threads, std::size_t shared_bytes);
+
+/// A launch beyond what <<<>>> says.
+struct Launch {
+    dim3 grid;
+    int threads = 0;
+    std::size_t shared_bytes = 0;  ///< dynamic shared memory, also beyond the 48 KiB that need no asking
+    cudaStream_t stream = nullptr;
+    int cluster = 1;  ///< thread blocks along x that read each other's shared memory
+    /// Programmatic dependent launch: may start before the kernel ahead on the stream ends, and waits for it by itself
+    /// (griddepcontrol_wait).
+    bool after_previous = false;
+};
+
+/// Launches `kernel` and checks the launch.
+template <class... Params, class... Args>
+void launch_kernel(void (*kernel)(Params...), const Launch& how, const Args&... args) {
+    UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(how.shared_bytes)));
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (how.cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count++].val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
+    }
+    if (how.after_previous) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = how.grid;
+    config.blockDim = dim3(static_cast<unsigned>(how.threads));
+    config.dynamicSmemBytes = how.shared_bytes;
+    config.stream = how.stream;
+    config.attrs = attributes;
+    config.numAttrs = count;
+    UNSLOTH_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
 
 template <class T>
 struct TypeTag {
@@ -74,9 +114,6 @@ inline bool aligned_16(const void* data, std::initializer_list<int64_t> strides,
 }
 
 }  // namespace unsloth::kernels
-
-/// UNSLOTH_CUDA_CHECK(cudaMemsetAsync(...)): throws when the call fails.
-#define UNSLOTH_CUDA_CHECK(call) ::unsloth::kernels::check_cuda((call), #call, __FILE__, __LINE__)
 
 /// UNSLOTH_LAUNCH((kernel<T, 4>), grid, block, shared_bytes, stream, arguments...): launches and checks the launch.
 #define UNSLOTH_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                \

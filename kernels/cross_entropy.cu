@@ -7,8 +7,8 @@
 #include <cfloat>
 
 #include "kernels/common.h"
+#include "kernels/common/device.cuh"
 #include "kernels/cross_entropy.h"
-#include "kernels/device.cuh"
 
 namespace unsloth::kernels {
 

@@ -4,7 +4,7 @@
 
 #include <cuda_fp8.h>
 
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 
 namespace unsloth::kernels {
 

@@ -1,14 +1,16 @@
 // The e4m3 product with a bf16 tail, for Hopper.
 //
-// Persistent blocks of three warpgroups: one moves data, two multiply. A thread issues bulk copies into a
-// ring of stages in shared memory. A stage is 128 bytes of K: 128 codes of x (128 rows) and of w (Columns
-// rows), or, at the end of a tile, 16, 32 or 64 columns of u and b in bf16. The last stage of codes also
-// brings the column scales. Two blocks of a cluster take tiles below one another and fetch half of w each,
-// for both.
+// Persistent blocks of three warpgroups: a producer and two consumers, 128 rows by Columns columns a tile. The producer
+// thread fills a ring of stages in shared memory by TMA. A stage is 128 bytes of K: 128 codes of x (128 rows) and of w
+// (Columns rows), or, at the end of a tile, 16, 32 or 64 columns of u and b in bf16. The last stage of codes also
+// brings the column scales. Two blocks of a cluster take tiles below one another and fetch half of w each, for both
+// (multicast).
 //
-// Each multiplying warpgroup keeps 64 rows of a tile in registers: sums of codes, times the scales, plus the
-// tail's product; it writes the rounded results to shared memory, where one more thread finds them, and where
-// that thread has put the residual before.
+// Each consumer warpgroup keeps 64 rows of a tile in registers: sums of codes; its epilogue multiplies by the scales,
+// adds the tail's product and writes the rounded results to shared memory, where one more thread has put the residual
+// before and stores them by TMA.
+//
+// Ceiling: the tensor cores' e4m3 rate at the clock that the card's power limit leaves (docs/benchmarks.md).
 //
 // Hopper's e4m3 products add up with 14 bits or so: an accumulator loses a little at each addition. With
 // Promote = P the sums of every P stages move to fp32 registers, which takes twice the registers: 192 columns
@@ -34,35 +36,36 @@ __global__ void __launch_bounds__(threads, 1) fp8_gemm_kernel(const __grid_const
     const uint32_t rank = Cluster == 1 ? 0 : cluster_rank();
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < S::stages; ++slot) {
-            barrier_init(shared.full(slot), 1);
-            barrier_init(shared.empty(slot), Cluster * 8);  // warps that multiply
+            mbarrier_init(shared.full(slot), 1);
+            mbarrier_init(shared.empty(slot), Cluster * 8);  // warps that multiply
         }
         for (int group = 0; group < 2; ++group) {
-            barrier_init(shared.ready(group), 1);
-            barrier_init(shared.written(group), 4);
+            mbarrier_init(shared.ready(group), 1);
+            mbarrier_init(shared.written(group), 4);
         }
-        barrier_init_fence();
+        fence_mbarrier_init();
     }
     if (Cluster == 1)
         __syncthreads();
     else
         cluster_sync();
     if (threadIdx.x < 128) {
-        shrink_registers<40>();
+        setmaxnreg_dec<40>();
         if (threadIdx.x == 0) {
-            prefetch_map(p.x), prefetch_map(p.w), prefetch_map(p.scale), prefetch_map(p.u), prefetch_map(p.b);
+            prefetch_tensormap(p.x), prefetch_tensormap(p.w), prefetch_tensormap(p.scale), prefetch_tensormap(p.u),
+                prefetch_tensormap(p.b);
             produce(p, shared, rank);
         } else if (threadIdx.x == 32 || threadIdx.x == 64) {
-            prefetch_map(p.y), prefetch_map(p.residual);
-            transport(p, shared, rank, threadIdx.x / 32 - 1);
+            prefetch_tensormap(p.y), prefetch_tensormap(p.residual);
+            move_epilogue(p, shared, rank, threadIdx.x / 32 - 1);
         }
     } else {
-        grow_registers<232>();
+        setmaxnreg_inc<232>();
         Consumer<S> consumer{p, shared, rank};
         if constexpr (S::Promote == 0)
-            consumer.run();
+            consumer.consume();
         else
-            consumer.run_promoted();
+            consumer.consume_promoted();
     }
     // A block's shared memory and barriers are its neighbour's to write until both are done.
     if (Cluster > 1) {
@@ -74,9 +77,8 @@ __global__ void __launch_bounds__(threads, 1) fp8_gemm_kernel(const __grid_const
 #endif
 }
 
-template <int Columns, int Cluster, int Promote>
-void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t stream) {
-    using S = Shape<Columns, Cluster, Promote>;
+template <class S>
+Params make_params(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile) {
     const auto codes = [&](const void* data, int64_t rows, int box_rows) {
         return maps.get(
             {data, CU_TENSOR_MAP_DATA_TYPE_UINT8, stage_k, static_cast<uint32_t>(box_rows), rows, c.k, c.k});
@@ -89,13 +91,13 @@ void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStr
                          static_cast<uint32_t>(box_rows), rows, c.rank, stride * 2});
     };
     p.x = codes(c.x, c.m, tile_rows);
-    p.w = codes(c.w, c.n, Columns / Cluster);
+    p.w = codes(c.w, c.n, S::Columns / S::Cluster);
     p.u = p.x, p.b = p.w;  // any descriptor: without a tail they are not used, but fetched ahead
     if (c.rank > 0) {
         p.u = thin(c.u, c.m, c.u_stride, tile_rows);
-        p.b = thin(c.b, c.n, c.b_stride, Columns / Cluster);
+        p.b = thin(c.b, c.n, c.b_stride, S::Columns / S::Cluster);
     }
-    p.scale = maps.get({c.sw, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, Columns, 0, 1, c.n, 0});
+    p.scale = maps.get({c.sw, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, S::Columns, 0, 1, c.n, 0});
     p.sx = c.sx;
     const auto results = [&](const void* data, int64_t stride) {
         return maps.get({data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, box_columns, group_rows, c.m, c.n, stride * 2});
@@ -107,25 +109,24 @@ void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStr
     p.rows = static_cast<int>(c.m);
     p.columns = static_cast<int>(c.n);
     p.stages_k = std::max(static_cast<int>(ceil_div(c.k, stage_k)), S::least_stages);
-    p.row_groups = static_cast<int>(ceil_div(c.m, tile_rows * Cluster));
-    p.column_tiles = static_cast<int>(ceil_div(c.n, Columns));
+    p.row_groups = static_cast<int>(ceil_div(c.m, tile_rows * S::Cluster));
+    p.column_tiles = static_cast<int>(ceil_div(c.n, S::Columns));
     p.band = tile.band;
+    return p;
+}
 
-    const auto kernel = fp8_gemm_kernel<S>;
-    UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes));
+template <int Columns, int Cluster, int Promote>
+void launch(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile, cudaStream_t stream) {
+    using S = Shape<Columns, Cluster, Promote>;
+    const Params p = make_params<S>(maps, c, tile);
     const int clusters = std::min(p.row_groups * p.column_tiles, multiprocessor_count() / Cluster);
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = Cluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = clusters * Cluster;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = S::shared_bytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    UNSLOTH_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p));
+    launch_kernel(fp8_gemm_kernel<S>,
+                  {.grid = dim3(static_cast<unsigned>(clusters * Cluster)),
+                   .threads = threads,
+                   .shared_bytes = S::shared_bytes,
+                   .stream = stream,
+                   .cluster = Cluster},
+                  p);
 }
 
 struct Built {

@@ -1,14 +1,13 @@
-// The device side of the e4m3 product with a bf16 tail; fp8_gemm_sm90.cu says how it is cut. Included by that
-// file alone.
+// The warps' roles in the e4m3 product with a bf16 tail (fp8_gemm_sm90.cu says how it is cut, and includes this): one
+// producer thread, two warpgroups of consumers, and a thread for each that moves its epilogue's tiles.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include "kernels/sm90.cuh"
+#include "kernels/common/device.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/common/pipeline.cuh"
+#include "kernels/common/ptx.cuh"
 
 namespace unsloth::kernels::fp8_sm90 {
-
-using namespace sm90;
 
 constexpr int tile_rows = 128;
 constexpr int group_rows = 64;   // of a tile that one warpgroup multiplies
@@ -63,19 +62,9 @@ struct Shared {
     __device__ __forceinline__ uint32_t written(int group) const { return ready(2) + group * 8; }
 };
 
-/// The ring of stages as one side walks it.
-template <int Stages>
-struct Ring {
-    int slot = 0;
-    uint32_t phase = 0;
-    __device__ __forceinline__ void advance() {
-        if (++slot == Stages) slot = 0, phase ^= 1;
-    }
-};
-
 /// This block's tiles, one after another: bands of row groups, column by column inside a band.
 template <class S>
-struct Tiles {
+struct TileScheduler {
     int index = blockIdx.x / S::Cluster;
     uint32_t odd = 0;  // the tile's number, modulo 2
     __device__ __forceinline__ bool more(const Params& p) const { return index < p.row_groups * p.column_tiles; }
@@ -94,68 +83,59 @@ struct Tiles {
     }
 };
 
-/// One thread: fills the ring, tile after tile.
+/// One thread: fills the ring of stages by TMA, tile after tile.
 template <class S>
 __device__ __forceinline__ void produce(const Params& p, const Shared<S>& shared, uint32_t rank) {
     constexpr int part = S::Columns / S::Cluster;  // rows of w that this block fetches
-    Ring<S::stages> ring;
-    for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+    PipelineState state;
+    for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
         const int2 origin = tiles.origin(p, rank);
         const int own = origin.y + static_cast<int>(rank) * part;
-        const auto fetch = [&](const CUtensorMap& left, const CUtensorMap& right, int k, int row_bytes,
-                               int more_bytes) {
-            barrier_wait(shared.empty(ring.slot), ring.phase ^ 1);
-            const uint32_t full = shared.full(ring.slot);
-            barrier_expect(full, (tile_rows + S::Columns) * row_bytes + more_bytes);
-            copy_box(shared.x(ring.slot), left, k, origin.x, full);
-            const uint32_t to = shared.w(ring.slot) + rank * part * row_bytes;
+        const auto load = [&](const CUtensorMap& left, const CUtensorMap& right, int k, int row_bytes, int more_bytes) {
+            mbarrier_wait(shared.empty(state.stage), state.phase ^ 1);
+            const uint32_t full = shared.full(state.stage);
+            mbarrier_arrive_expect_tx(full, (tile_rows + S::Columns) * row_bytes + more_bytes);
+            tma_load_2d(shared.x(state.stage), left, k, origin.x, full);
+            const uint32_t to = shared.w(state.stage) + rank * part * row_bytes;
             if (S::Cluster == 1)
-                copy_box(to, right, k, own, full);
+                tma_load_2d(to, right, k, own, full);
             else
-                copy_box_to_cluster(to, right, k, own, full, (1 << S::Cluster) - 1);
-            if (more_bytes > 0) copy_row(shared.scales(tiles.odd), p.scale, origin.y, full);
-            ring.advance();
+                tma_load_2d_multicast(to, right, k, own, full, (1 << S::Cluster) - 1);
+            if (more_bytes > 0) tma_load_1d(shared.scales(tiles.odd), p.scale, origin.y, full);
+            state.advance(S::stages);
         };
         for (int step = 0; step < p.stages_k; ++step)
-            fetch(p.x, p.w, step * stage_k, stage_k, step == p.stages_k - 1 ? S::scale_bytes : 0);
-        for (int step = 0; step < p.tail_stages; ++step) fetch(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, 0);
+            load(p.x, p.w, step * stage_k, stage_k, step == p.stages_k - 1 ? S::scale_bytes : 0);
+        for (int step = 0; step < p.tail_stages; ++step) load(p.u, p.b, step * p.tail_columns, p.tail_columns * 2, 0);
     }
 }
 
-/// One thread for each warpgroup: brings the residual, takes the results away.
+/// One thread for each consumer warpgroup: loads the residual to where the results will go, and stores these.
 template <class S>
-__device__ __forceinline__ void transport(const Params& p, const Shared<S>& shared, uint32_t rank, int group) {
+__device__ __forceinline__ void move_epilogue(const Params& p, const Shared<S>& shared, uint32_t rank, int group) {
     constexpr int boxes = S::Columns / box_columns, box_bytes = S::out_bytes / boxes;
     const uint32_t ready = shared.ready(group), out = shared.out(group);
-    for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+    for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
         const int2 origin = tiles.origin(p, rank);
         const int row = origin.x + group * group_rows;
         if (p.has_residual) {
-            barrier_expect(ready, S::out_bytes);
+            mbarrier_arrive_expect_tx(ready, S::out_bytes);
             for (int i = 0; i < boxes; ++i)
-                copy_box(out + i * box_bytes, p.residual, origin.y + i * box_columns, row, ready);
+                tma_load_2d(out + i * box_bytes, p.residual, origin.y + i * box_columns, row, ready);
         } else {
-            barrier_arrive(ready);
+            mbarrier_arrive(ready);
         }
-        barrier_wait(shared.written(group), tiles.odd);
-        for (int i = 0; i < boxes; ++i) store_box(p.y, origin.y + i * box_columns, row, out + i * box_bytes);
-        stores_wait_read();
+        mbarrier_wait(shared.written(group), tiles.odd);
+        for (int i = 0; i < boxes; ++i) tma_store_2d(p.y, origin.y + i * box_columns, row, out + i * box_bytes);
+        tma_store_wait_read();
     }
 }
 
-__device__ __forceinline__ float2 unpack(uint32_t pair) {
-    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
-}
-__device__ __forceinline__ uint32_t pack(float a, float b) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return reinterpret_cast<const uint32_t&>(pair);
-}
-
-/// Rounds a warpgroup's results, with residual and bias when `Adds`, and writes them where `transport` finds
-/// them: boxes of 64 columns, rows of 128 bytes whose 16-byte pieces are swizzled as the copy engine has it.
+/// Rounds a warpgroup's results, with residual and bias when `Adds`, and leaves them where move_epilogue finds them:
+/// boxes of 64 columns, rows of 128 bytes whose 16-byte pieces are swizzled as TMA has it.
 template <class S, bool Adds>
-__device__ __forceinline__ void hand_over(const Params& p, const float (&d)[S::accumulators], uint32_t out,
-                                          int column) {
+__device__ __forceinline__ void write_results(const Params& p, const float (&d)[S::accumulators], uint32_t out,
+                                              int column) {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x % 128 / 32 * 16 + lane % 16;
     const uint32_t at = out + row * 128, piece = lane / 16 ^ lane % 8;
@@ -163,27 +143,27 @@ __device__ __forceinline__ void hand_over(const Params& p, const float (&d)[S::a
     for (int pair = 0; pair < S::Columns / 16; ++pair) {  // of 8 columns each
         const uint32_t address = at + pair / 4 * (group_rows * 128) + (piece ^ pair % 4 * 2) * 16;
         uint32_t words[4] = {};
-        if (Adds && p.has_residual) load_blocks(address, words);
+        if (Adds && p.has_residual) ldmatrix_x4(words, address);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int eight = 2 * pair + i / 2;
             float2 sum{d[4 * eight + i % 2 * 2], d[4 * eight + i % 2 * 2 + 1]};
             if (Adds) {
-                const float2 residual = unpack(words[i]);
+                const float2 residual = unpack_bf16x2(words[i]);
                 sum.x += residual.x, sum.y += residual.y;
                 const int c = column + 8 * eight + lane % 4 * 2;
                 if (p.bias && c < p.columns) {
-                    const float2 bias = unpack(__ldg(reinterpret_cast<const uint32_t*>(p.bias + c)));
+                    const float2 bias = unpack_bf16x2(__ldg(reinterpret_cast<const uint32_t*>(p.bias + c)));
                     sum.x += bias.x, sum.y += bias.y;
                 }
             }
-            words[i] = pack(sum.x, sum.y);
+            words[i] = pack_bf16x2(sum.x, sum.y);
         }
-        store_blocks(address, words);
+        stmatrix_x4(address, words);
     }
 }
 
-/// A warpgroup's share of the work: 64 rows of each tile.
+/// A consumer warpgroup: 64 rows of each tile.
 template <class S>
 struct Consumer {
     static constexpr int count = S::accumulators;
@@ -192,32 +172,32 @@ struct Consumer {
     const uint32_t rank;
     const int group = threadIdx.x / 128 - 1;
     const int lane = threadIdx.x % 32;
-    Ring<S::stages> ring = {};
+    PipelineState state = {};
     int2 origin = {};
     float row_scale[2] = {};
 
     __device__ __forceinline__ void release(int slot) const {
-        if (lane < S::Cluster) barrier_arrive(shared.empty(slot), lane);
+        if (lane < S::Cluster) mbarrier_arrive_cluster(shared.empty(slot), lane);
     }
 
-    /// Issues the products of the stage that the ring is at, once it is there. Returns its slot.
+    /// Issues the wgmmas of the next stage, once it is there. Returns the stage.
     __device__ __forceinline__ int multiply(float (&d)[count], bool fresh) {
-        const int slot = ring.slot;
-        barrier_wait(shared.full(slot), ring.phase);
-        const uint64_t a = matrix_descriptor(shared.x(slot) + group * group_rows * stage_k, stage_k);
-        const uint64_t b = matrix_descriptor(shared.w(slot), stage_k);
-        pin(d);
-        products_begin();
+        const int slot = state.stage;
+        mbarrier_wait(shared.full(slot), state.phase);
+        const uint64_t a = wgmma_descriptor(shared.x(slot) + group * group_rows * stage_k, stage_k);
+        const uint64_t b = wgmma_descriptor(shared.w(slot), stage_k);
+        fence_accumulators(d);
+        wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < stage_k / 32; ++i) Product<S::Columns>::e4m3(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
-        products_commit();
-        pin(d);
-        ring.advance();
+        for (int i = 0; i < stage_k / 32; ++i) Wgmma<S::Columns>::e4m3_ss(d, a + 2 * i, b + 2 * i, i > 0 || !fresh);
+        wgmma_commit_group();
+        fence_accumulators(d);
+        state.advance(S::stages);
         return slot;
     }
 
     /// While the tensor cores are at work: where the tile lies, and its row scales.
-    __device__ __forceinline__ void look_up(const Tiles<S>& tiles) {
+    __device__ __forceinline__ void load_row_scales(const TileScheduler<S>& tiles) {
         origin = tiles.origin(p, rank);
         const int row = origin.x + group * group_rows + threadIdx.x % 128 / 32 * 16 + lane / 4;
         row_scale[0] = row < p.rows ? __ldg(p.sx + row) : 0.f;
@@ -225,7 +205,7 @@ struct Consumer {
     }
 
     /// The column scales, which came with the last stage of codes.
-    __device__ __forceinline__ void load_scales(float2 (&w)[count / 4], uint32_t odd) const {
+    __device__ __forceinline__ void load_column_scales(float2 (&w)[count / 4], uint32_t odd) const {
 #pragma unroll
         for (int j = 0; j < count / 4; ++j)
             asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -235,24 +215,24 @@ struct Consumer {
 
     template <int Steps>
     __device__ __forceinline__ void multiply_tail(float (&d)[count]) {
-        for (int stage = 0; stage < p.tail_stages; ++stage, ring.advance()) {
-            barrier_wait(shared.full(ring.slot), ring.phase);
-            const uint64_t a = matrix_descriptor(shared.x(ring.slot) + group * group_rows * Steps * 32, Steps * 32);
-            const uint64_t b = matrix_descriptor(shared.w(ring.slot), Steps * 32);
-            pin(d);
-            products_begin();
+        for (int stage = 0; stage < p.tail_stages; ++stage, state.advance(S::stages)) {
+            mbarrier_wait(shared.full(state.stage), state.phase);
+            const uint64_t a = wgmma_descriptor(shared.x(state.stage) + group * group_rows * Steps * 32, Steps * 32);
+            const uint64_t b = wgmma_descriptor(shared.w(state.stage), Steps * 32);
+            fence_accumulators(d);
+            wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < Steps; ++i) Product<S::Columns>::bf16(d, a + 2 * i, b + 2 * i);
-            products_commit();
-            pin(d);
-            products_wait<0>();
-            pin(d);
-            release(ring.slot);
+            for (int i = 0; i < Steps; ++i) Wgmma<S::Columns>::bf16_ss(d, a + 2 * i, b + 2 * i);
+            wgmma_commit_group();
+            fence_accumulators(d);
+            wgmma_wait_group<0>();
+            fence_accumulators(d);
+            release(state.stage);
         }
     }
 
     /// From sums of codes to results: scales, tail, residual and bias.
-    __device__ __forceinline__ void finish(float (&d)[count], const float2 (&w)[count / 4], uint32_t odd) {
+    __device__ __forceinline__ void epilogue(float (&d)[count], const float2 (&w)[count / 4], uint32_t odd) {
 #pragma unroll
         for (int j = 0; j < count / 4; ++j) {
             d[4 * j] *= row_scale[0] * w[j].x;
@@ -266,61 +246,61 @@ struct Consumer {
             multiply_tail<2>(d);
         else
             multiply_tail<4>(d);
-        barrier_wait(shared.ready(group), odd);
+        mbarrier_wait(shared.ready(group), odd);
         if (p.has_residual || p.bias)
-            hand_over<S, true>(p, d, shared.out(group), origin.y);
+            write_results<S, true>(p, d, shared.out(group), origin.y);
         else
-            hand_over<S, false>(p, d, shared.out(group), origin.y);
-        written_fence();
+            write_results<S, false>(p, d, shared.out(group), origin.y);
+        fence_proxy_async();
         __syncwarp();
-        if (lane == 0) barrier_arrive(shared.written(group));
+        if (lane == 0) mbarrier_arrive(shared.written(group));
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void consume() {
         float d[count];
-        for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+        for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
             int slot = multiply(d, true);
-            look_up(tiles);
+            load_row_scales(tiles);
             for (int step = 1; step < p.stages_k; ++step) {
                 const int next = multiply(d, false);
-                products_wait<1>();
+                wgmma_wait_group<1>();
                 release(slot);
                 slot = next;
             }
             float2 w[count / 4];
-            load_scales(w, tiles.odd);
-            products_wait<0>();
-            pin(d);
+            load_column_scales(w, tiles.odd);
+            wgmma_wait_group<0>();
+            fence_accumulators(d);
             release(slot);
-            finish(d, w, tiles.odd);
+            epilogue(d, w, tiles.odd);
         }
     }
 
-    /// The same, with sums that move to registers every Promote stages.
-    __device__ __forceinline__ void run_promoted() {
+    /// The same, with sums that move to other registers every Promote stages.
+    __device__ __forceinline__ void consume_promoted() {
         float d[count], sum[count];
-        for (Tiles<S> tiles; tiles.more(p); tiles.advance()) {
+        for (TileScheduler<S> tiles; tiles.more(p); tiles.advance()) {
 #pragma unroll
             for (int i = 0; i < count; ++i) sum[i] = 0.f;
-            look_up(tiles);
+            load_row_scales(tiles);
             for (int step = 0; step < p.stages_k;) {
                 int slot = multiply(d, true);
                 const int end = min(step + S::Promote, p.stages_k);
                 for (++step; step < end; ++step) {
                     const int next = multiply(d, false);
-                    products_wait<1>();
+                    wgmma_wait_group<1>();
                     release(slot);
                     slot = next;
                 }
-                products_wait<0>();
-                pin(d);
+                wgmma_wait_group<0>();
+                fence_accumulators(d);
                 release(slot);
 #pragma unroll
                 for (int i = 0; i < count; ++i) sum[i] += d[i];
             }
             float2 w[count / 4];
-            load_scales(w, tiles.odd);
-            finish(sum, w, tiles.odd);
+            load_column_scales(w, tiles.odd);
+            epilogue(sum, w, tiles.odd);
         }
     }
 };

@@ -10,8 +10,7 @@ namespace unsloth::kernels {
 namespace lora {
 namespace {
 
-// --- the sums over strips (v) and over splits of the tokens (dB)
-// --------------------------------------------------------
+// ---- the sums over strips (v) and over splits of the tokens (dB)
 
 struct FinishParams {
     const float* v_parts;
@@ -73,7 +72,8 @@ __device__ __forceinline__ void finish_db(const FinishParams& p, int which, int6
 
 template <class T, int kThin>
 __global__ void __launch_bounds__(finish_threads) finish_kernel(const __grid_constant__ FinishParams p) {
-    wait_for_previous_kernel();
+#if __CUDA_ARCH__ >= 900
+    griddepcontrol_wait();
     const int64_t index = static_cast<int64_t>(blockIdx.x) * finish_threads + threadIdx.x;
     const int row = static_cast<int>(blockIdx.y);
     if (row < p.ranges) {
@@ -81,6 +81,9 @@ __global__ void __launch_bounds__(finish_threads) finish_kernel(const __grid_con
     } else {
         finish_db<kThin>(p, row - p.ranges, index);
     }
+#else
+    __trap();  // as dy_kernel
+#endif
 }
 
 template <class T, int kThin>
@@ -95,11 +98,11 @@ void finish(const DyParams& p, int splits, int strip_columns, Matrix v, cudaStre
     }
     const dim3 grid(static_cast<unsigned>(ceil_div(most, finish_threads)),
                     static_cast<unsigned>(splits > 1 ? 2 * p.ranges : p.ranges));
-    launch(&finish_kernel<T, kThin>, grid, finish_threads, 0, 1, f, stream, /*after_previous=*/true);
+    launch_kernel(&finish_kernel<T, kThin>,
+                  {.grid = grid, .threads = finish_threads, .stream = stream, .after_previous = true}, f);
 }
 
-// --- launches
-// -----------------------------------------------------------------------------------------------------------
+// ---- launches
 
 template <class T, class Tile, int kThin>
 void run_tile(DyParams p, const LoraPlan& plan, Matrix v, cudaStream_t stream) {
@@ -111,8 +114,13 @@ void run_tile(DyParams p, const LoraPlan& plan, Matrix v, cudaStream_t stream) {
     }
     p.stages = Shared::stages(p.thin);
     const dim3 grid(static_cast<unsigned>(plan.cluster * plan.splits), static_cast<unsigned>(p.strips));
-    launch(&dy_kernel<T, Tile, kThin>, grid, Tile::kThreads, static_cast<std::size_t>(Shared::bytes(p.thin)),
-           plan.cluster, p, stream);
+    launch_kernel(&dy_kernel<T, Tile, kThin>,
+                  {.grid = grid,
+                   .threads = Tile::kThreads,
+                   .shared_bytes = static_cast<std::size_t>(Shared::bytes(p.thin)),
+                   .stream = stream,
+                   .cluster = plan.cluster},
+                  p);
     finish<T, kThin>(p, plan.splits, Tile::kColumns, v, stream);
 }
 
@@ -197,7 +205,7 @@ void lora_v_db(const LoraBackward& g, const LoraPlan& plan, void* workspace, int
     const int64_t fit = (workspace_bytes / 4 - fixed) / token / lora::step_tokens * lora::step_tokens;
     const int64_t run_tokens = round_up(ceil_div(g.tokens, ceil_div(g.tokens, fit)), lora::step_tokens);
     const int64_t element = static_cast<int64_t>(size_of(g.type));
-    p.drop_first = g.tokens * g.n * element > lora::kept_bytes;
+    p.evict_first = g.tokens * g.n * element > lora::kept_bytes;
     const int thin = static_cast<int>(lora::padded_rank(g));
     for (int64_t begin = 0; begin < g.tokens; begin += run_tokens) {
         p.tokens = static_cast<int>(std::min(run_tokens, g.tokens - begin));

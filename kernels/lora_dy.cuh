@@ -1,13 +1,16 @@
 // The kernel that reads dy once, for v = dy·sB and dB += s·dyᵀ·u; included by lora_dy.cu alone.
 //
-// A block owns a strip of dy's columns and walks over its tokens with the strip's dB in registers. Bulk copies bring
-// the tiles, one warp issues them; the other warps each own a part of the strip's columns and never wait for one
-// another: their shares of v go through a small buffer to one more warp, which adds them and writes the strip's
-// share. A cluster of blocks with different tokens adds its dB through shared memory. All orders are fixed.
+// A block owns a strip of dy's columns and walks over its tokens, 16 a step, with the strip's dB in registers. Warps
+// are specialised: one produces (bulk loads into a ring of stages), kWarps consume, each a part of the strip's columns,
+// and never wait for one another: their shares of v go through two small buffers to one more warp, which adds them and
+// writes the strip's share. A cluster of blocks with different tokens adds its dB through shared memory. All orders
+// are fixed.
+//
+// Ceiling: the bandwidth of memory, dy being read once; u, B and the sums are thin.
 #pragma once
 
+#include "kernels/lora_gemm.cuh"
 #include "kernels/lora_gemm.h"
-#include "kernels/lora_mma.cuh"
 
 namespace unsloth::kernels {
 namespace lora {
@@ -24,7 +27,7 @@ struct DyParams {
     const void* u;  ///< [tokens, thin], contiguous
     const void* b;
     int64_t dy_stride, b_stride, columns;
-    int tokens, thin, cluster, ranges, stages, drop_first;
+    int tokens, thin, cluster, ranges, stages, evict_first;
     DyRange range[most_lora_parts];
     int strips;
     float* v_parts;   ///< [steps, strips, step_tokens, kThin]: what is added lies together
@@ -35,7 +38,8 @@ inline constexpr int step_tokens = 16, most_stages = 12, few_tokens = 1024;
 
 template <int kWarps_, int kTiles_, int kBlocks_>
 struct DyTile {
-    static constexpr int kWarps = kWarps_, kTiles = kTiles_;
+    static constexpr int kWarps = kWarps_;    ///< consumers
+    static constexpr int kTiles = kTiles_;    ///< of 16 columns a consumer
     static constexpr int kBlocks = kBlocks_;  ///< that shall fit a multiprocessor
     static constexpr int kColumns = kWarps * kTiles * 16, kThreads = (kWarps + 2) * 32;
 };
@@ -61,85 +65,106 @@ struct DyShared {
     }
 };
 
-template <class T, class Tile, int kThin>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const __grid_constant__ DyParams p) {
-    using Shared = DyShared<Tile, kThin>;
-    constexpr int kColumns = Tile::kColumns, kTiles = Tile::kTiles, kPairs = kThin / 16;
-    extern __shared__ __align__(128) unsigned char memory[];
-    const uint32_t full = shared_address(memory), empty = full + 8 * most_stages, v_full = empty + 8 * most_stages,
-                   v_empty = v_full + 16;
-    unsigned char* const data = memory + Shared::kBarrierBytes;
-    const uint32_t base = shared_address(data);
-    const int stage_bytes = Shared::kDyBytes + step_tokens * p.thin * 2;
-    float* const v_shared = reinterpret_cast<float*>(data + p.stages * stage_bytes);
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-
-    const int strip = static_cast<int>(blockIdx.y);
+/// The projection that a strip of columns belongs to.
+__device__ __forceinline__ const DyRange& range_of(const DyParams& p, int strip) {
     int which = 0;
     while (which + 1 < p.ranges && strip >= p.range[which + 1].first_strip) ++which;
-    const DyRange range = p.range[which];
-    const int column_begin = (strip - range.first_strip) * kColumns,
-              columns = min(kColumns, range.columns - column_begin);
-    const int all_steps = (p.tokens + step_tokens - 1) / step_tokens, blocks = static_cast<int>(gridDim.x);
-    const int share = (all_steps + blocks - 1) / blocks;
-    const int first = min(static_cast<int>(blockIdx.x) * share, all_steps), steps = min(share, all_steps - first);
+    return p.range[which];
+}
 
-    // Few tokens: the blocks of the second kernel may come at once and wait. Many: they would only be in the way.
-    if (p.tokens <= few_tokens) release_next_kernel();
-    if (thread == 0) {
+/// A thread's view of its block's share: a strip of columns, and `steps` steps of tokens from `first` on.
+template <class T, class Tile, int kThin>
+struct DyBlock {
+    using Shared = DyShared<Tile, kThin>;
+    static constexpr int kColumns = Tile::kColumns, kTiles = Tile::kTiles, kPairs = kThin / 16;
+    using Sums = float[kTiles][kPairs * 2][4];  ///< of dB: a consumer's columns by thin columns
+
+    const DyParams& p;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const int strip = static_cast<int>(blockIdx.y);
+    const DyRange range;
+    const int column_begin, columns;
+    int first, steps;
+    // Shared memory: the mbarriers of the stages and of the buffers of v; stages; the consumers' shares of v.
+    const uint32_t full, empty = full + 8 * most_stages, v_full = empty + 8 * most_stages, v_empty = v_full + 16;
+    unsigned char* const data;
+    const uint32_t base;  ///< of `data`
+    const int stage_bytes;
+    float* const v_shared;
+
+    __device__ __forceinline__ DyBlock(const DyParams& params, unsigned char* memory)
+        : p(params),
+          range(range_of(p, strip)),
+          column_begin((strip - range.first_strip) * kColumns),
+          columns(min(kColumns, range.columns - column_begin)),
+          full(shared_address(memory)),
+          data(memory + Shared::kBarrierBytes),
+          base(shared_address(data)),
+          stage_bytes(Shared::kDyBytes + step_tokens * p.thin * 2),
+          v_shared(reinterpret_cast<float*>(data + p.stages * stage_bytes)) {
+        const int all_steps = (p.tokens + step_tokens - 1) / step_tokens, blocks = static_cast<int>(gridDim.x);
+        const int share = (all_steps + blocks - 1) / blocks;
+        first = min(static_cast<int>(blockIdx.x) * share, all_steps), steps = min(share, all_steps - first);
+    }
+
+    /// By one thread; a barrier of the block must follow.
+    __device__ __forceinline__ void init_mbarriers() const {
         for (int s = 0; s < p.stages; ++s) {
-            init_barrier(full + 8 * s, 1);
-            init_barrier(empty + 8 * s, Tile::kWarps);
+            mbarrier_init(full + 8 * s, 1);
+            mbarrier_init(empty + 8 * s, Tile::kWarps);
         }
         for (int s = 0; s < 2; ++s) {
-            init_barrier(v_full + 8 * s, Tile::kWarps);
-            init_barrier(v_empty + 8 * s, 1);
+            mbarrier_init(v_full + 8 * s, Tile::kWarps);
+            mbarrier_init(v_empty + 8 * s, 1);
         }
-        publish_barriers();
+        fence_mbarrier_init();
+        fence_proxy_async();
     }
-    __syncthreads();
 
-    float sum[kTiles][kPairs * 2][4] = {};
-    if (warp == Tile::kWarps) {  // brings the tiles
+    /// Brings the tiles: all lanes of one warp.
+    __device__ __forceinline__ void produce() const {
         const T* dy = static_cast<const T*>(p.dy) + range.begin + column_begin;
-        const uint64_t policy = cache_policy(p.drop_first != 0), keep = cache_policy(false);
-        for (int step = 0, slot = 0, phase = 0; step < steps; ++step) {
-            if (step >= p.stages) wait(empty + 8 * slot, phase ^ 1);
+        const uint64_t policy = l2_policy(p.evict_first != 0), keep = l2_policy(false);
+        PipelineState state;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            if (step >= p.stages) mbarrier_wait(empty + 8 * state.stage, state.phase ^ 1);
             const int token_begin = (first + step) * step_tokens, tokens = min(step_tokens, p.tokens - token_begin);
-            const uint32_t stage = base + slot * stage_bytes;
-            if (tokens < step_tokens || columns < kColumns) {  // what no copy fills must not be NaN
-                uint32_t* words = reinterpret_cast<uint32_t*>(data + slot * stage_bytes);
-                for (int row = 0; row < step_tokens; ++row)
-                    for (int i = (row < tokens ? columns / 2 : 0) + lane; i < kColumns / 2; i += 32)
-                        words[row * (Shared::kPitch / 2) + i] = 0;
-                for (int i = tokens * p.thin / 2 + lane; i < step_tokens * p.thin / 2; i += 32)
-                    words[Shared::kDyBytes / 4 + i] = 0;
-            }
+            const uint32_t stage = base + state.stage * stage_bytes, barrier = full + 8 * state.stage;
+            if (tokens < step_tokens || columns < kColumns) zero_margins(data + state.stage * stage_bytes, tokens);
             __syncwarp();
-            if (lane == 0) arrive_expecting(full + 8 * slot, tokens * (columns + p.thin) * 2);
+            if (lane == 0) mbarrier_arrive_expect_tx(barrier, tokens * (columns + p.thin) * 2);
             __syncwarp();
             if (lane < tokens)
-                copy_bulk(stage + lane * (Shared::kPitch * 2), dy + (token_begin + lane) * p.dy_stride, columns * 2,
-                          full + 8 * slot, policy);
+                bulk_load(stage + lane * (Shared::kPitch * 2), dy + (token_begin + lane) * p.dy_stride, columns * 2,
+                          barrier, policy);
             if (lane == step_tokens)
-                copy_bulk(stage + Shared::kDyBytes,
+                bulk_load(stage + Shared::kDyBytes,
                           static_cast<const T*>(p.u) + static_cast<int64_t>(token_begin) * p.thin, tokens * p.thin * 2,
-                          full + 8 * slot, keep);
-            if (++slot == p.stages) slot = 0, phase ^= 1;
+                          barrier, keep);
+            state.advance(p.stages);
         }
-    } else if (warp == Tile::kWarps + 1) {  // adds the warps' shares of v
-        if (p.db_parts == nullptr) {        // the gradient will be added to: have it near
-            const int bytes = columns * range.rank * 4, part = (bytes + p.cluster - 1) / p.cluster;
-            const char* gradient =
-                reinterpret_cast<const char*>(range.db + static_cast<int64_t>(column_begin) * range.rank);
-            const int begin = static_cast<int>(blockIdx.x) % p.cluster * part, end = min(begin + part, bytes);
-            for (int at = begin + lane * 128; at < end; at += 32 * 128) prefetch_l2(gradient + at);
-        }
+    }
+
+    /// What no load fills must not be NaN.
+    __device__ __forceinline__ void zero_margins(unsigned char* stage, int tokens) const {
+        uint32_t* words = reinterpret_cast<uint32_t*>(stage);
+        for (int row = 0; row < step_tokens; ++row)
+            for (int i = (row < tokens ? columns / 2 : 0) + lane; i < kColumns / 2; i += 32)
+                words[row * (Shared::kPitch / 2) + i] = 0;
+        for (int i = tokens * p.thin / 2 + lane; i < step_tokens * p.thin / 2; i += 32)
+            words[Shared::kDyBytes / 4 + i] = 0;
+    }
+
+    /// Adds the consumers' shares of v, step by step: one warp.
+    __device__ __forceinline__ void reduce_v() const {
+        if (p.db_parts == nullptr) prefetch_gradient();
         constexpr int kFloats = step_tokens * kThin;
         float* out = p.v_parts + (static_cast<int64_t>(first) * p.strips + strip) * kFloats;
+#pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const int buffer = step % 2;
-            wait(v_full + 8 * buffer, step / 2 % 2);
+            mbarrier_wait(v_full + 8 * buffer, step / 2 % 2);
             const float* parts = v_shared + buffer * (Tile::kWarps * Shared::kPartFloats);
 #pragma unroll
             for (int i = lane; i < kFloats / 4; i += 32) {
@@ -152,12 +177,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const
                 *reinterpret_cast<float4*>(out + i * 4) = total;
             }
             __syncwarp();
-            if (lane == 0) arrive(v_empty + 8 * buffer);
+            if (lane == 0) mbarrier_arrive(v_empty + 8 * buffer);
             out += static_cast<int64_t>(p.strips) * kFloats;
         }
-    } else {
-        // This warp's rows of sB stay in registers.
-        uint32_t b[kTiles][kPairs * 2][2];
+    }
+
+    /// The gradient will be added to at the end: have it near.
+    __device__ __forceinline__ void prefetch_gradient() const {
+        const int bytes = columns * range.rank * 4, part = (bytes + p.cluster - 1) / p.cluster;
+        const char* gradient =
+            reinterpret_cast<const char*>(range.db + static_cast<int64_t>(column_begin) * range.rank);
+        const int begin = static_cast<int>(blockIdx.x) % p.cluster * part, end = min(begin + part, bytes);
+        for (int at = begin + lane * 128; at < end; at += 32 * 128) prefetch_l2(gradient + at);
+    }
+
+    /// The consumer's rows of sB as the B operand; they stay in registers.
+    __device__ __forceinline__ void load_b(uint32_t (&b)[kTiles][kPairs * 2][2]) const {
         const uint16_t* from =
             static_cast<const uint16_t*>(p.b) + (range.begin + column_begin) * p.b_stride + range.thin_begin;
 #pragma unroll
@@ -168,67 +203,73 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int row = (warp * kTiles + m) * 16 + half * 8 + lane % 4 * 2;
-                    const bool inside = column < range.thin_columns;
-                    const uint32_t low = inside && row < columns ? from[row * p.b_stride + column] : 0;
-                    const uint32_t high = inside && row + 1 < columns ? from[(row + 1) * p.b_stride + column] : 0;
+                    const bool inside = column < range.thin_columns && row < columns;  // and so is row + 1
+                    const uint32_t low = inside ? from[row * p.b_stride + column] : 0;
+                    const uint32_t high = inside ? from[(row + 1) * p.b_stride + column] : 0;
                     b[m][n][half] = low | high << 16;
                 }
             }
         }
-        const uint32_t x_at = ((lane % 16) * Shared::kPitch + warp * kTiles * 16 + lane / 16 * 8) * 2;
-        const uint32_t x_transposed_at =
+    }
+
+    /// A consumer warp: dB += dyᵀ u into `sum`, v's share into its buffer.
+    __device__ __forceinline__ void consume(Sums& sum) const {
+        uint32_t b[kTiles][kPairs * 2][2];
+        load_b(b);
+        const uint32_t dy_at = ((lane % 16) * Shared::kPitch + warp * kTiles * 16 + lane / 16 * 8) * 2;
+        const uint32_t dy_transposed_at =
             ((lane % 8 + lane / 16 * 8) * Shared::kPitch + warp * kTiles * 16 + lane / 8 % 2 * 8) * 2;
         const uint32_t u_at = Shared::kDyBytes + ((lane % 16) * p.thin + range.thin_begin) * 2;
-        for (int step = 0, slot = 0, phase = 0; step < steps; ++step) {
-            const uint32_t stage = base + slot * stage_bytes;
-            wait(full + 8 * slot, phase);
+        PipelineState state;
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            const uint32_t stage = base + state.stage * stage_bytes;
+            mbarrier_wait(full + 8 * state.stage, state.phase);
             uint32_t u[kPairs][4];
 #pragma unroll
             for (int n = 0; n < kPairs; ++n) {
                 // Columns of other projections may follow: read the last own ones twice rather than past the row's
                 // end.
                 const int column = n * 16 + lane / 16 * 8;
-                load_tiles_4_transposed(u[n], stage + u_at + min(column, range.thin_columns - 8) * 2);
+                ldmatrix_x4_trans(u[n], stage + u_at + min(column, range.thin_columns - 8) * 2);
             }
             float v[kPairs * 2][4] = {};
 #pragma unroll
             for (int m = 0; m < kTiles; ++m) {
                 uint32_t a[4];
-                load_tiles_4_transposed(a, stage + x_transposed_at + m * 32);
+                ldmatrix_x4_trans(a, stage + dy_transposed_at + m * 32);
 #pragma unroll
                 for (int n = 0; n < kPairs; ++n) {
-                    multiply<T>(sum[m][2 * n], a, u[n][0], u[n][1]);
-                    multiply<T>(sum[m][2 * n + 1], a, u[n][2], u[n][3]);
+                    mma_m16n8k16<T>(sum[m][2 * n], a, u[n][0], u[n][1]);
+                    mma_m16n8k16<T>(sum[m][2 * n + 1], a, u[n][2], u[n][3]);
                 }
-                load_tiles_4(a, stage + x_at + m * 32);
+                ldmatrix_x4(a, stage + dy_at + m * 32);
 #pragma unroll
-                for (int n = 0; n < kPairs * 2; ++n) multiply<T>(v[n], a, b[m][n][0], b[m][n][1]);
+                for (int n = 0; n < kPairs * 2; ++n) mma_m16n8k16<T>(v[n], a, b[m][n][0], b[m][n][1]);
             }
             __syncwarp();
-            if (lane == 0) arrive(empty + 8 * slot);
-            if (++slot == p.stages) slot = 0, phase ^= 1;
-
-            const int buffer = step % 2;
-            if (step >= 2) wait(v_empty + 8 * buffer, step / 2 % 2 ^ 1);
-            float* part = v_shared + (buffer * Tile::kWarps + warp) * Shared::kPartFloats +
-                          lane / 4 * Shared::kPartPitch + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < kPairs * 2; ++n) {
-                *reinterpret_cast<float2*>(part + n * 8) = make_float2(v[n][0], v[n][1]);
-                *reinterpret_cast<float2*>(part + n * 8 + 8 * Shared::kPartPitch) = make_float2(v[n][2], v[n][3]);
-            }
-            __syncwarp();
-            if (lane == 0) arrive(v_full + 8 * buffer);
+            if (lane == 0) mbarrier_arrive(empty + 8 * state.stage);
+            state.advance(p.stages);
+            share_v(v, step);
         }
     }
-    __syncthreads();
 
-    if (p.tokens > few_tokens) release_next_kernel();
-    float* parts = p.db_parts;
-    if (parts != nullptr)
-        parts += (static_cast<int64_t>(blockIdx.x) / p.cluster * p.columns + range.begin + column_begin) * kThin;
-    if (parts != nullptr && p.cluster == 1) {  // straight from the registers
-        if (warp >= Tile::kWarps) return;
+    __device__ __forceinline__ void share_v(const float (&v)[kPairs * 2][4], int step) const {
+        const int buffer = step % 2;
+        if (step >= 2) mbarrier_wait(v_empty + 8 * buffer, step / 2 % 2 ^ 1);
+        float* part = v_shared + (buffer * Tile::kWarps + warp) * Shared::kPartFloats + lane / 4 * Shared::kPartPitch +
+                      lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kPairs * 2; ++n) {
+            *reinterpret_cast<float2*>(part + n * 8) = make_float2(v[n][0], v[n][1]);
+            *reinterpret_cast<float2*>(part + n * 8 + 8 * Shared::kPartPitch) = make_float2(v[n][2], v[n][3]);
+        }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(v_full + 8 * buffer);
+    }
+
+    /// dB of a block without a cluster: straight from the registers to its part.
+    __device__ __forceinline__ void epilogue_alone(const Sums& sum, float* parts) const {
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -241,38 +282,75 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const
                         make_float2(sum[m][n][2 * half], sum[m][n][2 * half + 1]);
             }
         }
-        return;
     }
 
-    // The stages' memory now holds dB as [column][thin].
-    constexpr int kPitch = Shared::kSumPitch;
-    if (warp < Tile::kWarps) {
-        float* sums = reinterpret_cast<float*>(data);
+    /// dB of a cluster: every block leaves its sums as [column][thin] where the stages were; then each adds a part of
+    /// them over the cluster, into `parts` or the gradient.
+    __device__ __forceinline__ void epilogue_cluster(const Sums& sum, float* parts) const {
+        constexpr int kPitch = Shared::kSumPitch;
+        if (warp < Tile::kWarps) {
+            float* sums = reinterpret_cast<float*>(data);
 #pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-            float* to = sums + ((warp * kTiles + m) * 16 + lane / 4) * kPitch + lane % 4 * 2;
+            for (int m = 0; m < kTiles; ++m) {
+                float* to = sums + ((warp * kTiles + m) * 16 + lane / 4) * kPitch + lane % 4 * 2;
 #pragma unroll
-            for (int n = 0; n < kPairs * 2; ++n) {
-                *reinterpret_cast<float2*>(to + n * 8) = make_float2(sum[m][n][0], sum[m][n][1]);
-                *reinterpret_cast<float2*>(to + n * 8 + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
+                for (int n = 0; n < kPairs * 2; ++n) {
+                    *reinterpret_cast<float2*>(to + n * 8) = make_float2(sum[m][n][0], sum[m][n][1]);
+                    *reinterpret_cast<float2*>(to + n * 8 + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
+                }
             }
         }
+        __syncthreads();
+        cluster_sync();
+        const int rank = static_cast<int>(blockIdx.x) % p.cluster;
+        for (int i = rank * Tile::kThreads + thread; i < kThin * kColumns / 4; i += p.cluster * Tile::kThreads) {
+            const int column = i / (kThin / 4), c = i % (kThin / 4) * 4;
+            if (column >= columns || c >= range.rank) continue;
+            const float4 total = cluster_sum(base + (column * kPitch + c) * 4, p.cluster);
+            if (parts != nullptr) {
+                *reinterpret_cast<float4*>(parts + static_cast<int64_t>(column) * kThin + c) = total;
+            } else {
+                accumulate(range.db + static_cast<int64_t>(column_begin + column) * range.rank + c, total, range.scale,
+                           range.rank - c);
+            }
+        }
+        cluster_sync();  // nobody leaves while others read its sums
+    }
+};
+
+template <class T, class Tile, int kThin>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) dy_kernel(const __grid_constant__ DyParams p) {
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) unsigned char memory[];
+    const DyBlock<T, Tile, kThin> block(p, memory);
+    // Few tokens: the blocks of the second kernel may come at once and wait. Many: they would only be in the way.
+    if (p.tokens <= few_tokens) griddepcontrol_launch_dependents();
+    if (block.thread == 0) block.init_mbarriers();
+    __syncthreads();
+
+    typename DyBlock<T, Tile, kThin>::Sums sum = {};
+    if (block.warp == Tile::kWarps) {
+        block.produce();
+    } else if (block.warp == Tile::kWarps + 1) {
+        block.reduce_v();
+    } else {
+        block.consume(sum);
     }
     __syncthreads();
-    cluster_barrier();
-    const int rank = static_cast<int>(blockIdx.x) % p.cluster;
-    for (int i = rank * Tile::kThreads + thread; i < kThin * kColumns / 4; i += p.cluster * Tile::kThreads) {
-        const int column = i / (kThin / 4), c = i % (kThin / 4) * 4;
-        if (column >= columns || c >= range.rank) continue;
-        const float4 total = cluster_sum(base + (column * kPitch + c) * 4, p.cluster);
-        if (parts != nullptr) {
-            *reinterpret_cast<float4*>(parts + static_cast<int64_t>(column) * kThin + c) = total;
-        } else {
-            accumulate(range.db + static_cast<int64_t>(column_begin + column) * range.rank + c, total, range.scale,
-                       range.rank - c);
-        }
+
+    if (p.tokens > few_tokens) griddepcontrol_launch_dependents();
+    float* parts = p.db_parts;
+    if (parts != nullptr)
+        parts +=
+            (static_cast<int64_t>(blockIdx.x) / p.cluster * p.columns + block.range.begin + block.column_begin) * kThin;
+    if (parts != nullptr && p.cluster == 1) {
+        if (block.warp < Tile::kWarps) block.epilogue_alone(sum, parts);
+        return;
     }
-    cluster_barrier();  // nobody leaves while others read its sums
+    block.epilogue_cluster(sum, parts);
+#else
+    __trap();  // lora_supports() denies cards without clusters and bulk loads
+#endif
 }
 
 }  // namespace lora

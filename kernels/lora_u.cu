@@ -1,8 +1,11 @@
 // u = x·Aᵀ: few columns out of a long reduction. A cluster of blocks shares one tile of tokens, each block takes a
 // part of the reduction and each of its warp columns a part of that; the parts are added in shared memory, then
 // across the cluster, in a fixed order. One kernel, no workspace.
+//
+// A block brings stages of x [kRows, kDepth] and A [kColumns, kDepth] by cp.async, kStages - 1 ahead, and multiplies
+// them with mma.sync. Ceiling: the bandwidth of memory, x being read once (A comes from the L2).
+#include "kernels/lora_gemm.cuh"
 #include "kernels/lora_gemm.h"
-#include "kernels/lora_mma.cuh"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {
@@ -38,34 +41,33 @@ struct ProjectShared {
     static constexpr std::size_t kBytes = kStageBytes > kSumBytes ? kStageBytes : kSumBytes;
 };
 
+/// A thread's view of its block's share: kRows tokens from row_begin on, steps [first, last) of the reduction.
 template <class T, class Tile, int kColumns>
-__global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_constant__ ProjectParams p) {
+struct ProjectBlock {
     using Shared = ProjectShared<Tile, kColumns>;
-    constexpr int kRows = Tile::kRows, kDepth = Tile::kDepth, kThreads = Tile::kThreads, kStages = Tile::kStages;
-    constexpr int kPairs = kColumns / 16;
-    extern __shared__ __align__(128) unsigned char memory[];
+    static constexpr int kRows = Tile::kRows, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
+    static constexpr int kPairs = kColumns / 16, kChunks = kDepth / 8;  // of 16 bytes in a stage's row
+    using Sums = float[Tile::kTiles][kPairs * 2][4];
+
+    const ProjectParams& p;
+    unsigned char* const memory;
     const uint32_t base = shared_address(memory);
     const int rank = static_cast<int>(blockIdx.x) % p.cluster;
     const int row_begin = static_cast<int>(blockIdx.x) / p.cluster * kRows;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     const int row_warp = warp % Tile::kRowWarps, depth_warp = warp / Tile::kRowWarps;
 
-    // This block's steps along the reduction.
-    const int steps = (p.k + kDepth - 1) / kDepth, share = (steps + p.cluster - 1) / p.cluster;
-    const int first = min(rank * share, steps), last = min(first + share, steps);
-    const T* x = static_cast<const T*>(p.x);
-    const T* a = static_cast<const T*>(p.a);
-
-    const auto load = [&](int step, int slot) {
+    __device__ __forceinline__ void load(int step, int slot) const {
+        const T* x = static_cast<const T*>(p.x);
+        const T* a = static_cast<const T*>(p.a);
         const uint32_t stage = base + slot * (Shared::kStageElements * 2);
         const int k0 = step * kDepth;
-        constexpr int kChunks = kDepth / 8;
 #pragma unroll
         for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
             const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
             const bool valid = row_begin + row < p.tokens && k0 + column < p.k;
             const T* from = x + (valid ? (row_begin + row) * p.x_stride + k0 + column : 0);
-            copy_async(stage + (row * Shared::kPitch + column) * 2, from, valid);
+            cp_async_16_zfill(stage + (row * Shared::kPitch + column) * 2, from, valid);
         }
         const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
         static_assert(kColumns * kChunks % kThreads == 0, "every thread copies as many pieces of A");
@@ -73,13 +75,12 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
         for (int i = 0; i < kColumns * kChunks / kThreads; ++i) {
             const int index = i * kThreads + thread, row = index / kChunks, column = index % kChunks * 8;
             const bool valid = row < p.r && k0 + column < p.k;
-            copy_async(a_stage + (row * Shared::kPitch + column) * 2, a + (valid ? row * p.a_stride + k0 + column : 0),
-                       valid);
+            cp_async_16_zfill(a_stage + (row * Shared::kPitch + column) * 2,
+                              a + (valid ? row * p.a_stride + k0 + column : 0), valid);
         }
-    };
+    }
 
-    float sum[Tile::kTiles][kPairs * 2][4] = {};
-    const auto multiply_stage = [&](int slot) {
+    __device__ __forceinline__ void multiply(int slot, Sums& sum) const {
         const uint32_t stage = base + slot * (Shared::kStageElements * 2);
         const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
 #pragma unroll
@@ -89,83 +90,115 @@ __global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_co
 #pragma unroll
             for (int n = 0; n < kPairs; ++n) {
                 const int row = n * 16 + lane % 8 + lane / 16 * 8, column = k + lane / 8 % 2 * 8;
-                load_tiles_4(b[n], a_stage + (row * Shared::kPitch + column) * 2);
+                ldmatrix_x4(b[n], a_stage + (row * Shared::kPitch + column) * 2);
             }
 #pragma unroll
             for (int m = 0; m < Tile::kTiles; ++m) {
                 uint32_t tile[4];
                 const int row = (row_warp * Tile::kTiles + m) * 16 + lane % 16;
-                load_tiles_4(tile, stage + (row * Shared::kPitch + k + lane / 16 * 8) * 2);
+                ldmatrix_x4(tile, stage + (row * Shared::kPitch + k + lane / 16 * 8) * 2);
 #pragma unroll
                 for (int n = 0; n < kPairs; ++n) {
-                    multiply<T>(sum[m][2 * n], tile, b[n][0], b[n][1]);
-                    multiply<T>(sum[m][2 * n + 1], tile, b[n][2], b[n][3]);
+                    mma_m16n8k16<T>(sum[m][2 * n], tile, b[n][0], b[n][1]);
+                    mma_m16n8k16<T>(sum[m][2 * n + 1], tile, b[n][2], b[n][3]);
                 }
             }
         }
-    };
-
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
-        if (first + s < last) load(first + s, s);
-        commit_copies();
     }
-    int slot = 0, next = kStages - 1;
-    for (int step = first; step < last; ++step) {
-        wait_copies<kStages - 2>();
+
+    __device__ __forceinline__ void mainloop(Sums& sum) const {
+        constexpr int kStages = Tile::kStages;
+        const int steps = (p.k + kDepth - 1) / kDepth, share = (steps + p.cluster - 1) / p.cluster;
+        const int first = min(rank * share, steps), last = min(first + share, steps);
+#pragma unroll
+        for (int s = 0; s < kStages - 1; ++s) {
+            if (first + s < last) load(first + s, s);
+            cp_async_commit_group();
+        }
+        int slot = 0, next = kStages - 1;
+        for (int step = first; step < last; ++step) {
+            cp_async_wait_group<kStages - 2>();
+            __syncthreads();
+            if (step + kStages - 1 < last) load(step + kStages - 1, next);
+            cp_async_commit_group();
+            multiply(slot, sum);
+            slot = slot + 1 == kStages ? 0 : slot + 1;
+            next = next + 1 == kStages ? 0 : next + 1;
+        }
+        cp_async_wait_group<0>();
+        __syncthreads();  // the stages' memory now holds the sums
+    }
+
+    /// Adds the sums of the warps along the reduction: [row][column] in shared memory.
+    __device__ __forceinline__ void add_warps(const Sums& sum) const {
+        float* sums = reinterpret_cast<float*>(memory);
+        constexpr int kPitch = Shared::kSumPitch;
+#pragma unroll
+        for (int m = 0; m < Tile::kTiles; ++m) {
+            const int row = (row_warp * Tile::kTiles + m) * 16 + lane / 4;
+#pragma unroll
+            for (int n = 0; n < kPairs * 2; ++n) {
+                float* to = sums + (depth_warp * kRows + row) * kPitch + n * 8 + lane % 4 * 2;
+                *reinterpret_cast<float2*>(to) = make_float2(sum[m][n][0], sum[m][n][1]);
+                *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
+            }
+        }
         __syncthreads();
-        if (step + kStages - 1 < last) load(step + kStages - 1, next);
-        commit_copies();
-        multiply_stage(slot);
-        slot = slot + 1 == kStages ? 0 : slot + 1;
-        next = next + 1 == kStages ? 0 : next + 1;
+        if constexpr (Tile::kDepthWarps > 1) {
+            for (int i = thread; i < kRows * kColumns / 4; i += kThreads) {
+                float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
+                float4 total = *reinterpret_cast<float4*>(at);
+#pragma unroll
+                for (int d = 1; d < Tile::kDepthWarps; ++d)
+                    add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
+                *reinterpret_cast<float4*>(at) = total;
+            }
+        }
     }
-    wait_copies<0>();
-    __syncthreads();  // the stages' memory now holds the sums
 
-    float* sums = reinterpret_cast<float*>(memory);
-    constexpr int kPitch = Shared::kSumPitch;
-#pragma unroll
-    for (int m = 0; m < Tile::kTiles; ++m) {
-        const int row = (row_warp * Tile::kTiles + m) * 16 + lane / 4;
-#pragma unroll
-        for (int n = 0; n < kPairs * 2; ++n) {
-            float* to = sums + (depth_warp * kRows + row) * kPitch + n * 8 + lane % 4 * 2;
-            *reinterpret_cast<float2*>(to) = make_float2(sum[m][n][0], sum[m][n][1]);
-            *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
+    /// Every block adds a part of the tile over the cluster, and rounds and stores it.
+    __device__ __forceinline__ void epilogue() const {
+        cluster_sync();
+        const int groups = p.r / 8;
+        for (int i = rank * kThreads + thread; i < kRows * groups; i += p.cluster * kThreads) {
+            const int row = i / groups, column = i % groups * 8, token = row_begin + row;
+            if (token >= p.tokens) continue;
+            const uint32_t at = base + (row * Shared::kSumPitch + column) * 4;
+            const float4 low = cluster_sum(at, p.cluster), high = cluster_sum(at + 16, p.cluster);
+            Pack<T, 8> result = {{from_float<T>(low.x), from_float<T>(low.y), from_float<T>(low.z),
+                                  from_float<T>(low.w), from_float<T>(high.x), from_float<T>(high.y),
+                                  from_float<T>(high.z), from_float<T>(high.w)}};
+            store_pack(static_cast<T*>(p.out) + token * p.out_stride + column, result);
+            if (p.copy != nullptr) store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
         }
+        cluster_sync();  // nobody leaves while others read its sums
     }
-    __syncthreads();
-    if constexpr (Tile::kDepthWarps > 1) {
-        for (int i = thread; i < kRows * kColumns / 4; i += kThreads) {
-            float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
-            float4 total = *reinterpret_cast<float4*>(at);
-#pragma unroll
-            for (int d = 1; d < Tile::kDepthWarps; ++d) add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
-            *reinterpret_cast<float4*>(at) = total;
-        }
-    }
-    cluster_barrier();
-    const int groups = p.r / 8;
-    for (int i = rank * kThreads + thread; i < kRows * groups; i += p.cluster * kThreads) {
-        const int row = i / groups, column = i % groups * 8, token = row_begin + row;
-        if (token >= p.tokens) continue;
-        const uint32_t at = base + (row * kPitch + column) * 4;
-        const float4 low = cluster_sum(at, p.cluster), high = cluster_sum(at + 16, p.cluster);
-        Pack<T, 8> result = {{from_float<T>(low.x), from_float<T>(low.y), from_float<T>(low.z), from_float<T>(low.w),
-                              from_float<T>(high.x), from_float<T>(high.y), from_float<T>(high.z),
-                              from_float<T>(high.w)}};
-        store_pack(static_cast<T*>(p.out) + token * p.out_stride + column, result);
-        if (p.copy != nullptr) store_pack(static_cast<T*>(p.copy) + token * p.copy_stride + column, result);
-    }
-    cluster_barrier();  // nobody leaves while others read its sums
+};
+
+template <class T, class Tile, int kColumns>
+__global__ void __launch_bounds__(Tile::kThreads) project_kernel(const __grid_constant__ ProjectParams p) {
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) unsigned char memory[];
+    const ProjectBlock<T, Tile, kColumns> block{p, memory};
+    typename ProjectBlock<T, Tile, kColumns>::Sums sum = {};
+    block.mainloop(sum);
+    block.add_warps(sum);
+    block.epilogue();
+#else
+    __trap();  // lora_supports() denies cards without clusters
+#endif
 }
 
 template <class T, class Tile, int kColumns>
 void run_tile(const ProjectParams& p, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, Tile::kRows) * p.cluster));
-    launch(&project_kernel<T, Tile, kColumns>, grid, Tile::kThreads, ProjectShared<Tile, kColumns>::kBytes, p.cluster,
-           p, stream);
+    launch_kernel(&project_kernel<T, Tile, kColumns>,
+                  {.grid = grid,
+                   .threads = Tile::kThreads,
+                   .shared_bytes = ProjectShared<Tile, kColumns>::kBytes,
+                   .stream = stream,
+                   .cluster = p.cluster},
+                  p);
 }
 
 template <class T, int kColumns>

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 
 namespace unsloth::kernels {
 

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 #include "kernels/nf4.h"
 
 namespace unsloth::kernels {

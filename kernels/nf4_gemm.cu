@@ -1,8 +1,11 @@
 // Products by tiled 4-bit weights for few tokens, on any card from sm_80: mma.sync with the weights as the A
 // operand (out and x appear transposed), each weight read once for 8 to 64 tokens.
 //
-// Every warp runs its own cp.async pipeline over its share of the summed dimension's blocks, so that nothing
-// waits for a barrier of the thread block until the warps' sums are added, in the order of the warps.
+// A block makes 16 Strips rows for 8 TokenGroups tokens. Every warp runs its own cp.async pipeline over its share of
+// the reduction's blocks of 64, so that nothing waits for a barrier of the thread block until the warps' sums are
+// added, in the order of the warps.
+//
+// Ceiling: the bandwidth of memory for few tokens (a weight takes 4.5 bits), then the shuffles that look codes up.
 #include "kernels/nf4_gemm.cuh"
 #include "unsloth/core/error.h"
 
@@ -40,21 +43,6 @@ constexpr int most_shared = 90 * 1024;
 /// than stages.
 constexpr int usual_shared = 54 * 1024;
 
-__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_4(uint32_t to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t* a, uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /// One stage of a warp's pipeline, in bytes: codes of Strips x 4 sub-blocks, scale codes and nested maxima of
 /// the rows of the weight that they cover, and x [8 TokenGroups][64] with 16-byte chunks exchanged within a
 /// row (chunk c of row t lies at c ^ t % 8: ldmatrix reads without bank conflicts).
@@ -76,7 +64,7 @@ struct Cursor {
     const uint8_t* tile;
     const float* nested_absmax;
     uint32_t nested_block;  ///< number of the block that the tile's row 0 is
-    int block;              ///< of the summed dimension, counted from the weights' first
+    int block;              ///< of the reduction, counted from the weights' first
     int segment, segment_end;
 
     __device__ __forceinline__ Cursor(const Problem& p, int row_tile, int first) : block(first) { locate(p, row_tile); }
@@ -121,150 +109,147 @@ __device__ __forceinline__ void add_tail(const Problem& p, int first_row, int fi
                     b[half] = *reinterpret_cast<const uint32_t*>(x + token * p.x_stride + half * 8);
             }
 #pragma unroll
-            for (int strip = 0; strip < Strips; ++strip) multiply(sums[strip][g], a[strip], b[0], b[1]);
+            for (int strip = 0; strip < Strips; ++strip)
+                mma_m16n8k16<__nv_bfloat16>(sums[strip][g], a[strip], b[0], b[1]);
         }
     }
 }
 
+/// The loads of a warp's pipeline: its share of the reduction's blocks, one a stage.
 template <int TokenGroups, int Strips, int Warps, bool Transposed>
-__global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_constant__ Problem p) {
+struct Producer {
     using S = Stage<TokenGroups, Strips, Warps, Transposed>;
-    constexpr int warps = Warps, stages = S::count;
-    constexpr int tokens = 8 * TokenGroups;
-    constexpr int rows = 16 * Strips;
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ Tables tables;
-    __shared__ float scale_buffer[warps][nf4_tile];
+    static constexpr int tokens = 8 * TokenGroups;
 
-    const int lane = threadIdx.x % warp;
-    const int warp_index = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
-    const int first_row = static_cast<int>(blockIdx.x) * rows;  // of the result's second dimension
-    const int row_tile = first_row / nf4_tile, first_strip = first_row % nf4_tile / 16;
-    const int first_token = static_cast<int>(blockIdx.y) * tokens;
-    const int blocks = p.blocks - p.tail_blocks;
-    uint8_t* const buffers = shared + warp_index * (stages * S::bytes);
-    const uint32_t buffers_address = shared_address(buffers);
-
-    Cursor<Transposed> fetched(p, row_tile, warp_index);
+    const Problem& p;
+    const uint32_t buffers;  ///< shared address of the warp's stages
+    const int blocks, row_tile, first_strip, first_token, warp_index, lane;
+    Cursor<Transposed> cursor{p, row_tile, warp_index};
     const int codes_from =
         Transposed ? lane / 8 * 512 + first_strip * 128 + lane % 8 * 16 : first_strip * 512 + lane * 16;
     const int first_scale = Transposed ? 0 : first_strip * 16;
     const __nv_bfloat16* x = p.x + (first_token + lane / 8) * p.x_stride + warp_index * nf4_tile + lane % 8 * 8;
     const uint32_t x_to = S::x + lane / 8 * 128;
-    const auto fetch = [&](int stage) {
-        if (fetched.block < blocks) {
-            const uint32_t to = buffers_address + stage * S::bytes;
+
+    /// Fetches the next block, if there is one; commits a group in any case.
+    __device__ __forceinline__ void load(int stage) {
+        if (cursor.block < blocks) {
+            const uint32_t to = buffers + stage * S::bytes;
 #pragma unroll
             for (int i = 0; i < Strips; ++i)  // a strip's four sub-blocks, 32 chunks
-                copy_16(to + S::codes + i * 512 + lane * 16, fetched.tile + codes_from + i * (Transposed ? 128 : 512));
+                cp_async_16(to + S::codes + i * 512 + lane * 16,
+                            cursor.tile + codes_from + i * (Transposed ? 128 : 512));
             if (lane < S::weight_rows / 16)
-                copy_16(to + S::scales + lane * 16, fetched.tile + nf4_tile_code_bytes + first_scale + lane * 16);
+                cp_async_16(to + S::scales + lane * 16, cursor.tile + nf4_tile_code_bytes + first_scale + lane * 16);
 #pragma unroll
             for (int r = lane; r < S::weight_rows; r += warp) {
-                const uint32_t block = fetched.nested_block + static_cast<uint32_t>((first_scale + r) * p.k_tiles);
-                copy_4(to + S::nested + r * 4, fetched.nested_absmax + block / quant4_nested_block);
+                const uint32_t block = cursor.nested_block + static_cast<uint32_t>((first_scale + r) * p.k_tiles);
+                cp_async_4(to + S::nested + r * 4, cursor.nested_absmax + block / quant4_nested_block);
             }
 #pragma unroll
             for (int i = 0; i < tokens / 4; ++i) {
                 const int token = i * 4 + lane / 8;
                 if (first_token + token < p.m)
-                    copy_16(to + x_to + i * 512 + ((lane % 8) ^ (token % 8)) * 16, x + i * 4 * p.x_stride);
+                    cp_async_16(to + x_to + i * 512 + ((lane % 8) ^ (token % 8)) * 16, x + i * 4 * p.x_stride);
             }
-            fetched.advance(p, row_tile, warps);
-            x += warps * nf4_tile;
+            cursor.advance(p, row_tile, Warps);
+            x += Warps * nf4_tile;
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    };
-
-    if (first_token + tokens > p.m) {  // tokens that do not exist are never copied: zeros from the start
-        for (int i = lane; i < stages * tokens * 8; i += warp)
-            *reinterpret_cast<uint4*>(buffers + i / (tokens * 8) * S::bytes + S::x + i % (tokens * 8) * 16) = uint4{};
-        __syncwarp();
+        cp_async_commit_group();
     }
-#pragma unroll
-    for (int s = 0; s < stages - 1; ++s) fetch(s);
-    tables.load(p, static_cast<int>(threadIdx.x), warps * warp);
-    float sums[Strips][TokenGroups][4] = {};
-    for (int block = warp_index; block < p.tail_blocks; block += warps)
-        add_tail<TokenGroups, Strips, Transposed>(p, first_row, first_token, block, lane, sums);
-    __syncthreads();
+};
 
-    int stage = 0, segment = -1;
-    int segment_end = 0;
+/// Multiplies what the stages bring: sums of a warp's share of the reduction.
+template <int TokenGroups, int Strips, int Warps, bool Transposed>
+struct Consumer {
+    using S = Stage<TokenGroups, Strips, Warps, Transposed>;
+
+    const Problem& p;
+    const Tables& tables;
+    float* const scale_buffer;  ///< [nf4_tile], the warp's own
+    const int blocks, row_tile, lane;
+    int segment = -1, segment_end = 0;
     float code_value = 0, offset = 0;
     const float* map = nullptr;
-    for (int block = warp_index; block < blocks; block += warps) {
-        if (block >= segment_end) {  // forward: once
+
+    /// The tables of the weight that the block belongs to; forward: once.
+    __device__ __forceinline__ void enter(int block) {
+        if (block >= segment_end) {
             segment = segment_of(p, Transposed ? block : row_tile);
             segment_end = Transposed && segment + 1 < p.count ? p.segments[segment + 1].first : blocks;
             code_value = tables.code[segment][lane % 16];
             map = tables.map[segment];
             offset = p.segments[segment].nested_offset;
         }
-        asm volatile("cp.async.wait_group %0;" ::"n"(stages - 2) : "memory");
-        __syncwarp();  // every lane's copies are there, and the stage that is filled next has been read by
-                       // all
-        const uint8_t* data = buffers + stage * S::bytes;
-        const uint32_t address = buffers_address + stage * S::bytes;
-        fetch(stage == 0 ? stages - 1 : stage - 1);
-        stage = stage + 1 == stages ? 0 : stage + 1;
-
-        const auto scale = [&](int r) {
-            return nf4_scale(map[data[S::scales + r]], *reinterpret_cast<const float*>(data + S::nested + r * 4),
-                             offset);
-        };
+    }
+    __device__ __forceinline__ float scale(const uint8_t* stage, int r) const {
+        return nf4_scale(map[stage[S::scales + r]], *reinterpret_cast<const float*>(stage + S::nested + r * 4), offset);
+    }
+    /// The B operands of 8 tokens.
+    __device__ __forceinline__ void load_x(uint32_t stage, int group, uint32_t (&to)[8]) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            uint32_t matrices[4];
+            ldmatrix_x4(matrices,
+                        stage + S::x + (group * 8 + lane % 8) * 128 + (((h * 4 + lane / 8) ^ (lane % 8)) * 16));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[4 * h + i] = matrices[i];
+        }
+    }
+    /// A strip's A operands, dequantised.
+    __device__ __forceinline__ void load_weights(const uint8_t* stage, uint32_t address, int strip,
+                                                 uint32_t (&a)[4][4]) const {
+        uint32_t words[4];
+        load_codes<Transposed>(words, address + S::codes + strip * 512 + lane * 16);
+        if constexpr (Transposed) {
+#pragma unroll
+            for (int s = 0; s < 4; ++s) {
+                const float* scales = scale_buffer + s * 16 + lane % 4 * 2;
+                const float2 first = *reinterpret_cast<const float2*>(scales);
+                const float2 second = *reinterpret_cast<const float2*>(scales + 8);
+                nf4_operand_transposed(words[s], code_value, first, second, a[s]);
+            }
+        } else {
+            const float row_scale[2] = {scale(stage, strip * 16 + lane / 4), scale(stage, strip * 16 + lane / 4 + 8)};
+#pragma unroll
+            for (int s = 0; s < 4; ++s) nf4_operand(words[s], code_value, row_scale, a[s]);
+        }
+    }
+    /// One stage, as data and as shared address.
+    __device__ __forceinline__ void multiply(const uint8_t* stage, uint32_t address,
+                                             float (&sums)[Strips][TokenGroups][4]) const {
         if (Transposed) {
-            scale_buffer[warp_index][lane] = scale(lane);
-            scale_buffer[warp_index][lane + 32] = scale(lane + 32);
+            scale_buffer[lane] = scale(stage, lane);
+            scale_buffer[lane + 32] = scale(stage, lane + 32);
             __syncwarp();
         }
         uint32_t b[TokenGroups <= 2 ? TokenGroups : 1][8];
-        const auto load_x = [&](int group, uint32_t (&to)[8]) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                uint32_t matrices[4];
-                load_matrices<false>(
-                    matrices, address + S::x + (group * 8 + lane % 8) * 128 + (((h * 4 + lane / 8) ^ (lane % 8)) * 16));
-#pragma unroll
-                for (int i = 0; i < 4; ++i) to[4 * h + i] = matrices[i];
-            }
-        };
         if constexpr (TokenGroups <= 2) {
 #pragma unroll
-            for (int g = 0; g < TokenGroups; ++g) load_x(g, b[g]);
+            for (int g = 0; g < TokenGroups; ++g) load_x(address, g, b[g]);
         }
 #pragma unroll
         for (int strip = 0; strip < Strips; ++strip) {
-            uint32_t words[4], a[4][4];
-            load_matrices<Transposed>(words, address + S::codes + strip * 512 + lane * 16);
-            if constexpr (Transposed) {
-#pragma unroll
-                for (int s = 0; s < 4; ++s) {
-                    const float* scales = &scale_buffer[warp_index][s * 16 + lane % 4 * 2];
-                    const float2 first = *reinterpret_cast<const float2*>(scales);
-                    const float2 second = *reinterpret_cast<const float2*>(scales + 8);
-                    nf4_operand_transposed(words[s], code_value, first, second, a[s]);
-                }
-            } else {
-                const float row_scale[2] = {scale(strip * 16 + lane / 4), scale(strip * 16 + lane / 4 + 8)};
-#pragma unroll
-                for (int s = 0; s < 4; ++s) nf4_operand(words[s], code_value, row_scale, a[s]);
-            }
+            uint32_t a[4][4];
+            load_weights(stage, address, strip, a);
 #pragma unroll
             for (int g = 0; g < TokenGroups; ++g) {
-                if constexpr (TokenGroups > 2) load_x(g, b[0]);
+                if constexpr (TokenGroups > 2) load_x(address, g, b[0]);
                 const uint32_t (&operand)[8] = b[TokenGroups <= 2 ? g : 0];
 #pragma unroll
-                for (int s = 0; s < 4; ++s) multiply(sums[strip][g], a[s], operand[2 * s], operand[2 * s + 1]);
+                for (int s = 0; s < 4; ++s)
+                    mma_m16n8k16<__nv_bfloat16>(sums[strip][g], a[s], operand[2 * s], operand[2 * s + 1]);
             }
         }
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
+};
 
-    // The warps' sums [warps][tokens][rows + 4]: four lanes of a token's eight rows hit different banks.
-    constexpr int pitch = rows + 4;
-    float* partial = reinterpret_cast<float*>(shared);
+/// Adds the warps' sums in their order, with bias and residual, and stores them.
+template <int TokenGroups, int Strips, int Warps>
+__device__ __forceinline__ void epilogue(const Problem& p, float* partial, int warp_index, int lane, int first_row,
+                                         int first_token, const float (&sums)[Strips][TokenGroups][4]) {
+    constexpr int tokens = 8 * TokenGroups, rows = 16 * Strips;
+    constexpr int pitch = rows + 4;  // partial [Warps][tokens][pitch]: four lanes of eight rows hit different banks
 #pragma unroll
     for (int strip = 0; strip < Strips; ++strip) {
 #pragma unroll
@@ -277,12 +262,12 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
         }
     }
     __syncthreads();
-    for (int item = threadIdx.x; item < tokens * (rows / 8); item += warps * warp) {
+    for (int item = threadIdx.x; item < tokens * (rows / 8); item += Warps * warp) {
         const int token = item / (rows / 8), row = item % (rows / 8) * 8;
         if (first_token + token >= p.m) break;
         float v[8] = {};
 #pragma unroll
-        for (int w = 0; w < warps; ++w) {
+        for (int w = 0; w < Warps; ++w) {
             const auto* from = reinterpret_cast<const float4*>(partial + (w * tokens + token) * pitch + row);
             const float4 low = from[0], high = from[1];
             v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
@@ -293,17 +278,67 @@ __global__ void __launch_bounds__(Warps* warp) multiply_tiles(const __grid_const
 }
 
 template <int TokenGroups, int Strips, int Warps, bool Transposed>
+__global__ void __launch_bounds__(Warps* warp) nf4_gemm_kernel(const __grid_constant__ Problem p) {
+    using S = Stage<TokenGroups, Strips, Warps, Transposed>;
+    constexpr int stages = S::count, tokens = 8 * TokenGroups, rows = 16 * Strips;
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ Tables tables;
+    __shared__ float scale_buffer[Warps][nf4_tile];
+
+    const int lane = threadIdx.x % warp;
+    const int warp_index = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
+    const int first_row = static_cast<int>(blockIdx.x) * rows;  // of the result's second dimension
+    const int row_tile = first_row / nf4_tile, first_strip = first_row % nf4_tile / 16;
+    const int first_token = static_cast<int>(blockIdx.y) * tokens;
+    const int blocks = p.blocks - p.tail_blocks;
+    uint8_t* const buffers = shared + warp_index * (stages * S::bytes);
+    const uint32_t buffers_address = shared_address(buffers);
+
+    Producer<TokenGroups, Strips, Warps, Transposed> producer{p,           buffers_address, blocks,     row_tile,
+                                                              first_strip, first_token,     warp_index, lane};
+    if (first_token + tokens > p.m) {  // tokens that do not exist are never copied: zeros from the start
+        for (int i = lane; i < stages * tokens * 8; i += warp)
+            *reinterpret_cast<uint4*>(buffers + i / (tokens * 8) * S::bytes + S::x + i % (tokens * 8) * 16) = uint4{};
+        __syncwarp();
+    }
+#pragma unroll
+    for (int s = 0; s < stages - 1; ++s) producer.load(s);
+    tables.load(p, static_cast<int>(threadIdx.x), Warps * warp);
+    float sums[Strips][TokenGroups][4] = {};
+    for (int block = warp_index; block < p.tail_blocks; block += Warps)
+        add_tail<TokenGroups, Strips, Transposed>(p, first_row, first_token, block, lane, sums);
+    __syncthreads();
+
+    Consumer<TokenGroups, Strips, Warps, Transposed> consumer{p,      tables,   scale_buffer[warp_index],
+                                                              blocks, row_tile, lane};
+    int stage = 0;
+    for (int block = warp_index; block < blocks; block += Warps) {
+        consumer.enter(block);
+        cp_async_wait_group<stages - 2>();
+        __syncwarp();  // every lane's copies are there, and the stage that is filled next has been read by all
+        const uint8_t* data = buffers + stage * S::bytes;
+        const uint32_t address = buffers_address + stage * S::bytes;
+        producer.load(stage == 0 ? stages - 1 : stage - 1);
+        stage = stage + 1 == stages ? 0 : stage + 1;
+        consumer.multiply(data, address, sums);
+    }
+    cp_async_wait_group<0>();
+    __syncthreads();
+    epilogue<TokenGroups, Strips, Warps>(p, reinterpret_cast<float*>(shared), warp_index, lane, first_row, first_token,
+                                         sums);
+}
+
+template <int TokenGroups, int Strips, int Warps, bool Transposed>
 void launch(const Problem& p, cudaStream_t stream) {
     using S = Stage<TokenGroups, Strips, Warps, Transposed>;
     constexpr int pipeline = Warps * S::count * S::bytes;
     constexpr int reduction = Warps * 8 * TokenGroups * (16 * Strips + 4) * static_cast<int>(sizeof(float));
     constexpr int bytes = std::max(pipeline, reduction);
     static_assert(bytes <= most_shared, "more shared memory than every card has");
-    const auto kernel = multiply_tiles<TokenGroups, Strips, Warps, Transposed>;
-    UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     const dim3 grid(static_cast<unsigned>(p.row_tiles * (4 / Strips)),
                     static_cast<unsigned>(ceil_div(p.m, 8 * TokenGroups)));
-    UNSLOTH_LAUNCH((multiply_tiles<TokenGroups, Strips, Warps, Transposed>), grid, Warps * warp, bytes, stream, p);
+    launch_kernel(nf4_gemm_kernel<TokenGroups, Strips, Warps, Transposed>,
+                  {.grid = grid, .threads = Warps * warp, .shared_bytes = bytes, .stream = stream}, p);
 }
 
 /// The forms that are built.

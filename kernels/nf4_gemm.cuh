@@ -1,13 +1,16 @@
-// What both kernels that multiply by tiled 4-bit weights share: where tiles and scales lie, and the tail's
-// operand.
+// What both kernels that multiply by tiled 4-bit weights share: where tiles and scales lie, the tail's operand, and
+// the epilogue's stores.
 //
-// Words: the result's second dimension ("rows", in tiles of 64) is N forward and K transposed; the summed
-// dimension comes in blocks of 64: N or K of the weights, after the tail's blocks if there is a tail.
+// Words: the result's second dimension ("rows", in tiles of 64) is N forward and K transposed; the reduction comes in
+// blocks of 64: K or N of the weights, after the tail's blocks if there is a tail.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/common.h"
+#include "kernels/common/device.cuh"
+#include "kernels/common/mma.cuh"
+#include "kernels/common/ptx.cuh"
 #include "kernels/nf4_gemm.h"
 #include "kernels/nf4_tiles.cuh"
 
@@ -28,7 +31,7 @@ struct Problem {
     int n_tiles, k_tiles;
     int row_tiles;    ///< of the result's second dimension
     int tail_blocks;  ///< ceil(R / 64)
-    int blocks;       ///< tail_blocks and the weights' tiles along the summed dimension
+    int blocks;       ///< tail_blocks and the weights' tiles along the reduction
     int tail;         ///< R
     int m;
     const __nv_bfloat16* x;
@@ -102,12 +105,12 @@ __device__ __forceinline__ const float* nested_absmax_of(const Problem& p, TileR
     return p.segments[t.segment].nested_absmax + block / quant4_nested_block;
 }
 
-/// First column of x that a block of the summed dimension reads.
+/// First column of x that a block of the reduction reads.
 __device__ __forceinline__ int x_column(const Problem& p, int block) {
     return (block < p.tail_blocks ? p.blocks - p.tail_blocks + block : block - p.tail_blocks) * nf4_tile;
 }
 
-/// The tail's A operand: rows `row` and row + 8 (row = first row of 16, plus lane / 4), summed index `r` .. r
+/// The tail's A operand: rows `row` and row + 8 (row = first row of 16, plus lane / 4), reduction index `r` .. r
 /// + 15.
 template <bool Transposed>
 __device__ __forceinline__ void tail_operand(const Problem& p, int row, int r, int lane, uint32_t* a) {
@@ -145,30 +148,16 @@ __device__ __forceinline__ void store_eight(const Problem& p, int token, int row
     uint4 result;
     uint32_t* words = &result.x;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
-        words[i] = reinterpret_cast<const uint32_t&>(pair);
-    }
+    for (int i = 0; i < 4; ++i) words[i] = pack_bf16x2(v[2 * i], v[2 * i + 1]);
     *reinterpret_cast<uint4*>(p.out + token * p.out_stride + row) = result;
 }
 
 template <bool Transposed>
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t shared_address) {
-    if (Transposed) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address)
-                     : "memory");
-    }
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+__device__ __forceinline__ void load_codes(uint32_t (&r)[4], uint32_t address) {
+    if constexpr (Transposed)
+        ldmatrix_x4_trans(r, address);
+    else
+        ldmatrix_x4(r, address);
 }
 
 /// The tables of all weights in shared memory.

@@ -1,13 +1,13 @@
-// The parts of the Hopper kernel of nf4_gemm_sm90.cu: what a block shares, the order of its works, the
-// copying thread, the decoding warps and the multiplying warpgroups. sm_90a only.
+// The warps' roles in the Hopper kernel of nf4_gemm_sm90.cu, which includes this: one producer thread, two warps that
+// decode scales, two warpgroups of consumers; and the order of a block's tiles. sm_90a only.
 #pragma once
 
+#include "kernels/common/pipeline.cuh"
 #include "kernels/nf4_gemm.cuh"
-#include "kernels/nf4_sm90.cuh"
 
 namespace unsloth::kernels::nf4 {
 
-constexpr int groups = 2;  // multiplying warpgroups
+constexpr int groups = 2;  // consumer warpgroups
 constexpr int group_threads = 128;
 constexpr int threads = (groups + 1) * group_threads;
 constexpr int chunk_tokens = 64;     // that the epilogue stages at once
@@ -25,41 +25,31 @@ struct alignas(1024) Shared {
     uint64_t decoded[Stages];  // the stage's scales are there
 };
 
-/// A place in the ring of stages, and the parity of its current round.
-template <int Stages>
-struct Ring {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++stage == Stages) stage = 0, parity ^= 1;
-    }
-};
-
-/// A tile of the result, and the part [begin, end) of the summed dimension.
-struct Work {
+/// A tile of the result, and the part [begin, end) of the reduction.
+struct WorkTile {
     int row_block, token_block;
     int begin, end;
 };
 
-/// A block's works one after another. The blocks of a cluster share a tile, each a part of the summed
-/// dimension.
+/// A block's tiles one after another. The blocks of a cluster share a tile, each a part of the
+/// reduction.
 template <bool Clustered>
-struct Schedule {
+struct TileScheduler {
     int row_blocks, token_blocks;
     int size, rank;  ///< of the cluster
     int index, step;
 
-    __device__ __forceinline__ Schedule(int rows, int tokens, int cluster_size)
+    __device__ __forceinline__ TileScheduler(int rows, int tokens, int cluster_size)
         : row_blocks(rows),
           token_blocks(tokens),
           size(Clustered ? cluster_size : 1),
-          rank(Clustered ? static_cast<int>(sm90::cluster_rank()) : 0),
+          rank(Clustered ? static_cast<int>(cluster_rank()) : 0),
           index(static_cast<int>(blockIdx.x) / size),
           step(static_cast<int>(gridDim.x) / size) {}
 
     /// In an order that keeps x and the weights of the blocks that run together in the L2: bands of `band`
     /// token blocks, within a band token blocks fastest.
-    __device__ __forceinline__ bool next(const Problem& p, Work& work) {
+    __device__ __forceinline__ bool next(const Problem& p, WorkTile& work) {
         constexpr int band = 4;
         if (index >= row_blocks * token_blocks) return false;
         const int per_band = band * row_blocks, first = index / per_band * band;
@@ -70,25 +60,26 @@ struct Schedule {
     }
 };
 
+/// One thread: keeps the ring of stages full.
 template <int Tokens, int Stages, bool Transposed>
 __device__ __forceinline__ void produce(const Problem& p, const CUtensorMap* x_map, Shared<Tokens, Stages>& s,
-                                        Ring<Stages>& ring, const Work& work) {
+                                        PipelineState& state, const WorkTile& work) {
     for (int block = work.begin; block < work.end; ++block) {
-        const uint32_t full = shared_address(&s.full[ring.stage]);
-        sm90::barrier_wait(shared_address(&s.empty[ring.stage]), ring.parity ^ 1);
+        const uint32_t full = shared_address(&s.full[state.stage]);
+        mbarrier_wait(shared_address(&s.empty[state.stage]), state.phase ^ 1);
         const bool is_tail = block < p.tail_blocks;
-        sm90::barrier_expect(full, Tokens * 128 + (is_tail ? 0 : groups * nf4_tile_bytes));
+        mbarrier_arrive_expect_tx(full, Tokens * 128 + (is_tail ? 0 : groups * nf4_tile_bytes));
         if (!is_tail) {
 #pragma unroll
             for (int g = 0; g < groups; ++g) {
                 // a last odd tile is read twice, and stored once
                 const int row_tile = min(work.row_block * groups + g, p.row_tiles - 1);
-                sm90::bulk_copy(shared_address(s.codes[ring.stage][g]),
-                                tile_data(p, tile_at<Transposed>(p, row_tile, block)), nf4_tile_bytes, full);
+                bulk_load(shared_address(s.codes[state.stage][g]),
+                          tile_data(p, tile_at<Transposed>(p, row_tile, block)), nf4_tile_bytes, full);
             }
         }
-        sm90::copy_box(shared_address(s.x[ring.stage]), *x_map, x_column(p, block), work.token_block * Tokens, full);
-        ring.advance();
+        tma_load_2d(shared_address(s.x[state.stage]), *x_map, x_column(p, block), work.token_block * Tokens, full);
+        state.advance(Stages);
     }
 }
 
@@ -99,10 +90,10 @@ __device__ __forceinline__ int scale_place(int row) {
     return Transposed ? row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2 : row;
 }
 
-/// A warp decodes the scales of one multiplying warpgroup's tiles, two rows a lane.
+/// A warp decodes the scales of one consumer warpgroup's tiles, two rows a lane.
 template <int Tokens, int Stages, bool Transposed>
-__device__ __forceinline__ void decode_scales(const Problem& p, Shared<Tokens, Stages>& s, Ring<Stages>& ring,
-                                              const Work& work, int group, int lane) {
+__device__ __forceinline__ void decode_scales(const Problem& p, Shared<Tokens, Stages>& s, PipelineState& state,
+                                              const WorkTile& work, int group, int lane) {
     const int row_tile = min(work.row_block * groups + group, p.row_tiles - 1);
     float nested[2];  // of the next block: the load takes longer than the decoding
     const auto load_nested = [&](int block) {
@@ -113,27 +104,27 @@ __device__ __forceinline__ void decode_scales(const Problem& p, Shared<Tokens, S
     };
     load_nested(work.begin);
     for (int block = work.begin; block < work.end; ++block) {
-        sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
+        mbarrier_wait(shared_address(&s.full[state.stage]), state.phase);
         if (block >= p.tail_blocks) {
             const TileRef t = tile_at<Transposed>(p, row_tile, block);
-            const uint8_t* codes = s.codes[ring.stage][group] + nf4_tile_code_bytes;
+            const uint8_t* codes = s.codes[state.stage][group] + nf4_tile_code_bytes;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int row = lane + 32 * i;
-                s.scales[ring.stage][group][scale_place<Transposed>(row)] =
+                s.scales[state.stage][group][scale_place<Transposed>(row)] =
                     nf4_scale(s.map[t.segment][codes[row]], nested[i], p.segments[t.segment].nested_offset);
             }
         }
         load_nested(block + 1);
         __syncwarp();
-        if (lane == 0) sm90::barrier_arrive(shared_address(&s.decoded[ring.stage]));
-        ring.advance();
+        if (lane == 0) mbarrier_arrive(shared_address(&s.decoded[state.stage]));
+        state.advance(Stages);
     }
 }
 
-/// One multiplying warpgroup's view of a tile of the result.
+/// One consumer warpgroup's view of a tile of the result.
 template <int Tokens, int Stages, bool Transposed>
-struct Multiplier {
+struct Consumer {
     const Problem& p;
     Shared<Tokens, Stages>& s;
     int group, warp, lane;  // warp of the group
@@ -152,19 +143,19 @@ struct Multiplier {
         const float* scales;  // transposed: the lane's four of the first 16 rows
     };
 
-    __device__ __forceinline__ Codes load(int block, const Ring<Stages>& ring) {
-        sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
-        sm90::barrier_wait(shared_address(&s.decoded[ring.stage]), ring.parity);
+    __device__ __forceinline__ Codes load(int block, const PipelineState& state) {
+        mbarrier_wait(shared_address(&s.full[state.stage]), state.phase);
+        mbarrier_wait(shared_address(&s.decoded[state.stage]), state.phase);
         const int now = segment_of(p, Transposed ? block - p.tail_blocks : row_tile);
         if (now != segment) {
             segment = now;
             code_value = __ldg(p.segments[now].code + lane % 16);
         }
         Codes c;
-        load_matrices<Transposed>(
-            c.words, shared_address(s.codes[ring.stage][group]) +
-                         (Transposed ? lane / 8 * 512 + warp * 128 + lane % 8 * 16 : warp * 512 + lane * 16));
-        const float* scales = s.scales[ring.stage][group];
+        load_codes<Transposed>(c.words,
+                               shared_address(s.codes[state.stage][group]) +
+                                   (Transposed ? lane / 8 * 512 + warp * 128 + lane % 8 * 16 : warp * 512 + lane * 16));
+        const float* scales = s.scales[state.stage][group];
         if constexpr (Transposed) {
             c.scales = scales + lane % 4 * 4;
         } else {
@@ -187,23 +178,24 @@ struct Multiplier {
 
     __device__ __forceinline__ void issue(float (&sums)[Tokens / 2], const uint32_t (&a)[16], int stage,
                                           int accumulate) {
-        const uint64_t x = sm90::matrix_descriptor(shared_address(s.x[stage]), 128);
-        sm90::products_begin();
+        const uint64_t x = wgmma_descriptor(shared_address(s.x[stage]), 128);
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            sm90::RegisterProduct<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
+            Wgmma<Tokens>::bf16_rs(sums, a + 4 * i, x + 2 * i, accumulate);
             accumulate = 1;
         }
-        sm90::products_commit();
+        wgmma_commit_group();
     }
 
     __device__ __forceinline__ void release(int stage) {
         __syncwarp();
-        if (lane == 0) sm90::barrier_arrive(shared_address(&s.empty[stage]));
+        if (lane == 0) mbarrier_arrive(shared_address(&s.empty[stage]));
     }
 
-    __device__ __forceinline__ void run(const Work& work, Ring<Stages>& ring, float (&sums)[Tokens / 2]) {
-        int accumulate = 0;
+    /// The tail's blocks, whose weights need no decoding. Returns the first block behind them.
+    __device__ __forceinline__ int consume_tail(const WorkTile& work, PipelineState& state, float (&sums)[Tokens / 2],
+                                                int& accumulate) {
         int block = work.begin;
         for (; block < min(work.end, p.tail_blocks); ++block) {
             uint32_t a[16];
@@ -211,79 +203,93 @@ struct Multiplier {
             for (int i = 0; i < 4; ++i)
                 tail_operand<Transposed>(p, row_tile * nf4_tile + warp * 16 + lane / 4, block * nf4_tile + i * 16, lane,
                                          a + 4 * i);
-            sm90::barrier_wait(shared_address(&s.full[ring.stage]), ring.parity);
-            issue(sums, a, ring.stage, accumulate);
+            mbarrier_wait(shared_address(&s.full[state.stage]), state.phase);
+            issue(sums, a, state.stage, accumulate);
             accumulate = 1;
-            sm90::products_wait<0>();
+            wgmma_wait_group<0>();
             // A tail needs no scales, but its stage is not free before the decoding warps have seen it: filled once
             // more, `full` would have the parity again that they wait to see end, and they would wait for ever.
-            sm90::barrier_wait(shared_address(&s.decoded[ring.stage]), ring.parity);
-            release(ring.stage);
-            ring.advance();
+            mbarrier_wait(shared_address(&s.decoded[state.stage]), state.phase);
+            release(state.stage);
+            state.advance(Stages);
         }
-        if (block >= work.end) return;
-        const int last = work.end - 1;
-        if constexpr (!overlapped) {
-            uint32_t a[16];
-            for (; block <= last; ++block) {
-                const Codes codes = load(block, ring);
+        return block;
+    }
+
+    /// Blocks [block, last]: dequantise, multiply, wait.
+    __device__ __forceinline__ void consume_in_turn(int block, int last, PipelineState& state,
+                                                    float (&sums)[Tokens / 2], int accumulate) {
+        uint32_t a[16];
+        for (; block <= last; ++block) {
+            const Codes codes = load(block, state);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) dequantize(codes, i, a + 4 * i);
-                issue(sums, a, ring.stage, accumulate);
+            for (int i = 0; i < 4; ++i) dequantize(codes, i, a + 4 * i);
+            issue(sums, a, state.stage, accumulate);
+            accumulate = 1;
+            wgmma_wait_group<0>();
+            release(state.stage);
+            state.advance(Stages);
+        }
+    }
+
+    /// The same with two sets of operands: one is read by running wgmmas while the next block's are written between
+    /// them, so that the tensor cores always have the next instruction at hand.
+    __device__ __forceinline__ void consume_overlapped(int block, int last, PipelineState& state,
+                                                       float (&sums)[Tokens / 2], int accumulate) {
+        uint32_t even[16], odd[16];
+        {
+            const Codes codes = load(block, state);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) dequantize(codes, i, even + 4 * i);
+        }
+        int previous = -1;  // stage of the block before
+        const auto step = [&](const uint32_t (&a)[16], uint32_t (&next)[16]) {
+            const int stage = state.stage;
+            state.advance(Stages);
+            const Codes codes = load(block + 1, state);
+            const uint64_t x = wgmma_descriptor(shared_address(s.x[stage]), 128);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                wgmma_fence();
+                Wgmma<Tokens>::bf16_rs(sums, a + 4 * i, x + 2 * i, accumulate);
+                wgmma_commit_group();
                 accumulate = 1;
-                sm90::products_wait<0>();
-                release(ring.stage);
-                ring.advance();
-            }
-        } else {
-            // Two sets of operands: one is read by running wgmmas while the next block's are written between
-            // them, so that the tensor cores always have the next instruction at hand.
-            uint32_t even[16], odd[16];
-            {
-                const Codes codes = load(block, ring);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) dequantize(codes, i, even + 4 * i);
-            }
-            int previous = -1;  // stage of the block before
-            const auto step = [&](const uint32_t (&a)[16], uint32_t (&next)[16]) {
-                const int stage = ring.stage;
-                ring.advance();
-                const Codes codes = load(block + 1, ring);
-                const uint64_t x = sm90::matrix_descriptor(shared_address(s.x[stage]), 128);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    sm90::products_begin();
-                    sm90::RegisterProduct<Tokens>::multiply(sums, a + 4 * i, x + 2 * i, accumulate);
-                    sm90::products_commit();
-                    accumulate = 1;
-                    if (i == 0) {
-                        sm90::products_wait<1>();  // the block before is done: its stage and its operands are
-                                                   // free
-                        if (previous >= 0) release(previous);
-                    }
-                    dequantize(codes, i, next + 4 * i);
+                if (i == 0) {
+                    wgmma_wait_group<1>();  // the block before is done: its stage and its operands are free
+                    if (previous >= 0) release(previous);
                 }
-                previous = stage;
-                ++block;
-            };
-            const auto final_step = [&](const uint32_t (&a)[16]) {
-                issue(sums, a, ring.stage, accumulate);
-                sm90::products_wait<0>();
-                if (previous >= 0) release(previous);
-                release(ring.stage);
-                ring.advance();
-            };
-            while (block + 1 < last) {
-                step(even, odd);
-                step(odd, even);
+                dequantize(codes, i, next + 4 * i);
             }
-            if (block < last) {
-                step(even, odd);
-                final_step(odd);
-            } else {
-                final_step(even);
-            }
+            previous = stage;
+            ++block;
+        };
+        const auto final_step = [&](const uint32_t (&a)[16]) {
+            issue(sums, a, state.stage, accumulate);
+            wgmma_wait_group<0>();
+            if (previous >= 0) release(previous);
+            release(state.stage);
+            state.advance(Stages);
+        };
+        while (block + 1 < last) {
+            step(even, odd);
+            step(odd, even);
         }
+        if (block < last) {
+            step(even, odd);
+            final_step(odd);
+        } else {
+            final_step(even);
+        }
+    }
+
+    __device__ __forceinline__ void consume(const WorkTile& work, PipelineState& state, float (&sums)[Tokens / 2]) {
+        int accumulate = 0;
+        const int block = consume_tail(work, state, sums, accumulate);
+        if (block >= work.end) return;
+        if constexpr (overlapped)
+            consume_overlapped(block, work.end - 1, state, sums, accumulate);
+        else
+            consume_in_turn(block, work.end - 1, state, sums, accumulate);
     }
 
     /// The thread's sums of tokens [first, first + Count) to staged [Count][pitch].
@@ -301,7 +307,7 @@ struct Multiplier {
     }
 
     /// Bias and residual added, stored: a chunk of tokens at a time.
-    __device__ __forceinline__ void store(const Work& work, const float (&sums)[Tokens / 2]) {
+    __device__ __forceinline__ void epilogue(const WorkTile& work, const float (&sums)[Tokens / 2]) {
         constexpr int chunk = Tokens < chunk_tokens ? Tokens : chunk_tokens;
         float* const staged = &s.staged[group][0][0];
         const int thread = warp * 32 + lane;
@@ -310,7 +316,7 @@ struct Multiplier {
         for (int c = 0; c < Tokens / chunk; ++c) {
             if (work.token_block * Tokens + c * chunk >= p.m) break;
             stage<chunk>(sums, c * chunk, staged);
-            sm90::named_barrier(1 + group, group_threads);
+            named_barrier_sync(1 + group, group_threads);
 #pragma unroll
             for (int pass = 0; pass < chunk / 16; ++pass) {
                 const int in_chunk = pass * 16 + thread / 8, row = thread % 8 * 8;
@@ -321,20 +327,20 @@ struct Multiplier {
                 add(v, from[0], from[1]);
                 store_eight(p, token, row_tile * nf4_tile + row, v);
             }
-            sm90::named_barrier(1 + group, group_threads);  // the next chunk, or tile, may overwrite `staged`
+            named_barrier_sync(1 + group, group_threads);  // the next chunk, or tile, may overwrite `staged`
         }
     }
 
     /// The same of a tile that a cluster shares: the blocks' sums are added in their order, every block a
     /// part of the tokens. The sums lie where x was.
-    __device__ __forceinline__ void store_shared(const Work& work, const float (&sums)[Tokens / 2], int size,
-                                                 int rank) {
+    __device__ __forceinline__ void epilogue_cluster(const WorkTile& work, const float (&sums)[Tokens / 2], int size,
+                                                     int rank) {
         static_assert(groups * Tokens * pitch * sizeof(float) <= sizeof(s.x), "sums do not fit");
         float* const staged = reinterpret_cast<float*>(s.x) + group * (Tokens * pitch);
         const bool exists = work.row_block * groups + group < p.row_tiles;
-        sm90::named_barrier(1 + groups, groups * group_threads);  // the other group has read x too
+        named_barrier_sync(1 + groups, groups * group_threads);  // the other group has read x too
         stage<Tokens>(sums, 0, staged);
-        sm90::cluster_sync();
+        cluster_sync();
         const int thread = warp * 32 + lane, row = thread % 8 * 8;
         for (int in_tile = thread / 8 * size + rank; in_tile < Tokens; in_tile += group_threads / 8 * size) {
             const int token = work.token_block * Tokens + in_tile;
@@ -343,13 +349,13 @@ struct Multiplier {
             float v[8] = {};
 #pragma unroll 4
             for (int r = 0; r < size; ++r) {
-                const uint32_t place = sm90::in_block(from, static_cast<uint32_t>(r));
-                add(v, sm90::load_cluster(place), sm90::load_cluster(place + 16));
+                const uint32_t place = mapa(from, static_cast<uint32_t>(r));
+                add(v, load_shared_cluster(place), load_shared_cluster(place + 16));
             }
             store_eight(p, token, row_tile * nf4_tile + row, v);
         }
         __syncwarp();
-        sm90::cluster_barrier_relaxed();
+        cluster_sync_relaxed();
     }
 };
 

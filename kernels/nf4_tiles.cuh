@@ -1,10 +1,7 @@
 // What kernels that read tiled 4-bit weights share: exact dequantisation in registers.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include <cstdint>
-
+#include "kernels/common/device.cuh"
 #include "unsloth/spec/nf4_tiles.h"
 
 namespace unsloth::kernels {
@@ -21,8 +18,7 @@ __device__ __forceinline__ uint32_t nf4_pair(uint32_t low, uint32_t high, float 
                                              float high_scale) {
     const float a = __fmul_rn(__shfl_sync(0xFFFFFFFFu, code_value, static_cast<int>(low), 16), low_scale);
     const float b = __fmul_rn(__shfl_sync(0xFFFFFFFFu, code_value, static_cast<int>(high), 16), high_scale);
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return reinterpret_cast<const uint32_t&>(pair);
+    return pack_bf16x2(a, b);
 }
 
 /// The A operand (16 x 16) of mma.sync.m16n8k16 or of a warp's part of wgmma from a sub-block that ldmatrix

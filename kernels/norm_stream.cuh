@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 #include "kernels/norm.h"
 
 namespace unsloth::kernels {

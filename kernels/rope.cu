@@ -1,6 +1,6 @@
 // Rotary position embedding: a table of cosines and sines per token, and the rotation of all heads in place.
 #include "kernels/common.h"
-#include "kernels/device.cuh"
+#include "kernels/common/device.cuh"
 #include "kernels/rope.h"
 
 namespace unsloth::kernels {

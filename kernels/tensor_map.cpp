@@ -15,8 +15,8 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 /// do.
 constexpr std::size_t most_kept = 8192;
 
-/// Through the runtime, so that nothing links the driver's library.
-Encode encode_function() {
+/// The driver's function, found through the runtime, so that nothing links libcuda.
+Encode find_encode() {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     const cudaError_t status =
@@ -77,8 +77,25 @@ struct Hash {
 
 }  // namespace
 
+CUtensorMap encode_tensor_map(const TensorBox& box) {
+    static const Encode encode = find_encode();
+    const bool matrix = box.box_rows > 0;
+    const CUtensorMapSwizzle swizzle =
+        matrix ? swizzle_of(box.box_columns * bytes_of(box.type)) : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const cuuint64_t sizes[] = {static_cast<cuuint64_t>(box.columns), static_cast<cuuint64_t>(box.rows)};
+    const cuuint64_t strides[] = {static_cast<cuuint64_t>(box.row_bytes)};  // of all dimensions but the first
+    const cuuint32_t box_sizes[] = {box.box_columns, box.box_rows}, element_strides[] = {1, 1};
+    CUtensorMap map;
+    const CUresult status = encode(&map, box.type, matrix ? 2 : 1, const_cast<void*>(box.data), sizes, strides,
+                                   box_sizes, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    UNSLOTH_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", static_cast<int>(status), " for [",
+                  box.rows, ", ", box.columns, "] of type ", static_cast<int>(box.type), ", row bytes ", box.row_bytes,
+                  ", box ", box.box_rows, " x ", box.box_columns, ", at ", box.data);
+    return map;
+}
+
 struct TensorMaps::Impl {
-    Encode encode = encode_function();
     std::unordered_map<TensorBox, CUtensorMap, Hash, Same> known;
 };
 
@@ -88,21 +105,8 @@ TensorMaps::~TensorMaps() = default;
 const CUtensorMap& TensorMaps::get(const TensorBox& box) {
     const auto found = impl_->known.find(box);
     if (found != impl_->known.end()) return found->second;
-    const bool matrix = box.box_rows > 0;
-    const CUtensorMapSwizzle swizzle =
-        matrix ? swizzle_of(box.box_columns * bytes_of(box.type)) : CU_TENSOR_MAP_SWIZZLE_NONE;
-    const cuuint64_t sizes[] = {static_cast<cuuint64_t>(box.columns), static_cast<cuuint64_t>(box.rows)};
-    const cuuint64_t strides[] = {static_cast<cuuint64_t>(box.row_bytes)};  // of all dimensions but the first
-    const cuuint32_t box_sizes[] = {box.box_columns, box.box_rows}, element_strides[] = {1, 1};
-    CUtensorMap map;
-    const CUresult status = impl_->encode(&map, box.type, matrix ? 2 : 1, const_cast<void*>(box.data), sizes, strides,
-                                          box_sizes, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    UNSLOTH_CHECK(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", static_cast<int>(status), " for [",
-                  box.rows, ", ", box.columns, "] of type ", static_cast<int>(box.type), ", row bytes ", box.row_bytes,
-                  ", box ", box.box_rows, " x ", box.box_columns, ", at ", box.data);
     if (impl_->known.size() >= most_kept) impl_->known.clear();
-    return impl_->known.emplace(box, map).first->second;
+    return impl_->known.emplace(box, encode_tensor_map(box)).first->second;
 }
 
 }  // namespace unsloth::kernels

@@ -1,4 +1,4 @@
-// Descriptors of tensors for the bulk copy engine (Hopper and later), made on the host and kept.
+// Tensor maps: what TMA (Hopper and later) knows of a tensor, made on the host and kept.
 #pragma once
 
 #include <cuda.h>
@@ -8,8 +8,9 @@
 
 namespace unsloth::kernels {
 
-/// A row-major matrix (or, with box_rows 0, a vector) and the box that one copy moves. Equal ones share a
-/// descriptor.
+/// A row-major matrix (or, with box_rows 0, a vector) and the box that one instruction moves. Boxes of a matrix lie in
+/// shared memory swizzled by the bytes of their rows, those of a vector plainly; what lies outside the tensor arrives
+/// as zeros.
 struct TensorBox {
     const void* data = nullptr;  ///< 16-byte aligned device memory
     CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
@@ -19,19 +20,20 @@ struct TensorBox {
     int64_t row_bytes = 0;  ///< from one row to the next, a multiple of 16
 };
 
-/// Boxes of a matrix are written to shared memory swizzled by the bytes of their rows, those of a vector
-/// plainly; what lies outside the tensor arrives as zeros. Used by one thread at a time.
+/// Host work only, so allowed while a stream is captured. Runtime Error when the driver cannot make tensor maps (before
+/// CUDA 12), CheckError when it rejects the box.
+CUtensorMap encode_tensor_map(const TensorBox& box);
+
+/// Keeps the tensor maps of the boxes it has seen. Used by one thread at a time.
 class TensorMaps {
   public:
-    /// Runtime Error when the driver has no such function (before CUDA 12).
     TensorMaps();
     ~TensorMaps();
     TensorMaps(const TensorMaps&) = delete;
     TensorMaps& operator=(const TensorMaps&) = delete;
 
-    /// Host work only, so allowed while a stream is captured; a known box costs a look-up. The descriptor is
-    /// to be copied into a launch's parameters: the reference is good until the next call. CheckError when
-    /// the driver rejects the box.
+    /// As encode_tensor_map; a known box costs a look-up. To be copied into a launch's parameters: the reference is
+    /// good until the next call.
     const CUtensorMap& get(const TensorBox& box);
 
   private:

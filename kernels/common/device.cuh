@@ -54,6 +54,15 @@ __device__ __forceinline__ __half from_float<__half>(float v) {
     return __float2half_rn(v);
 }
 
+/// Two bf16 in a 32-bit word, the first in its low half.
+__device__ __forceinline__ uint32_t pack_bf16x2(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ float2 unpack_bf16x2(uint32_t word) {
+    return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(word));
+}
+
 /// Sum over groups of `Width` neighbouring lanes (a power of two up to 32); every lane gets it. All lanes take part.
 template <int Width = 32>
 __device__ __forceinline__ float group_sum(float v) {
