@@ -71,6 +71,14 @@ __device__ __forceinline__ float group_sum(float v) {
     return v;
 }
 
+/// The largest of groups of `Width` neighbouring lanes, as group_sum.
+template <int Width = 32>
+__device__ __forceinline__ float group_max(float v) {
+#pragma unroll
+    for (int offset = Width / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, offset));
+    return v;
+}
+
 /// Sum over the block, in a fixed order; every thread gets it. `shared`: 32 floats. blockDim.x is a multiple
 /// of 32. Starts with a barrier, so that `shared` may be used again at once.
 __device__ __forceinline__ float block_sum(float v, float* shared) {
