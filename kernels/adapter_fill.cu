@@ -1,5 +1,6 @@
 // Adapters into the margins of the weight buffers. A block of threads takes a tile of one matrix: which, it reads from
 // a table, so that matrices of all sizes share a launch without idle blocks.
+// Ceiling: the bandwidth of memory, 6 bytes an element of bf16; for few layers the launch.
 #include "kernels/adapter_fill.h"
 #include "kernels/common.h"
 #include "kernels/common/device.cuh"

@@ -3,7 +3,9 @@
 //
 // A row of 128,256 bf16 logits is larger than shared memory, but the rows in work on all multiprocessors (a block of
 // 1024 threads each) fit the L2 cache: the second pass reads from there, backwards, so that it begins with what was
-// read last.
+// read last. Ceiling: the bandwidth of memory, 4 bytes a bf16 logit with its gradient.
+//
+// Source of the one-pass maximum and sum: Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018).
 #include <cfloat>
 
 #include "kernels/common.h"
@@ -17,8 +19,9 @@ namespace {
 constexpr int row_threads = 1024;
 constexpr int packs_in_flight = 4;
 
-/// Running maximum and sum of exp(x - maximum). The maximum starts finite, so that -inf logits add 0 and not NaN.
-struct SoftmaxSum {
+/// Online softmax: running maximum and sum of exp(x - maximum). The maximum starts finite, so that -inf logits add 0
+/// and not NaN.
+struct OnlineSoftmax {
     float maximum = -FLT_MAX;
     float sum = 0.f;
 
@@ -46,15 +49,15 @@ struct SoftmaxSum {
     __device__ __forceinline__ void merge_warp() {
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
-            const float other_maximum = __shfl_xor_sync(0xFFFFFFFFu, maximum, offset);
-            const float other_sum = __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+            const float other_maximum = __shfl_xor_sync(all_lanes, maximum, offset);
+            const float other_sum = __shfl_xor_sync(all_lanes, sum, offset);
             merge(other_maximum, other_sum);
         }
     }
 };
 
 /// Merges over a block of row_threads; every thread gets the result.
-__device__ SoftmaxSum merge_block(SoftmaxSum state) {
+__device__ OnlineSoftmax merge_block(OnlineSoftmax state) {
     __shared__ float maxima[row_threads / 32];
     __shared__ float sums[row_threads / 32];
     state.merge_warp();
@@ -70,8 +73,8 @@ __device__ SoftmaxSum merge_block(SoftmaxSum state) {
 }
 
 template <class T, int N>
-__device__ SoftmaxSum row_softmax_sum(const T* row, int packs, int columns) {
-    SoftmaxSum state;
+__device__ OnlineSoftmax row_online_softmax(const T* row, int packs, int columns) {
+    OnlineSoftmax state;
     for (int first = threadIdx.x; first < packs; first += packs_in_flight * row_threads) {
         Pack<T, N> loaded[packs_in_flight];
 #pragma unroll
@@ -90,7 +93,7 @@ __device__ SoftmaxSum row_softmax_sum(const T* row, int packs, int columns) {
 
 /// (softmax - onehot) * scale in place.
 template <class T, int N>
-__device__ void write_gradient(T* row, int packs, int columns, int target, const SoftmaxSum& total, float scale) {
+__device__ void write_gradient(T* row, int packs, int columns, int target, const OnlineSoftmax& total, float scale) {
     const float factor = scale / total.sum;
     const auto gradient = [&](T logit, int column) {
         const float p = __expf(to_float(logit) - total.maximum) * factor;
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const Cro
     const int packs = columns / N;
     const int target = p.targets[blockIdx.x];
     const float target_logit = threadIdx.x == 0 ? to_float(row[target]) : 0.f;  // read before the gradient replaces it
-    const SoftmaxSum total = row_softmax_sum<T, N>(row, packs, columns);
+    const OnlineSoftmax total = row_online_softmax<T, N>(row, packs, columns);
     if (threadIdx.x == 0) p.losses[blockIdx.x] = logf(total.sum) + (total.maximum - target_logit);
     if (p.gradient) {
         const float scale = p.scalars->inv_loss_divisor * p.scalars->loss_scale;
@@ -131,17 +134,12 @@ __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const Cro
 }
 
 __global__ void __launch_bounds__(row_threads) accumulate_loss_kernel(const AccumulateLoss p) {
-    __shared__ double sums[row_threads];
     double sum = 0;
     for (int64_t i = threadIdx.x; i < p.count; i += row_threads) sum += p.losses[i];
-    sums[threadIdx.x] = sum;
-    for (int half = row_threads / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (static_cast<int>(threadIdx.x) < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
+    const double total = block_sum_f64<row_threads>(sum);
     if (threadIdx.x != 0) return;
-    p.outcome->loss = static_cast<float>(p.outcome->loss + sums[0] * p.scalars->inv_loss_divisor);
-    if (p.site != all_finite && !isfinite(sums[0])) atomicMin(&p.outcome->first_bad_site, p.site);
+    p.outcome->loss = static_cast<float>(p.outcome->loss + total * p.scalars->inv_loss_divisor);
+    if (p.site != all_finite && !isfinite(total)) atomicMin(&p.outcome->first_bad_site, p.site);
 }
 
 struct Best {
@@ -157,8 +155,8 @@ struct Best {
     __device__ __forceinline__ void merge_warp() {
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
-            const float other = __shfl_xor_sync(0xFFFFFFFFu, value, offset);
-            const int other_index = __shfl_xor_sync(0xFFFFFFFFu, index, offset);
+            const float other = __shfl_xor_sync(all_lanes, value, offset);
+            const int other_index = __shfl_xor_sync(all_lanes, index, offset);
             offer(other, other_index);
         }
     }

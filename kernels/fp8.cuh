@@ -1,5 +1,5 @@
-// What every kernel that makes e4m3 codes shares: the scale of a row's largest magnitude, and eight codes at
-// a time.
+// What every kernel that makes e4m3 codes shares: the scale of a row's amax (largest magnitude), and eight codes at a
+// time. The format: Micikevicius et al., "FP8 Formats for Deep Learning" (2022).
 #pragma once
 
 #include <cuda_fp8.h>
@@ -12,10 +12,10 @@ inline constexpr int fp8_width = 8;  ///< bf16 in 16 bytes; their codes take 8
 using Bf16x8 = Pack<__nv_bfloat16, fp8_width>;
 
 /// include/unsloth/ops/fp8.h's rule. Anything that is not finite stays so.
-__device__ __forceinline__ float fp8_scale(float largest) {
-    const float scale = __fdiv_rn(largest, 448.f);
+__device__ __forceinline__ float fp8_scale(float amax) {
+    const float scale = __fdiv_rn(amax, 448.f);
     constexpr float least = 1.17549435e-38f;  // its inverse is finite
-    if (largest == 0.f) return 1.f;
+    if (amax == 0.f) return 1.f;
     return scale < least ? least : scale;
 }
 
@@ -33,13 +33,13 @@ __device__ __forceinline__ uint2 fp8_encode(const Bf16x8& values, float inverse)
     return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
 }
 
-/// Magnitudes of bf16 compare as their bits do, infinity and not-a-number above the others: the larger of
-/// `seen` (two of 16 bits) and those of `values`.
-__device__ __forceinline__ uint32_t fp8_larger(uint32_t seen, const Bf16x8& values) {
+/// Magnitudes of bf16 compare as their bits do, infinity and not-a-number above the others: `amax` (two of 16 bits)
+/// with those of `values`.
+__device__ __forceinline__ uint32_t fp8_amax(uint32_t amax, const Bf16x8& values) {
     const auto* pairs = reinterpret_cast<const uint32_t*>(values.v);
 #pragma unroll
-    for (int i = 0; i < fp8_width / 2; ++i) seen = __vmaxu2(seen, pairs[i] & 0x7FFF7FFFu);
-    return seen;
+    for (int i = 0; i < fp8_width / 2; ++i) amax = __vmaxu2(amax, pairs[i] & 0x7FFF7FFFu);
+    return amax;
 }
 
 }  // namespace unsloth::kernels

@@ -1,4 +1,5 @@
-// The transpose of a matrix in e4m3, quantised by its own rows: two passes over the matrix, for loading.
+// The transpose of a matrix in e4m3, quantised by its own rows: one pass for each column's amax, one for the codes,
+// which turn over in shared memory in tiles of 128 x 64. For loading; bound by the bandwidth of memory.
 #include "kernels/common.h"
 #include "kernels/fp8.cuh"
 #include "kernels/fp8_rows.h"
@@ -10,21 +11,21 @@ namespace {
 using Bf16 = __nv_bfloat16;
 constexpr int width = fp8_width;
 constexpr int lanes = 32;  // of a block along columns, a pack each
-constexpr int maxima_rows = 8;
-constexpr int maxima_turns = 32;  // rows that a thread sees
+constexpr int amax_rows = 8;
+constexpr int amax_turns = 32;  // rows that a thread sees
 
 /// Largest magnitude of each column, as fp32 bits, which compare as the magnitudes do: the order of the
 /// maxima does not matter.
-__global__ void __launch_bounds__(lanes* maxima_rows)
-    column_maxima_kernel(const ConstMatrix w, int64_t rows, int64_t columns, uint32_t* maxima) {
-    __shared__ uint4 shared[maxima_rows][lanes];
+__global__ void __launch_bounds__(lanes* amax_rows)
+    column_amax_kernel(const ConstMatrix w, int64_t rows, int64_t columns, uint32_t* amax) {
+    __shared__ uint4 shared[amax_rows][lanes];
     const int64_t column = (static_cast<int64_t>(blockIdx.x) * lanes + threadIdx.x) * width;
-    const int64_t first = static_cast<int64_t>(blockIdx.y) * (maxima_rows * maxima_turns) + threadIdx.y;
+    const int64_t first = static_cast<int64_t>(blockIdx.y) * (amax_rows * amax_turns) + threadIdx.y;
     uint4 seen = {};
     if (column < columns) {
 #pragma unroll 4
-        for (int turn = 0; turn < maxima_turns; ++turn) {
-            const int64_t row = first + turn * maxima_rows;
+        for (int turn = 0; turn < amax_turns; ++turn) {
+            const int64_t row = first + turn * amax_rows;
             if (row >= rows) break;
             const uint4 bits =
                 *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(w.data) + row * w.stride + column);
@@ -40,9 +41,9 @@ __global__ void __launch_bounds__(lanes* maxima_rows)
     if (own >= columns) return;
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < maxima_rows; ++i)
+    for (int i = 0; i < amax_rows; ++i)
         largest = max(largest, uint32_t{reinterpret_cast<const uint16_t*>(&shared[i][t / width])[t % width]});
-    atomicMax(maxima + own, largest << 16);
+    atomicMax(amax + own, largest << 16);
 }
 
 __global__ void scales_kernel(float* scales, int64_t count) {
@@ -97,8 +98,8 @@ void quantize_columns_fp8(const ConstMatrix& w, int64_t rows, int64_t columns, c
                           cudaStream_t stream) {
     UNSLOTH_CUDA_CHECK(cudaMemsetAsync(out.scales, 0, static_cast<std::size_t>(columns) * sizeof(float), stream));
     const dim3 strips(static_cast<unsigned>(ceil_div(columns, lanes * width)),
-                      static_cast<unsigned>(ceil_div(rows, maxima_rows * maxima_turns)));
-    UNSLOTH_LAUNCH(column_maxima_kernel, strips, dim3(lanes, maxima_rows), 0, stream, w, rows, columns,
+                      static_cast<unsigned>(ceil_div(rows, amax_rows * amax_turns)));
+    UNSLOTH_LAUNCH(column_amax_kernel, strips, dim3(lanes, amax_rows), 0, stream, w, rows, columns,
                    reinterpret_cast<uint32_t*>(out.scales));
     UNSLOTH_LAUNCH(scales_kernel, static_cast<unsigned>(ceil_div(columns, 256)), 256, 0, stream, out.scales, columns);
     const dim3 tiles(static_cast<unsigned>(ceil_div(columns, tile_columns)),

@@ -1,9 +1,12 @@
-// Rows and their e4m3 codes in one kernel: a block makes a row, and holds its values in registers between the
-// row's largest magnitude and the codes. Many small blocks a multiprocessor keep loads in flight while others
-// reduce; loops over rows that fetch one row ahead were measured slower.
+// Rows and their e4m3 codes in one kernel: a block makes a row, and holds its values in registers between the row's
+// amax (largest magnitude) and the codes. Many small blocks a multiprocessor keep loads in flight while others reduce;
+// loops over rows that fetch one row ahead were measured slower.
+//
+// Ceiling: the bandwidth of memory: what makes the row reads and writes, and 1 byte a code.
 #include "kernels/common.h"
 #include "kernels/fp8.cuh"
 #include "kernels/fp8_rows.h"
+#include "kernels/norm_rows.cuh"
 #include "kernels/swiglu_math.cuh"
 
 namespace unsloth::kernels {
@@ -33,17 +36,6 @@ struct NormalisedRows {
     static constexpr bool normalises = true;
     NormForward p;
 
-    __device__ void load_weight(int unit, float (&to)[width]) const {
-        if (p.shape.weight_type == DType::f32) {
-            const auto w = load_pack<width>(static_cast<const float*>(p.weight) + unit * width);
-#pragma unroll
-            for (int k = 0; k < width; ++k) to[k] = w.v[k];
-        } else {
-            const auto w = load_pack<width>(static_cast<const Bf16*>(p.weight) + unit * width);
-#pragma unroll
-            for (int k = 0; k < width; ++k) to[k] = to_float(w.v[k]);
-        }
-    }
     __device__ const Bf16* input(uint32_t row, int unit, int) const {
         return static_cast<const Bf16*>(p.x.data) + row * p.x.token_stride + unit * width;
     }
@@ -54,13 +46,13 @@ struct NormalisedRows {
         const float rstd = rsqrtf(squares * inv_columns + p.eps);
         if (threadIdx.x == 0) {
             p.rstd[row] = rstd;
-            if (p.site.first != nullptr && !isfinite(squares)) atomicMin(p.site.first, p.site.code);
+            if (!isfinite(squares)) report(p.site);
         }
         return rstd;
     }
     __device__ void make(uint32_t row, int unit, const Bf16x8 (&in)[1], float rstd, Bf16x8 (&made)[1]) const {
         float weight[width];
-        load_weight(unit, weight);
+        load_weight<Bf16>(p.weight, p.shape.weight_type, unit * width, weight);
 #pragma unroll
         for (int k = 0; k < width; ++k) made[0].v[k] = from_float<Bf16>(to_float(in[0].v[k]) * rstd * weight[k]);
         if (p.y.data != nullptr)
@@ -152,13 +144,13 @@ struct RotatedRows {
     }
 };
 
-/// The largest over the block of both halves of `seen`. `shared`: 32 words that nothing else used.
-__device__ __forceinline__ float largest_of_block(uint32_t seen, uint32_t* shared) {
-    seen = __reduce_max_sync(0xFFFFFFFFu, max(seen & 0xFFFFu, seen >> 16));
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = seen;
+/// The largest over the block of both halves of `amax`. `shared`: 32 words that nothing else used.
+__device__ __forceinline__ float block_amax(uint32_t amax, uint32_t* shared) {
+    amax = __reduce_max_sync(all_lanes, max(amax & 0xFFFFu, amax >> 16));
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
     __syncthreads();
-    seen = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0;
-    return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, seen) << 16);
+    amax = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0;
+    return __uint_as_float(__reduce_max_sync(all_lanes, amax) << 16);
 }
 
 /// The longest row that four units a thread serve; eight serve fp8_longest_row.
@@ -177,8 +169,8 @@ __device__ __forceinline__ void load_unit(const Maker& maker, uint32_t row, int 
 /// Unit i of a thread is i * blockDim.x + threadIdx.x.
 template <class Maker, int kUnits>
 __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Maker::inputs == 3 ? 2 : 1)
-    rows_kernel(const Maker maker, int units, int64_t columns, const Fp8Rows out) {
-    __shared__ uint32_t maxima[32];
+    quantize_rows_kernel(const Maker maker, int units, int64_t columns, const Fp8Rows out) {
+    __shared__ uint32_t amax_of_warps[32];
     __shared__ float sums[32];
     const uint32_t row = blockIdx.x;
     constexpr bool kept = Maker::normalises && kUnits <= 2;  // else read where it is used: again, for the longest norms
@@ -202,7 +194,7 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
         }
         factor = maker.factor(row, block_sum(squares, sums));
     }
-    uint32_t seen = 0;
+    uint32_t amax = 0;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
         const int unit = i * blockDim.x + threadIdx.x;
@@ -211,10 +203,10 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
             if constexpr (!kept) load_unit(maker, row, unit, inputs);
             maker.make(row, unit, inputs, factor, made[i]);
 #pragma unroll
-            for (int s = 0; s < Maker::segments; ++s) seen = fp8_larger(seen, made[i][s]);
+            for (int s = 0; s < Maker::segments; ++s) amax = fp8_amax(amax, made[i][s]);
         }
     }
-    const float scale = fp8_scale(largest_of_block(seen, maxima));
+    const float scale = fp8_scale(block_amax(amax, amax_of_warps));
     const float inverse = fp8_inverse(scale);
     if (threadIdx.x == 0) out.scales[row] = scale;
     uint8_t* codes = out.codes + row * columns;
@@ -232,8 +224,8 @@ __global__ void __launch_bounds__(most_threads<Maker, kUnits>, kUnits == 4 && Ma
 template <int kUnits, class Maker>
 void launch(const Maker& maker, int64_t rows, int units, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {
     const int threads = static_cast<int>(round_up(ceil_div(units, kUnits), 32));
-    UNSLOTH_LAUNCH((rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker, units, columns,
-                   out);
+    UNSLOTH_LAUNCH((quantize_rows_kernel<Maker, kUnits>), static_cast<unsigned>(rows), threads, 0, stream, maker, units,
+                   columns, out);
 }
 
 /// Units as norm_forward's packs are spread over threads, so that sums of squares have the same bits.

@@ -36,7 +36,7 @@ namespace {
 
 using namespace nf4;
 
-constexpr int warp = 32;
+constexpr int warp = warp_size;
 /// What a block may ask for on the smallest card (sm_86, sm_89: 99 KiB), less its static shared memory.
 constexpr int most_shared = 90 * 1024;
 /// What a block had better take, so that an SM of Hopper or Ampere holds several: warps hide more latency
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(Warps* warp) nf4_gemm_kernel(const __grid_cons
     __shared__ float scale_buffer[Warps][nf4_tile];
 
     const int lane = threadIdx.x % warp;
-    const int warp_index = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
+    const int warp_index = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
     const int first_row = static_cast<int>(blockIdx.x) * rows;  // of the result's second dimension
     const int row_tile = first_row / nf4_tile, first_strip = first_row % nf4_tile / 16;
     const int first_token = static_cast<int>(blockIdx.y) * tokens;

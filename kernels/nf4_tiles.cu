@@ -1,4 +1,5 @@
-// Tiled 4-bit weights: the reordering at load, and dequantisation at copy speed.
+// Tiled 4-bit weights: the reordering at load, and dequantisation. A block makes 16 rows of eight tiles beside each
+// other. Ceiling: the bandwidth of memory, 2.5 bytes an element.
 #include "kernels/common.h"
 #include "kernels/nf4_tiles.cuh"
 #include "kernels/nf4_tiles.h"
@@ -7,9 +8,8 @@
 namespace unsloth::kernels {
 namespace {
 
-constexpr int warp = 32;
+constexpr int warp = warp_size;
 constexpr int threads = 256;
-constexpr unsigned all_lanes = 0xFFFFFFFFu;
 constexpr int words_per_tile = nf4_tile_code_bytes / 4;
 
 /// A thread a 32-bit word of codes: units (i, 2j) and (i, 2j + 1) of a sub-block, whose eight elements are

@@ -16,8 +16,8 @@ __device__ __forceinline__ float nf4_scale(float mapped, float nested_absmax, fl
 /// index modulo 16 itself. All lanes take part.
 __device__ __forceinline__ uint32_t nf4_pair(uint32_t low, uint32_t high, float code_value, float low_scale,
                                              float high_scale) {
-    const float a = __fmul_rn(__shfl_sync(0xFFFFFFFFu, code_value, static_cast<int>(low), 16), low_scale);
-    const float b = __fmul_rn(__shfl_sync(0xFFFFFFFFu, code_value, static_cast<int>(high), 16), high_scale);
+    const float a = __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(low), 16), low_scale);
+    const float b = __fmul_rn(__shfl_sync(all_lanes, code_value, static_cast<int>(high), 16), high_scale);
     return pack_bf16x2(a, b);
 }
 

@@ -1,7 +1,11 @@
-// One AdamW kernel for all trainable parameters, and their gradient norm.
+// One AdamW kernel for all trainable parameters, a warp a block of 256 elements, and their gradient norm.
+//
+// Ceiling: the bandwidth of memory, 28 bytes an element with fp32 moments, 16 with 8-bit ones, 4 more when gradients
+// are zeroed; adamw_math.h names the sources.
 #include <algorithm>
 
 #include "kernels/common.h"
+#include "kernels/common/device.cuh"
 #include "kernels/dynamic_codes.h"
 #include "kernels/optimizer.h"
 
@@ -10,8 +14,7 @@ namespace {
 
 using namespace adamw;
 
-constexpr int warp = 32;
-constexpr unsigned all_lanes = 0xFFFFFFFFu;
+constexpr int warp = warp_size;
 constexpr int threads = 256;
 constexpr int block_elements = 256;
 constexpr int per_lane = block_elements / warp;  // 8: four consecutive elements in each half of the block
@@ -47,14 +50,8 @@ __device__ void fill_tables(const float* maps, Tables& tables) {
 }
 
 /// Of values that are not negative and no NaN: their bits are ordered as they are.
-__device__ __forceinline__ float warp_maximum(float x) {
-#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ float warp_max(float x) {
     return __uint_as_float(__reduce_max_sync(all_lanes, __float_as_uint(x)));
-#else
-#pragma unroll
-    for (int offset = warp / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, offset));
-    return x;
-#endif
 }
 
 __device__ __forceinline__ void load_8(const float* from, float (&to)[per_lane]) {
@@ -133,7 +130,7 @@ struct Block8 {
 };
 
 /// Updates and codes where nothing is `unusual`.
-__device__ __forceinline__ void finish_quickly(const Factors& factors, const Tables& tables, bool decays, Block8& b) {
+__device__ __forceinline__ void update_fast(const Factors& factors, const Tables& tables, bool decays, Block8& b) {
     const float by_m = b.largest_m > 0.0F ? reciprocal(b.largest_m) : 0.0F;
     const float by_v = b.largest_v > 0.0F ? reciprocal(b.largest_v) : 0.0F;
 #pragma unroll
@@ -147,7 +144,7 @@ __device__ __forceinline__ void finish_quickly(const Factors& factors, const Tab
 }
 
 /// The same for all numbers; rare, so small rather than fast.
-__device__ __noinline__ void finish_carefully(const Factors& factors, const Tables& tables, bool decays, Block8& b) {
+__device__ __noinline__ void update_exact(const Factors& factors, const Tables& tables, bool decays, Block8& b) {
 #pragma unroll 1
     for (int k = 0; k < per_lane; ++k) {
         b.p[k] = updated_8bit(factors, decays, div(b.m[k], add(root(b.v[k]), factors.eps8)), b.p[k]);
@@ -182,16 +179,16 @@ __device__ __forceinline__ void step_8bit(const AdamwArgs& args, const Factors& 
         unusual |= is_below_but_not_zero(b.m[k], least_usual);
         unusual |= is_below_but_not_zero(b.v[k], least_usual_v);
     }
-    b.largest_m = warp_maximum(b.largest_m);
-    b.largest_v = warp_maximum(b.largest_v);
+    b.largest_m = warp_max(b.largest_m);
+    b.largest_v = warp_max(b.largest_v);
     unusual |= !(b.largest_m < most_usual && b.largest_v < most_usual);
     unusual |= b.largest_v < least_usual && b.largest_v != 0.0F;
     if (__any_sync(all_lanes, unusual)) {
         Block8 in_memory = b;  // a call takes it by its address: keep that off the usual path's registers
-        finish_carefully(factors, tables, decays, in_memory);
+        update_exact(factors, tables, decays, in_memory);
         b = in_memory;
     } else {
-        finish_quickly(factors, tables, decays, b);
+        update_fast(factors, tables, decays, b);
     }
 #pragma unroll
     for (int k = 0; k < per_lane; ++k) p[k] = b.p[k];
@@ -259,17 +256,6 @@ __global__ void __launch_bounds__(threads, resident_steps) adamw_blocks(const __
     }
 }
 
-/// The sum of `sum` over the thread block, at thread 0, in a fixed order.
-__device__ double sum_of_block(double sum) {
-    __shared__ double sums[threads];
-    sums[threadIdx.x] = sum;
-    for (int half = threads / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-    return sums[0];
-}
-
 /// A thread block a chunk: 64 squares in fp32 a thread, the rest in fp64.
 __global__ void __launch_bounds__(threads)
     sum_of_squares(const float* __restrict__ x, int64_t elements, double* __restrict__ partials) {
@@ -280,7 +266,7 @@ __global__ void __launch_bounds__(threads)
         const float4 v = *reinterpret_cast<const float4*>(x + i);
         sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
-    const double total = sum_of_block(static_cast<double>(sum));
+    const double total = block_sum_f64<threads>(static_cast<double>(sum));
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
@@ -288,7 +274,7 @@ __global__ void __launch_bounds__(threads)
     finish_norm(const double* __restrict__ partials, int64_t count, const StepScalars* scalars, StepOutcome* outcome) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += threads) sum += partials[i];
-    const double total = sum_of_block(sum);
+    const double total = block_sum_f64<threads>(sum);
     if (threadIdx.x == 0) finish_gradient_norm(total, *scalars, *outcome);
 }
 

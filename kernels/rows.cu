@@ -1,4 +1,5 @@
-// Moving and summing rows. Copies, gathers and scatters are one operation with optional row indices.
+// Moving and summing rows. Copies, gathers and scatters are one operation with optional row indices. Sums have a fixed
+// order, without atomics. Ceiling: the bandwidth of memory.
 #include "kernels/map_rows.cuh"
 #include "kernels/rows.h"
 #include "unsloth/core/philox.h"

@@ -8,6 +8,9 @@
 
 namespace unsloth::kernels {
 
+inline constexpr int warp_size = 32;
+inline constexpr unsigned all_lanes = 0xFFFFFFFFu;
+
 /// N elements moved together: one 16-byte access (or two, for 8 floats) where N * sizeof(T) >= 16.
 template <class T, int N>
 struct alignas(N * sizeof(T) >= 16 ? 16 : N * sizeof(T)) Pack {
@@ -67,7 +70,7 @@ __device__ __forceinline__ float2 unpack_bf16x2(uint32_t word) {
 template <int Width = 32>
 __device__ __forceinline__ float group_sum(float v) {
 #pragma unroll
-    for (int offset = Width / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, offset);
+    for (int offset = Width / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(all_lanes, v, offset);
     return v;
 }
 
@@ -75,7 +78,7 @@ __device__ __forceinline__ float group_sum(float v) {
 template <int Width = 32>
 __device__ __forceinline__ float group_max(float v) {
 #pragma unroll
-    for (int offset = Width / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, offset));
+    for (int offset = Width / 2; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(all_lanes, v, offset));
     return v;
 }
 
@@ -90,6 +93,18 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
     __syncthreads();
     const int warps = blockDim.x / 32;
     return group_sum(lane < warps ? shared[lane] : 0.f);
+}
+
+/// Sum in fp64 over a block of `Threads` threads, in a fixed order (a tree); thread 0 gets it.
+template <int Threads>
+__device__ __forceinline__ double block_sum_f64(double v) {
+    __shared__ double sums[Threads];
+    sums[threadIdx.x] = v;
+    for (int half = Threads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    return sums[0];
 }
 
 }  // namespace unsloth::kernels
