@@ -4,9 +4,7 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
-#include <array>
 #include <chrono>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "kernels/common.h"
+#include "kernels/common/byte_key.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
@@ -47,19 +46,6 @@ enum Uid : int64_t {
 
 /// The ragged offset arrays, by what they serve; a case uses the first 5 (forward) or all.
 enum Ragged { ragged_q, ragged_k, ragged_v, ragged_out, ragged_statistics, ragged_dout, ragged_dq, ragged_dkv };
-
-struct CaseHash {
-    std::size_t operator()(const CudnnCase& x) const {
-        std::array<uint64_t, sizeof(CudnnCase) / 8> words;
-        std::memcpy(words.data(), &x, sizeof x);
-        uint64_t hash = 0x9E3779B97F4A7C15u;
-        for (const uint64_t word : words) hash = (hash ^ word) * 0xBF58476D1CE4E5B9u + (hash >> 29);
-        return hash ^ (hash >> 32);
-    }
-};
-struct SameCase {
-    bool operator()(const CudnnCase& a, const CudnnCase& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
-};
 
 std::string describe(const CudnnCase& c) {
     return cat(c.packed ? "packed " : "dense ", c.backward ? "backward" : "forward",
@@ -193,25 +179,6 @@ class GraphBuilder {
     std::vector<Tensor> ragged_;
 };
 
-/// Makes `device` the current one for a scope.
-class DeviceGuard {
-  public:
-    explicit DeviceGuard(int device) {
-        UNSLOTH_CUDA_CHECK(cudaGetDevice(&before_));
-        if (before_ != device) UNSLOTH_CUDA_CHECK(cudaSetDevice(device));
-        changed_ = before_ != device;
-    }
-    ~DeviceGuard() {
-        if (changed_) cudaSetDevice(before_);
-    }
-    DeviceGuard(const DeviceGuard&) = delete;
-    DeviceGuard& operator=(const DeviceGuard&) = delete;
-
-  private:
-    int before_ = 0;
-    bool changed_ = false;
-};
-
 void check(cudnnStatus_t status, const char* call) {
     if (status != CUDNN_STATUS_SUCCESS)
         throw runtime_failure(cat("cuDNN failed: ", call, " returned ", cudnnGetErrorString(status)));
@@ -228,7 +195,7 @@ struct CudnnAttention::Impl {
     int device = 0;
     cudnnHandle_t handle = nullptr;
     std::mutex mutex;
-    std::unordered_map<CudnnCase, Plan, CaseHash, SameCase> plans;
+    std::unordered_map<CudnnCase, Plan, ByteHash<CudnnCase>, ByteEqual<CudnnCase>> plans;
 
     const Plan& plan(const CudnnCase& c) {
         const auto found = plans.find(c);

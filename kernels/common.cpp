@@ -25,6 +25,16 @@ void unsupported_dtype(DType type) {
     throw CheckError(cat("no kernel is built for element type ", name_of(type)));
 }
 
+DeviceGuard::DeviceGuard(int device) {
+    UNSLOTH_CUDA_CHECK(cudaGetDevice(&before_));
+    if (before_ != device) UNSLOTH_CUDA_CHECK(cudaSetDevice(device));
+    changed_ = before_ != device;
+}
+
+DeviceGuard::~DeviceGuard() {
+    if (changed_) cudaSetDevice(before_);
+}
+
 int multiprocessor_count() {
     int device = 0;
     int count = 0;

@@ -25,6 +25,19 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 /// Throws CheckError: no kernel is built for this element type.
 [[noreturn]] void unsupported_dtype(DType type);
 
+/// Makes `device` the current one for a scope.
+class DeviceGuard {
+  public:
+    explicit DeviceGuard(int device);
+    ~DeviceGuard();
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+  private:
+    int before_ = 0;
+    bool changed_ = false;
+};
+
 /// Streaming multiprocessors of the current device.
 int multiprocessor_count();
 

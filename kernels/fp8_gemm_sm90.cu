@@ -81,14 +81,14 @@ template <class S>
 Params make_params(TensorMaps& maps, const Fp8GemmCase& c, const Fp8Tile& tile) {
     const auto codes = [&](const void* data, int64_t rows, int box_rows) {
         return maps.get(
-            {data, CU_TENSOR_MAP_DATA_TYPE_UINT8, stage_k, static_cast<uint32_t>(box_rows), rows, c.k, c.k});
+            {data, CU_TENSOR_MAP_DATA_TYPE_UINT8, stage_k, static_cast<uint16_t>(box_rows), rows, c.k, c.k});
     };
     Params p{};
     p.tail_columns = c.rank <= 16 ? 16 : c.rank <= 32 ? 32 : 64;
     p.tail_stages = static_cast<int>(ceil_div(c.rank, p.tail_columns));
     const auto thin = [&](const void* data, int64_t rows, int64_t stride, int box_rows) {
-        return maps.get({data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<uint32_t>(p.tail_columns),
-                         static_cast<uint32_t>(box_rows), rows, c.rank, stride * 2});
+        return maps.get({data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<uint16_t>(p.tail_columns),
+                         static_cast<uint16_t>(box_rows), rows, c.rank, stride * 2});
     };
     p.x = codes(c.x, c.m, tile_rows);
     p.w = codes(c.w, c.n, S::Columns / S::Cluster);

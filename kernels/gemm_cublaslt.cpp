@@ -1,11 +1,10 @@
 #include "kernels/gemm_cublaslt.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/common/byte_key.h"
 #include "kernels/gemm_plan.h"
 
 namespace unsloth::kernels {
@@ -17,23 +16,8 @@ struct Key {
     uint32_t align_a, align_b, align_c, align_d;
     uint32_t flags;       ///< types, transposes, bias, in-place accumulation
     uint32_t unused = 0;  // the key is compared and hashed as bytes: no padding may remain
-
-    bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof(Key)) == 0; }
 };
-static_assert(sizeof(Key) == 8 * sizeof(int64_t) + 6 * sizeof(uint32_t), "padding would be compared");
-
-struct KeyHash {
-    std::size_t operator()(const Key& key) const {
-        std::array<uint64_t, sizeof(Key) / 8> words;
-        std::memcpy(words.data(), &key, sizeof(Key));
-        uint64_t hash = 0x9E3779B97F4A7C15u;
-        for (const uint64_t word : words) {
-            hash ^= word + 0x9E3779B97F4A7C15u + (hash << 6) + (hash >> 2);
-            hash *= 0xBF58476D1CE4E5B9u;
-        }
-        return hash ^ (hash >> 31);
-    }
-};
+static_assert(std::has_unique_object_representations_v<Key>, "padding would be compared");
 
 Key key_of(const GemmCase& p, int64_t workspace_bytes) {
     const bool accumulates = p.beta != 0.0f;
@@ -62,7 +46,7 @@ struct CublasLt::Impl {
     cublasLtHandle_t handle = nullptr;
     GemmTable table;
     std::vector<GemmProduct> products;  ///< once some were preferred: those, newest first, and the table's
-    std::unordered_map<Key, GemmPlan, KeyHash> plans;
+    std::unordered_map<Key, GemmPlan, ByteHash<Key>, ByteEqual<Key>> plans;
 };
 
 CublasLt::CublasLt(int device, bool use_tables) : impl_(std::make_unique<Impl>()) {

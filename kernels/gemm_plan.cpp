@@ -8,8 +8,6 @@
 namespace unsloth::kernels {
 namespace {
 
-#define CHECK_LT(call) check_cublaslt((call), #call)
-
 cudaDataType_t cuda_type(DType type) {
     switch (type) {
         case DType::f32:
@@ -22,10 +20,6 @@ cudaDataType_t cuda_type(DType type) {
             UNSLOTH_CHECK(false, "gemm: no CUDA type for ", name_of(type));
             return CUDA_R_32F;
     }
-}
-
-void layout(cublasLtMatrixLayoutOpaque_t& out, cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld) {
-    CHECK_LT(cublasLtMatrixLayoutInit(&out, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), ld));
 }
 
 /// Row strides and pointers of the addend: `out` itself stands in where nothing is added.
@@ -49,7 +43,7 @@ template <class Value>
 Value attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t name) {
     Value value{};
     std::size_t written = 0;
-    CHECK_LT(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, name, &value, sizeof value, &written));
+    UNSLOTH_CUBLASLT_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, name, &value, sizeof value, &written));
     return value;
 }
 
@@ -68,22 +62,6 @@ GemmAlgorithm attributes_of(const cublasLtMatmulAlgo_t& algorithm) {
 }
 
 }  // namespace
-
-void check_cublaslt(cublasStatus_t status, const char* call) {
-    if (status != CUBLAS_STATUS_SUCCESS)
-        throw runtime_failure(cat("cuBLASLt failed: ", call, " returned ", cublasLtGetStatusString(status)));
-}
-
-cublasLtHandle_t create_cublaslt(int device) {
-    int current = 0;
-    const bool switched = cudaGetDevice(&current) == cudaSuccess && current != device;
-    if (switched) cudaSetDevice(device);
-    cublasLtHandle_t handle = nullptr;
-    const cublasStatus_t status = cublasLtCreate(&handle);
-    if (switched) cudaSetDevice(current);
-    check_cublaslt(status, "cublasLtCreate");
-    return handle;
-}
 
 GemmCard gemm_card(int device) {
     cudaDeviceProp properties{};
@@ -105,12 +83,18 @@ std::string describe(const GemmCase& p) {
 }
 
 GemmPlan::GemmPlan(const GemmCase& p) {
-    describe_operation(p);
     const cudaDataType_t in = cuda_type(p.input_type), out = cuda_type(p.output_type);
-    layout(first_, in, p.b.transpose ? p.k : p.n, p.b.transpose ? p.n : p.k, p.b.row_stride);
-    layout(second_, in, p.a.transpose ? p.m : p.k, p.a.transpose ? p.k : p.m, p.a.row_stride);
-    layout(addend_, out, p.n, p.m, addend_of(p).row_stride);
-    layout(result_, out, p.n, p.m, p.out.row_stride);
+    product_.set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
+    product_.set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (p.bias) {
+        product_.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        product_.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
+        product_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    }
+    product_.layout(product_.first, in, p.b.transpose ? p.k : p.n, p.b.transpose ? p.n : p.k, p.b.row_stride);
+    product_.layout(product_.second, in, p.a.transpose ? p.m : p.k, p.a.transpose ? p.k : p.m, p.a.row_stride);
+    product_.layout(product_.addend, out, p.n, p.m, addend_of(p).row_stride);
+    product_.layout(product_.result, out, p.n, p.m, p.out.row_stride);
 }
 
 GemmPlan::GemmPlan(cublasLtHandle_t handle, const GemmTable& table, const GemmCase& p, int64_t workspace)
@@ -149,50 +133,11 @@ GemmAlgorithm GemmPlan::algorithm() const {
     return attributes_of(choice_.algorithm);
 }
 
-void GemmPlan::describe_operation(const GemmCase& p) {
-    CHECK_LT(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    set(CUBLASLT_MATMUL_DESC_TRANSA, p.b.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (p.bias) {
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.output_type));
-        set_bias(p.bias);
-    }
-}
-
-void GemmPlan::set_bias(const void* bias) {
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-}
-
-template <class Value>
-void GemmPlan::set(cublasLtMatmulDescAttributes_t name, const Value& value) {
-    CHECK_LT(cublasLtMatmulDescSetAttribute(&operation_, name, &value, sizeof value));
-}
-
 std::vector<GemmPlan::Choice> GemmPlan::heuristic(cublasLtHandle_t handle, int64_t workspace, int most,
                                                   const std::array<uint32_t, 4>& alignments) {
-    cublasLtMatmulPreferenceOpaque_t preference;
-    CHECK_LT(cublasLtMatmulPreferenceInit(&preference));
-    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto& value) {
-        CHECK_LT(cublasLtMatmulPreferenceSetAttribute(&preference, name, &value, sizeof value));
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace));
-    // In fp32 and in a pass of its own: neither sums of rounded parts nor an order that varies.
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[3]);
-    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(most));
-    int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &operation_, &first_, &second_, &addend_,
-                                                                 &result_, &preference, most, results.data(), &count);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
-    check_cublaslt(status, "cublasLtMatmulAlgoGetHeuristic");
     std::vector<Choice> found;
-    for (int i = 0; i < count; ++i)
-        if (const auto& r = results[static_cast<std::size_t>(i)]; r.state == CUBLAS_STATUS_SUCCESS)
-            found.push_back({r.algo, r.workspaceSize, r.wavesCount});
+    for (const auto& r : product_.choices(handle, workspace, most, alignments))
+        found.push_back({r.algo, r.workspaceSize, r.wavesCount});
     return found;
 }
 
@@ -216,8 +161,8 @@ std::optional<GemmPlan::Choice> GemmPlan::configured(cublasLtHandle_t handle, co
     configure(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, a.cluster);
     cublasLtMatmulHeuristicResult_t result{};
     if (!known ||
-        cublasLtMatmulAlgoCheck(handle, &operation_, &first_, &second_, &addend_, &result_, &choice.algorithm,
-                                &result) != CUBLAS_STATUS_SUCCESS ||
+        cublasLtMatmulAlgoCheck(handle, &product_.operation, &product_.first, &product_.second, &product_.addend,
+                                &product_.result, &choice.algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > static_cast<std::size_t>(workspace))
         return std::nullopt;
     choice.workspace = result.workspaceSize;
@@ -242,10 +187,11 @@ std::optional<GemmPlan::Choice> GemmPlan::measured(cublasLtHandle_t handle, cons
 }
 
 void GemmPlan::run(cublasLtHandle_t handle, const GemmCase& p, void* workspace, cudaStream_t stream) {
-    if (p.bias) set_bias(p.bias);
+    if (p.bias) product_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     const cublasStatus_t status =
-        cublasLtMatmul(handle, &operation_, &p.alpha, p.b.data, &first_, p.a.data, &second_, &p.beta, addend_of(p).data,
-                       &addend_, p.out.data, &result_, &choice_.algorithm, workspace, choice_.workspace, stream);
+        cublasLtMatmul(handle, &product_.operation, &p.alpha, p.b.data, &product_.first, p.a.data, &product_.second,
+                       &p.beta, addend_of(p).data, &product_.addend, p.out.data, &product_.result, &choice_.algorithm,
+                       workspace, choice_.workspace, stream);
     if (status != CUBLAS_STATUS_SUCCESS)
         throw runtime_failure(cat("cuBLASLt failed on ", describe(p), ": ", cublasLtGetStatusString(status)));
 }

@@ -2,9 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstring>
 #include <unordered_map>
 
+#include "kernels/common/byte_key.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {
@@ -51,29 +51,7 @@ CUtensorMapSwizzle swizzle_of(uint32_t row_bytes) {
     }
 }
 
-struct Same {
-    bool operator()(const TensorBox& a, const TensorBox& b) const {
-        return a.data == b.data && a.type == b.type && a.box_columns == b.box_columns && a.box_rows == b.box_rows &&
-               a.rows == b.rows && a.columns == b.columns && a.row_bytes == b.row_bytes;
-    }
-};
-
-struct Hash {
-    std::size_t operator()(const TensorBox& box) const {
-        const uint64_t words[] = {reinterpret_cast<uintptr_t>(box.data),
-                                  static_cast<uint64_t>(box.type),
-                                  uint64_t{box.box_columns} << 32 | box.box_rows,
-                                  static_cast<uint64_t>(box.rows),
-                                  static_cast<uint64_t>(box.columns),
-                                  static_cast<uint64_t>(box.row_bytes)};
-        uint64_t hash = 0x9E3779B97F4A7C15u;
-        for (const uint64_t word : words) {
-            hash ^= word + 0x9E3779B97F4A7C15u + (hash << 6) + (hash >> 2);
-            hash *= 0xBF58476D1CE4E5B9u;
-        }
-        return hash ^ (hash >> 31);
-    }
-};
+static_assert(std::has_unique_object_representations_v<TensorBox>, "padding would be compared");
 
 }  // namespace
 
@@ -96,7 +74,7 @@ CUtensorMap encode_tensor_map(const TensorBox& box) {
 }
 
 struct TensorMaps::Impl {
-    std::unordered_map<TensorBox, CUtensorMap, Hash, Same> known;
+    std::unordered_map<TensorBox, CUtensorMap, ByteHash<TensorBox>, ByteEqual<TensorBox>> known;
 };
 
 TensorMaps::TensorMaps() : impl_(std::make_unique<Impl>()) {}

@@ -14,8 +14,7 @@ namespace unsloth::kernels {
 struct TensorBox {
     const void* data = nullptr;  ///< 16-byte aligned device memory
     CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    uint32_t box_columns = 0,
-             box_rows = 0;  ///< at most 256 each; a matrix's columns take 32, 64 or 128 bytes
+    uint16_t box_columns = 0, box_rows = 0;  ///< at most 256 each; a matrix's columns take 32, 64 or 128 bytes
     int64_t rows = 0, columns = 0;
     int64_t row_bytes = 0;  ///< from one row to the next, a multiple of 16
 };
