@@ -26,7 +26,7 @@ struct ModelFolder {
 ModelFolder open_folder(const Config& config) {
     ModelFolder folder;
     if (config.model.path.empty()) return folder;
-    std::filesystem::path path = resolve_model_path(config.model.path);
+    std::filesystem::path path = resolve_model_path(config.model.path, ModelFiles::all_but_weights);
     if (std::filesystem::is_regular_file(path)) path = path.has_parent_path() ? path.parent_path() : ".";
     folder.tokenizer = run_tokenizer_folder(config, path);
     if (std::filesystem::exists(path / "config.json")) {

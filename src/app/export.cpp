@@ -51,17 +51,19 @@ std::string name_of(const fs::path& folder) {
     return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
 }
 
-fs::path folder_of(const std::string& path) {
-    const fs::path place = resolve_model_path(path);
+fs::path folder_of(const std::string& path, ModelFiles files) {
+    const fs::path place = resolve_model_path(path, files);
     return fs::is_directory(place) ? place : place.parent_path();
 }
 
 GgufReport export_model(const ExportRequest& request) {
-    const fs::path folder = folder_of(request.model);
+    const fs::path folder = folder_of(request.model, ModelFiles::all);
     if (fs::exists(folder / "adapter_config.json") && !fs::exists(folder / "config.json"))
         throw usage_error(cat(request.model, " is an adapter, not a model"), "Give it with --adapter.");
     const WeightFile model = WeightFile::open(request.model);
-    const fs::path tokenizer = request.tokenizer.empty() ? model.checkpoint.folder() : fs::path(request.tokenizer);
+    const fs::path tokenizer = request.tokenizer.empty()
+                                   ? model.checkpoint.folder()
+                                   : resolve_model_path(request.tokenizer, ModelFiles::all_but_weights);
     if (!Tokenizer::exists(tokenizer))
         throw input_error(
             cat(tokenizer.string(), " holds neither tokenizer.json nor tokenizer.model, and a GGUF file needs one"),
@@ -69,20 +71,22 @@ GgufReport export_model(const ExportRequest& request) {
     const Vocabulary vocabulary = read_vocabulary(tokenizer, request.pre);
     if (model.tensors.quantised_linears() > 0)
         log::info("the base's ", model.tensors.quantised_linears(), " 4-bit weights are dequantised");
-    const GgufExportOptions options{type_of(request.type, model.spec.dtype), name_of(folder),
+    const GgufExportOptions options{type_of(request.type, model.spec.dtype),
+                                    name_of(fs::exists(request.model) ? folder : fs::path(request.model)),
                                     static_cast<int>(request.threads)};
     return export_model_gguf(model, vocabulary, request.out, options);
 }
 
 GgufReport export_adapter(const ExportRequest& request) {
-    if (!fs::is_directory(request.adapter)) throw input_error(cat(request.adapter, " is no folder"));
+    const fs::path folder = resolve_model_path(request.adapter);
+    if (!fs::is_directory(folder)) throw input_error(cat(request.adapter, " is no folder"));
     std::string base = request.base;
-    if (base.empty()) base = read_peft_config(request.adapter).base_model_name_or_path;
+    if (base.empty()) base = read_peft_config(folder).base_model_name_or_path;
     if (base.empty())
         throw usage_error("adapter_config.json names no base model",
                           "Give its folder with --base: config.json is enough.");
-    const ModelSpec spec = read_model_spec(folder_of(base));
-    const Adapter adapter = read_adapter(request.adapter, spec);
+    const ModelSpec spec = read_model_spec(folder_of(base, ModelFiles::all_but_weights));
+    const Adapter adapter = read_adapter(folder, spec);
     const auto& tensors = adapter.file.tensors();
     const DType own = tensors.empty() ? DType::f32 : tensors.front().dtype;
     const GgufExportOptions options{type_of(request.type, own), name_of(request.adapter),

@@ -65,7 +65,7 @@ void describe_values(const MergeRequest& request, const WeightFile& base, const 
               words_for(into), how);
     Values trained = Values::plain;
     std::string was = "in 16/32 bit", advice;
-    switch (trained_on(request.adapter, adapter)) {
+    switch (trained_on(resolve_model_path(request.adapter), adapter)) {
         case TrainedOn::plain:
             break;
         case TrainedOn::file_4bit:
@@ -167,15 +167,16 @@ void run_merge(const CommandLine& line) {
     install_interrupt_handlers("Stopping");
     const MergeRequest& request = line.merge;
     StagedFolder staged(request.out);
+    const fs::path adapter_folder = resolve_model_path(request.adapter);
     const std::string base_path =
-        request.base.empty() ? read_peft_config(request.adapter).base_model_name_or_path : request.base;
+        request.base.empty() ? read_peft_config(adapter_folder).base_model_name_or_path : request.base;
     const WeightFile base = WeightFile::open(base_path);
-    const Adapter adapter = read_adapter(request.adapter, base.spec);
+    const Adapter adapter = read_adapter(adapter_folder, base.spec);
     describe_values(request, base, adapter.config);
     const MergedModel model(base, &adapter, request.load_in_4bit);
     log::info(model.changed_tensors(), " of ", model.tensors().size(), " tensors change");
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
-    copy_companions(base.checkpoint.folder(), request.adapter, staged.path());
+    copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
     if (!request.no_verify) verify(request, base_path, resolve_weight_type(request.dtype, base.spec), staged);
     stop_if_interrupted();
     staged.commit();

@@ -2,6 +2,7 @@
 
 #include "app/commands.h"
 #include "unsloth/core/error.h"
+#include "unsloth/formats/checkpoint.h"
 #include "unsloth/tokenizer/measure_command.h"
 #include "unsloth/tokenizer/tokenize_command.h"
 
@@ -15,7 +16,7 @@ void run_tokenize(const CommandLine& line) {
     options.decode = request.decode;
     options.no_special = request.no_special;
     std::ios::sync_with_stdio(false);
-    const Tokenizer tokenizer = Tokenizer::load(request.tokenizer);
+    const Tokenizer tokenizer = Tokenizer::load(resolve_model_path(request.tokenizer, ModelFiles::all_but_weights));
     if (request.measure > 0) {
         measure_encoding(tokenizer, !options.no_special, static_cast<int>(request.measure), std::cin, std::cout);
     } else {

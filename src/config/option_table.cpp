@@ -13,8 +13,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
     options.section("model", "Model", "What is trained on: the frozen base, and an adapter to continue from.");
     options
         .add("path", model.path,
-             "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model in the local Hugging "
-             "Face cache.")
+             "Folder of a Hugging Face checkpoint, a .safetensors file, or the id of a model on the Hugging Face hub "
+             "(ORG/NAME, ORG/NAME@REVISION), which is downloaded into its cache.")
         .path("PATH")
         .suggested_for({"model", "model_name", "model_name_or_path", "base_model", "model_path"})
         .on_resume(OnResume::told);
@@ -49,7 +49,8 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .on_resume(OnResume::told);
     options
         .add("adapter_name_or_path", model.adapter_name_or_path,
-             "PEFT adapter folder to continue from. Its own configuration gives r, alpha, patterns and modules; a lora "
+             "PEFT adapter folder, or id on the hub, to continue from. Its own configuration gives r, alpha, patterns "
+             "and modules; a lora "
              "option that says otherwise is an error.")
         .path("DIR")
         .suggested_for({"adapter", "adapter_path", "lora_path"})
@@ -121,7 +122,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .add("train_file", data.train_file,
              "Training rows: a file (JSON Lines, JSON array, CSV, TSV, plain text, each also as .gz or .zst; Parquet), "
              "a folder "
-             "of such files, or a glob.")
+             "of such files, a glob, or a data set of the Hugging Face hub (ORG/NAME).")
         .path("FILE")
         .suggested_for({"dataset", "data", "train", "train_data", "dataset_path", "data_path", "file"})
         .on_resume(OnResume::told);

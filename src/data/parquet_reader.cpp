@@ -1,45 +1,33 @@
 // Parquet files, through the library that reads them.
-#include <dlfcn.h>
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "data/parquet_library.h"
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/shared_library.h"
 
 namespace unsloth {
 namespace {
 
-/// The functions of libunsloth_parquet.so; it stays open.
+/// The functions of libunsloth_parquet.so.
 struct Library {
+    Library() {
+        file.find(open, "unsloth_parquet_open");
+        file.find(next, "unsloth_parquet_next");
+        file.find(close, "unsloth_parquet_close");
+        file.find(version, "unsloth_parquet_version");
+    }
+
+    SharedLibrary file{"libunsloth_parquet.so"};
     decltype(&unsloth_parquet_open) open = nullptr;
     decltype(&unsloth_parquet_next) next = nullptr;
     decltype(&unsloth_parquet_close) close = nullptr;
     decltype(&unsloth_parquet_version) version = nullptr;
-    std::string missing;  ///< why it cannot be used
 };
 
-Library open_library() {
-    Library library;
-    Dl_info own{};
-    ::dladdr(reinterpret_cast<const void*>(&read_parquet), &own);
-    const std::filesystem::path path = std::filesystem::path(own.dli_fname).parent_path() / "libunsloth_parquet.so";
-    void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const auto find = [&](auto& function, const char* name) {
-        if (handle != nullptr)
-            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle, name));
-        if (function == nullptr && library.missing.empty()) library.missing = ::dlerror();
-    };
-    find(library.open, "unsloth_parquet_open");
-    find(library.next, "unsloth_parquet_next");
-    find(library.close, "unsloth_parquet_close");
-    find(library.version, "unsloth_parquet_version");
-    return library;
-}
-
 const Library& library() {
-    static const Library opened = open_library();
+    static const Library opened;
     return opened;
 }
 
@@ -78,7 +66,7 @@ class Parquet : public RowReader {
 }  // namespace
 
 ParquetReading parquet_reading() {
-    if (!library().missing.empty()) return {};
+    if (!library().file.missing().empty()) return {};
     return {reinterpret_cast<const void*>(library().open), library().version()};
 }
 
@@ -89,9 +77,9 @@ bool is_parquet(const std::filesystem::path& path) {
 }
 
 std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options) {
-    if (!library().missing.empty())
+    if (!library().file.missing().empty())
         throw input_error(cat(path.string(), ": is a Parquet file, and the library that reads them cannot be opened: ",
-                              library().missing),
+                              library().file.missing()),
                           "It is built where scripts/setup.sh could install pyarrow. Or convert the file: "
                           "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)");
     return std::make_unique<Parquet>(path, options);

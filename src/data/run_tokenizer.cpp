@@ -1,12 +1,15 @@
 #include "unsloth/data/run_tokenizer.h"
 
 #include "unsloth/core/error.h"
+#include "unsloth/formats/checkpoint.h"
 
 namespace unsloth {
 
 std::filesystem::path run_tokenizer_folder(const Config& config, const std::filesystem::path& model_folder) {
     const auto& adapter = config.model.adapter_name_or_path;
-    return adapter && Tokenizer::exists(*adapter) ? std::filesystem::path(*adapter) : model_folder;
+    if (!adapter) return model_folder;
+    const std::filesystem::path folder = resolve_model_path(*adapter);
+    return Tokenizer::exists(folder) ? folder : model_folder;
 }
 
 Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {

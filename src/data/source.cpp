@@ -1,5 +1,6 @@
 #include "unsloth/data/source.h"
 
+#include <fnmatch.h>
 #include <glob.h>
 
 #include <algorithm>
@@ -7,7 +8,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <regex>
 #include <set>
 
 #include "data/row_errors.h"
@@ -15,6 +15,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/reader.h"
+#include "unsloth/hub/hub.h"
 
 namespace unsloth {
 namespace {
@@ -32,9 +33,16 @@ bool is_about_the_folder(const fs::path& path) {
     return path.extension() == ".txt" && words.contains(word.substr(0, word.find_first_of("-_. ")));
 }
 
+/// Whether a part of the path begins as that of files which are not rows.
+bool is_hidden(const fs::path& path) {
+    return std::any_of(path.begin(), path.end(), [](const fs::path& part) {
+        return part.string().starts_with('.') || part.string().starts_with('_');
+    });
+}
+
 bool is_data_file(const fs::path& path) {
     const std::string name = path.filename().string();
-    if (name.starts_with('.') || name.starts_with('_') || is_about_the_folder(path)) return false;
+    if (is_hidden(name) || is_about_the_folder(path)) return false;
     // What the datasets library leaves beside its files.
     if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" ||
         name == "state.json")
@@ -49,8 +57,7 @@ bool is_data_file(const fs::path& path) {
 void add_folder(const fs::path& folder, Paths& files) {
     auto walk = fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink);
     for (; walk != fs::recursive_directory_iterator(); ++walk) {
-        const std::string name = walk->path().filename().string();
-        if (walk->is_directory() && (name.starts_with('.') || name.starts_with('_'))) walk.disable_recursion_pending();
+        if (walk->is_directory() && is_hidden(walk->path().filename())) walk.disable_recursion_pending();
         if (walk->is_regular_file() && is_data_file(walk->path())) files.push_back(walk->path());
     }
 }
@@ -80,20 +87,6 @@ std::string advice_on_empty(const fs::path& folder) {
     return "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt or .parquet files in it.";
 }
 
-/// Names of rows that are not on this machine.
-void refuse_remote(const std::string& path) {
-    if (path.find("://") != std::string::npos)
-        throw input_error(cat(path, ": rows are read from files of this machine, not from a URL"),
-                          cat("Download them first: curl -LO ", path, ", or for the Hugging Face hub hf download."));
-    static const std::regex hub_id(R"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)");
-    if (std::regex_match(path, hub_id) && !is_data_file(path))
-        throw input_error(
-            cat(path, ": no such file or folder"),
-            cat("A data set of the Hugging Face hub is downloaded first: hf download --repo-type dataset ", path,
-                " --local-dir data/", path.substr(path.find('/') + 1), ", and then data/",
-                path.substr(path.find('/') + 1), " is the name of its rows."));
-}
-
 bool belongs_to(const fs::path& file, const fs::path& root, const std::string& split) {
     const std::string name = file.filename().string();
     if (name.starts_with(split) && name.size() > split.size() &&
@@ -112,12 +105,56 @@ Paths of_split(const Paths& files, const fs::path& root, const std::string& spli
 
 }  // namespace
 
-Paths files_of(const std::string& path, const std::string& split) {
+namespace {
+
+/// Where the rows of a data set on the hub lie, downloaded if need be: of its files those of the split.
+std::string from_hub(const hub::Repository& repository, const std::string& split) {
+    const std::string& inside = repository.inside;
+    const bool pattern = inside.find_first_of("*?[") != std::string::npos;
+    const auto is_inside = [&](const std::string& name) {
+        if (pattern) return ::fnmatch(inside.c_str(), name.c_str(), FNM_PATHNAME) == 0;
+        return inside.empty() || name == inside || name.starts_with(inside + "/");
+    };
+    const auto choose = [&](const std::vector<std::string>& names) {
+        Paths files;
+        for (const std::string& name : names)
+            if (is_inside(name) && (name == inside || (is_data_file(name) && !is_hidden(name))))
+                files.emplace_back(name);
+        Paths kept = of_split(files, pattern ? "" : inside, split.empty() ? "train" : split);
+        if (split.empty() && kept.empty()) kept = files;
+        std::vector<std::string> chosen;
+        for (const fs::path& file : kept) chosen.push_back(file.string());
+        return chosen;
+    };
+    // Whoever downloaded some files of it need not have wanted those that are wanted here.
+    const auto whole = [](const fs::path&) { return false; };
+    return (hub::obtain({repository, choose, whole}) / inside).string();
+}
+
+/// The path on this machine that a source's path means.
+std::string local_path(const std::string& path, const std::string& split) {
+    if (fs::exists(path)) return path;
+    const auto repository = hub::parse_repository(hub::Kind::dataset, path);
+    if (repository && (path.starts_with("hf://") || !is_data_file(path))) {
+        if (repository->kind != hub::Kind::dataset)
+            throw input_error(cat(path, ": names a model"), "A data set is hf://datasets/ORG/NAME, or ORG/NAME.");
+        return from_hub(*repository, split);
+    }
+    if (path.find("://") != std::string::npos)
+        throw input_error(
+            cat(path, ": rows are read from files of this machine or of the Hugging Face hub, not from a URL"),
+            cat("Download them first: curl -LO ", path));
+    return path;
+}
+
+}  // namespace
+
+Paths files_of(const std::string& named, const std::string& split) {
+    const std::string path = local_path(named, split);
     const fs::path root(path);
     Paths files;
     const bool folder = fs::is_directory(root),
                pattern = !fs::exists(root) && path.find_first_of("*?[") != std::string::npos;
-    if (!folder && !pattern && !fs::exists(root)) refuse_remote(path);
     if (!folder && !pattern) return {root};
     if (folder) {
         add_folder(root, files);
@@ -131,17 +168,17 @@ Paths files_of(const std::string& path, const std::string& split) {
     }
     std::sort(files.begin(), files.end());
     if (files.empty())
-        throw input_error(cat(path, folder ? ": the folder holds no file of rows" : ": no file matches"),
+        throw input_error(cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
                           folder ? advice_on_empty(root) : "");
     if (split.empty()) {
-        const Paths train = of_split(files, root, "train");
+        Paths train = of_split(files, root, "train");
         if (!folder || train.empty() || train.size() == files.size()) return files;
-        log::info(path, ": taking the ", train.size(), " of ", files.size(), " files that belong to the split train");
+        log::info(named, ": taking the ", train.size(), " of ", files.size(), " files that belong to the split train");
         return train;
     }
     Paths kept = of_split(files, root, split);
     if (kept.empty())
-        throw input_error(cat(path, ": none of its ", files.size(), " files belongs to the split ", split),
+        throw input_error(cat(named, ": none of its ", files.size(), " files belongs to the split ", split),
                           cat("Files of a split are named such as ", split, "-00000.parquet or ", split,
                               ".jsonl, or lie in a folder ", split, "/."));
     return kept;

@@ -1,7 +1,6 @@
 #include "unsloth/formats/checkpoint.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <set>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/hub/hub.h"
 
 namespace unsloth {
 namespace {
@@ -19,54 +19,7 @@ constexpr const char* single_file = "model.safetensors";
 constexpr const char* no_pickle =
     "Only safetensors checkpoints are read; pickle files (.bin, .pt) must be converted first.";
 constexpr const char* index_file = "model.safetensors.index.json";
-
-std::optional<std::string> environment(const char* name) {
-    const char* const value = std::getenv(name);
-    if (value == nullptr || *value == '\0') return std::nullopt;
-    return std::string(value);
-}
-
-/// Where huggingface_hub keeps what it downloaded.
-std::optional<fs::path> hub_cache() {
-    if (const auto cache = environment("HF_HUB_CACHE")) return fs::path(*cache);
-    if (const auto home = environment("HF_HOME")) return fs::path(*home) / "hub";
-    if (const auto cache = environment("XDG_CACHE_HOME")) return fs::path(*cache) / "huggingface" / "hub";
-    if (const auto home = environment("HOME")) return fs::path(*home) / ".cache" / "huggingface" / "hub";
-    return std::nullopt;
-}
-
-/// `org/name` of the characters that the hub allows.
-bool looks_like_hub_id(const std::string& path) {
-    const auto slash = path.find('/');
-    if (slash == std::string::npos || slash == 0 || slash + 1 == path.size() ||
-        path.find('/', slash + 1) != std::string::npos)
-        return false;
-    const auto allowed = [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-               c == '.' || c == '/';
-    };
-    return std::all_of(path.begin(), path.end(), allowed) && path.front() != '.' && path[slash + 1] != '.';
-}
-
-std::string trimmed(std::string text) {
-    while (!text.empty() && static_cast<unsigned char>(text.back()) <= ' ') text.pop_back();
-    return text;
-}
-
-/// The snapshot that refs/main names; nullopt when the cache has none.
-std::optional<fs::path> cached_snapshot(const fs::path& cache, const std::string& id) {
-    std::string folder = "models--" + id;
-    folder.replace(folder.find('/'), 1, "--");
-    const fs::path reference = cache / folder / "refs" / "main";
-    std::error_code ignored;
-    if (!fs::is_regular_file(reference, ignored)) return std::nullopt;
-    const std::string revision = trimmed(read_file(reference));
-    if (revision.empty() || revision.find('/') != std::string::npos || revision.find("..") != std::string::npos)
-        throw input_error(cat(reference.string(), ": names no revision"));
-    const fs::path snapshot = cache / folder / "snapshots" / revision;
-    if (!fs::is_directory(snapshot, ignored)) return std::nullopt;
-    return snapshot;
-}
+constexpr const char* adapter_file = "adapter_model.safetensors";
 
 /// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
 std::map<std::string, std::string> read_weight_map(const fs::path& index) {
@@ -93,6 +46,39 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
     return shards;
 }
 
+/// What of a repository's files a model or an adapter is made of: those at its top, for what lies below is other
+/// programs' (original/, onnx/); of several forms of the weights the one that Checkpoint::open takes.
+std::vector<std::string> model_files(const std::vector<std::string>& files, ModelFiles wanted) {
+    const bool one_file = std::find(files.begin(), files.end(), single_file) != files.end();
+    const auto is_weights = [&](const std::string& name) {
+        if (wanted == ModelFiles::all_but_weights || !name.ends_with(".safetensors")) return false;
+        if (name == single_file || name == adapter_file) return true;
+        return !one_file && !name.starts_with("consolidated");  // Mistral's own form, beside the usual one
+    };
+    std::vector<std::string> kept;
+    for (const std::string& name : files) {
+        const bool template_file = name.starts_with("additional_chat_templates/") && name.ends_with(".jinja");
+        if (name.find('/') != std::string::npos && !template_file) continue;
+        if (name.ends_with(".json") || name.ends_with(".jinja") || name == "tokenizer.model" || name == "merges.txt" ||
+            is_weights(name))
+            kept.push_back(name);
+    }
+    return kept;
+}
+
+hub::Request request_for(const hub::Repository& repository, ModelFiles files) {
+    const auto whole = [files](const fs::path& folder) {
+        if (files == ModelFiles::all_but_weights) return fs::exists(folder / "config.json");
+        if (fs::exists(folder / single_file) || fs::exists(folder / adapter_file)) return true;
+        if (!fs::exists(folder / index_file)) return false;
+        const auto shards = read_weight_map(folder / index_file);
+        return std::all_of(shards.begin(), shards.end(),
+                           [&](const auto& shard) { return fs::exists(folder / shard.second); });
+    };
+    const auto choose = [files](const std::vector<std::string>& names) { return model_files(names, files); };
+    return {repository, choose, whole};
+}
+
 [[noreturn]] void refuse_adapter(const std::string& path, const fs::path& place) {
     const fs::path file = place / "adapter_config.json";
     const auto config = formats::parse_json<formats::Json>(read_file(file), file.string());
@@ -107,17 +93,20 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index) {
 
 }  // namespace
 
-fs::path resolve_model_path(const std::string& path) {
+fs::path resolve_model_path(const std::string& path, ModelFiles files) {
     std::error_code ignored;
     if (fs::exists(path, ignored)) return path;
-    if (!looks_like_hub_id(path))
+    const auto repository = hub::parse_repository(hub::Kind::model, path);
+    if (!repository)
         throw input_error(cat(path.empty() ? "the model path is empty" : path + ": no such file or folder"));
-    const auto cache = hub_cache();
-    if (cache)
-        if (auto snapshot = cached_snapshot(*cache, path)) return *snapshot;
-    throw input_error(cat(path, ": no such folder, and the Hugging Face cache",
-                          cache ? " (" + cache->string() + ")" : "", " does not hold it"),
-                      cat("Download it with: hf download ", path));
+    return hub::obtain(request_for(*repository, files));
+}
+
+std::optional<fs::path> find_model_path(const std::string& path, ModelFiles files) {
+    std::error_code ignored;
+    if (fs::exists(path, ignored)) return path;
+    const auto repository = hub::parse_repository(hub::Kind::model, path);
+    return repository ? hub::find(request_for(*repository, files)) : std::nullopt;
 }
 
 Checkpoint Checkpoint::open(const std::string& path) {

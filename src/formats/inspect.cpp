@@ -128,13 +128,9 @@ void describe_adapter(Inspection& inspection, const PeftConfig& config) {
 
 /// An adapter's tensors are checked against its base when the base is on this machine.
 void check_against_base(Inspection& inspection, const fs::path& folder, const std::string& base) {
-    fs::path place;
-    try {
-        place = resolve_model_path(base);
-    } catch (const Error&) {
-        return;  // adapters are handed around without their base
-    }
-    const fs::path model_folder = fs::is_directory(place) ? place : place.parent_path();
+    const auto place = find_model_path(base, ModelFiles::all_but_weights);
+    if (!place) return;  // adapters are handed around without their base
+    const fs::path model_folder = fs::is_directory(*place) ? *place : place->parent_path();
     if (!fs::exists(model_folder / "config.json")) return;
     note_problem(inspection, [&] {
         inspection.model = read_model_spec(model_folder);

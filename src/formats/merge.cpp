@@ -162,15 +162,17 @@ TrainedOn trained_on(const std::filesystem::path& adapter_folder, const PeftConf
     const bool quantised_while_loading = run_quantised(adapter_folder);
     const std::string& name = adapter.base_model_name_or_path;
     try {
-        const WeightFile base = WeightFile::open(name);
-        if (base.tensors.quantised_linears() > 0) return TrainedOn::file_4bit;
-        if (base.tensors.int8_linears() > 0) return TrainedOn::file_8bit;
-        return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::plain;
-    } catch (const Error&) {  // moved, or never on this machine
-        if (name.find("4bit") != std::string::npos) return TrainedOn::file_4bit;
-        if (name.find("8bit") != std::string::npos) return TrainedOn::file_8bit;
-        return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::unknown;
+        if (const auto place = find_model_path(name)) {
+            const WeightFile base = WeightFile::open(place->string());
+            if (base.tensors.quantised_linears() > 0) return TrainedOn::file_4bit;
+            if (base.tensors.int8_linears() > 0) return TrainedOn::file_8bit;
+            return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::plain;
+        }
+    } catch (const Error&) {  // no checkpoint any more: as when it is not on this machine
     }
+    if (name.find("4bit") != std::string::npos) return TrainedOn::file_4bit;
+    if (name.find("8bit") != std::string::npos) return TrainedOn::file_8bit;
+    return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::unknown;
 }
 
 }  // namespace unsloth

@@ -145,7 +145,8 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     request.fp8 = config.model.compute_dtype == ComputeType::fp8;
     request.offload_embedding = config.hardware.offload_embedding;
     request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
-    request.adapter = config.model.adapter_name_or_path;
+    if (const auto& adapter = config.model.adapter_name_or_path)
+        request.adapter = resolve_model_path(*adapter).string();
     request.trains = trains;
     request.optim = config.training.optim;
     request.seed = static_cast<uint64_t>(config.training.seed);
@@ -159,8 +160,8 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     if (request.adapter) {
         const PeftConfig adapter = read_peft_config(*request.adapter);
         if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);
-        log::info("adapter ", *request.adapter, ": r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha,
-                  ", trained on ", adapter.base_model_name_or_path);
+        log::info("adapter ", *config.model.adapter_name_or_path, ": r ", adapter.lora.r, ", alpha ",
+                  adapter.lora.lora_alpha, ", trained on ", adapter.base_model_name_or_path);
         if (!loaded.is_given("lora.lora_dropout") || !trains) {
             if (request.lora) request.lora->lora_dropout = adapter.lora.lora_dropout;
         }

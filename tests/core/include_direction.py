@@ -5,7 +5,7 @@
     include_direction.py --self-test   checks that every rule is able to fail
 
 The rules:
-  order    a module includes only modules that stand to its left: core | spec | config, formats, tokenizer, ops |
+  order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
            memory, comm, data | model | train | app; kernels stand beside spec, and only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, model and train; never in kernels/
@@ -23,6 +23,7 @@ RANK = {
     "spec": 1,
     "kernels": 1.5,
     "config": 2,
+    "hub": 1,
     "formats": 2,
     "tokenizer": 2,
     "ops": 2,

@@ -60,7 +60,7 @@ class FirstSteps(EndToEnd):
         base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
         self.fail_with(
             INPUT,
-            ["tatsu-lab/alpaca: no such file", "hf download --repo-type dataset tatsu-lab/alpaca"],
+            ["tatsu-lab/alpaca: no such folder", "HF_HUB_OFFLINE", "hf download --repo-type dataset tatsu-lab/alpaca"],
             *self.train_arguments(base, "tatsu-lab/alpaca"),
         )
         self.fail_with(

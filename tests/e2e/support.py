@@ -90,6 +90,7 @@ class Result:
 def environment(**changes):
     env = dict(os.environ)
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("HF_HUB_OFFLINE", "1")  # a name that is nowhere on this machine is not looked for elsewhere
     env.update({key: str(value) for key, value in changes.items()})
     return env
 
@@ -256,7 +257,7 @@ class EndToEnd(unittest.TestCase):
             arguments += ["--load_in_4bit", "false"]
         return arguments + list(extra)
 
-    def score(self, model_folder, rows_file, *extra, name="scores.jsonl"):
+    def score(self, model_folder, rows_file, *extra, name="scores.jsonl", **options):
         out = self.folder / name
         self.succeed(
             "score",
@@ -270,6 +271,7 @@ class EndToEnd(unittest.TestCase):
             "cpu",
             *FP32,
             *extra,
+            **options,
         )
         return read_rows(out)
 

@@ -125,7 +125,8 @@ TEST(ResolveModelPath, LooksIntoTheHubCache) {
     const ScratchFolder cache;
     const fs::path model = cache / "hub/models--some-org--a.model";
     write_text(model / "refs/main", "abc123\n");
-    fs::create_directories(model / "snapshots/abc123");
+    write_text(model / "snapshots/abc123/adapter_model.safetensors", "x");
+    const Environment offline("HF_HUB_OFFLINE", "1");
     {
         const Environment variable("HF_HUB_CACHE", (cache / "hub").string());
         EXPECT_EQ(resolve_model_path("some-org/a.model"), model / "snapshots/abc123");

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,10 +13,17 @@
 
 namespace unsloth {
 
-/// The folder or file that `model.path` means: as given when it exists; a hub id `org/name` is looked up in the local
-/// Hugging Face cache (HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub: refs/main names the snapshot). Input Error
-/// otherwise, with the download command when the path looks like a hub id.
-std::filesystem::path resolve_model_path(const std::string& path);
+/// What of a model is needed.
+enum class ModelFiles { all, all_but_weights };
+
+/// The folder or file that `model.path` means: as given when it exists; of an id of the Hugging Face hub
+/// (hub::parse_repository) the folder in the local cache, into which it is downloaded first where it is not there:
+/// safetensors, configuration and tokenizer alone. Input Error when there is no such model; hub::obtain's others.
+/// Adapters are looked up in the same way.
+std::filesystem::path resolve_model_path(const std::string& path, ModelFiles files = ModelFiles::all);
+
+/// The same, when it is on this machine: nothing is downloaded.
+std::optional<std::filesystem::path> find_model_path(const std::string& path, ModelFiles files = ModelFiles::all);
 
 /// All tensors of a checkpoint, mapped. Movable; views stay valid when it moves.
 class Checkpoint {

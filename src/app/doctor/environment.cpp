@@ -33,6 +33,8 @@ constexpr const char* stems[] = {"NCCL_",
                                  "MASTER_PORT",
                                  "HF_HOME",
                                  "HF_HUB_CACHE",
+                                 "HF_HUB_OFFLINE",
+                                 "HF_ENDPOINT",
                                  "XDG_CACHE_HOME"};
 constexpr const char* proxies[] = {"http_proxy", "https_proxy", "all_proxy", "no_proxy",
                                    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"};
