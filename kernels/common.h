@@ -46,7 +46,7 @@ int resident_blocks(const void* kernel, int threads, std::size_t shared_bytes);
 
 /// A launch beyond what <<<>>> says.
 struct Launch {
-    dim3 grid;
+    dim3 grid{};
     int threads = 0;
     std::size_t shared_bytes = 0;  ///< dynamic shared memory, also beyond the 48 KiB that need no asking
     cudaStream_t stream = nullptr;
