@@ -72,7 +72,7 @@ struct Factors {
     float rest1_8, rest2_8;
 };
 
-UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const StepScalars& s, float clip) {
+UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const spec::StepScalars& s, float clip) {
     Factors f;
     f.clip = clip;
     f.keep = sub(1.0F, mul(s.learning_rate, c.weight_decay));
@@ -153,7 +153,8 @@ UNSLOTH_HOST_DEVICE int with_sign_of(float m, int code) {
 /// Writes the norm, the factor on gradients (clipping as torch.nn.utils.clip_grad_norm_, without the loss
 /// scale) and whether the update is skipped. A norm that is not finite is a place where a value is not, as others are:
 /// the step that is under way behind it must not be applied either.
-UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepScalars& scalars, StepOutcome& outcome) {
+UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const spec::StepScalars& scalars,
+                                              spec::StepOutcome& outcome) {
     const double norm = sqrt(sum_of_squares) / static_cast<double>(scalars.loss_scale);
     const bool finite = norm <= 3.402823466e38;  // as fp32; false for a NaN
     double clip = 1.0;
@@ -162,8 +163,8 @@ UNSLOTH_HOST_DEVICE void finish_gradient_norm(double sum_of_squares, const StepS
         clip = ratio < 1.0 ? ratio : 1.0;
     }
     outcome.grad_norm = static_cast<float>(norm);
-    if (!finite && outcome.first_bad_site == all_finite) outcome.first_bad_site = bad_gradient_norm;
-    outcome.skipped = outcome.first_bad_site == all_finite ? 0 : 1;
+    if (!finite && outcome.first_bad_site == spec::all_finite) outcome.first_bad_site = spec::bad_gradient_norm;
+    outcome.skipped = outcome.first_bad_site == spec::all_finite ? 0 : 1;
     outcome.clip = outcome.skipped != 0 ? 0.0F : static_cast<float>(clip / static_cast<double>(scalars.loss_scale));
 }
 

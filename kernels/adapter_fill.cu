@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(fill_threads)
     const AdapterTile tile = tiles[blockIdx.x];
     const AdapterBlock block = blocks[tile.block];
     switch (block.type) {
-        case DType::bf16:
+        case spec::DType::bf16:
             return fill_tile<__nv_bfloat16>(block, tile.first);
-        case DType::f16:
+        case spec::DType::f16:
             return fill_tile<__half>(block, tile.first);
         default:
             return fill_tile<float>(block, tile.first);
@@ -69,8 +69,9 @@ std::vector<AdapterTile> adapter_tiles(const AdapterBlock* blocks, int64_t begin
     std::vector<AdapterTile> tiles;
     for (int64_t i = begin; i < end; ++i) {
         const int64_t elements = int64_t{blocks[i].rows} * blocks[i].columns;
-        UNSLOTH_CHECK(blocks[i].type == DType::bf16 || blocks[i].type == DType::f16 || blocks[i].type == DType::f32,
-                      "adapter block of ", name_of(blocks[i].type));
+        UNSLOTH_CHECK(blocks[i].type == spec::DType::bf16 || blocks[i].type == spec::DType::f16 ||
+                          blocks[i].type == spec::DType::f32,
+                      "adapter block of ", spec::name_of(blocks[i].type));
         UNSLOTH_CHECK(elements <= int64_t{0xFFFFFFFF} - tile_elements, "adapter block of ", elements, " elements");
         for (int64_t first = 0; first < elements; first += tile_elements)
             tiles.push_back({static_cast<uint32_t>(i), static_cast<uint32_t>(first)});

@@ -17,7 +17,7 @@ struct AdapterBlock {
     int64_t stride = 0;  ///< of out, in elements
     int32_t rows = 0, columns = 0;
     float scale = 1;
-    DType type = DType::bf16;  ///< of out: bf16, f16 or f32
+    spec::DType type = spec::DType::bf16;  ///< of out: bf16, f16 or f32
     bool transposed = false;
 };
 

@@ -38,7 +38,7 @@ struct RowStatistics {
 };
 
 struct PortableAttention {
-    DType dtype = DType::f32;  ///< f32, bf16, f16
+    spec::DType dtype = spec::DType::f32;  ///< f32, bf16, f16
     int heads = 0, kv_heads = 0, head_dim = 0;
     int window = 0;  ///< 0: unlimited
     float scale = 0;

@@ -21,8 +21,8 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
                               : "");
 }
 
-void unsupported_dtype(DType type) {
-    throw CheckError(cat("no kernel is built for element type ", name_of(type)));
+void unsupported_dtype(spec::DType type) {
+    throw CheckError(cat("no kernel is built for element type ", spec::name_of(type)));
 }
 
 DeviceGuard::DeviceGuard(int device) {

@@ -23,7 +23,7 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 #define UNSLOTH_CUDA_CHECK(call) ::unsloth::kernels::check_cuda((call), #call, __FILE__, __LINE__)
 
 /// Throws CheckError: no kernel is built for this element type.
-[[noreturn]] void unsupported_dtype(DType type);
+[[noreturn]] void unsupported_dtype(spec::DType type);
 
 /// Makes `device` the current one for a scope.
 class DeviceGuard {
@@ -89,15 +89,15 @@ struct TypeTag {
 
 /// Calls f(TypeTag<T>) for the CUDA type of a floating dtype.
 template <class F>
-void dispatch_floating(DType type, F f) {
+void dispatch_floating(spec::DType type, F f) {
     switch (type) {
-        case DType::f32:
+        case spec::DType::f32:
             f(TypeTag<float>{});
             return;
-        case DType::bf16:
+        case spec::DType::bf16:
             f(TypeTag<__nv_bfloat16>{});
             return;
-        case DType::f16:
+        case spec::DType::f16:
             f(TypeTag<__half>{});
             return;
         default:
@@ -118,10 +118,10 @@ constexpr int next_power_of_two(int64_t n) {
 }
 
 /// True when a row start, and every `stride` elements after it, allows 16-byte accesses.
-inline bool aligned_16(const void* data, std::initializer_list<int64_t> strides, DType type) {
+inline bool aligned_16(const void* data, std::initializer_list<int64_t> strides, spec::DType type) {
     if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return false;
     for (int64_t stride : strides) {
-        if (stride * static_cast<int64_t>(size_of(type)) % 16 != 0) return false;
+        if (stride * static_cast<int64_t>(spec::size_of(type)) % 16 != 0) return false;
     }
     return true;
 }

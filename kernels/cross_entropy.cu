@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(row_threads) accumulate_loss_kernel(const Accu
     const double total = block_sum_f64<row_threads>(sum);
     if (threadIdx.x != 0) return;
     p.outcome->loss = static_cast<float>(p.outcome->loss + total * p.scalars->inv_loss_divisor);
-    if (p.site != all_finite && !isfinite(total)) atomicMin(&p.outcome->first_bad_site, p.site);
+    if (p.site != spec::all_finite && !isfinite(total)) atomicMin(&p.outcome->first_bad_site, p.site);
 }
 
 struct Best {

@@ -12,11 +12,11 @@ namespace unsloth::kernels {
 struct CrossEntropy {
     int64_t rows = 0;
     int64_t columns = 0;  ///< V
-    DType type = DType::bf16;
-    Matrix logits;                         ///< becomes the gradient when `gradient`
-    const int32_t* targets = nullptr;      ///< [rows]
-    float* losses = nullptr;               ///< [rows]
-    const StepScalars* scalars = nullptr;  ///< read when `gradient`
+    spec::DType type = spec::DType::bf16;
+    Matrix logits;                               ///< becomes the gradient when `gradient`
+    const int32_t* targets = nullptr;            ///< [rows]
+    float* losses = nullptr;                     ///< [rows]
+    const spec::StepScalars* scalars = nullptr;  ///< read when `gradient`
     bool gradient = false;
 };
 void cross_entropy(const CrossEntropy& params, cudaStream_t stream);
@@ -24,16 +24,16 @@ void cross_entropy(const CrossEntropy& params, cudaStream_t stream);
 struct AccumulateLoss {
     int64_t count = 0;
     const float* losses = nullptr;
-    const StepScalars* scalars = nullptr;
-    StepOutcome* outcome = nullptr;
-    uint32_t site = all_finite;  ///< all_finite: do not report
+    const spec::StepScalars* scalars = nullptr;
+    spec::StepOutcome* outcome = nullptr;
+    uint32_t site = spec::all_finite;  ///< all_finite: do not report
 };
 void accumulate_loss(const AccumulateLoss& params, cudaStream_t stream);
 
 struct ArgmaxRows {
     int64_t rows = 0;
     int64_t columns = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     ConstMatrix logits;
     int32_t* best = nullptr;  ///< [rows]
 };

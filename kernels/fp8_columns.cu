@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(code_threads)
 
 bool fp8_columns_supported(const ConstMatrix& w, int64_t rows, int64_t columns) {
     return rows > 0 && rows % 4 == 0 && columns > 0 && columns % width == 0 &&
-           aligned_16(w.data, {w.stride}, DType::bf16);
+           aligned_16(w.data, {w.stride}, spec::DType::bf16);
 }
 
 void quantize_columns_fp8(const ConstMatrix& w, int64_t rows, int64_t columns, const Fp8Rows& out,

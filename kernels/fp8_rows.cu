@@ -248,7 +248,7 @@ void run(const Maker& maker, int64_t rows, int64_t columns, const Fp8Rows& out, 
 
 bool fp8_rows_supported(const ConstMatrix& rows, int64_t columns) {
     return columns > 0 && columns % width == 0 && columns <= fp8_longest_row &&
-           aligned_16(rows.data, {rows.stride}, DType::bf16);
+           aligned_16(rows.data, {rows.stride}, spec::DType::bf16);
 }
 
 void quantize_rows_fp8(const ConstMatrix& x, int64_t rows, int64_t columns, const Fp8Rows& out, cudaStream_t stream) {

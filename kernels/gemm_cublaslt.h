@@ -20,9 +20,9 @@ struct GemmOperand {
 struct GemmCase {
     int64_t m = 0, n = 0, k = 0;
     GemmOperand a, b, c, out;
-    DType input_type = DType::bf16;   ///< of a and b: f32, bf16, f16
-    DType output_type = DType::bf16;  ///< of c, out and bias: input_type or f32
-    const void* bias = nullptr;       ///< nullptr: none
+    spec::DType input_type = spec::DType::bf16;   ///< of a and b: f32, bf16, f16
+    spec::DType output_type = spec::DType::bf16;  ///< of c, out and bias: input_type or f32
+    const void* bias = nullptr;                   ///< nullptr: none
     float alpha = 1, beta = 0;
 };
 

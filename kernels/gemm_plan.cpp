@@ -8,16 +8,16 @@
 namespace unsloth::kernels {
 namespace {
 
-cudaDataType_t cuda_type(DType type) {
+cudaDataType_t cuda_type(spec::DType type) {
     switch (type) {
-        case DType::f32:
+        case spec::DType::f32:
             return CUDA_R_32F;
-        case DType::bf16:
+        case spec::DType::bf16:
             return CUDA_R_16BF;
-        case DType::f16:
+        case spec::DType::f16:
             return CUDA_R_16F;
         default:
-            UNSLOTH_CHECK(false, "gemm: no CUDA type for ", name_of(type));
+            UNSLOTH_CHECK(false, "gemm: no CUDA type for ", spec::name_of(type));
             return CUDA_R_32F;
     }
 }
@@ -35,7 +35,8 @@ std::array<uint32_t, 4> pointer_alignments(const GemmCase& p) {
 
 /// Odd leading dimensions leave rows aligned to an element only, which the pointers' alignment does not tell.
 std::array<uint32_t, 4> element_alignments(const GemmCase& p) {
-    const auto in = static_cast<uint32_t>(size_of(p.input_type)), out = static_cast<uint32_t>(size_of(p.output_type));
+    const auto in = static_cast<uint32_t>(spec::size_of(p.input_type)),
+               out = static_cast<uint32_t>(spec::size_of(p.output_type));
     return {in, in, out, out};
 }
 
@@ -78,7 +79,7 @@ uint32_t gemm_alignment(const void* pointer) {
 std::string describe(const GemmCase& p) {
     return cat("[", p.m, " x ", p.k, "] x [", p.k, " x ", p.n, "], row strides ", p.a.row_stride,
                p.a.transpose ? "T" : "", ", ", p.b.row_stride, p.b.transpose ? "T" : "", ", ", p.out.row_stride, ", ",
-               name_of(p.input_type), " to ", name_of(p.output_type), p.bias ? " with bias" : "",
+               spec::name_of(p.input_type), " to ", spec::name_of(p.output_type), p.bias ? " with bias" : "",
                p.beta != 0 ? " accumulating" : "");
 }
 

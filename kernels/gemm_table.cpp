@@ -16,12 +16,12 @@ const char* name_of(GemmForm form) {
 
 /// Rows that start at 16-byte units, as the copy engine of the measured kernels needs them.
 bool aligned(const GemmOperand& x) {
-    return aligned_16(x.data, {x.row_stride}, DType::bf16);
+    return aligned_16(x.data, {x.row_stride}, spec::DType::bf16);
 }
 
 bool of_measured_kind(const GemmCase& p) {
-    return p.input_type == DType::bf16 && p.output_type == DType::bf16 && p.bias == nullptr && aligned(p.a) &&
-           aligned(p.b) && aligned(p.out) && (p.beta == 0.0f || aligned(p.c));
+    return p.input_type == spec::DType::bf16 && p.output_type == spec::DType::bf16 && p.bias == nullptr &&
+           aligned(p.a) && aligned(p.b) && aligned(p.out) && (p.beta == 0.0f || aligned(p.c));
 }
 
 }  // namespace

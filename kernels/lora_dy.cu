@@ -204,7 +204,7 @@ void lora_v_db(const LoraBackward& g, const LoraPlan& plan, void* workspace, int
     // Runs of equal length that fit the workspace.
     const int64_t fit = (workspace_bytes / 4 - fixed) / token / lora::step_tokens * lora::step_tokens;
     const int64_t run_tokens = round_up(ceil_div(g.tokens, ceil_div(g.tokens, fit)), lora::step_tokens);
-    const int64_t element = static_cast<int64_t>(size_of(g.type));
+    const int64_t element = static_cast<int64_t>(spec::size_of(g.type));
     p.evict_first = g.tokens * g.n * element > lora::kept_bytes;
     const int thin = static_cast<int>(lora::padded_rank(g));
     for (int64_t begin = 0; begin < g.tokens; begin += run_tokens) {
@@ -212,7 +212,7 @@ void lora_v_db(const LoraBackward& g, const LoraPlan& plan, void* workspace, int
         p.dy = static_cast<const char*>(g.dy.data) + begin * g.dy.stride * element;
         p.u = static_cast<const char*>(g.u) + begin * g.r * element;
         const Matrix v = {static_cast<char*>(g.v.data) + begin * g.v.stride * element, g.v.stride};
-        if (g.type == DType::bf16) {
+        if (g.type == spec::DType::bf16) {
             lora::run_type<__nv_bfloat16>(p, plan, thin, v, stream);
         } else {
             lora::run_type<__half>(p, plan, thin, v, stream);

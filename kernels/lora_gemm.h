@@ -36,7 +36,7 @@ struct LoraPlan {
 /// u = x·Aᵀ.
 struct LoraProjection {
     int64_t tokens = 0, k = 0, r = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     ConstMatrix x;  ///< [T, K]
     ConstMatrix a;  ///< [R, K]
     Matrix u;       ///< [T, R], usually the columns right of x
@@ -51,7 +51,7 @@ void lora_u(const LoraProjection& p, const LoraPlan& plan, cudaStream_t stream);
 /// v = dy·sB and dB += scale·dyᵀ·u.
 struct LoraBackward {
     int64_t tokens = 0, n = 0, r = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     int part_count = 0;
     LoraPart parts[most_lora_parts];
     ConstMatrix dy;           ///< [T, N]

@@ -17,8 +17,8 @@ bool rows_of_16_bytes(const Matrix& m) {
     return rows_of_16_bytes(m.data, m.stride);
 }
 
-bool common(int64_t tokens, DType type, int compute_major) {
-    return compute_major >= 9 && (type == DType::bf16 || type == DType::f16) && tokens >= 0 &&
+bool common(int64_t tokens, spec::DType type, int compute_major) {
+    return compute_major >= 9 && (type == spec::DType::bf16 || type == spec::DType::f16) && tokens >= 0 &&
            tokens <= int64_t{1} << 30;
 }
 

@@ -238,7 +238,7 @@ void lora_u(const LoraProjection& g, const LoraPlan& plan, cudaStream_t stream) 
     p.copy = g.copy.data, p.copy_stride = g.copy.stride;
     p.tokens = static_cast<int>(g.tokens), p.k = static_cast<int>(g.k), p.r = static_cast<int>(g.r);
     p.cluster = plan.cluster;
-    if (g.type == DType::bf16) {
+    if (g.type == spec::DType::bf16) {
         lora::run<__nv_bfloat16>(p, plan.tile, stream);
     } else {
         lora::run<__half>(p, plan.tile, stream);

@@ -16,15 +16,15 @@ namespace {
 
 constexpr int warp = warp_size;
 constexpr int threads = 256;
-constexpr int group = 8;                                       // elements a thread makes from one 32-bit load
-constexpr int groups_per_lane = 4;                             // loads in flight a thread
-constexpr int warp_elements = warp * group * groups_per_lane;  // 1024
-constexpr int warp_blocks = warp_elements / quant4_block;      // 16
+constexpr int group = 8;                                         // elements a thread makes from one 32-bit load
+constexpr int groups_per_lane = 4;                               // loads in flight a thread
+constexpr int warp_elements = warp * group * groups_per_lane;    // 1024
+constexpr int warp_blocks = warp_elements / spec::quant4_block;  // 16
 
-__device__ __forceinline__ float block_absmax(const Quant4View& weight, int64_t block) {
+__device__ __forceinline__ float block_absmax(const spec::Quant4View& weight, int64_t block) {
     if (weight.absmax_u8 == nullptr) return weight.absmax_f32[block];
     const float product =
-        __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / quant4_nested_block]);
+        __fmul_rn(weight.nested_map[weight.absmax_u8[block]], weight.nested_absmax[block / spec::quant4_nested_block]);
     return __fadd_rn(product, weight.nested_offset);
 }
 
@@ -57,7 +57,7 @@ struct FastDivide {
 
 /// One weight of a launch.
 struct Job {
-    Quant4View weight;
+    spec::Quant4View weight;
     void* out = nullptr;
     int64_t row_stride = 0;
     uint32_t groups = 0;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_co
     int index_of_job = 0;
     while (index_of_job + 1 < jobs.count && tile >= jobs.job[index_of_job + 1].first_tile) ++index_of_job;
     const Job& job = jobs.job[index_of_job];
-    const Quant4View& weight = job.weight;
+    const spec::Quant4View& weight = job.weight;
     const uint32_t tile_of_job = tile - job.first_tile;
     const uint32_t first_group = tile_of_job * (warp * groups_per_lane);
 
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_co
 #pragma unroll
     for (int j = 0; j < groups_per_lane; ++j) {
         const uint32_t index = first_group + j * warp + lane;
-        const float scale =
-            __shfl_sync(all_lanes, absmax, j * (warp * group / quant4_block) + lane / (quant4_block / group));
+        const float scale = __shfl_sync(all_lanes, absmax,
+                                        j * (warp * group / spec::quant4_block) + lane / (spec::quant4_block / group));
         float values[group];
 #pragma unroll
         for (int i = 0; i < group; ++i) {
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(threads) dequantize_vectorized(const __grid_co
 /// Any number of columns, stride and alignment: a thread a byte of codes.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    dequantize_general(Quant4View weight, T* __restrict__ out, int64_t row_stride) {
+    dequantize_general(spec::Quant4View weight, T* __restrict__ out, int64_t row_stride) {
     const int64_t elements = weight.elements();
     const int64_t step = int64_t{gridDim.x} * threads * 2;
     for (int64_t first = (int64_t{blockIdx.x} * threads + threadIdx.x) * 2; first < elements; first += step) {
         const uint8_t pair = weight.packed[first / 2];
-        const float absmax = block_absmax(weight, first / quant4_block);
+        const float absmax = block_absmax(weight, first / spec::quant4_block);
         for (int k = 0; k < 2 && first + k < elements; ++k) {
             const int64_t row = (first + k) / weight.cols, column = (first + k) % weight.cols;
             const int code = k == 0 ? pair >> 4 : pair & 15;
@@ -155,7 +155,7 @@ void append(Jobs& jobs, const DequantizeArgs& args) {
     jobs.tiles += static_cast<uint32_t>(ceil_div(groups, warp * groups_per_lane));
 }
 
-void launch(Jobs& jobs, DType out_type, cudaStream_t stream) {
+void launch(Jobs& jobs, spec::DType out_type, cudaStream_t stream) {
     if (jobs.count == 0) return;
     const auto grid = static_cast<unsigned>(ceil_div(jobs.tiles, threads / warp));
     dispatch_floating(out_type, [&](auto tag) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ float inverse_or_zero(float x) {
 /// spec/quant4.h's thresholds where device code can index them.
 struct Nf4Thresholds {
     float value[15];
-    Nf4Thresholds() { std::copy(std::begin(nf4_threshold), std::end(nf4_threshold), value); }
+    Nf4Thresholds() { std::copy(std::begin(spec::nf4_threshold), std::end(spec::nf4_threshold), value); }
 };
 
 __device__ __forceinline__ unsigned nf4_code_of(const Nf4Thresholds& thresholds, float x) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(threads)
                     uint8_t* __restrict__ packed, float* __restrict__ absmax) {
     const int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp;
     if (block >= blocks) return;
-    const int64_t first = block * quant4_block + (threadIdx.x % warp) * 2;
+    const int64_t first = block * spec::quant4_block + (threadIdx.x % warp) * 2;
     const float x0 = first < elements ? to_float(w[first]) : 0.0F;
     const float x1 = first + 1 < elements ? to_float(w[first + 1]) : 0.0F;
     const float largest = group_max(fmaxf(finite_magnitude(x0), finite_magnitude(x1)));
@@ -220,12 +220,12 @@ __global__ void __launch_bounds__(mean_threads) mean_of(const float* __restrict_
 }
 
 /// A thread block a nested block of 256 maxima.
-__global__ void __launch_bounds__(quant4_nested_block)
+__global__ void __launch_bounds__(spec::quant4_nested_block)
     quantize_absmax(const float* __restrict__ absmax, int64_t blocks, const float* __restrict__ offset,
                     const float* __restrict__ map, uint8_t* __restrict__ codes, float* __restrict__ nested_absmax) {
     __shared__ float midpoints[256];
-    __shared__ float warp_largest[quant4_nested_block / warp];
-    const int64_t block = int64_t{blockIdx.x} * quant4_nested_block + threadIdx.x;
+    __shared__ float warp_largest[spec::quant4_nested_block / warp];
+    const int64_t block = int64_t{blockIdx.x} * spec::quant4_nested_block + threadIdx.x;
     midpoints[threadIdx.x] =
         threadIdx.x < 255 ? __fmul_rn(__fadd_rn(map[threadIdx.x], map[threadIdx.x + 1]), 0.5F) : 0.0F;
     const float x = block < blocks ? __fsub_rn(absmax[block], *offset) : 0.0F;
@@ -277,7 +277,7 @@ void dequantize_4bit(const DequantizeArgs* args, int64_t count, cudaStream_t str
 }
 
 void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
-    const int64_t blocks = ceil_div(args.elements, quant4_block);
+    const int64_t blocks = ceil_div(args.elements, spec::quant4_block);
     if (blocks == 0) {
         UNSLOTH_CUDA_CHECK(cudaMemsetAsync(args.offset, 0, sizeof(float), stream));
         return;
@@ -288,8 +288,9 @@ void quantize_nf4(const QuantizeArgs& args, cudaStream_t stream) {
                        static_cast<const T*>(args.w), args.elements, blocks, Nf4Thresholds(), args.packed, args.absmax);
     });
     UNSLOTH_LAUNCH(mean_of, 1, mean_threads, 0, stream, args.absmax, blocks, args.offset);
-    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, quant4_nested_block)), quant4_nested_block,
-                   0, stream, args.absmax, blocks, args.offset, args.map, args.absmax_codes, args.nested_absmax);
+    UNSLOTH_LAUNCH(quantize_absmax, static_cast<unsigned>(ceil_div(blocks, spec::quant4_nested_block)),
+                   spec::quant4_nested_block, 0, stream, args.absmax, blocks, args.offset, args.map, args.absmax_codes,
+                   args.nested_absmax);
 }
 
 }  // namespace unsloth::kernels

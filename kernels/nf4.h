@@ -10,10 +10,10 @@
 namespace unsloth::kernels {
 
 struct DequantizeArgs {
-    Quant4View weight;
-    void* out = nullptr;           ///< [rows, cols] of out_type
-    int64_t row_stride = 0;        ///< of out, in elements, >= cols
-    DType out_type = DType::bf16;  ///< f32, bf16 or f16
+    spec::Quant4View weight;
+    void* out = nullptr;                       ///< [rows, cols] of out_type
+    int64_t row_stride = 0;                    ///< of out, in elements, >= cols
+    spec::DType out_type = spec::DType::bf16;  ///< f32, bf16 or f16
 };
 
 /// Whether the vectorised kernel (8 elements a thread) serves these arguments; the general one serves all.
@@ -25,8 +25,8 @@ void dequantize_4bit(const DequantizeArgs& args, cudaStream_t stream);
 void dequantize_4bit(const DequantizeArgs* args, int64_t count, cudaStream_t stream);
 
 struct QuantizeArgs {
-    const void* w = nullptr;  ///< [elements]
-    DType type = DType::f32;  ///< of w: f32, bf16 or f16
+    const void* w = nullptr;              ///< [elements]
+    spec::DType type = spec::DType::f32;  ///< of w: f32, bf16 or f16
     int64_t elements = 0;
     const float* map = nullptr;       ///< [256] signed dynamic map
     uint8_t* packed = nullptr;        ///< out [ceil(elements / 2)]

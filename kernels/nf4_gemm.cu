@@ -16,9 +16,10 @@ bool nf4_gemm_supported(const Nf4GemmArgs& args) {
     int64_t n = 0;
     const int64_t k = args.weights[0].cols;
     for (int i = 0; i < args.count; ++i) {
-        const Nf4TilesView& w = args.weights[i];
-        const bool fits = w.rows > 0 && w.rows % nf4_tile == 0 && w.cols == k && k > 0 && k % nf4_tile == 0 &&
-                          w.rows * w.cols / nf4_tile < INT32_MAX && reinterpret_cast<uintptr_t>(w.tiles) % 16 == 0;
+        const spec::Nf4TilesView& w = args.weights[i];
+        const bool fits = w.rows > 0 && w.rows % spec::nf4_tile == 0 && w.cols == k && k > 0 &&
+                          k % spec::nf4_tile == 0 && w.rows * w.cols / spec::nf4_tile < INT32_MAX &&
+                          reinterpret_cast<uintptr_t>(w.tiles) % 16 == 0;
         if (!fits) return false;
         n += w.rows;
     }
@@ -26,9 +27,9 @@ bool nf4_gemm_supported(const Nf4GemmArgs& args) {
     const bool tail_fits = args.tail == 0 || (reinterpret_cast<uintptr_t>(args.tail_weight.data) % 4 == 0 &&
                                               args.tail_weight.stride % 2 == 0);
     const bool residual_fits =
-        args.residual.data == nullptr || aligned_16(args.residual.data, {args.residual.stride}, DType::bf16);
-    return tail_fits && residual_fits && aligned_16(args.x.data, {args.x.stride}, DType::bf16) &&
-           aligned_16(args.out.data, {args.out.stride}, DType::bf16) &&
+        args.residual.data == nullptr || aligned_16(args.residual.data, {args.residual.stride}, spec::DType::bf16);
+    return tail_fits && residual_fits && aligned_16(args.x.data, {args.x.stride}, spec::DType::bf16) &&
+           aligned_16(args.out.data, {args.out.stride}, spec::DType::bf16) &&
            args.x.stride >= (args.transposed ? n : k) + args.tail;
 }
 
@@ -48,7 +49,7 @@ constexpr int usual_shared = 54 * 1024;
 /// row (chunk c of row t lies at c ^ t % 8: ldmatrix reads without bank conflicts).
 template <int TokenGroups, int Strips, int Warps, bool Transposed>
 struct Stage {
-    static constexpr int weight_rows = Transposed ? nf4_tile : 16 * Strips;
+    static constexpr int weight_rows = Transposed ? spec::nf4_tile : 16 * Strips;
     static constexpr int codes = 0;
     static constexpr int scales = Strips * 512;
     static constexpr int nested = scales + 64;
@@ -75,13 +76,13 @@ struct Cursor {
         segment_end = Transposed && segment + 1 < p.count ? p.segments[segment + 1].first : p.blocks - p.tail_blocks;
         tile = tile_data(p, t);
         nested_absmax = p.segments[segment].nested_absmax;
-        nested_block = static_cast<uint32_t>(t.n * nf4_tile * p.k_tiles + t.k);
+        nested_block = static_cast<uint32_t>(t.n * spec::nf4_tile * p.k_tiles + t.k);
     }
     __device__ __forceinline__ void advance(const Problem& p, int row_tile, int by) {
         block += by;
         const int distance = Transposed ? by * p.k_tiles : by;
-        tile += int64_t{distance} * nf4_tile_bytes;
-        nested_block += static_cast<uint32_t>(Transposed ? distance * nf4_tile : distance);
+        tile += int64_t{distance} * spec::nf4_tile_bytes;
+        nested_block += static_cast<uint32_t>(Transposed ? distance * spec::nf4_tile : distance);
         if (Transposed && block >= segment_end) locate(p, row_tile);
     }
 };
@@ -92,13 +93,13 @@ template <int TokenGroups, int Strips, bool Transposed>
 __device__ __forceinline__ void add_tail(const Problem& p, int first_row, int first_token, int block, int lane,
                                          float (&sums)[Strips][TokenGroups][4]) {
     for (int step = 0; step < 4; ++step) {
-        const int r = block * nf4_tile + step * 16;
+        const int r = block * spec::nf4_tile + step * 16;
         if (r >= p.tail) return;
         uint32_t a[Strips][4];
 #pragma unroll
         for (int strip = 0; strip < Strips; ++strip)
             tail_operand<Transposed>(p, first_row + strip * 16 + lane / 4, r, lane, a[strip]);
-        const __nv_bfloat16* x = p.x + (p.blocks - p.tail_blocks) * nf4_tile + r + lane % 4 * 2;
+        const __nv_bfloat16* x = p.x + (p.blocks - p.tail_blocks) * spec::nf4_tile + r + lane % 4 * 2;
 #pragma unroll
         for (int g = 0; g < TokenGroups; ++g) {
             const int token = first_token + g * 8 + lane / 4;
@@ -128,7 +129,7 @@ struct Producer {
     const int codes_from =
         Transposed ? lane / 8 * 512 + first_strip * 128 + lane % 8 * 16 : first_strip * 512 + lane * 16;
     const int first_scale = Transposed ? 0 : first_strip * 16;
-    const __nv_bfloat16* x = p.x + (first_token + lane / 8) * p.x_stride + warp_index * nf4_tile + lane % 8 * 8;
+    const __nv_bfloat16* x = p.x + (first_token + lane / 8) * p.x_stride + warp_index * spec::nf4_tile + lane % 8 * 8;
     const uint32_t x_to = S::x + lane / 8 * 128;
 
     /// Fetches the next block, if there is one; commits a group in any case.
@@ -140,11 +141,12 @@ struct Producer {
                 cp_async_16(to + S::codes + i * 512 + lane * 16,
                             cursor.tile + codes_from + i * (Transposed ? 128 : 512));
             if (lane < S::weight_rows / 16)
-                cp_async_16(to + S::scales + lane * 16, cursor.tile + nf4_tile_code_bytes + first_scale + lane * 16);
+                cp_async_16(to + S::scales + lane * 16,
+                            cursor.tile + spec::nf4_tile_code_bytes + first_scale + lane * 16);
 #pragma unroll
             for (int r = lane; r < S::weight_rows; r += warp) {
                 const uint32_t block = cursor.nested_block + static_cast<uint32_t>((first_scale + r) * p.k_tiles);
-                cp_async_4(to + S::nested + r * 4, cursor.nested_absmax + block / quant4_nested_block);
+                cp_async_4(to + S::nested + r * 4, cursor.nested_absmax + block / spec::quant4_nested_block);
             }
 #pragma unroll
             for (int i = 0; i < tokens / 4; ++i) {
@@ -153,7 +155,7 @@ struct Producer {
                     cp_async_16(to + x_to + i * 512 + ((lane % 8) ^ (token % 8)) * 16, x + i * 4 * p.x_stride);
             }
             cursor.advance(p, row_tile, Warps);
-            x += Warps * nf4_tile;
+            x += Warps * spec::nf4_tile;
         }
         cp_async_commit_group();
     }
@@ -283,12 +285,12 @@ __global__ void __launch_bounds__(Warps* warp) nf4_gemm_kernel(const __grid_cons
     constexpr int stages = S::count, tokens = 8 * TokenGroups, rows = 16 * Strips;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ Tables tables;
-    __shared__ float scale_buffer[Warps][nf4_tile];
+    __shared__ float scale_buffer[Warps][spec::nf4_tile];
 
     const int lane = threadIdx.x % warp;
     const int warp_index = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp), 0);  // known to be uniform
     const int first_row = static_cast<int>(blockIdx.x) * rows;  // of the result's second dimension
-    const int row_tile = first_row / nf4_tile, first_strip = first_row % nf4_tile / 16;
+    const int row_tile = first_row / spec::nf4_tile, first_strip = first_row % spec::nf4_tile / 16;
     const int first_token = static_cast<int>(blockIdx.y) * tokens;
     const int blocks = p.blocks - p.tail_blocks;
     uint8_t* const buffers = shared + warp_index * (stages * S::bytes);

@@ -49,14 +49,14 @@ inline Problem make_problem(const Nf4GemmArgs& args) {
     Problem p{};
     p.count = args.count;
     for (int i = 0; i < args.count; ++i) {
-        const Nf4TilesView& w = args.weights[i];
+        const spec::Nf4TilesView& w = args.weights[i];
         p.segments[i] = {w.tiles, w.nested_absmax, w.code, w.nested_map, w.nested_offset, p.n_tiles};
-        p.n_tiles += static_cast<int>(w.rows / nf4_tile);
+        p.n_tiles += static_cast<int>(w.rows / spec::nf4_tile);
     }
-    p.k_tiles = static_cast<int>(args.weights[0].cols / nf4_tile);
+    p.k_tiles = static_cast<int>(args.weights[0].cols / spec::nf4_tile);
     p.row_tiles = args.transposed ? p.k_tiles : p.n_tiles;
     p.tail = static_cast<int>(args.tail);
-    p.tail_blocks = static_cast<int>(ceil_div(args.tail, nf4_tile));
+    p.tail_blocks = static_cast<int>(ceil_div(args.tail, spec::nf4_tile));
     p.blocks = p.tail_blocks + (args.transposed ? p.n_tiles : p.k_tiles);
     p.m = static_cast<int>(args.m);
     p.x = static_cast<const __nv_bfloat16*>(args.x.data);
@@ -95,19 +95,19 @@ __device__ __forceinline__ TileRef tile_at(const Problem& p, int row_tile, int b
 }
 
 __device__ __forceinline__ const uint8_t* tile_data(const Problem& p, TileRef t) {
-    return p.segments[t.segment].tiles + (int64_t{t.n} * p.k_tiles + t.k) * nf4_tile_bytes;
+    return p.segments[t.segment].tiles + (int64_t{t.n} * p.k_tiles + t.k) * spec::nf4_tile_bytes;
 }
 
 /// The nested maximum of the block that row `row` of a tile is.
 __device__ __forceinline__ const float* nested_absmax_of(const Problem& p, TileRef t, int row) {
-    const auto block =
-        static_cast<uint32_t>(t.n * nf4_tile + row) * static_cast<uint32_t>(p.k_tiles) + static_cast<uint32_t>(t.k);
-    return p.segments[t.segment].nested_absmax + block / quant4_nested_block;
+    const auto block = static_cast<uint32_t>(t.n * spec::nf4_tile + row) * static_cast<uint32_t>(p.k_tiles) +
+                       static_cast<uint32_t>(t.k);
+    return p.segments[t.segment].nested_absmax + block / spec::quant4_nested_block;
 }
 
 /// First column of x that a block of the reduction reads.
 __device__ __forceinline__ int x_column(const Problem& p, int block) {
-    return (block < p.tail_blocks ? p.blocks - p.tail_blocks + block : block - p.tail_blocks) * nf4_tile;
+    return (block < p.tail_blocks ? p.blocks - p.tail_blocks + block : block - p.tail_blocks) * spec::nf4_tile;
 }
 
 /// The tail's A operand: rows `row` and row + 8 (row = first row of 16, plus lane / 4), reduction index `r` .. r

@@ -20,8 +20,8 @@ inline constexpr int nf4_gemm_most_weights = 4;
 /// bf16 gives. The order of summation is fixed for given arguments. out may be residual, and overlaps nothing
 /// else.
 struct Nf4GemmArgs {
-    const Nf4TilesView* weights = nullptr;  ///< [count], the same cols in all; N is the sum of their rows
-    int count = 0;                          ///< 1 to nf4_gemm_most_weights
+    const spec::Nf4TilesView* weights = nullptr;  ///< [count], the same cols in all; N is the sum of their rows
+    int count = 0;                                ///< 1 to nf4_gemm_most_weights
     bool transposed = false;
     int64_t m = 0;
     ConstMatrix x;               ///< [M, K + R] (transposed: [M, N + R]): u lies directly after x's columns

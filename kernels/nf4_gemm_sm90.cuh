@@ -10,16 +10,16 @@ namespace unsloth::kernels::nf4 {
 constexpr int groups = 2;  // consumer warpgroups
 constexpr int group_threads = 128;
 constexpr int threads = (groups + 1) * group_threads;
-constexpr int chunk_tokens = 64;     // that the epilogue stages at once
-constexpr int pitch = nf4_tile + 4;  // floats between staged tokens: four lanes' rows hit different banks
+constexpr int chunk_tokens = 64;           // that the epilogue stages at once
+constexpr int pitch = spec::nf4_tile + 4;  // floats between staged tokens: four lanes' rows hit different banks
 constexpr int most_split = 8;
 
 template <int Tokens, int Stages>
 struct alignas(1024) Shared {
     uint8_t x[Stages][Tokens * 128];
-    uint8_t codes[Stages][groups][nf4_tile_bytes];
+    uint8_t codes[Stages][groups][spec::nf4_tile_bytes];
     float staged[groups][Tokens < chunk_tokens ? Tokens : chunk_tokens][pitch];
-    float scales[Stages][groups][nf4_tile];  // of the tiles' rows, in the order of scale_place
+    float scales[Stages][groups][spec::nf4_tile];  // of the tiles' rows, in the order of scale_place
     float map[nf4_gemm_most_weights][256];
     uint64_t full[Stages], empty[Stages];
     uint64_t decoded[Stages];  // the stage's scales are there
@@ -68,14 +68,14 @@ __device__ __forceinline__ void produce(const Problem& p, const CUtensorMap* x_m
         const uint32_t full = shared_address(&s.full[state.stage]);
         mbarrier_wait(shared_address(&s.empty[state.stage]), state.phase ^ 1);
         const bool is_tail = block < p.tail_blocks;
-        mbarrier_arrive_expect_tx(full, Tokens * 128 + (is_tail ? 0 : groups * nf4_tile_bytes));
+        mbarrier_arrive_expect_tx(full, Tokens * 128 + (is_tail ? 0 : groups * spec::nf4_tile_bytes));
         if (!is_tail) {
 #pragma unroll
             for (int g = 0; g < groups; ++g) {
                 // a last odd tile is read twice, and stored once
                 const int row_tile = min(work.row_block * groups + g, p.row_tiles - 1);
                 bulk_load(shared_address(s.codes[state.stage][g]),
-                          tile_data(p, tile_at<Transposed>(p, row_tile, block)), nf4_tile_bytes, full);
+                          tile_data(p, tile_at<Transposed>(p, row_tile, block)), spec::nf4_tile_bytes, full);
             }
         }
         tma_load_2d(shared_address(s.x[state.stage]), *x_map, x_column(p, block), work.token_block * Tokens, full);
@@ -107,7 +107,7 @@ __device__ __forceinline__ void decode_scales(const Problem& p, Shared<Tokens, S
         mbarrier_wait(shared_address(&s.full[state.stage]), state.phase);
         if (block >= p.tail_blocks) {
             const TileRef t = tile_at<Transposed>(p, row_tile, block);
-            const uint8_t* codes = s.codes[state.stage][group] + nf4_tile_code_bytes;
+            const uint8_t* codes = s.codes[state.stage][group] + spec::nf4_tile_code_bytes;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int row = lane + 32 * i;
@@ -201,8 +201,8 @@ struct Consumer {
             uint32_t a[16];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                tail_operand<Transposed>(p, row_tile * nf4_tile + warp * 16 + lane / 4, block * nf4_tile + i * 16, lane,
-                                         a + 4 * i);
+                tail_operand<Transposed>(p, row_tile * spec::nf4_tile + warp * 16 + lane / 4,
+                                         block * spec::nf4_tile + i * 16, lane, a + 4 * i);
             mbarrier_wait(shared_address(&s.full[state.stage]), state.phase);
             issue(sums, a, state.stage, accumulate);
             accumulate = 1;
@@ -325,7 +325,7 @@ struct Consumer {
                 const auto* from = reinterpret_cast<const float4*>(staged + in_chunk * pitch + row);
                 float v[8] = {};
                 add(v, from[0], from[1]);
-                store_eight(p, token, row_tile * nf4_tile + row, v);
+                store_eight(p, token, row_tile * spec::nf4_tile + row, v);
             }
             named_barrier_sync(1 + group, group_threads);  // the next chunk, or tile, may overwrite `staged`
         }
@@ -352,7 +352,7 @@ struct Consumer {
                 const uint32_t place = mapa(from, static_cast<uint32_t>(r));
                 add(v, load_shared_cluster(place), load_shared_cluster(place + 16));
             }
-            store_eight(p, token, row_tile * nf4_tile + row, v);
+            store_eight(p, token, row_tile * spec::nf4_tile + row, v);
         }
         __syncwarp();
         cluster_sync_relaxed();

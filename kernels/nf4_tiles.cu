@@ -10,7 +10,7 @@ namespace {
 
 constexpr int warp = warp_size;
 constexpr int threads = 256;
-constexpr int words_per_tile = nf4_tile_code_bytes / 4;
+constexpr int words_per_tile = spec::nf4_tile_code_bytes / 4;
 
 /// A thread a 32-bit word of codes: units (i, 2j) and (i, 2j + 1) of a sub-block, whose eight elements are
 /// the nibbles of four bytes of the flattened weight (an even column in the high nibble).
@@ -21,44 +21,46 @@ __global__ void __launch_bounds__(threads)
     if (index >= words) return;
     const int64_t tile = index / words_per_tile;
     const int word = static_cast<int>(index % words_per_tile);
-    const int64_t tiles_per_row = cols / nf4_tile;
+    const int64_t tiles_per_row = cols / spec::nf4_tile;
     const int64_t tile_row = tile / tiles_per_row, tile_column = tile % tiles_per_row;
     const int sub_block = word / warp, i = word % warp / 4, j = word % 4;
-    const int64_t row = tile_row * nf4_tile + sub_block / 4 * 16 + i;
-    const int64_t column = tile_column * nf4_tile + sub_block % 4 * 16 + 2 * j;
+    const int64_t row = tile_row * spec::nf4_tile + sub_block / 4 * 16 + i;
+    const int64_t column = tile_column * spec::nf4_tile + sub_block % 4 * 16 + 2 * j;
     uint32_t result = 0;
 #pragma unroll
     for (int place = 0; place < 4; ++place) {
         const uint32_t pair = packed[((row + place % 2 * 8) * cols + column + place / 2 * 8) / 2];
         result |= (pair >> 4) << (4 * place) | (pair & 15) << (16 + 4 * place);
     }
-    uint8_t* out = tiles + tile * nf4_tile_bytes;
+    uint8_t* out = tiles + tile * spec::nf4_tile_bytes;
     reinterpret_cast<uint32_t*>(out)[word] = result;
-    if (word < nf4_tile)
-        out[nf4_tile_code_bytes + word] = absmax[(tile_row * nf4_tile + word) * tiles_per_row + tile_column];
+    if (word < spec::nf4_tile)
+        out[spec::nf4_tile_code_bytes + word] =
+            absmax[(tile_row * spec::nf4_tile + word) * tiles_per_row + tile_column];
 }
 
 constexpr int strip_rows = 16;
-constexpr int strip_tiles = threads / warp;  // a warp a tile
-constexpr int tile_chunks = nf4_tile / 8;    // of 16 bytes of bf16 in a tile's row
+constexpr int strip_tiles = threads / warp;      // a warp a tile
+constexpr int tile_chunks = spec::nf4_tile / 8;  // of 16 bytes of bf16 in a tile's row
 
 /// A block makes a strip of 16 rows of eight tiles beside each other. Lane l of a tile's warp turns one row
 /// of units into rows l % 8 and l % 8 + 8, columns 16 (l / 8) to + 15; shared memory turns that into stores
 /// of 512 consecutive bytes.
-__global__ void __launch_bounds__(threads) dequantize_tiles(Nf4TilesView weight, __nv_bfloat16* __restrict__ out,
+__global__ void __launch_bounds__(threads) dequantize_tiles(spec::Nf4TilesView weight, __nv_bfloat16* __restrict__ out,
                                                             int64_t row_stride, uint32_t blocks_per_strip) {
     __shared__ uint4 rows[strip_rows][strip_tiles * tile_chunks + 1];  // one more: eight rows hit different banks
     const uint32_t lane = threadIdx.x % warp, warp_index = threadIdx.x / warp;
-    const auto tiles_per_row = static_cast<uint32_t>(weight.cols / nf4_tile);
+    const auto tiles_per_row = static_cast<uint32_t>(weight.cols / spec::nf4_tile);
     const uint32_t strip = blockIdx.x / blocks_per_strip, first_tile = blockIdx.x % blocks_per_strip * strip_tiles;
     const uint32_t tile_column = min(first_tile + warp_index, tiles_per_row - 1);
-    const uint8_t* tile = weight.tiles + (int64_t{strip / 4} * tiles_per_row + tile_column) * int64_t{nf4_tile_bytes};
+    const uint8_t* tile =
+        weight.tiles + (int64_t{strip / 4} * tiles_per_row + tile_column) * int64_t{spec::nf4_tile_bytes};
 
     const uint4 units = __ldcs(reinterpret_cast<const uint4*>(tile + strip % 4 * 512) + lane);
     const int64_t block = (int64_t{strip} * strip_rows + lane % strip_rows) * tiles_per_row + tile_column;
-    const uint8_t scale_code = tile[nf4_tile_code_bytes + strip % 4 * strip_rows + lane % strip_rows];
-    const float scale_of_lane = nf4_scale(weight.nested_map[scale_code],
-                                          weight.nested_absmax[block / quant4_nested_block], weight.nested_offset);
+    const uint8_t scale_code = tile[spec::nf4_tile_code_bytes + strip % 4 * strip_rows + lane % strip_rows];
+    const float scale_of_lane = nf4_scale(
+        weight.nested_map[scale_code], weight.nested_absmax[block / spec::quant4_nested_block], weight.nested_offset);
     const float code_value = weight.code[lane % 16];
     const uint32_t words[4] = {units.x, units.y, units.z, units.w};
 #pragma unroll
@@ -80,26 +82,26 @@ __global__ void __launch_bounds__(threads) dequantize_tiles(Nf4TilesView weight,
     for (uint32_t i = 0; i < 4; ++i) {
         const uint32_t row = warp_index * 2 + i / 2, chunk = i % 2 * warp + lane;
         if (first_tile + chunk / tile_chunks < tiles_per_row)
-            *reinterpret_cast<uint4*>(out + (int64_t{strip} * strip_rows + row) * row_stride + first_tile * nf4_tile +
-                                      chunk * 8) = rows[row][chunk];
+            *reinterpret_cast<uint4*>(out + (int64_t{strip} * strip_rows + row) * row_stride +
+                                      first_tile * spec::nf4_tile + chunk * 8) = rows[row][chunk];
     }
 }
 
 }  // namespace
 
-void make_nf4_tiles(const Quant4View& weight, uint8_t* tiles, cudaStream_t stream) {
-    UNSLOTH_CHECK(nf4_tiles_supported(weight), "a 4-bit weight [", weight.rows, ", ", weight.cols,
+void make_nf4_tiles(const spec::Quant4View& weight, uint8_t* tiles, cudaStream_t stream) {
+    UNSLOTH_CHECK(spec::nf4_tiles_supported(weight), "a 4-bit weight [", weight.rows, ", ", weight.cols,
                   "] cannot lie in tiles");
     const int64_t words = weight.elements() / 8;
     UNSLOTH_LAUNCH(make_tiles, static_cast<unsigned>(ceil_div(words, threads)), threads, 0, stream, weight.packed,
                    weight.absmax_u8, weight.cols, words, tiles);
 }
 
-void dequantize_nf4_tiles(const Nf4TilesView& weight, void* out, int64_t row_stride, cudaStream_t stream) {
-    UNSLOTH_CHECK(reinterpret_cast<uintptr_t>(weight.tiles) % 16 == 0 && aligned_16(out, {row_stride}, DType::bf16),
-                  "dequantize_nf4_tiles: rows of out must start at multiples of 16 bytes, its row stride is ",
-                  row_stride);
-    const int64_t strips = weight.rows / strip_rows, blocks = ceil_div(weight.cols / nf4_tile, strip_tiles);
+void dequantize_nf4_tiles(const spec::Nf4TilesView& weight, void* out, int64_t row_stride, cudaStream_t stream) {
+    UNSLOTH_CHECK(
+        reinterpret_cast<uintptr_t>(weight.tiles) % 16 == 0 && aligned_16(out, {row_stride}, spec::DType::bf16),
+        "dequantize_nf4_tiles: rows of out must start at multiples of 16 bytes, its row stride is ", row_stride);
+    const int64_t strips = weight.rows / strip_rows, blocks = ceil_div(weight.cols / spec::nf4_tile, strip_tiles);
     if (strips * blocks == 0) return;
     UNSLOTH_LAUNCH(dequantize_tiles, static_cast<unsigned>(strips * blocks), threads, 0, stream, weight,
                    static_cast<__nv_bfloat16*>(out), row_stride, static_cast<uint32_t>(blocks));

@@ -10,10 +10,10 @@ namespace unsloth::kernels {
 
 /// tiles [nf4_tiles_bytes(rows, cols)], aligned to 16 bytes, from the codes and block maxima of a weight that
 /// nf4_tiles_supported. Does not work in place.
-void make_nf4_tiles(const Quant4View& weight, uint8_t* tiles, cudaStream_t stream);
+void make_nf4_tiles(const spec::Quant4View& weight, uint8_t* tiles, cudaStream_t stream);
 
 /// out [rows, cols] bf16, aligned to 16 bytes, row_stride >= cols a multiple of 8: the bits that
 /// dequantize_4bit (kernels/nf4.h) gives.
-void dequantize_nf4_tiles(const Nf4TilesView& weight, void* out, int64_t row_stride, cudaStream_t stream);
+void dequantize_nf4_tiles(const spec::Nf4TilesView& weight, void* out, int64_t row_stride, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

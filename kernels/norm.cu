@@ -89,7 +89,7 @@ struct WeightPart {
     static constexpr int V = vector_width<T>;
     float w[N][V] = {};
 
-    __device__ __forceinline__ WeightPart(const void* weight, DType type, int packs) {
+    __device__ __forceinline__ WeightPart(const void* weight, spec::DType type, int packs) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             if (pack_of(i) < packs) load_weight<T>(weight, type, pack_of(i) * V, w[i]);
@@ -222,7 +222,7 @@ template <class T, int N, bool kWithinWarp>
 void launch_forward(const NormForward& params, const Geometry& geometry, uint32_t rows, cudaStream_t stream) {
     const int packs = static_cast<int>(params.shape.columns / vector_width<T>);
     with_bool(packs == N * geometry.threads, [&](auto full) {
-        if (params.shape.weight_type == DType::f32) {
+        if (params.shape.weight_type == spec::DType::f32) {
             launch_over_rows(norm_forward_kernel<T, float, N, kWithinWarp, full()>, geometry, one_pass, rows, params,
                              stream, packs);
         } else {
@@ -316,7 +316,7 @@ void norm_backward(const NormBackward& params, cudaStream_t stream) {
         if (params.dweight != nullptr) {
             column_sums({partial_rows(rows, geometry),
                          shape.columns,
-                         DType::f32,
+                         spec::DType::f32,
                          {params.partials, shape.columns},
                          params.dweight},
                         stream);

@@ -12,8 +12,8 @@ struct NormShape {
     int64_t tokens = 0;
     int64_t heads = 1;
     int64_t columns = 0;
-    DType type = DType::bf16;         ///< of x, y, dy, dx
-    DType weight_type = DType::bf16;  ///< `type` or f32
+    spec::DType type = spec::DType::bf16;         ///< of x, y, dy, dx
+    spec::DType weight_type = spec::DType::bf16;  ///< `type` or f32
 };
 
 /// Where a non-finite row is reported (atomic minimum); no pointer: nowhere.

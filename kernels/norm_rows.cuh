@@ -15,8 +15,8 @@ __device__ __forceinline__ int64_t row_offset(const View& view, uint32_t row, ui
 
 /// V columns of the weight, in fp32.
 template <class T, int V>
-__device__ __forceinline__ void load_weight(const void* weight, DType type, int64_t column, float (&w)[V]) {
-    if (type == DType::f32) {
+__device__ __forceinline__ void load_weight(const void* weight, spec::DType type, int64_t column, float (&w)[V]) {
+    if (type == spec::DType::f32) {
         const auto loaded = load_pack<V>(static_cast<const float*>(weight) + column);
 #pragma unroll
         for (int k = 0; k < V; ++k) w[k] = loaded.v[k];

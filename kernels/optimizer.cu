@@ -270,8 +270,8 @@ __global__ void __launch_bounds__(threads)
     if (threadIdx.x == 0) partials[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(threads)
-    finish_norm(const double* __restrict__ partials, int64_t count, const StepScalars* scalars, StepOutcome* outcome) {
+__global__ void __launch_bounds__(threads) finish_norm(const double* __restrict__ partials, int64_t count,
+                                                       const spec::StepScalars* scalars, spec::StepOutcome* outcome) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < count; i += threads) sum += partials[i];
     const double total = block_sum_f64<threads>(sum);

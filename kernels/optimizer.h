@@ -21,8 +21,8 @@ struct AdamwArgs {
     float *absmax_m8 = nullptr, *absmax_v8 = nullptr;
     const float* maps = nullptr;  ///< [512]: signed, unsigned
     adamw::Constants constants{};
-    const StepScalars* scalars = nullptr;
-    const StepOutcome* outcome = nullptr;
+    const spec::StepScalars* scalars = nullptr;
+    const spec::StepOutcome* outcome = nullptr;
     bool zero_gradients = false;  ///< leaves zeros in grads, also when the update is skipped
 };
 
@@ -36,8 +36,8 @@ struct GradientNormArgs {
     const float* grads = nullptr;
     int64_t elements = 0;        ///< a multiple of 4, 16-byte aligned
     double* partials = nullptr;  ///< [ceil(elements / norm_chunk)]
-    const StepScalars* scalars = nullptr;
-    StepOutcome* outcome = nullptr;
+    const spec::StepScalars* scalars = nullptr;
+    spec::StepOutcome* outcome = nullptr;
 };
 
 void gradient_norm(const GradientNormArgs& args, cudaStream_t stream);

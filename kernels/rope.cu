@@ -74,7 +74,7 @@ void launch_apply(const RopeApply& params, cudaStream_t stream) {
 bool is_vectorizable(const RopeApply& p, int width) {
     return p.pairs % width == 0 &&
            aligned_16(p.x.data, {p.x.token_stride, p.heads > 1 ? p.x.head_stride : 0}, p.type) &&
-           aligned_16(p.cos, {}, DType::f32) && aligned_16(p.sin, {}, DType::f32);
+           aligned_16(p.cos, {}, spec::DType::f32) && aligned_16(p.sin, {}, spec::DType::f32);
 }
 
 }  // namespace

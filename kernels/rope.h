@@ -23,7 +23,7 @@ struct RopeApply {
     int64_t tokens = 0;
     int64_t heads = 0;
     int64_t pairs = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     Heads x;
     const float* cos = nullptr;  ///< [tokens, pairs], contiguous
     const float* sin = nullptr;

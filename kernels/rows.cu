@@ -96,7 +96,7 @@ struct DropoutOperation {
     int64_t out_stride;
     const int32_t* row_id;
     const int32_t* offset;
-    const StepScalars* scalars;
+    const spec::StepScalars* scalars;
     float probability, scale;
     uint32_t layer, projection;
     bool accumulate;
@@ -164,10 +164,10 @@ void copy_rows(const CopyRows& p, cudaStream_t stream) {
     });
 }
 
-void zero_rows(const Matrix& out, int64_t rows, int64_t columns, DType type, cudaStream_t stream) {
+void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType type, cudaStream_t stream) {
     if (rows == 0 || columns == 0) return;
-    const std::size_t pitch = static_cast<std::size_t>(out.stride) * size_of(type);
-    const std::size_t width = static_cast<std::size_t>(columns) * size_of(type);
+    const std::size_t pitch = static_cast<std::size_t>(out.stride) * spec::size_of(type);
+    const std::size_t width = static_cast<std::size_t>(columns) * spec::size_of(type);
     if (rows == 1 || pitch == width) {
         UNSLOTH_CUDA_CHECK(cudaMemsetAsync(out.data, 0, width * static_cast<std::size_t>(rows), stream));
     } else {

@@ -14,8 +14,8 @@ namespace unsloth::kernels {
 struct CopyRows {
     int64_t rows = 0;
     int64_t columns = 0;
-    DType source_type = DType::bf16;
-    DType out_type = DType::bf16;
+    spec::DType source_type = spec::DType::bf16;
+    spec::DType out_type = spec::DType::bf16;
     ConstMatrix source;
     Matrix out;
     const int32_t* source_index = nullptr;  ///< nullptr: row i itself
@@ -24,13 +24,13 @@ struct CopyRows {
 };
 void copy_rows(const CopyRows& params, cudaStream_t stream);
 
-void zero_rows(const Matrix& out, int64_t rows, int64_t columns, DType type, cudaStream_t stream);
+void zero_rows(const Matrix& out, int64_t rows, int64_t columns, spec::DType type, cudaStream_t stream);
 
 /// dtable[unique[u]] += sum of dy[order[i]] for i in starts[u] .. starts[u + 1].
 struct EmbeddingBackward {
     int64_t unique_count = 0;
     int64_t columns = 0;
-    DType type = DType::bf16;  ///< of dy
+    spec::DType type = spec::DType::bf16;  ///< of dy
     ConstMatrix dy;
     const int32_t* order = nullptr;
     const int32_t* unique = nullptr;
@@ -42,7 +42,7 @@ void embedding_backward(const EmbeddingBackward& params, cudaStream_t stream);
 struct ColumnSums {
     int64_t rows = 0;
     int64_t columns = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     ConstMatrix dy;
     float* sums = nullptr;  ///< [columns], +=
 };
@@ -51,12 +51,12 @@ void column_sums(const ColumnSums& params, cudaStream_t stream);
 struct Dropout {
     int64_t tokens = 0;
     int64_t columns = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     ConstMatrix x;
     Matrix out;                       ///< may be x
     const int32_t* row = nullptr;     ///< [tokens]: source row
     const int32_t* offset = nullptr;  ///< [tokens]: token in the source row
-    const StepScalars* scalars = nullptr;
+    const spec::StepScalars* scalars = nullptr;
     float probability = 0;  ///< of dropping
     uint32_t layer = 0;
     uint32_t projection = 0;

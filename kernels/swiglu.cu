@@ -68,7 +68,7 @@ struct BackwardOperation {
 };
 
 /// Whether gate, up and the activation's rows all allow 16-byte accesses.
-bool is_vectorizable(const ConstMatrix& gate_up, const ConstMatrix& act, int64_t columns, DType type, int width) {
+bool is_vectorizable(const ConstMatrix& gate_up, const ConstMatrix& act, int64_t columns, spec::DType type, int width) {
     return columns % width == 0 && aligned_16(gate_up.data, {gate_up.stride}, type) &&
            aligned_16(act.data, {act.stride}, type);
 }

@@ -11,7 +11,7 @@ namespace unsloth::kernels {
 struct SwigluForward {
     int64_t tokens = 0;
     int64_t columns = 0;  ///< F
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     ConstMatrix gate_up;  ///< [tokens, 2 F]
     Matrix act;           ///< [tokens, F]
 };
@@ -20,7 +20,7 @@ void swiglu_forward(const SwigluForward& params, cudaStream_t stream);
 struct SwigluBackward {
     int64_t tokens = 0;
     int64_t columns = 0;
-    DType type = DType::bf16;
+    spec::DType type = spec::DType::bf16;
     ConstMatrix dact;  ///< [tokens, F]
     Matrix gate_up;    ///< [tokens, 2 F], becomes its gradient
     Matrix act;        ///< [tokens, F]: the forward's output, rebuilt; may be dact; no data: not wanted

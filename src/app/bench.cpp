@@ -3,7 +3,7 @@
 
 namespace unsloth::app {
 
-void run_bench(const CommandLine& line) {
+void run_bench(const config::CommandLine& line) {
     load_engine()->bench(line.loaded, line.bench);
 }
 

@@ -5,25 +5,25 @@
 
 namespace unsloth::app {
 
-void run_train(const CommandLine& line);
+void run_train(const config::CommandLine& line);
 /// The exit code for all ranks together.
-int run_launch(const CommandLine& line);
-void run_config(const CommandLine& line);
+int run_launch(const config::CommandLine& line);
+void run_config(const config::CommandLine& line);
 /// False when a run with this configuration would stop at its data.
-bool run_data(const CommandLine& line);
-void run_augment(const CommandLine& line);
-void run_score(const CommandLine& line);
-void run_generate(const CommandLine& line);
-void run_tokenize(const CommandLine& line);
+bool run_data(const config::CommandLine& line);
+void run_augment(const config::CommandLine& line);
+void run_score(const config::CommandLine& line);
+void run_generate(const config::CommandLine& line);
+void run_tokenize(const config::CommandLine& line);
 /// False when the folder was read but is not sound.
-bool run_inspect(const CommandLine& line);
-void run_init(const CommandLine& line);
-void run_export(const CommandLine& line);
-void run_merge(const CommandLine& line);
-void run_quantize(const CommandLine& line);
-void run_bench(const CommandLine& line);
+bool run_inspect(const config::CommandLine& line);
+void run_init(const config::CommandLine& line);
+void run_export(const config::CommandLine& line);
+void run_merge(const config::CommandLine& line);
+void run_quantize(const config::CommandLine& line);
+void run_bench(const config::CommandLine& line);
 /// False when something is broken.
-bool run_doctor(const CommandLine& line);
+bool run_doctor(const config::CommandLine& line);
 
 /// Writes to stdout and flushes; a runtime Error when it cannot be written (a full disk behind a redirection).
 void print(const std::string& text);

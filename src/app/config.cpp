@@ -3,13 +3,13 @@
 
 namespace unsloth::app {
 
-void run_config(const CommandLine& line) {
+void run_config(const config::CommandLine& line) {
     if (line.config.schema) {
-        print(config_schema());
+        print(config::config_schema());
     } else if (line.config.markdown) {
-        print(options_markdown());
+        print(config::options_markdown());
     } else {
-        print(config_to_json(line.loaded.config));
+        print(config::config_to_json(line.loaded.config));
     }
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 struct Check {
     const char* title;
-    std::vector<Finding> (*run)(const Config& config);
+    std::vector<Finding> (*run)(const config::Config& config);
 };
 
 // In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known
@@ -48,7 +48,7 @@ std::string render(const Finding& finding) {
     return text;
 }
 
-std::vector<Finding> run_check(const Check& check, const Config& config) {
+std::vector<Finding> run_check(const Check& check, const config::Config& config) {
     try {
         return check.run(config);
     } catch (const std::exception& failure) {
@@ -58,7 +58,7 @@ std::vector<Finding> run_check(const Check& check, const Config& config) {
 
 }  // namespace
 
-bool run_doctor(const CommandLine& line) {
+bool run_doctor(const config::CommandLine& line) {
     int warnings = 0, broken = 0;
     for (const Check& check : checks) {
         print(cat(check.title, "\n"));

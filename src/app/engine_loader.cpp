@@ -28,7 +28,7 @@ Error not_loaded(const std::filesystem::path& engine, const std::string& reason)
 
 }  // namespace
 
-std::unique_ptr<Engine> load_engine() {
+std::unique_ptr<config::Engine> load_engine() {
     const auto path = own_executable().parent_path() / engine_file;
     if (!std::filesystem::exists(path))
         throw runtime_failure(cat("the engine ", path.string(), " is missing"),
@@ -37,7 +37,7 @@ std::unique_ptr<Engine> load_engine() {
     if (library == nullptr) throw not_loaded(path, ::dlerror());
     auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));
     if (create == nullptr) throw not_loaded(path, ::dlerror());
-    return std::unique_ptr<Engine>(create());
+    return std::unique_ptr<config::Engine>(create());
 }
 
 }  // namespace unsloth::app

@@ -9,6 +9,6 @@ namespace unsloth::app {
 
 /// Runtime Error that names the missing library and what to do when the engine or one of its dependencies cannot be
 /// loaded. The library stays loaded to the end of the process.
-std::unique_ptr<Engine> load_engine();
+std::unique_ptr<config::Engine> load_engine();
 
 }  // namespace unsloth::app

@@ -15,34 +15,34 @@ namespace {
 
 namespace fs = std::filesystem;
 
-GgufFileType type_of(DType dtype) {
-    if (dtype == DType::f16) return GgufFileType::f16;
-    return dtype == DType::bf16 ? GgufFileType::bf16 : GgufFileType::f32;
+formats::GgufFileType type_of(spec::DType dtype) {
+    if (dtype == spec::DType::f16) return formats::GgufFileType::f16;
+    return dtype == spec::DType::bf16 ? formats::GgufFileType::bf16 : formats::GgufFileType::f32;
 }
 
-GgufFileType type_of(ExportType type, DType otherwise) {
+formats::GgufFileType type_of(config::ExportType type, spec::DType otherwise) {
     switch (type) {
-        case ExportType::automatic:
+        case config::ExportType::automatic:
             return type_of(otherwise);
-        case ExportType::f32:
-            return GgufFileType::f32;
-        case ExportType::f16:
-            return GgufFileType::f16;
-        case ExportType::bf16:
-            return GgufFileType::bf16;
-        case ExportType::q8_0:
-            return GgufFileType::q8_0;
-        case ExportType::q4_0:
-            return GgufFileType::q4_0;
-        case ExportType::q4_k_m:
-            return GgufFileType::q4_k_m;
-        case ExportType::q5_k_m:
-            return GgufFileType::q5_k_m;
-        case ExportType::q6_k:
-            return GgufFileType::q6_k;
+        case config::ExportType::f32:
+            return formats::GgufFileType::f32;
+        case config::ExportType::f16:
+            return formats::GgufFileType::f16;
+        case config::ExportType::bf16:
+            return formats::GgufFileType::bf16;
+        case config::ExportType::q8_0:
+            return formats::GgufFileType::q8_0;
+        case config::ExportType::q4_0:
+            return formats::GgufFileType::q4_0;
+        case config::ExportType::q4_k_m:
+            return formats::GgufFileType::q4_k_m;
+        case config::ExportType::q5_k_m:
+            return formats::GgufFileType::q5_k_m;
+        case config::ExportType::q6_k:
+            return formats::GgufFileType::q6_k;
     }
     UNSLOTH_CHECK(false, "type ", static_cast<int>(type));
-    return GgufFileType::f32;
+    return formats::GgufFileType::f32;
 }
 
 /// The folder's own name, whether or not the path ends with a slash.
@@ -51,50 +51,50 @@ std::string name_of(const fs::path& folder) {
     return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
 }
 
-fs::path folder_of(const std::string& path, ModelFiles files) {
-    const fs::path place = resolve_model_path(path, files);
+fs::path folder_of(const std::string& path, formats::ModelFiles files) {
+    const fs::path place = formats::resolve_model_path(path, files);
     return fs::is_directory(place) ? place : place.parent_path();
 }
 
-GgufReport export_model(const ExportRequest& request) {
-    const fs::path folder = folder_of(request.model, ModelFiles::all);
+formats::GgufReport export_model(const config::ExportRequest& request) {
+    const fs::path folder = folder_of(request.model, formats::ModelFiles::all);
     if (fs::exists(folder / "adapter_config.json") && !fs::exists(folder / "config.json"))
         throw usage_error(cat(request.model, " is an adapter, not a model"), "Give it with --adapter.");
-    const WeightFile model = WeightFile::open(request.model);
-    const fs::path tokenizer = request.tokenizer.empty()
-                                   ? model.checkpoint.folder()
-                                   : resolve_model_path(request.tokenizer, ModelFiles::all_but_weights);
-    if (!Tokenizer::exists(tokenizer))
+    const formats::WeightFile model = formats::WeightFile::open(request.model);
+    const fs::path tokenizer = request.tokenizer.empty() ? model.checkpoint.folder()
+                                                         : formats::resolve_model_path(
+                                                               request.tokenizer, formats::ModelFiles::all_but_weights);
+    if (!tokenizer::Tokenizer::exists(tokenizer))
         throw input_error(
             cat(tokenizer.string(), " holds neither tokenizer.json nor tokenizer.model, and a GGUF file needs one"),
             "Copy the base model's tokenizer files there, or name their folder with --tokenizer.");
-    const Vocabulary vocabulary = read_vocabulary(tokenizer, request.pre);
+    const spec::Vocabulary vocabulary = tokenizer::read_vocabulary(tokenizer, request.pre);
     if (model.tensors.quantised_linears() > 0)
         log::info("the base's ", model.tensors.quantised_linears(), " 4-bit weights are dequantised");
-    const GgufExportOptions options{type_of(request.type, model.spec.dtype),
-                                    name_of(fs::exists(request.model) ? folder : fs::path(request.model)),
-                                    static_cast<int>(request.threads)};
-    return export_model_gguf(model, vocabulary, request.out, options);
+    const formats::GgufExportOptions options{type_of(request.type, model.spec.dtype),
+                                             name_of(fs::exists(request.model) ? folder : fs::path(request.model)),
+                                             static_cast<int>(request.threads)};
+    return formats::export_model_gguf(model, vocabulary, request.out, options);
 }
 
-GgufReport export_adapter(const ExportRequest& request) {
-    const fs::path folder = resolve_model_path(request.adapter);
+formats::GgufReport export_adapter(const config::ExportRequest& request) {
+    const fs::path folder = formats::resolve_model_path(request.adapter);
     if (!fs::is_directory(folder)) throw input_error(cat(request.adapter, " is no folder"));
     std::string base = request.base;
-    if (base.empty()) base = read_peft_config(folder).base_model_name_or_path;
+    if (base.empty()) base = formats::read_peft_config(folder).base_model_name_or_path;
     if (base.empty())
         throw usage_error("adapter_config.json names no base model",
                           "Give its folder with --base: config.json is enough.");
-    const ModelSpec spec = read_model_spec(folder_of(base, ModelFiles::all_but_weights));
-    const Adapter adapter = read_adapter(folder, spec);
+    const spec::ModelSpec spec = formats::read_model_spec(folder_of(base, formats::ModelFiles::all_but_weights));
+    const formats::Adapter adapter = formats::read_adapter(folder, spec);
     const auto& tensors = adapter.file.tensors();
-    const DType own = tensors.empty() ? DType::f32 : tensors.front().dtype;
-    const GgufExportOptions options{type_of(request.type, own), name_of(request.adapter),
-                                    static_cast<int>(request.threads)};
-    return export_adapter_gguf(adapter, spec, request.out, options);
+    const spec::DType own = tensors.empty() ? spec::DType::f32 : tensors.front().dtype;
+    const formats::GgufExportOptions options{type_of(request.type, own), name_of(request.adapter),
+                                             static_cast<int>(request.threads)};
+    return formats::export_adapter_gguf(adapter, spec, request.out, options);
 }
 
-std::string report_text(const ExportRequest& request, const GgufReport& report) {
+std::string report_text(const config::ExportRequest& request, const formats::GgufReport& report) {
     std::string text = cat(request.out, "\n");
     char line[160];
     for (const auto& [name, type] : report.types) {
@@ -111,10 +111,10 @@ std::string report_text(const ExportRequest& request, const GgufReport& report) 
 
 }  // namespace
 
-void run_export(const CommandLine& line) {
-    const ExportRequest& request = line.exporting;
+void run_export(const config::CommandLine& line) {
+    const config::ExportRequest& request = line.exporting;
     install_interrupt_handlers("Stopping");
-    const GgufReport report = request.model.empty() ? export_adapter(request) : export_model(request);
+    const formats::GgufReport report = request.model.empty() ? export_adapter(request) : export_model(request);
     print(report_text(request, report));
 }
 

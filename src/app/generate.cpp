@@ -3,7 +3,7 @@
 
 namespace unsloth::app {
 
-void run_generate(const CommandLine& line) {
+void run_generate(const config::CommandLine& line) {
     load_engine()->generate(line.loaded, line.generate);
 }
 

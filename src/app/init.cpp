@@ -3,7 +3,7 @@
 
 namespace unsloth::app {
 
-void run_init(const CommandLine& line) {
+void run_init(const config::CommandLine& line) {
     load_engine()->init(line.init);
 }
 

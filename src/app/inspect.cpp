@@ -4,9 +4,9 @@
 
 namespace unsloth::app {
 
-bool run_inspect(const CommandLine& line) {
-    const Inspection inspection = inspect_path(line.inspect.path);
-    print(line.inspect.json ? inspect_json(inspection) : inspect_text(inspection));
+bool run_inspect(const config::CommandLine& line) {
+    const formats::Inspection inspection = formats::inspect_path(line.inspect.path);
+    print(line.inspect.json ? formats::inspect_json(inspection) : formats::inspect_text(inspection));
     return inspection.ok();
 }
 

@@ -22,56 +22,56 @@ int code_of(ErrorKind kind) {
     return static_cast<int>(kind);
 }
 
-int run(const CommandLine& line) {
+int run(const config::CommandLine& line) {
     log::set_level(log::parse_level(line.log_level));
-    if (line.command != Command::train)  // which says them once for all ranks
+    if (line.command != config::Command::train)  // which says them once for all ranks
         for (const auto& note : line.loaded.notes) log::info(note);
     switch (line.command) {
-        case Command::train:
+        case config::Command::train:
             run_train(line);
             break;
-        case Command::launch:
+        case config::Command::launch:
             return run_launch(line);
-        case Command::config:
+        case config::Command::config:
             run_config(line);
             break;
-        case Command::data:
+        case config::Command::data:
             return run_data(line) ? 0 : code_of(ErrorKind::input);
-        case Command::augment:
+        case config::Command::augment:
             run_augment(line);
             break;
-        case Command::score:
+        case config::Command::score:
             run_score(line);
             break;
-        case Command::generate:
+        case config::Command::generate:
             run_generate(line);
             break;
-        case Command::tokenize:
+        case config::Command::tokenize:
             run_tokenize(line);
             break;
-        case Command::inspect:
+        case config::Command::inspect:
             return run_inspect(line) ? 0 : code_of(ErrorKind::input);
-        case Command::init:
+        case config::Command::init:
             run_init(line);
             break;
-        case Command::exporting:
+        case config::Command::exporting:
             run_export(line);
             break;
-        case Command::merge:
+        case config::Command::merge:
             run_merge(line);
             break;
-        case Command::quantize:
+        case config::Command::quantize:
             run_quantize(line);
             break;
-        case Command::bench:
+        case config::Command::bench:
             run_bench(line);
             break;
-        case Command::doctor:
+        case config::Command::doctor:
             return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
-        case Command::help:
-            print(help_text(line.help_topic));
+        case config::Command::help:
+            print(config::help_text(line.help_topic));
             break;
-        case Command::version:
+        case config::Command::version:
             print(cat("unsloth-train ", version, "\n"));
             break;
     }
@@ -92,7 +92,7 @@ std::string brief(const char* what) {
 
 int guarded(const std::vector<std::string>& arguments) {
     try {
-        return run(parse_command_line(arguments));
+        return run(config::parse_command_line(arguments));
     } catch (const Error& failure) {
         complain(cat("error: ", failure.what()));
         return code_of(failure.kind());

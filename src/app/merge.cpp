@@ -51,7 +51,8 @@ const char* words_for(Values values) {
 }
 
 /// Says what the adapter is merged into, and whether those are the values that it was trained on.
-void describe_values(const MergeRequest& request, const WeightFile& base, const PeftConfig& adapter) {
+void describe_values(const config::MergeRequest& request, const formats::WeightFile& base,
+                     const formats::PeftConfig& adapter) {
     const bool file_4bit = base.tensors.quantised_linears() > 0, file_8bit = base.tensors.int8_linears() > 0;
     const Values into = file_4bit || (request.load_in_4bit && !file_8bit) ? Values::four_bit
                         : file_8bit                                       ? Values::eight_bit
@@ -65,23 +66,23 @@ void describe_values(const MergeRequest& request, const WeightFile& base, const 
               words_for(into), how);
     Values trained = Values::plain;
     std::string was = "in 16/32 bit", advice;
-    switch (trained_on(resolve_model_path(request.adapter), adapter)) {
-        case TrainedOn::plain:
+    switch (formats::trained_on(formats::resolve_model_path(request.adapter), adapter)) {
+        case formats::TrainedOn::plain:
             break;
-        case TrainedOn::file_4bit:
+        case formats::TrainedOn::file_4bit:
             trained = Values::four_bit;
             was = "in 4 bit";
             break;
-        case TrainedOn::file_8bit:
+        case formats::TrainedOn::file_8bit:
             trained = Values::eight_bit;
             was = "in 8 bit";
             break;
-        case TrainedOn::quantised_while_loading:
+        case formats::TrainedOn::quantised_while_loading:
             trained = Values::four_bit;
             was = "quantised to 4 bit while loading";
             advice = ". With --load_in_4bit it is merged into those that it was trained on";
             break;
-        case TrainedOn::unknown:
+        case formats::TrainedOn::unknown:
             trained = into;
             log::info("the adapter was trained on ", adapter.base_model_name_or_path,
                       ", which is not here: whether that was quantised is not known");
@@ -98,37 +99,39 @@ void describe_values(const MergeRequest& request, const WeightFile& base, const 
 
 /// Tokenizer, templates and generation config: the adapter's where it has a tokenizer, what is left from the base.
 void copy_companions(const fs::path& base, const fs::path& adapter, const fs::path& to) {
-    copy_files(Tokenizer::files_in(base), base, to);
-    if (!adapter.empty() && Tokenizer::exists(adapter)) copy_files(Tokenizer::files_in(adapter), adapter, to);
+    copy_files(tokenizer::Tokenizer::files_in(base), base, to);
+    if (!adapter.empty() && tokenizer::Tokenizer::exists(adapter))
+        copy_files(tokenizer::Tokenizer::files_in(adapter), adapter, to);
 }
 
 /// Writes weights and config.json, and says how long it took.
-void write_weights(const MergedModel& model, const StagedFolder& staged, const ModelWriteOptions& options) {
+void write_weights(const formats::MergedModel& model, const StagedFolder& staged,
+                   const formats::ModelWriteOptions& options) {
     const auto start = std::chrono::steady_clock::now();
-    const WrittenModel written = write_model(model, staged.path(), options);
+    const formats::WrittenModel written = formats::write_model(model, staged.path(), options);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     log::info(megabytes(written.tensor_bytes), " in ", written.files, written.files == 1 ? " file" : " files", ", ",
-              name_of(resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
+              name_of(formats::resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
               three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
               megabytes(peak_memory()));
 }
 
 /// How far rounding to this type may move the logits, relative to their spread.
-double tolerance_of(WeightType type) {
+double tolerance_of(spec::WeightType type) {
     switch (type) {
-        case WeightType::f32:
+        case spec::WeightType::f32:
             return 1e-4;
-        case WeightType::f16:
+        case spec::WeightType::f16:
             return 1e-2;
-        case WeightType::bf16:
+        case spec::WeightType::bf16:
             return 5e-2;
         default:
             return 0.7;
     }
 }
 
-void verify(const MergeRequest& request, const std::string& base, WeightType type, StagedFolder& staged) {
-    CompareRequest compare;
+void verify(const config::MergeRequest& request, const std::string& base, spec::WeightType type, StagedFolder& staged) {
+    config::CompareRequest compare;
     compare.base = base;
     compare.adapter = request.adapter;
     compare.base_in_4bit = request.load_in_4bit;
@@ -136,7 +139,7 @@ void verify(const MergeRequest& request, const std::string& base, WeightType typ
     compare.texts = request.verify;
     compare.device = request.device;
     const double tolerance = request.tolerance.value_or(tolerance_of(type));
-    LogitComparison found;
+    config::LogitComparison found;
     try {
         found = load_engine()->compare_logits(compare);
     } catch (const Interrupted&) {
@@ -163,35 +166,35 @@ void verify(const MergeRequest& request, const std::string& base, WeightType typ
 
 }  // namespace
 
-void run_merge(const CommandLine& line) {
+void run_merge(const config::CommandLine& line) {
     install_interrupt_handlers("Stopping");
-    const MergeRequest& request = line.merge;
+    const config::MergeRequest& request = line.merge;
     StagedFolder staged(request.out);
-    const fs::path adapter_folder = resolve_model_path(request.adapter);
+    const fs::path adapter_folder = formats::resolve_model_path(request.adapter);
     const std::string base_path =
-        request.base.empty() ? read_peft_config(adapter_folder).base_model_name_or_path : request.base;
-    const WeightFile base = WeightFile::open(base_path);
-    const Adapter adapter = read_adapter(adapter_folder, base.spec);
+        request.base.empty() ? formats::read_peft_config(adapter_folder).base_model_name_or_path : request.base;
+    const formats::WeightFile base = formats::WeightFile::open(base_path);
+    const formats::Adapter adapter = formats::read_adapter(adapter_folder, base.spec);
     describe_values(request, base, adapter.config);
-    const MergedModel model(base, &adapter, request.load_in_4bit);
+    const formats::MergedModel model(base, &adapter, request.load_in_4bit);
     log::info(model.changed_tensors(), " of ", model.tensors().size(), " tensors change");
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
-    if (!request.no_verify) verify(request, base_path, resolve_weight_type(request.dtype, base.spec), staged);
+    if (!request.no_verify) verify(request, base_path, formats::resolve_weight_type(request.dtype, base.spec), staged);
     stop_if_interrupted();
     staged.commit();
     log::info("merged model in ", staged.target().string());
 }
 
-void run_quantize(const CommandLine& line) {
+void run_quantize(const config::CommandLine& line) {
     install_interrupt_handlers("Stopping");
-    const QuantizeRequest& request = line.quantize;
+    const config::QuantizeRequest& request = line.quantize;
     StagedFolder staged(request.out);
-    const WeightFile base = WeightFile::open(request.model);
+    const formats::WeightFile base = formats::WeightFile::open(request.model);
     if (const int64_t quantised = base.tensors.quantised_linears() + base.tensors.int8_linears(); quantised > 0)
         throw input_error(cat(request.model, ": ", quantised, " linears are quantised already"),
                           "Quantise the 16-bit model.");
-    const MergedModel model(base, nullptr);
+    const formats::MergedModel model(base, nullptr);
     write_weights(model, staged, {request.type, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), {}, staged.path());
     stop_if_interrupted();

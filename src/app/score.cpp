@@ -3,7 +3,7 @@
 
 namespace unsloth::app {
 
-void run_score(const CommandLine& line) {
+void run_score(const config::CommandLine& line) {
     load_engine()->score(line.loaded, line.score);
 }
 

@@ -8,19 +8,21 @@
 
 namespace unsloth::app {
 
-void run_tokenize(const CommandLine& line) {
-    const TokenizeRequest& request = line.tokenize;
-    TokenizeOptions options;
+void run_tokenize(const config::CommandLine& line) {
+    const config::TokenizeRequest& request = line.tokenize;
+    tokenizer::TokenizeOptions options;
     options.chat_template = request.chat_template;
     options.chat_template_kwargs = request.chat_template_kwargs;
     options.decode = request.decode;
     options.no_special = request.no_special;
     std::ios::sync_with_stdio(false);
-    const Tokenizer tokenizer = Tokenizer::load(resolve_model_path(request.tokenizer, ModelFiles::all_but_weights));
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(
+        formats::resolve_model_path(request.tokenizer, formats::ModelFiles::all_but_weights));
     if (request.measure > 0) {
-        measure_encoding(tokenizer, !options.no_special, static_cast<int>(request.measure), std::cin, std::cout);
+        tokenizer::measure_encoding(tokenizer, !options.no_special, static_cast<int>(request.measure), std::cin,
+                                    std::cout);
     } else {
-        tokenize_stream(tokenizer, options, std::cin, std::cout);
+        tokenizer::tokenize_stream(tokenizer, options, std::cin, std::cout);
     }
     if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }

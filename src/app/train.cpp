@@ -4,7 +4,7 @@
 
 namespace unsloth::app {
 
-void run_train(const CommandLine& line) {
+void run_train(const config::CommandLine& line) {
     const auto engine = load_engine();
     install_interrupt_handlers();
     engine->train(line.loaded);

@@ -11,11 +11,8 @@
 #include "config/settle.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::config {
 namespace {
-
-using config::CommandInfo;
-using config::OptionSet;
 
 bool contains(const std::vector<std::string>& arguments, const std::string& text) {
     return std::find(arguments.begin(), arguments.end(), text) != arguments.end();
@@ -24,7 +21,7 @@ bool contains(const std::vector<std::string>& arguments, const std::string& text
 /// What a command cannot do without. `options`: full names; one of them will do.
 class Presence {
   public:
-    Presence(const CommandInfo& command, const config::ParseRecord& record, config::Problems& problems)
+    Presence(const CommandInfo& command, const ParseRecord& record, Problems& problems)
         : command_(command.name), record_(record), problems_(problems) {}
 
     /// The same for a command whose name says less than what was typed.
@@ -33,7 +30,7 @@ class Presence {
         other.command_ = name;
         return other;
     }
-    void need(bool present, const config::Names& options, const std::string& flag, const std::string& advice = {}) {
+    void need(bool present, const Names& options, const std::string& flag, const std::string& advice = {}) {
         problems_.check(options, [&] {
             if (!present) throw usage_error(cat(command_, " needs ", flag), advice);
         });
@@ -58,11 +55,11 @@ class Presence {
 
   private:
     std::string command_;
-    const config::ParseRecord& record_;
-    config::Problems& problems_;
+    const ParseRecord& record_;
+    Problems& problems_;
 };
 
-void check_presence(const CommandLine& line, Presence presence, config::Problems& problems) {
+void check_presence(const CommandLine& line, Presence presence, Problems& problems) {
     const Config& config = line.loaded.config;
     switch (line.command) {
         case Command::train:
@@ -94,7 +91,7 @@ void check_presence(const CommandLine& line, Presence presence, config::Problems
         case Command::merge:
             presence.refuse(line.merge.no_verify && !line.merge.verify.empty(),
                             "merge takes --verify or --no_verify, not both");
-            problems.check({"device"}, [&] { config::check_device(line.merge.device, "--device"); });
+            problems.check({"device"}, [&] { check_device(line.merge.device, "--device"); });
             break;
         case Command::config:
             presence.refuse(line.config.schema && line.config.markdown,
@@ -105,7 +102,7 @@ void check_presence(const CommandLine& line, Presence presence, config::Problems
     }
 }
 
-void check_required(const CommandInfo& command, const OptionSet& options, const config::ParseRecord& record,
+void check_required(const CommandInfo& command, const OptionSet& options, const ParseRecord& record,
                     Presence presence) {
     for (const auto& option : options.options()) {
         const bool present = record.given.count(option.full_name()) != 0 && option.get() != "";
@@ -118,28 +115,28 @@ void check_required(const CommandInfo& command, const OptionSet& options, const 
 
 void read_arguments(const CommandInfo& command, const std::vector<std::string>& arguments, CommandLine& line) {
     OptionSet options;
-    config::declare_own_options(command, options, line);
-    if (command.takes_config) config::declare_options(options, line.loaded.config);
+    declare_own_options(command, options, line);
+    if (command.takes_config) declare_options(options, line.loaded.config);
 
-    config::ParseRecord record;
-    const auto assignments = config::parse_flags(arguments, options, record);
+    ParseRecord record;
+    const auto assignments = parse_flags(arguments, options, record);
     for (const auto& assignment : assignments) {
         // The file comes first, so that flags win over it.
         if (command.takes_config && assignment.option->full_name() == "config")
-            config::read_config_file(config::expand_home(assignment.value.get<std::string>()), options, record);
+            read_config_file(expand_home(assignment.value.get<std::string>()), options, record);
     }
-    config::apply(assignments, record);
+    apply(assignments, record);
     const Presence presence(command, record, record.problems);
     check_required(command, options, record, presence);
     if (command.takes_config) {
         line.loaded.notes = record.notes;
         line.loaded.given = record.given;
-        config::settle(line.loaded, record.problems);
+        settle(line.loaded, record.problems);
         line.log_level = line.loaded.config.logging.level;
     }
     record.problems.check({"max_shard_size"}, [&] {
-        line.merge.max_shard_bytes = config::parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
-        line.quantize.max_shard_bytes = config::parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
+        line.merge.max_shard_bytes = parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
+        line.quantize.max_shard_bytes = parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
     });
     check_presence(line, presence, record.problems);
     record.problems.raise();
@@ -157,7 +154,7 @@ std::string overview() {
         "Fine-tunes language models of the Llama family with (Q)LoRA.\n\n"
         "Usage: unsloth-train [train] [--config] FILE.json [--section.key VALUE …]\n"
         "       unsloth-train COMMAND …\n\nCommands\n";
-    for (const auto& command : config::commands()) {
+    for (const auto& command : commands()) {
         constexpr std::size_t width = 14;
         text += "  " + command.name + std::string(width - command.name.size(), ' ') + command.summary + "\n";
     }
@@ -178,7 +175,7 @@ constexpr const char* exit_codes =
 
 /// The command that the arguments from `at` on name: of two words where there is one, else of one.
 std::string command_at(const std::vector<std::string>& arguments, std::size_t at) {
-    const auto& known = config::commands();
+    const auto& known = commands();
     if (at + 1 < arguments.size()) {
         const std::string both = arguments[at] + " " + arguments[at + 1];
         if (std::any_of(known.begin(), known.end(), [&](const CommandInfo& command) { return command.name == both; }))
@@ -193,7 +190,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (arguments.empty())
         throw usage_error("nothing to do", "Try: unsloth-train --config FILE, or unsloth-train --help");
     const std::string& first = arguments.front();
-    const bool names_command = !first.starts_with("-") && !first.ends_with(config::config_ending);
+    const bool names_command = !first.starts_with("-") && !first.ends_with(config_ending);
     const bool asks_help = contains(arguments, "--help") || contains(arguments, "-h");
 
     if (first == "--version" || first == "version") {
@@ -207,7 +204,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
         return help_on(
             topic == arguments.end() ? "" : command_at(arguments, static_cast<std::size_t>(topic - arguments.begin())));
     }
-    const CommandInfo& command = config::command_named(names_command ? command_at(arguments, 0) : "train");
+    const CommandInfo& command = command_named(names_command ? command_at(arguments, 0) : "train");
     if (asks_help) return help_on(names_command ? command.name : "");
 
     CommandLine line;
@@ -215,7 +212,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     const auto words = names_command ? 1 + std::count(command.name.begin(), command.name.end(), ' ') : 0;
     const std::vector<std::string> rest(arguments.begin() + words, arguments.end());
     if (line.command == Command::launch) {
-        config::read_launch(command, rest, line);
+        read_launch(command, rest, line);
     } else {
         read_arguments(command, rest, line);
     }
@@ -223,15 +220,15 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
 }
 
 std::string help_text(const std::string& topic) {
-    const CommandInfo& command = config::command_named(topic.empty() ? "train" : topic);
+    const CommandInfo& command = command_named(topic.empty() ? "train" : topic);
     CommandLine line;
     OptionSet options;
-    config::declare_own_options(command, options, line);
-    if (command.takes_config) config::declare_options(options, line.loaded.config);
+    declare_own_options(command, options, line);
+    if (command.takes_config) declare_options(options, line.loaded.config);
     const std::string head =
         topic.empty() ? overview()
                       : cat(command.summary, "\n\nUsage: unsloth-train ", command.name, " ", command.usage, "\n");
-    return head + config::help_of_options(options) + (command.takes_config ? how_to_write : "") + exit_codes;
+    return head + help_of_options(options) + (command.takes_config ? how_to_write : "") + exit_codes;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::config

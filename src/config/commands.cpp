@@ -250,11 +250,11 @@ void declare_merge(OptionSet& options, CommandLine& line) {
         .suggested_for({"model", "path"});
     options.add("out", merge.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     weight_type_names(options.add_choice("dtype", merge.dtype,
-                                         {{"auto", WeightType::automatic},
-                                          {"bf16", WeightType::bf16},
-                                          {"fp16", WeightType::f16},
-                                          {"fp32", WeightType::f32},
-                                          {"nf4", WeightType::nf4}},
+                                         {{"auto", spec::WeightType::automatic},
+                                          {"bf16", spec::WeightType::bf16},
+                                          {"fp16", spec::WeightType::f16},
+                                          {"fp32", spec::WeightType::f32},
+                                          {"nf4", spec::WeightType::nf4}},
                                          "Type of the merged weights. auto: the 16- or 32-bit type that the base's "
                                          "config.json names; nf4: 4 bit as bitsandbytes stores it."));
     options.add("load_in_4bit", merge.load_in_4bit,
@@ -286,7 +286,7 @@ void declare_quantize(OptionSet& options, CommandLine& line) {
         .suggested_for({"path", "base"});
     options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     options
-        .add_choice("type", quantize.type, {{"nf4", WeightType::nf4}, {"int8", WeightType::int8}},
+        .add_choice("type", quantize.type, {{"nf4", spec::WeightType::nf4}, {"int8", spec::WeightType::int8}},
                     "nf4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). Both as "
                     "bitsandbytes stores them.")
         .suggested_for({"dtype"});

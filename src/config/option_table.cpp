@@ -6,7 +6,7 @@ namespace unsloth::config {
 namespace {
 
 std::vector<std::string> projection_list() {
-    return {projection_names.begin(), projection_names.end()};
+    return {spec::projection_names.begin(), spec::projection_names.end()};
 }
 
 void declare_model(OptionSet& options, ModelOptions& model) {
@@ -464,8 +464,8 @@ std::vector<std::string> log_levels() {
     return {"debug", "info", "warning", "error", "off"};
 }
 
-std::vector<std::pair<std::string, DType>> compute_types() {
-    return {{"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16}};
+std::vector<std::pair<std::string, spec::DType>> compute_types() {
+    return {{"float32", spec::DType::f32}, {"bfloat16", spec::DType::bf16}, {"float16", spec::DType::f16}};
 }
 
 void declare_options(OptionSet& options, Config& config) {

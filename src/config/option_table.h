@@ -12,6 +12,6 @@ void declare_options(OptionSet& options, Config& config);
 
 /// The names of the log levels and of the compute types, which single commands offer too.
 std::vector<std::string> log_levels();
-std::vector<std::pair<std::string, DType>> compute_types();
+std::vector<std::pair<std::string, spec::DType>> compute_types();
 
 }  // namespace unsloth::config

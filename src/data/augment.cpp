@@ -18,7 +18,7 @@
 #include "unsloth/data/sampler.h"
 #include "unsloth/data/source.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -84,7 +84,8 @@ struct Copy {
 
 class Augmenter {
   public:
-    Augmenter(const Config& config, const AugmentRequest& request) : config_(config), request_(request) {
+    Augmenter(const config::Config& config, const config::AugmentRequest& request)
+        : config_(config), request_(request) {
         check_request();
         if (!request.thesaurus.empty()) thesaurus_ = Thesaurus::load(request.thesaurus);
         options_ = {config.data.text_unit, config.data.invalid_utf8, {}};
@@ -123,7 +124,7 @@ class Augmenter {
 
   private:
     void check_request() {
-        const DataOptions& data = config_.data;
+        const config::DataOptions& data = config_.data;
         if (request_.in.empty() && !data.datasets.empty())
             throw usage_error("data augment takes one source, and data.datasets lists several",
                               "Name one with --in FILE.");
@@ -148,7 +149,7 @@ class Augmenter {
     /// The source with its format found under the names of data.columns; its rows are then read under the files' own
     /// names.
     SourceFiles source_of(const std::string& path) const {
-        const DataOptions& data = config_.data;
+        const config::DataOptions& data = config_.data;
         SourceFiles source =
             resolve({.path = path, .format = data.format, .columns = data.columns}, options_, data.skip_bad_rows);
         source.columns.clear();
@@ -278,8 +279,8 @@ class Augmenter {
         }
     }
 
-    const Config& config_;
-    const AugmentRequest& request_;
+    const config::Config& config_;
+    const config::AugmentRequest& request_;
     Thesaurus thesaurus_;
     ReaderOptions options_;
     SourceFiles input_;
@@ -294,7 +295,7 @@ class Augmenter {
 
 }  // namespace
 
-AugmentResult augment_rows(const Config& config, const AugmentRequest& request) {
+AugmentResult augment_rows(const config::Config& config, const config::AugmentRequest& request) {
     return Augmenter(config, request).run();
 }
 
@@ -314,4 +315,4 @@ std::string describe(const AugmentResult& result) {
     return text;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 /// Whether token t of a row begins a segment.
@@ -66,4 +66,4 @@ int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int3
     return targets;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

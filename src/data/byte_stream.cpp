@@ -12,7 +12,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 constexpr std::size_t block_bytes = std::size_t{1} << 20;
@@ -175,4 +175,4 @@ bool TextWindow::grow() {
     return count > 0;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Read once, from front to end, by one thread at a time.
 class ByteStream {
@@ -41,4 +41,4 @@ class TextWindow {
     bool ended_ = false;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -17,7 +17,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -175,11 +175,11 @@ CacheOptions cache_options(const std::string& cache_dir) {
     return options;
 }
 
-Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options,
+Dataset load_cached(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
                     const EncoderOnDemand& encoder, const CacheOptions& cache) {
     if (cache.folder.empty()) return Dataset::load(sources, options, encoder);
     std::vector<SourceFiles> files;
-    for (const DataSource& source : sources)
+    for (const config::DataSource& source : sources)
         files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
     if (total_bytes(files) < cache.least_bytes || !make_folder(cache)) return Dataset::load(sources, options, encoder);
 
@@ -203,4 +203,4 @@ Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions
     return dataset_of(std::move(*rows), options);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

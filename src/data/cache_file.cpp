@@ -12,7 +12,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 constexpr char magic[8] = {'U', 'N', 'S', 'L', 'R', 'O', 'W', '1'};
@@ -73,7 +73,8 @@ std::optional<LoadReport> from_json(std::string_view text) {
             if (!json.at(count).is_number_integer()) return std::nullopt;
         LoadReport report{json.at("rows"),           json.at("bad_rows"), json.at("masked_rows"), json.at("long_rows"),
                           json.at("augmented_rows"), json.at("format"),   json.at("warnings")};
-        if (report.format < DataFormat::automatic || report.format > DataFormat::text) return std::nullopt;
+        if (report.format < config::DataFormat::automatic || report.format > config::DataFormat::text)
+            return std::nullopt;
         return report;
     } catch (const nlohmann::json::exception&) {
         return std::nullopt;
@@ -218,4 +219,4 @@ void CacheWriter::finish(const LoadReport& report) {
     sync_path(path_.parent_path());
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -8,7 +8,7 @@
 #include "data/load_rows.h"
 #include "unsloth/core/hash.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct CachedRows {
     std::shared_ptr<const Dataset::Store> store;  ///< in the file's map
@@ -42,4 +42,4 @@ class CacheWriter : public RowSink {
     std::vector<RowRecord> records_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -18,7 +18,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -174,4 +174,4 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
                   " MiB), those not used for longest, from the cache ", folder.string(), " (data.cache_max_gib)");
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// A file that this process reads: as long as the object lives, no process removes it from the cache (a shared lock
 /// says so).
@@ -62,4 +62,4 @@ void remove_leftovers(const std::filesystem::path& file);
 /// stays.
 void prune_cache(const std::filesystem::path& folder, int64_t max_bytes);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

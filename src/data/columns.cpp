@@ -6,7 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -47,7 +47,7 @@ std::string shown(const Json& value) {
                                 : text.substr(0, limit);
 }
 
-const Json& required(const Json& row, const char* column, DataFormat format) {
+const Json& required(const Json& row, const char* column, config::DataFormat format) {
     const auto found = row.find(column);
     if (found == row.end())
         throw BadRow{cat("column \"", column, "\" is missing; a row of format ", format_name(format),
@@ -69,4 +69,4 @@ std::string optional_string(const Json& row, const char* column) {
     return as_string(*found, cat("column \"", column, "\""));
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -6,14 +6,15 @@
 
 #include "unsloth/data/format.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// "id, text", or "none".
 std::string column_list(const nlohmann::ordered_json& row);
 /// A value as it may stand in an error message: short, whatever the row holds.
 std::string shown(const nlohmann::ordered_json& value);
 /// BadRow when the column is missing.
-const nlohmann::ordered_json& required(const nlohmann::ordered_json& row, const char* column, DataFormat format);
+const nlohmann::ordered_json& required(const nlohmann::ordered_json& row, const char* column,
+                                       config::DataFormat format);
 /// BadRow unless it is a string; `where` names the place.
 const std::string& as_string(const nlohmann::ordered_json& value, const std::string& where);
 /// A column that may be absent or null.
@@ -26,4 +27,4 @@ bool holds(const nlohmann::ordered_json& row, const char* column);
 /// the place.
 std::string dumped(const nlohmann::ordered_json& value, const std::string& where);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -9,7 +9,7 @@
 #include "unsloth/data/reader.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -17,10 +17,11 @@ using Json = nlohmann::ordered_json;
 constexpr const char* function_call = "function_call";  ///< ShareGPT's speaker of calls
 
 /// An array that a table or a Parquet column may hold as its JSON text. The parsed text lives in `storage`.
-const Json& array_column(const Json& row, const char* column, DataFormat format, const char* elements, Json& storage) {
+const Json& array_column(const Json& row, const char* column, config::DataFormat format, const char* elements,
+                         Json& storage) {
     const Json* value = &required(row, column, format);
     if (value->is_string() && value->get_ref<const std::string&>().starts_with('[')) {
-        storage = try_parse_ordered(value->get_ref<const std::string&>());
+        storage = tokenizer::try_parse_ordered(value->get_ref<const std::string&>());
         if (!storage.is_discarded()) value = &storage;
     }
     if (!value->is_array() || value->empty())
@@ -131,8 +132,8 @@ class Builder {
 /// The calls that a turn of the speaker function_call has as its value: {name, arguments} or a list of them, or the
 /// JSON text of either.
 Json calls_of(const Json& value, const std::string& where) {
-    Json calls =
-        value.is_string() ? try_parse_ordered(value.get_ref<const std::string&>()) : Json::parse(dumped(value, where));
+    Json calls = value.is_string() ? tokenizer::try_parse_ordered(value.get_ref<const std::string&>())
+                                   : Json::parse(dumped(value, where));
     if (calls.is_object()) calls = Json::array({std::move(calls)});
     const auto is_call = [](const Json& call) {
         return call.is_object() && call.contains("name") && call["name"].is_string() && call.contains("arguments");
@@ -182,7 +183,7 @@ std::string sharegpt_role(const std::string& name, const std::string& where) {
 
 WeightedConversation openai_conversation(const Json& row, const ReadsColumn& reads) {
     Json storage;
-    const Json& messages = array_column(row, "messages", DataFormat::messages, "{role, content}", storage);
+    const Json& messages = array_column(row, "messages", config::DataFormat::messages, "{role, content}", storage);
     Builder builder;
     builder.add_all(messages, "messages");
     builder.keep_json(row, messages, {"messages"}, reads);
@@ -191,7 +192,7 @@ WeightedConversation openai_conversation(const Json& row, const ReadsColumn& rea
 
 WeightedConversation sharegpt_conversation(const Json& row, const ReadsColumn& reads) {
     Json storage;
-    const Json& turns = array_column(row, "conversations", DataFormat::sharegpt, "{from, value}", storage);
+    const Json& turns = array_column(row, "conversations", config::DataFormat::sharegpt, "{from, value}", storage);
     Json messages = Json::array();
     Builder builder;
     const auto add = [&](Json message, const std::string& where) {
@@ -210,9 +211,10 @@ WeightedConversation sharegpt_conversation(const Json& row, const ReadsColumn& r
 
 WeightedConversation prompt_completion_conversation(const Json& row, const ReadsColumn& reads) {
     Json prompt_storage, completion_storage;
-    const Json& prompt = array_column(row, "prompt", DataFormat::prompt_completion, "{role, content}", prompt_storage);
+    const Json& prompt =
+        array_column(row, "prompt", config::DataFormat::prompt_completion, "{role, content}", prompt_storage);
     const Json& completion =
-        array_column(row, "completion", DataFormat::prompt_completion, "{role, content}", completion_storage);
+        array_column(row, "completion", config::DataFormat::prompt_completion, "{role, content}", completion_storage);
     Builder builder;
     builder.mask_what_follows(true);
     builder.add_all(prompt, "prompt");
@@ -227,4 +229,4 @@ WeightedConversation prompt_completion_conversation(const Json& row, const Reads
     return std::move(builder.result());
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -9,7 +9,7 @@
 #include "unsloth/data/encoder.h"
 #include "unsloth/data/format.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// A conversation, and which of its assistant turns are learnt.
 struct WeightedConversation {
@@ -34,4 +34,4 @@ WeightedConversation sharegpt_conversation(const nlohmann::ordered_json& row, co
 /// {prompt, completion} whose values are arrays of messages: the assistant turns of the completion are learnt.
 WeightedConversation prompt_completion_conversation(const nlohmann::ordered_json& row, const ReadsColumn& reads);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

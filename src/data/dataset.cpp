@@ -12,7 +12,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/data/sampler.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 /// Rows joined in memory.
@@ -50,7 +50,7 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options) {
     return stats;
 }
 
-DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options) {
+config::DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options) {
     return resolve({.path = path.string(), .format = options.format, .columns = options.reader.columns}, options.reader,
                    options.skip_bad_rows)
         .format;
@@ -71,10 +71,11 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     stats_.warnings = std::move(file.warnings);
 }
 
-Dataset Dataset::load(const std::vector<DataSource>& sources, const DatasetOptions& options,
+Dataset Dataset::load(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
                       const EncoderOnDemand& encoder) {
     std::vector<SourceFiles> files;
-    for (const DataSource& source : sources) files.push_back(resolve(source, options.reader, options.skip_bad_rows));
+    for (const config::DataSource& source : sources)
+        files.push_back(resolve(source, options.reader, options.skip_bad_rows));
     MemorySink sink;
     const LoadReport report = load_rows(files, options, all_tokenized(files) ? nullptr : encoder(), sink);
     return Dataset(std::make_shared<Store>(std::move(sink.rows)), stats_of(report, options));
@@ -82,7 +83,8 @@ Dataset Dataset::load(const std::vector<DataSource>& sources, const DatasetOptio
 
 Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder) {
     return load(
-        std::vector<DataSource>{{.path = path.string(), .format = options.format, .columns = options.reader.columns}},
+        std::vector<config::DataSource>{
+            {.path = path.string(), .format = options.format, .columns = options.reader.columns}},
         options, [=] { return encoder; });
 }
 
@@ -94,7 +96,7 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
         rows.append(row, sample.row, 0);
     }
     DatasetStats stats;
-    stats.format = DataFormat::tokenized;
+    stats.format = config::DataFormat::tokenized;
     return Dataset(std::make_shared<Store>(std::move(rows)), stats);
 }
 
@@ -171,4 +173,4 @@ std::pair<Dataset, Dataset> Dataset::by_targets() const {
     return {Dataset(store_, std::move(trained), file), Dataset(store_, std::move(masked), file)};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -3,7 +3,7 @@
 #include "data/figures.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 std::string describe(const Dataset& dataset) {
     const DatasetStats& stats = dataset.stats();
     std::string text =
@@ -39,4 +39,4 @@ std::string describe(const StepLoader& loader) {
     return text + (options.world_size > 1 ? cat(" x ", options.world_size, " devices)") : ")");
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -10,10 +10,10 @@
 #include "unsloth/core/log.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
-EncodedRow row_of(EncodedTurns turns) {
+EncodedRow row_of(tokenizer::EncodedTurns turns) {
     EncodedRow row;
     row.ids = std::move(turns.ids);
     for (const auto& [begin, end] : turns.trained)
@@ -22,8 +22,8 @@ EncodedRow row_of(EncodedTurns turns) {
     return row;
 }
 
-std::vector<Message> conversation(const AlpacaFields& fields) {
-    std::vector<Message> messages;
+std::vector<tokenizer::Message> conversation(const AlpacaFields& fields) {
+    std::vector<tokenizer::Message> messages;
     if (!fields.system.empty()) messages.push_back({"system", fields.system});
     messages.push_back(
         {"user", fields.input.empty() ? fields.instruction : fields.instruction + "\n\n" + fields.input});
@@ -31,16 +31,16 @@ std::vector<Message> conversation(const AlpacaFields& fields) {
     return messages;
 }
 
-bool names_template(const Tokenizer& tokenizer, std::string_view name) {
+bool names_template(const tokenizer::Tokenizer& tokenizer, std::string_view name) {
     const auto& all = tokenizer.chat_templates();
     return std::any_of(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
 }
 
 class TokenizerEncoder : public RowEncoder {
   public:
-    TokenizerEncoder(const Tokenizer& tokenizer, std::string_view template_name, std::string_view kwargs)
+    TokenizerEncoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name, std::string_view kwargs)
         : tokenizer_(tokenizer),
-          chat_template_(ChatTemplate::choose(template_name, tokenizer, kwargs)),
+          chat_template_(tokenizer::ChatTemplate::choose(template_name, tokenizer, kwargs)),
           alpaca_prompts_(template_name == "auto" || template_name == "alpaca"),
           guessed_(template_name == "auto" && !names_template(tokenizer, "default")),
           passes_over_template_(template_name == "auto" && names_template(tokenizer, "default")) {
@@ -64,18 +64,19 @@ class TokenizerEncoder : public RowEncoder {
 
     EncodedRow alpaca(const AlpacaFields& fields) const override {
         if (!alpaca_prompts_) return messages(conversation(fields));
-        const std::string prompt = alpaca_prompt(fields.instruction, fields.input, fields.system);
-        EncodedRow row =
-            row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, fields.output)));
+        const std::string prompt = tokenizer::alpaca_prompt(fields.instruction, fields.input, fields.system);
+        EncodedRow row = row_of(tokenizer::encode_rendered(
+            tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, fields.output)));
         if (passes_over_template_) row.doubts |= static_cast<uint32_t>(RowDoubt::plain_prompt);
         return examined(std::move(row));
     }
 
     EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
-        return examined(row_of(encode_rendered(tokenizer_, build_prompt_completion(tokenizer_, prompt, completion))));
+        return examined(row_of(tokenizer::encode_rendered(
+            tokenizer_, tokenizer::build_prompt_completion(tokenizer_, prompt, completion))));
     }
 
-    EncodedRow messages(const std::vector<Message>& turns) const override {
+    EncodedRow messages(const std::vector<tokenizer::Message>& turns) const override {
         return encoded(chat_template_.render(turns, false));
     }
 
@@ -84,7 +85,7 @@ class TokenizerEncoder : public RowEncoder {
         if (!conversation.variables_json.empty()) row = nlohmann::ordered_json::parse(conversation.variables_json);
         row["messages"] = nlohmann::ordered_json::parse(conversation.messages_json);
         if (!conversation.tools_json.empty()) {
-            row["tools"] = try_parse_ordered(conversation.tools_json);
+            row["tools"] = tokenizer::try_parse_ordered(conversation.tools_json);
             if (!row["tools"].is_array()) throw input_error("the row's tools are no JSON array", "");
         }
         return encoded(chat_template_.render(row));
@@ -122,13 +123,13 @@ class TokenizerEncoder : public RowEncoder {
         return row;
     }
 
-    EncodedRow encoded(const Rendered& rendered) const {
+    EncodedRow encoded(const tokenizer::Rendered& rendered) const {
         if (!rendered.left_out.empty())
             throw input_error(
                 cat("the chat template ", chat_template_.name(), " writes nothing of the row's ", rendered.left_out,
                     ": the answer would be learnt without it"),
                 "Choose a data.template that writes tools and calls of them, or write them into the contents.");
-        EncodedRow row = row_of(encode_rendered(tokenizer_, rendered));
+        EncodedRow row = row_of(tokenizer::encode_rendered(tokenizer_, rendered));
         if (guessed_) row.doubts |= static_cast<uint32_t>(RowDoubt::guessed_template);
         return examined(std::move(row));
     }
@@ -140,8 +141,8 @@ class TokenizerEncoder : public RowEncoder {
         return names;
     }
 
-    Tokenizer tokenizer_;  // a copy shares the tables
-    ChatTemplate chat_template_;
+    tokenizer::Tokenizer tokenizer_;  // a copy shares the tables
+    tokenizer::ChatTemplate chat_template_;
     bool alpaca_prompts_;
     bool guessed_;               ///< nobody named the template of conversations
     bool passes_over_template_;  ///< the model has one, which Alpaca rows do not go through
@@ -200,9 +201,9 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
     return hash.hex();
 }
 
-std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name,
+std::unique_ptr<RowEncoder> make_row_encoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name,
                                              std::string_view kwargs) {
     return std::make_unique<TokenizerEncoder>(tokenizer, template_name, kwargs);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

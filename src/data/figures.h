@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// 1234567 -> "1,234,567".
 inline std::string grouped(int64_t number) {
@@ -24,4 +24,4 @@ inline std::string percent(int64_t part, int64_t whole) {
     return out.str();
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -10,7 +10,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -127,36 +127,36 @@ FormattedRow slice(const FormattedRow& row, std::size_t begin, std::size_t end) 
 
 }  // namespace
 
-std::string format_name(DataFormat format) {
+std::string format_name(config::DataFormat format) {
     switch (format) {
-        case DataFormat::automatic:
+        case config::DataFormat::automatic:
             return "auto";
-        case DataFormat::tokenized:
+        case config::DataFormat::tokenized:
             return "tokenized";
-        case DataFormat::alpaca:
+        case config::DataFormat::alpaca:
             return "alpaca";
-        case DataFormat::messages:
+        case config::DataFormat::messages:
             return "messages";
-        case DataFormat::sharegpt:
+        case config::DataFormat::sharegpt:
             return "sharegpt";
-        case DataFormat::prompt_completion:
+        case config::DataFormat::prompt_completion:
             return "prompt_completion";
-        case DataFormat::preference:
+        case config::DataFormat::preference:
             return "preference";
-        case DataFormat::text:
+        case config::DataFormat::text:
             return "text";
     }
     UNSLOTH_CHECK(false, "format ", static_cast<int>(format));
 }
 
-DataFormat detect_format(const Json& row) {
-    if (has(row, "input_ids")) return DataFormat::tokenized;
-    if (has(row, "messages")) return DataFormat::messages;
-    if (has(row, "conversations")) return DataFormat::sharegpt;
-    if (has(row, "chosen") && has(row, "rejected")) return DataFormat::preference;
-    if (has(row, "instruction") && has(row, "output")) return DataFormat::alpaca;
-    if (has(row, "prompt") && has(row, "completion")) return DataFormat::prompt_completion;
-    if (has(row, "text")) return DataFormat::text;
+config::DataFormat detect_format(const Json& row) {
+    if (has(row, "input_ids")) return config::DataFormat::tokenized;
+    if (has(row, "messages")) return config::DataFormat::messages;
+    if (has(row, "conversations")) return config::DataFormat::sharegpt;
+    if (has(row, "chosen") && has(row, "rejected")) return config::DataFormat::preference;
+    if (has(row, "instruction") && has(row, "output")) return config::DataFormat::alpaca;
+    if (has(row, "prompt") && has(row, "completion")) return config::DataFormat::prompt_completion;
+    if (has(row, "text")) return config::DataFormat::text;
 
     std::string advice =
         "Known are {input_ids, labels?, position_ids?}, {messages: [{role, content}]}, {conversations: [{from, "
@@ -177,16 +177,16 @@ DataFormat detect_format(const Json& row) {
     throw BadRow{cat("cannot tell the format from the columns (", column_list(row), ")"), advice + "."};
 }
 
-RowFormatter::RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder)
+RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder)
     : format_(format), options_(options), encoder_(encoder) {
-    UNSLOTH_CHECK(format != DataFormat::automatic, "the format must be known by now");
-    if (format == DataFormat::preference)
+    UNSLOTH_CHECK(format != config::DataFormat::automatic, "the format must be known by now");
+    if (format == config::DataFormat::preference)
         throw input_error(
             "rows of format preference (chosen, rejected) are for preference training, which comes with a later "
             "version",
             "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
             "prompt.");
-    if (format != DataFormat::tokenized && encoder == nullptr)
+    if (format != config::DataFormat::tokenized && encoder == nullptr)
         throw input_error(
             cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
             "Put the model's tokenizer.json beside its weights, or bring rows {input_ids, labels}.");
@@ -195,25 +195,25 @@ RowFormatter::RowFormatter(DataFormat format, const RowOptions& options, const R
 FormattedRow RowFormatter::format(const Json& row) const {
     std::vector<bool> learnt;
     switch (format_) {
-        case DataFormat::tokenized:
+        case config::DataFormat::tokenized:
             return tokenized(row);
-        case DataFormat::alpaca:
+        case config::DataFormat::alpaca:
             return encoded(encode_alpaca(row));
-        case DataFormat::prompt_completion: {
+        case config::DataFormat::prompt_completion: {
             EncodedRow ids = encode_prompt_completion(row, learnt);
             return encoded(std::move(ids), learnt);
         }
-        case DataFormat::messages:
-        case DataFormat::sharegpt: {
-            const bool openai = format_ == DataFormat::messages;
+        case config::DataFormat::messages:
+        case config::DataFormat::sharegpt: {
+            const bool openai = format_ == config::DataFormat::messages;
             EncodedRow ids = encode_conversation(
                 openai ? openai_conversation(row, reads()) : sharegpt_conversation(row, reads()), learnt);
             return encoded(std::move(ids), learnt);
         }
-        case DataFormat::text:
+        case config::DataFormat::text:
             return encoded(encoder_->text(as_string(required(row, "text", format_), "column \"text\"")));
-        case DataFormat::preference:
-        case DataFormat::automatic:
+        case config::DataFormat::preference:
+        case config::DataFormat::automatic:
             break;
     }
     UNSLOTH_CHECK(false, "format ", static_cast<int>(format_));
@@ -306,8 +306,8 @@ FormattedRow RowFormatter::encoded(EncodedRow row, const std::vector<bool>& lear
 }
 
 bool RowFormatter::splits() const {
-    return options_.long_rows == LongRows::split ||
-           (options_.long_rows == LongRows::automatic && format_ == DataFormat::text);
+    return options_.long_rows == config::LongRows::split ||
+           (options_.long_rows == config::LongRows::automatic && format_ == config::DataFormat::text);
 }
 
 std::vector<FormattedRow> RowFormatter::pieces(const FormattedRow& row) const {
@@ -334,7 +334,7 @@ std::vector<FormattedRow> RowFormatter::pieces(const FormattedRow& row) const {
 void RowFormatter::finish(FormattedRow& row) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length);
     const bool long_row = options_.max_seq_length > 0 && row.ids.size() > limit;
-    row.too_long = long_row && limit > 1 && (splits() || options_.long_rows == LongRows::drop);
+    row.too_long = long_row && limit > 1 && (splits() || options_.long_rows == config::LongRows::drop);
     if (long_row && !row.too_long) cut(row, limit);
     if (!row.too_long) check_reach(row);
     row.targets = targets_of(row);
@@ -350,4 +350,4 @@ void RowFormatter::check_reach(const FormattedRow& row) const {
                          " or less, so that rows are cut or split (data.long_rows).")};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -5,7 +5,7 @@
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 class JsonLines : public RowReader {
@@ -140,4 +140,4 @@ std::unique_ptr<RowReader> read_json_array(const std::filesystem::path& path, co
     return std::make_unique<JsonArray>(path, options, std::move(window));
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -1,6 +1,6 @@
 #include "data/lines.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 bool LineReader::next(Line& line) {
     window_.skip(taken_);
@@ -34,4 +34,4 @@ bool LineReader::next(Line& line) {
     return true;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

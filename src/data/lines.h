@@ -8,7 +8,7 @@
 
 #include "data/byte_stream.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct Line {
     std::string_view
@@ -41,4 +41,4 @@ class LineReader {
     std::size_t taken_ = 0;  ///< bytes of the last line, skipped when the next one is asked for
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

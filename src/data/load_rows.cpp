@@ -12,7 +12,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/progress.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 constexpr std::size_t shown_rows = 5;  ///< how many rows a message lists
@@ -250,7 +250,7 @@ Error error_at(const RowReader& file, int64_t line, const BadRow& reason) {
 
 bool all_tokenized(const std::vector<SourceFiles>& sources) {
     return std::all_of(sources.begin(), sources.end(),
-                       [](const SourceFiles& source) { return source.format == DataFormat::tokenized; });
+                       [](const SourceFiles& source) { return source.format == config::DataFormat::tokenized; });
 }
 
 LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder,
@@ -299,4 +299,4 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
     return report;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

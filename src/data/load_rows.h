@@ -7,7 +7,7 @@
 #include "data/store.h"
 #include "unsloth/data/source.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Where encoded rows go, in order.
 class RowSink {
@@ -21,8 +21,8 @@ class RowSink {
 struct LoadReport {
     int64_t rows = 0;  ///< in the files
     int64_t bad_rows = 0, masked_rows = 0, long_rows = 0, augmented_rows = 0;
-    DataFormat format = DataFormat::automatic;  ///< of the first source
-    std::vector<std::string> warnings;          ///< not logged yet
+    config::DataFormat format = config::DataFormat::automatic;  ///< of the first source
+    std::vector<std::string> warnings;                          ///< not logged yet
 };
 
 /// The report's part of a data set's statistics; logs its warnings where the options say so.
@@ -36,4 +36,4 @@ bool all_tokenized(const std::vector<SourceFiles>& sources);
 LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder,
                      RowSink& sink);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -10,7 +10,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -396,4 +396,4 @@ Batch EvalLoader::batch(int64_t i) const {
     return join(samples);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Pieces of work come from next(), which `workers` threads call one at a time until it gives nothing; each runs
 /// make(piece) on its own, and take(result) is called in the order of the pieces on the calling thread. No worker runs
@@ -120,4 +120,4 @@ void run_in_order(int workers, Next next, Make make, Take take) {
     OrderedWorkers<Piece, Result, Next, Make, Take>(workers, std::move(next), std::move(make), std::move(take)).run();
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

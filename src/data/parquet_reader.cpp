@@ -7,7 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/shared_library.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 /// The functions of libunsloth_parquet.so.
@@ -85,4 +85,4 @@ std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const
     return std::make_unique<Parquet>(path, options);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -4,7 +4,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 Prefetcher::Prefetcher(Load load, int64_t first, int64_t end, int depth)
     : load_(std::move(load)), depth_(static_cast<std::size_t>(depth)) {
@@ -62,4 +62,4 @@ std::optional<StepBatch> Prefetcher::next() {
     return std::nullopt;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -9,7 +9,7 @@
 #include "data/conversation.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -21,16 +21,16 @@ struct FieldNames {
     std::vector<std::string> known, usual;
 };
 
-FieldNames names_of(DataFormat format) {
+FieldNames names_of(config::DataFormat format) {
     switch (format) {
-        case DataFormat::alpaca:
+        case config::DataFormat::alpaca:
             return {{"instruction", "input", "system", "output"}, {"instruction", "input"}};
-        case DataFormat::prompt_completion:
+        case config::DataFormat::prompt_completion:
             return {{"prompt", "completion"}, {"prompt"}};
-        case DataFormat::messages:
-        case DataFormat::sharegpt:
+        case config::DataFormat::messages:
+        case config::DataFormat::sharegpt:
             return {{"user", "system", "assistant", "tool"}, {"user"}};
-        case DataFormat::text:
+        case config::DataFormat::text:
             return {{"text"}, {}};
         default:
             return {};
@@ -65,7 +65,7 @@ void visit_messages(Json& messages, const std::string& column, const TextFields&
             throw BadRow{cat(where, ": \"role\" is missing (found: ", column_list(message), ")"), ""};
         const std::string& written = as_string(message[speaker], cat(where, ".", speaker));
         const std::string role =
-            fields.format == DataFormat::sharegpt ? sharegpt_role(written, cat(where, ".", speaker)) : written;
+            fields.format == config::DataFormat::sharegpt ? sharegpt_role(written, cat(where, ".", speaker)) : written;
         if (written == "function_call") continue;  // its value is the JSON of a call
         const bool wanted = only_role.empty() ? fields.names.contains(role) : role == only_role;
         if (wanted && message.contains(content)) visit_content(message[content], cat(where, ".", content), visit);
@@ -89,7 +89,7 @@ void visit_column(Json& row, const TextFields& fields, const std::string& name, 
     const std::string column = fields.column(name);
     const auto found = row.find(column);
     if (found == row.end() || found->is_null()) return;
-    const bool prompt_or_completion = fields.format == DataFormat::prompt_completion;
+    const bool prompt_or_completion = fields.format == config::DataFormat::prompt_completion;
     const std::string role = name == "prompt" ? "user" : "assistant";
     const auto messages = [&](Json& array) { visit_messages(array, name, fields, visit, role); };
     if (prompt_or_completion && with_array(*found, column, messages)) return;
@@ -97,14 +97,14 @@ void visit_column(Json& row, const TextFields& fields, const std::string& name, 
 }
 
 void visit_texts(Json& row, const TextFields& fields, const Visit& visit) {
-    if (fields.format != DataFormat::messages && fields.format != DataFormat::sharegpt) {
+    if (fields.format != config::DataFormat::messages && fields.format != config::DataFormat::sharegpt) {
         for (const std::string& name : names_of(fields.format).known)
             if (fields.names.contains(name)) visit_column(row, fields, name, visit);
         return;
     }
-    if (fields.format == DataFormat::sharegpt && fields.names.contains("system"))
+    if (fields.format == config::DataFormat::sharegpt && fields.names.contains("system"))
         visit_column(row, fields, "system", visit);
-    const std::string name = fields.format == DataFormat::messages ? "messages" : "conversations";
+    const std::string name = fields.format == config::DataFormat::messages ? "messages" : "conversations";
     const std::string column = fields.column(name);
     const auto found = row.find(column);
     if (found == row.end() || found->is_null()) return;
@@ -120,7 +120,7 @@ std::string TextFields::column(const std::string& name) const {
     return found == columns.end() ? name : found->second;
 }
 
-TextFields text_fields(DataFormat format, const ColumnNames& columns, const std::vector<std::string>& asked) {
+TextFields text_fields(config::DataFormat format, const ColumnNames& columns, const std::vector<std::string>& asked) {
     const FieldNames names = names_of(format);
     if (names.known.empty())
         throw input_error(cat("rows of format ", format_name(format), " hold no texts that could be changed"),
@@ -160,4 +160,4 @@ void set_texts(Json& row, const TextFields& fields, const NamedTexts& texts) {
                      "Both must have the same columns and the same messages."};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

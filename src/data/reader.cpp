@@ -9,7 +9,7 @@
 #include "unsloth/core/utf8.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 constexpr std::string_view utf8_mark = "\xEF\xBB\xBF";
@@ -117,7 +117,7 @@ nlohmann::ordered_json RowReader::parse(const RawRow& row, bool* repaired) const
     nlohmann::ordered_json columns;
     if (invalid == row.text.size()) {
         columns = parse_text(row.text);
-    } else if (options_.invalid_utf8 == InvalidUtf8::replace) {
+    } else if (options_.invalid_utf8 == config::InvalidUtf8::replace) {
         columns = parse_text(repair_utf8(row.text));
     } else {
         throw BadRow{
@@ -157,7 +157,7 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
 nlohmann::ordered_json parse_row(std::string_view text) {
     nlohmann::ordered_json row;
     try {
-        row = parse_ordered(text);
+        row = tokenizer::parse_ordered(text);
     } catch (const Error& error) {
         throw BadRow{error.what(), ""};
     } catch (const nlohmann::ordered_json::exception& error) {
@@ -170,4 +170,4 @@ nlohmann::ordered_json parse_row(std::string_view text) {
     return row;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

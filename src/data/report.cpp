@@ -6,7 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 constexpr std::size_t listed_duplicates = 5;
@@ -102,10 +102,10 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
     return report;
 }
 
-std::string source_of(const DataOptions& data) {
+std::string source_of(const config::DataOptions& data) {
     if (data.datasets.empty()) return data.train_file;
     std::string names;
-    for (const DataSource& source : data.datasets) names += cat(names.empty() ? "" : ", ", source.path);
+    for (const config::DataSource& source : data.datasets) names += cat(names.empty() ? "" : ", ", source.path);
     return names;
 }
 
@@ -113,7 +113,7 @@ void add_samples(DataReport& report, const std::string& set, const Dataset& rows
     for (int64_t i = 0; i < std::min(count, rows.size()); ++i) report.samples.emplace_back(set, rows.sample(i));
 }
 
-StepsReport steps_of(const Dataset& train, const Config& config) {
+StepsReport steps_of(const Dataset& train, const config::Config& config) {
     StepsReport steps;
     steps.options = loader_options(config);
     StepLoader loader(train, steps.options);
@@ -126,7 +126,7 @@ StepsReport steps_of(const Dataset& train, const Config& config) {
 
 }  // namespace
 
-DataReport make_report(const TrainingData& data, const Config& config, std::string refusal, int64_t shown) {
+DataReport make_report(const TrainingData& data, const config::Config& config, std::string refusal, int64_t shown) {
     DataReport report;
     report.refusal = std::move(refusal);
     RowsByIds train_ids(data.train);
@@ -162,4 +162,4 @@ DataReport make_report(const TrainingData& data, const Config& config, std::stri
     return report;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -7,7 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/data/report.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -105,7 +105,7 @@ std::string steps_text(const StepsReport& steps) {
     return text;
 }
 
-std::string samples_text(const DataReport& report, const Tokenizer* tokenizer, Marks marks) {
+std::string samples_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks) {
     if (report.samples.empty()) return {};
     std::string text = marks == Marks::colour
                            ? "Rows as the model sees them: what is trained is green, what is masked is faint.\n"
@@ -153,7 +153,7 @@ Json json_of(const StepsReport& steps) {
     return json;
 }
 
-Json json_of(const std::string& set, const Sample& sample, const Tokenizer* tokenizer) {
+Json json_of(const std::string& set, const Sample& sample, const tokenizer::Tokenizer* tokenizer) {
     Json json{{"set", set},
               {"row", sample.row},
               {"ids", sample.ids},
@@ -168,7 +168,7 @@ Json json_of(const std::string& set, const Sample& sample, const Tokenizer* toke
 
 }  // namespace
 
-std::string report_text(const DataReport& report, const Tokenizer* tokenizer, Marks marks) {
+std::string report_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks) {
     std::string text = samples_text(report, tokenizer, marks);
     text += set_text("Training rows", report.train, false);
     if (report.eval) {
@@ -188,7 +188,7 @@ std::string report_text(const DataReport& report, const Tokenizer* tokenizer, Ma
     return text.starts_with('\n') ? text.substr(1) : text;
 }
 
-std::string report_json(const DataReport& report, const Tokenizer* tokenizer) {
+std::string report_json(const DataReport& report, const tokenizer::Tokenizer* tokenizer) {
     Json json;
     json["train"] = json_of(report.train);
     json["eval"] = report.eval ? json_of(*report.eval) : Json(nullptr);
@@ -201,4 +201,4 @@ std::string report_json(const DataReport& report, const Tokenizer* tokenizer) {
     return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -4,9 +4,9 @@
 #include "unsloth/core/error.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// "file:line: what is wrong", and that such rows can be skipped.
 Error error_at(const RowReader& file, int64_t line, const BadRow& reason);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

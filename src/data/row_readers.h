@@ -8,7 +8,7 @@
 #include "data/byte_stream.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 // Each takes a window that begins behind the byte order mark.
 std::unique_ptr<RowReader> read_json_lines(const std::filesystem::path& path, const ReaderOptions& options,
@@ -31,4 +31,4 @@ struct ParquetReading {
 ParquetReading parquet_reading();
 bool is_parquet(const std::filesystem::path& path);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

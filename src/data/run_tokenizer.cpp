@@ -3,21 +3,21 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/checkpoint.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
-std::filesystem::path run_tokenizer_folder(const Config& config, const std::filesystem::path& model_folder) {
+std::filesystem::path run_tokenizer_folder(const config::Config& config, const std::filesystem::path& model_folder) {
     const auto& adapter = config.model.adapter_name_or_path;
     if (!adapter) return model_folder;
-    const std::filesystem::path folder = resolve_model_path(*adapter);
-    return Tokenizer::exists(folder) ? folder : model_folder;
+    const std::filesystem::path folder = formats::resolve_model_path(*adapter);
+    return tokenizer::Tokenizer::exists(folder) ? folder : model_folder;
 }
 
-Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
-    if (!Tokenizer::exists(folder))
+tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size) {
+    if (!tokenizer::Tokenizer::exists(folder))
         throw input_error(
             cat(folder.string(), ": no tokenizer.json or tokenizer.model, which text needs"),
             "Copy the model's tokenizer files into its folder, or bring tokenised rows {\"input_ids\", \"labels\"}.");
-    Tokenizer loaded = Tokenizer::load(folder);
+    tokenizer::Tokenizer loaded = tokenizer::Tokenizer::load(folder);
     if (vocab_size > 0 && loaded.vocab_size() > vocab_size)
         throw input_error(cat(folder.string(), ": the tokenizer has ids up to ", loaded.vocab_size() - 1,
                               ", the model's vocabulary ends at ", vocab_size - 1),
@@ -26,14 +26,14 @@ Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_
 }
 
 std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
-                                                               const DataOptions& data) {
+                                                               const config::DataOptions& data) {
     return [folder, vocab_size, name = data.template_name, kwargs = data.chat_template_kwargs] {
         return make_row_encoder(load_run_tokenizer(folder, vocab_size), name, kwargs);
     };
 }
 
-std::string run_encoder_fingerprint(const std::filesystem::path& folder, const DataOptions& data) {
+std::string run_encoder_fingerprint(const std::filesystem::path& folder, const config::DataOptions& data) {
     return encoder_fingerprint(folder, data.template_name, data.chat_template_kwargs);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

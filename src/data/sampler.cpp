@@ -9,7 +9,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/philox.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 /// How many rows go to validation.
@@ -107,4 +107,4 @@ std::vector<int64_t> mixture_order(std::span<const MixtureSource> sources, std::
     return order;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Range = std::pair<int64_t, int64_t>;
@@ -82,7 +82,7 @@ std::vector<Range> target_ranges(const Sample& sample) {
     return ranges;
 }
 
-std::vector<std::string> decode_runs(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+std::vector<std::string> decode_runs(const tokenizer::Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                                      const std::vector<Range>& runs) {
     // A decoder may treat the beginning of a text in its own way (SentencePiece drops a space there), so a run is what
     // the text grows by.
@@ -121,7 +121,7 @@ std::string printable(const std::string& text) {
     return out;
 }
 
-std::string show_tokens(const Sample& sample, const Tokenizer* tokenizer, Marks marks) {
+std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokenizer, Marks marks) {
     const std::vector<Run> runs = runs_of(sample);
     std::vector<Range> ranges;
     for (const Run& run : runs) ranges.push_back(run.tokens);
@@ -142,4 +142,4 @@ std::string show_tokens(const Sample& sample, const Tokenizer* tokenizer, Marks 
     return out + "\n";
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

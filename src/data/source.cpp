@@ -17,7 +17,7 @@
 #include "unsloth/data/reader.h"
 #include "unsloth/hub/hub.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -233,14 +233,14 @@ namespace {
 
 /// The format that a file's first readable row tells; nothing where no row does. `first`: what was wrong with the first
 /// row of all that does not.
-std::optional<DataFormat> format_of_file(RowReader& file, bool skip_bad_rows, std::optional<Error>& first,
-                                         std::string& columns) {
+std::optional<config::DataFormat> format_of_file(RowReader& file, bool skip_bad_rows, std::optional<Error>& first,
+                                                 std::string& columns) {
     for (RowChunk chunk = file.next(); !chunk.empty(); chunk = file.next()) {
         for (std::size_t i = 0; i < chunk.size(); ++i) {
             const RawRow raw = chunk.row(i);
             try {
                 const nlohmann::ordered_json row = file.parse(raw);
-                const DataFormat format = detect_format(row);
+                const config::DataFormat format = detect_format(row);
                 for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
                 return format;
             } catch (const BadRow& bad) {
@@ -254,10 +254,10 @@ std::optional<DataFormat> format_of_file(RowReader& file, bool skip_bad_rows, st
 
 }  // namespace
 
-DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows) {
-    if (source.format != DataFormat::automatic) return source.format;
+config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows) {
+    if (source.format != config::DataFormat::automatic) return source.format;
     std::optional<Error> first;
-    std::optional<DataFormat> found;
+    std::optional<config::DataFormat> found;
     std::string found_in;
     for (const fs::path& path : source.files) {
         ReaderOptions own = options;
@@ -283,10 +283,10 @@ DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, 
                       "Expected one JSON object on each line, or another known form.");
 }
 
-SourceFiles resolve(const DataSource& source, const ReaderOptions& options, bool skip_bad_rows) {
+SourceFiles resolve(const config::DataSource& source, const ReaderOptions& options, bool skip_bad_rows) {
     SourceFiles result{source.path, files_of(source.path, source.split), source.format, source.columns};
     result.format = find_format(result, options, skip_bad_rows);
     return result;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 bool begins_segment(const std::vector<int32_t>& positions, std::size_t t) {
@@ -135,4 +135,4 @@ DatasetStats Dataset::Store::count(const std::vector<int64_t>& chosen) const {
     return stats;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

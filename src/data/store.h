@@ -10,7 +10,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/data/dataset.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// What is known of a row without looking at its tokens. Lies in cache files as it is here.
 struct RowRecord {
@@ -63,4 +63,4 @@ struct Dataset::Store {
     const int32_t* copy_runs(const RowRecord& row, const int32_t* next, Sample& sample) const;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -8,7 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/utf8.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 /// The fields of one record; BadRow for quotes that the format does not allow.
@@ -156,7 +156,7 @@ class PlainText : public RowReader {
     PlainText(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window)
         : RowReader(path, options),
           lines_(std::move(window), max_row_bytes),
-          whole_file_(options.text_unit == TextUnit::file) {}
+          whole_file_(options.text_unit == config::TextUnit::file) {}
     std::string kind() const override {
         return whole_file_ ? "plain text, one document" : "plain text, a row for each paragraph";
     }
@@ -210,4 +210,4 @@ std::unique_ptr<RowReader> read_plain_text(const std::filesystem::path& path, co
     return std::make_unique<PlainText>(path, options, std::move(window));
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

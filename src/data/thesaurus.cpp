@@ -8,7 +8,7 @@
 #include "unsloth/data/reader.h"
 #include "unsloth/tokenizer/characters.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -26,8 +26,8 @@ const Json& strings(const Json& list, const std::string& where) {
 }  // namespace
 
 void Thesaurus::add(const std::string& word, const std::string& synonym) {
-    const std::string key = lowercase(word);
-    if (synonym.empty() || lowercase(synonym) == key) return;
+    const std::string key = tokenizer::lowercase(word);
+    if (synonym.empty() || tokenizer::lowercase(synonym) == key) return;
     std::vector<std::string>& known = synonyms_[key];
     if (std::find(known.begin(), known.end(), synonym) == known.end()) known.push_back(synonym);
 }
@@ -62,4 +62,4 @@ Thesaurus Thesaurus::load(const std::filesystem::path& path) {
     return thesaurus;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

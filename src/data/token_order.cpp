@@ -7,7 +7,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 constexpr int digit_bits = 8;
@@ -52,4 +52,4 @@ TokenOrder sort_tokens(std::span<const int32_t> ids_T) {
     return result;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -6,13 +6,13 @@
 #include "unsloth/core/log.h"
 #include "unsloth/data/cache.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 namespace {
 
 /// What a source does not say is the same for all.
-void complete(DataSource& source, const DatasetOptions& options) {
-    if (source.format == DataFormat::automatic) source.format = options.format;
+void complete(config::DataSource& source, const DatasetOptions& options) {
+    if (source.format == config::DataFormat::automatic) source.format = options.format;
     if (source.columns.empty()) source.columns = options.reader.columns;
 }
 
@@ -27,7 +27,7 @@ void refuse_augmented(const DatasetStats& stats) {
 
 }  // namespace
 
-DatasetOptions dataset_options(const Config& config, const ModelLimits& limits) {
+DatasetOptions dataset_options(const config::Config& config, const ModelLimits& limits) {
     DatasetOptions options;
     options.format = config.data.format;
     options.reader = {config.data.text_unit, config.data.invalid_utf8, config.data.columns};
@@ -42,7 +42,7 @@ DatasetOptions dataset_options(const Config& config, const ModelLimits& limits) 
     return options;
 }
 
-LoaderOptions loader_options(const Config& config, int rank, int world_size) {
+LoaderOptions loader_options(const config::Config& config, int rank, int world_size) {
     LoaderOptions options;
     options.per_device_train_batch_size = config.training.per_device_train_batch_size;
     options.gradient_accumulation_steps = config.training.gradient_accumulation_steps;
@@ -51,17 +51,17 @@ LoaderOptions loader_options(const Config& config, int rank, int world_size) {
     options.packing = config.data.packing;
     options.max_seq_length = config.model.max_seq_length;
     options.max_tokens_per_batch = config.training.max_tokens_per_batch;
-    for (const DataSource& source : config.data.datasets)
+    for (const config::DataSource& source : config.data.datasets)
         if (source.weight) options.source_weights.push_back(*source.weight);
     options.rank = rank;
     options.world_size = world_size;
     return options;
 }
 
-TrainingData load_training_data(const Config& config, const ModelLimits& limits,
+TrainingData load_training_data(const config::Config& config, const ModelLimits& limits,
                                 const std::function<std::unique_ptr<RowEncoder>()>& make_encoder,
                                 const std::string& fingerprint, const LoadChoices& choices) {
-    const DataOptions& data = config.data;
+    const config::DataOptions& data = config.data;
     if (data.train_file.empty() && data.datasets.empty())
         throw usage_error("data.train_file is not set",
                           "Name a file of rows to train on, or several sources in data.datasets.");
@@ -77,8 +77,8 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
     CacheOptions cache = cache_options(data.cache_dir);
     cache.encoder_fingerprint = fingerprint;
     cache.max_bytes = static_cast<int64_t>(data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
-    const auto load = [&](std::vector<DataSource> sources) {
-        for (DataSource& source : sources) complete(source, options);
+    const auto load = [&](std::vector<config::DataSource> sources) {
+        for (config::DataSource& source : sources) complete(source, options);
         const auto on_demand = [&]() -> const RowEncoder* {
             if (!encoder && make_encoder) encoder = make_encoder();
             return encoder.get();
@@ -86,7 +86,8 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
         return load_cached(sources, options, on_demand, cache);
     };
     TrainingData result;
-    result.train = load(data.datasets.empty() ? std::vector<DataSource>{{.path = data.train_file}} : data.datasets);
+    result.train =
+        load(data.datasets.empty() ? std::vector<config::DataSource>{{.path = data.train_file}} : data.datasets);
     if (set_aside) std::tie(result.train, result.masked_train) = result.train.by_targets();
     if (data.eval_file) {
         result.eval = load({{.path = *data.eval_file}});
@@ -104,4 +105,4 @@ TrainingData load_training_data(const Config& config, const ModelLimits& limits,
     return result;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -8,7 +8,7 @@
 #include "unsloth/core/philox.h"
 #include "unsloth/tokenizer/characters.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Range = std::pair<std::size_t, std::size_t>;
@@ -129,7 +129,7 @@ std::vector<Word> free_words(std::string_view text) {
     const std::vector<Range> kept = protected_ranges(text);
     std::vector<Word> words;
     std::size_t range = 0, line = 0, seen = 0;
-    for (const std::string_view chunk : split_white_space(text)) {
+    for (const std::string_view chunk : tokenizer::split_white_space(text)) {
         auto begin = static_cast<std::size_t>(chunk.data() - text.data());
         std::size_t end = begin + chunk.size();
         line += static_cast<std::size_t>(std::count(text.begin() + static_cast<std::ptrdiff_t>(seen),
@@ -139,12 +139,14 @@ std::vector<Word> free_words(std::string_view text) {
         if (range < kept.size() && kept[range].first < end) continue;
         Word word{begin, end, line, false};
         const auto core = [&] { return text_of(text, word); };
-        while (is_one_of(opening, first_character(core()))) word.begin += first_character(core()).size();
-        while (is_one_of(closing, last_character(core()))) word.end -= last_character(core()).size();
+        while (is_one_of(opening, tokenizer::first_character(core())))
+            word.begin += tokenizer::first_character(core()).size();
+        while (is_one_of(closing, tokenizer::last_character(core())))
+            word.end -= tokenizer::last_character(core()).size();
         word.follows_punctuation = word.begin > begin;
-        if (!is_letters(core())) continue;
-        const std::string_view rest = core().substr(first_character(core()).size());
-        if (lowercase(rest) != rest) continue;  // an abbreviation, or a name in a program
+        if (!tokenizer::is_letters(core())) continue;
+        const std::string_view rest = core().substr(tokenizer::first_character(core()).size());
+        if (tokenizer::lowercase(rest) != rest) continue;  // an abbreviation, or a name in a program
         words.push_back(word);
     }
     return words;
@@ -154,11 +156,12 @@ std::string with_synonyms(std::string_view text, const Thesaurus& thesaurus, dou
     std::vector<std::pair<Range, std::string>> changes;
     for (const Word& word : free_words(text)) {
         const std::string_view old = text_of(text, word);
-        const std::vector<std::string>* const synonyms = thesaurus.find(lowercase(old));
+        const std::vector<std::string>* const synonyms = thesaurus.find(tokenizer::lowercase(old));
         if (synonyms == nullptr || draws.unit() >= rate) continue;
         const std::string& synonym = (*synonyms)[draws.below(synonyms->size())];
-        const std::string_view first = first_character(old);
-        changes.push_back({{word.begin, word.end}, lowercase(first) == first ? synonym : with_capital(synonym)});
+        const std::string_view first = tokenizer::first_character(old);
+        changes.push_back({{word.begin, word.end},
+                           tokenizer::lowercase(first) == first ? synonym : tokenizer::with_capital(synonym)});
     }
     return replaced(text, changes);
 }
@@ -205,4 +208,4 @@ const std::vector<std::string>* Thesaurus::find(std::string_view word) const {
     return found == synonyms_.end() ? nullptr : &found->second;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// The random numbers of one copy of a row, one after another.
 class CopyDraws {
@@ -66,4 +66,4 @@ std::string with_swaps(std::string_view text, double rate, CopyDraws& draws);
 /// stays.
 std::string with_deletions(std::string_view text, double rate, CopyDraws& draws);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

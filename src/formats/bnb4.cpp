@@ -11,11 +11,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/spec/quant4_host.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::ObjectReader;
-using formats::OrderedJson;
 
 constexpr std::array<std::string_view, 4> companion_suffixes = {".absmax", ".quant_map", ".nested_absmax",
                                                                 ".nested_quant_map"};
@@ -24,7 +21,7 @@ constexpr std::array<std::string_view, 2> state_suffixes = {".quant_state.bitsan
 
 /// What the JSON text of a quant_state says.
 struct QuantState {
-    DType dtype = DType::bf16;
+    spec::DType dtype = spec::DType::bf16;
     int64_t rows = 0, cols = 0;
     bool nested = false;
     float nested_offset = 0.0F;
@@ -33,7 +30,7 @@ struct QuantState {
 void read_nested(const ObjectReader& json, QuantState& state) {
     state.nested = json.has("nested_offset") || json.has("nested_blocksize") || json.has("nested_dtype");
     if (!state.nested) return;
-    if (json.required_integer("nested_blocksize") != quant4_nested_block) json.fail("nested_blocksize", "256");
+    if (json.required_integer("nested_blocksize") != spec::quant4_nested_block) json.fail("nested_blocksize", "256");
     if (json.text("nested_dtype") != "float32") json.fail("nested_dtype", "\"float32\"");
     const auto offset = json.number("nested_offset");
     if (!offset || !std::isfinite(static_cast<float>(*offset))) json.fail("nested_offset", "a finite number");
@@ -42,13 +39,13 @@ void read_nested(const ObjectReader& json, QuantState& state) {
 
 QuantState read_state(const TensorView& tensor, Quant4Type type) {
     const std::string source = cat(tensor.file->path().string(), ": tensor '", tensor.name, "'");
-    if (tensor.dtype != DType::u8)
+    if (tensor.dtype != spec::DType::u8)
         throw input_error(cat(source, ": expected U8, found ", safetensors_name(tensor.dtype)));
     const std::string_view text(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
-    const auto parsed = formats::parse_json<OrderedJson>(text, source);
+    const auto parsed = parse_json<OrderedJson>(text, source);
     const ObjectReader json(parsed, source);
     if (json.text("quant_type") != name_of(type)) json.fail("quant_type", cat('"', name_of(type), '"'));
-    if (json.required_integer("blocksize") != quant4_block)
+    if (json.required_integer("blocksize") != spec::quant4_block)
         json.fail("blocksize", "64 (other block sizes are not supported)");
     const auto shape = json.integers("shape");
     constexpr int64_t largest = int64_t{1} << 31;
@@ -58,9 +55,9 @@ QuantState read_state(const TensorView& tensor, Quant4Type type) {
     state.rows = shape[0];
     state.cols = shape[1];
     const auto dtype = json.text("dtype");
-    const auto known = {DType::bf16, DType::f16, DType::f32};
+    const auto known = {spec::DType::bf16, spec::DType::f16, spec::DType::f32};
     const auto it =
-        std::find_if(known.begin(), known.end(), [&](DType candidate) { return dtype == name_of(candidate); });
+        std::find_if(known.begin(), known.end(), [&](spec::DType candidate) { return dtype == name_of(candidate); });
     if (it == known.end()) json.fail("dtype", "bfloat16, float16 or float32");
     state.dtype = *it;
     read_nested(json, state);
@@ -87,7 +84,7 @@ class PartReader {
         return *tensor;
     }
 
-    const TensorView& vector(std::string_view suffix, DType dtype, int64_t length) {
+    const TensorView& vector(std::string_view suffix, spec::DType dtype, int64_t length) {
         const TensorView& tensor = part(suffix);
         if (tensor.dtype != dtype || tensor.shape != std::vector<int64_t>{length})
             throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name, "': expected ",
@@ -97,7 +94,7 @@ class PartReader {
     }
 
     const float* floats(std::string_view suffix, int64_t length) {
-        const TensorView& tensor = vector(suffix, DType::f32, length);
+        const TensorView& tensor = vector(suffix, spec::DType::f32, length);
         if (tensor.is_aligned(alignof(float))) return reinterpret_cast<const float*>(tensor.data.data());
         auto& copy = copies_->emplace_back(static_cast<std::size_t>(length));
         std::memcpy(copy.data(), tensor.data.data(), tensor.data.size());
@@ -122,9 +119,9 @@ class PartReader {
 };
 
 /// The packed codes: bytes, or the same bytes under a floating type (bnb_4bit_quant_storage).
-void check_packed(const TensorView& packed, const Quant4View& view) {
+void check_packed(const TensorView& packed, const spec::Quant4View& view) {
     const std::string where = cat(packed.file->path().string(), ": tensor '", packed.name, "'");
-    if (packed.dtype != DType::u8 && !is_floating(packed.dtype))
+    if (packed.dtype != spec::DType::u8 && !spec::is_floating(packed.dtype))
         throw input_error(
             cat(where, ": 4-bit codes lie in U8, BF16, F16 or F32, not in ", safetensors_name(packed.dtype)));
     const auto bytes = static_cast<std::size_t>((view.elements() + 1) / 2);
@@ -165,7 +162,7 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
     weight.type = nf4 != nullptr ? Quant4Type::nf4 : Quant4Type::fp4;
     const QuantState state = read_state(nf4 != nullptr ? *nf4 : *fp4, weight.type);
     weight.dtype = state.dtype;
-    Quant4View& view = weight.view;
+    spec::Quant4View& view = weight.view;
     view.rows = state.rows;
     view.cols = state.cols;
 
@@ -176,10 +173,10 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
     view.code = reader.finite_table(".quant_map", 16);
     if (state.nested) {
         view.absmax_u8 =
-            reinterpret_cast<const uint8_t*>(reader.vector(".absmax", DType::u8, view.blocks()).data.data());
+            reinterpret_cast<const uint8_t*>(reader.vector(".absmax", spec::DType::u8, view.blocks()).data.data());
         view.nested_map = reader.finite_table(".nested_quant_map", 256);
-        view.nested_absmax =
-            reader.finite_table(".nested_absmax", (view.blocks() + quant4_nested_block - 1) / quant4_nested_block);
+        view.nested_absmax = reader.finite_table(
+            ".nested_absmax", (view.blocks() + spec::quant4_nested_block - 1) / spec::quant4_nested_block);
         view.nested_offset = state.nested_offset;
     } else {
         view.absmax_f32 = reader.floats(".absmax", view.blocks());
@@ -189,15 +186,15 @@ std::optional<Quant4Weight> find_quant4(const Checkpoint& checkpoint, const std:
     return weight;
 }
 
-void dequantize_rows(const Quant4View& weight, int64_t row_begin, int64_t row_end, float* out) {
+void dequantize_rows(const spec::Quant4View& weight, int64_t row_begin, int64_t row_end, float* out) {
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= weight.rows, "rows ", row_begin, " to ",
                   row_end);
-    dequantize_4bit_range(weight, row_begin * weight.cols, row_end * weight.cols, out,
-                          [](float value) { return value; });
+    spec::dequantize_4bit_range(weight, row_begin * weight.cols, row_end * weight.cols, out,
+                                [](float value) { return value; });
 }
 
-void dequantize_absmax(const Quant4View& weight, float* out) {
-    for (int64_t block = 0; block < weight.blocks(); ++block) out[block] = block_absmax(weight, block);
+void dequantize_absmax(const spec::Quant4View& weight, float* out) {
+    for (int64_t block = 0; block < weight.blocks(); ++block) out[block] = spec::block_absmax(weight, block);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -10,28 +10,28 @@
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/quant4_host.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 /// Below this many blocks a thread costs more than it saves.
 constexpr int64_t blocks_per_thread = 1 << 14;
 
 int64_t nested_blocks(int64_t blocks) {
-    return (blocks + quant4_nested_block - 1) / quant4_nested_block;
+    return (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
 }
 
 /// The quant_state's text, padded with spaces (which JSON allows) to a length that does not depend on the offset.
-std::string quant_state_text(const Quant4Owned& weight, DType dtype) {
-    const formats::OrderedJson json = {{"quant_type", name_of(weight.type)},
-                                       {"blocksize", quant4_block},
-                                       {"dtype", name_of(dtype)},
-                                       {"shape", {weight.rows, weight.cols}},
-                                       {"nested_blocksize", quant4_nested_block},
-                                       {"nested_dtype", "float32"},
-                                       {"nested_offset", static_cast<double>(weight.nested_offset)}};
+std::string quant_state_text(const Quant4Owned& weight, spec::DType dtype) {
+    const OrderedJson json = {{"quant_type", name_of(weight.type)},
+                              {"blocksize", spec::quant4_block},
+                              {"dtype", name_of(dtype)},
+                              {"shape", {weight.rows, weight.cols}},
+                              {"nested_blocksize", spec::quant4_nested_block},
+                              {"nested_dtype", "float32"},
+                              {"nested_offset", static_cast<double>(weight.nested_offset)}};
     constexpr std::size_t longest_number = 25;
     std::string text = json.dump();
-    const std::size_t number = formats::OrderedJson(static_cast<double>(weight.nested_offset)).dump().size();
+    const std::size_t number = OrderedJson(static_cast<double>(weight.nested_offset)).dump().size();
     UNSLOTH_CHECK(number <= longest_number, "an offset of ", number, " characters");
     text.append(longest_number - number, ' ');
     return text;
@@ -50,12 +50,13 @@ Quant4Owned quantize_blocks(int64_t rows, int64_t cols, const Fill& fill) {
     fill(result.packed.data(), absmax.data(), blocks);
     result.absmax.resize(static_cast<std::size_t>(blocks));
     result.nested_absmax.resize(static_cast<std::size_t>(nested_blocks(blocks)));
-    result.nested_offset = quantize_absmax(absmax.data(), blocks, result.absmax.data(), result.nested_absmax.data());
+    result.nested_offset =
+        spec::quantize_absmax(absmax.data(), blocks, result.absmax.data(), result.nested_absmax.data());
     if (!std::isfinite(result.nested_offset))
         throw input_error(
             cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
-    result.tables.assign(std::begin(nf4_code), std::end(nf4_code));
-    const auto& map = dynamic_map_256(true);
+    result.tables.assign(std::begin(spec::nf4_code), std::end(spec::nf4_code));
+    const auto& map = spec::dynamic_map_256(true);
     result.tables.insert(result.tables.end(), map.begin(), map.end());
     return result;
 }
@@ -68,8 +69,8 @@ std::vector<std::byte> bytes_of(const T* data, std::size_t count) {
 
 }  // namespace
 
-Quant4View Quant4Owned::view() const {
-    Quant4View view;
+spec::Quant4View Quant4Owned::view() const {
+    spec::Quant4View view;
     view.packed = packed.data();
     view.code = tables.data();
     view.absmax_u8 = absmax.data();
@@ -86,7 +87,7 @@ Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads
         parallel_ranges(
             blocks, blocks_per_thread,
             [&](int64_t begin, int64_t end) {
-                quantize_nf4_blocks(w + begin * quant4_block, rows * cols, begin, end, packed, absmax);
+                spec::quantize_nf4_blocks(w + begin * spec::quant4_block, rows * cols, begin, end, packed, absmax);
             },
             threads);
     });
@@ -94,40 +95,41 @@ Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads
 
 Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int threads) {
     // Groups of rows that begin where a block does, small enough to stay in a core's cache.
-    const int64_t aligned_rows = quant4_block / std::gcd(cols, int64_t{quant4_block});
+    const int64_t aligned_rows = spec::quant4_block / std::gcd(cols, int64_t{spec::quant4_block});
     const int64_t group_rows = aligned_rows * std::max<int64_t>(1, (1 << 16) / (aligned_rows * cols));
     const int64_t groups = (rows + group_rows - 1) / group_rows;
     return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
         parallel_ranges(
-            groups, std::max<int64_t>(1, blocks_per_thread * quant4_block / (group_rows * cols)),
+            groups, std::max<int64_t>(1, blocks_per_thread * spec::quant4_block / (group_rows * cols)),
             [&](int64_t begin, int64_t end) {
                 std::vector<float> values(static_cast<std::size_t>(group_rows * cols));
                 for (int64_t group = begin; group < end; ++group) {
                     const int64_t first = group * group_rows, last = std::min(rows, first + group_rows);
                     read(first, last, values.data());
-                    quantize_nf4_blocks(values.data(), rows * cols, first * cols / quant4_block,
-                                        last == rows ? blocks : last * cols / quant4_block, packed, absmax);
+                    spec::quantize_nf4_blocks(values.data(), rows * cols, first * cols / spec::quant4_block,
+                                              last == rows ? blocks : last * cols / spec::quant4_block, packed, absmax);
                 }
             },
             threads);
     });
 }
 
-std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols, DType dtype) {
+std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols,
+                                            spec::DType dtype) {
     Quant4Owned shape_only;
     shape_only.rows = rows;
     shape_only.cols = cols;
     const int64_t blocks = shape_only.view().blocks();
     const auto state_bytes = static_cast<int64_t>(quant_state_text(shape_only, dtype).size());
-    return {{weight_name, DType::u8, {(rows * cols + 1) / 2, 1}},
-            {weight_name + ".absmax", DType::u8, {blocks}},
-            {weight_name + ".nested_absmax", DType::f32, {nested_blocks(blocks)}},
-            {weight_name + ".nested_quant_map", DType::f32, {256}},
-            {weight_name + ".quant_map", DType::f32, {16}},
-            {weight_name + ".quant_state.bitsandbytes__nf4", DType::u8, {state_bytes}}};
+    return {{weight_name, spec::DType::u8, {(rows * cols + 1) / 2, 1}},
+            {weight_name + ".absmax", spec::DType::u8, {blocks}},
+            {weight_name + ".nested_absmax", spec::DType::f32, {nested_blocks(blocks)}},
+            {weight_name + ".nested_quant_map", spec::DType::f32, {256}},
+            {weight_name + ".quant_map", spec::DType::f32, {16}},
+            {weight_name + ".quant_state.bitsandbytes__nf4", spec::DType::u8, {state_bytes}}};
 }
 
-std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, DType dtype) {
+std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype) {
     const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype);
     const std::string state = quant_state_text(weight, dtype);
     std::vector<TensorBlob> blobs = {
@@ -143,4 +145,4 @@ std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Qua
     return blobs;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -7,7 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/half.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 constexpr float inverse_127 = 7.874015718698502e-3F;  // bitsandbytes' constant: the float nearest to 1 / 127
@@ -27,7 +27,7 @@ std::string where(const TensorView& tensor) {
 }
 
 void check_maxima(const TensorView& maxima, int64_t rows) {
-    if (maxima.dtype != DType::f32 || maxima.elements() != rows || maxima.shape.size() > 2)
+    if (maxima.dtype != spec::DType::f32 || maxima.elements() != rows || maxima.shape.size() > 2)
         throw input_error(cat(where(maxima), ": expected F32 [", rows, "], found ", safetensors_name(maxima.dtype), " ",
                               shape_text(maxima.shape)));
     for (int64_t row = 0; row < rows; ++row)
@@ -36,7 +36,7 @@ void check_maxima(const TensorView& maxima, int64_t rows) {
 }
 
 void check_format(const TensorView& format) {
-    const bool is_byte = format.dtype == DType::u8 && format.elements() == 1;
+    const bool is_byte = format.dtype == spec::DType::u8 && format.elements() == 1;
     if (is_byte && format.data[0] == std::byte{0}) return;
     throw input_error(cat(where(format), ": only row-major INT8 weights (0) are read, found ",
                           is_byte ? std::to_string(static_cast<int>(format.data[0])) : std::string("no single byte")),
@@ -71,7 +71,7 @@ void Int8Weight::drop() const noexcept {
 std::optional<Int8Weight> find_int8(const Checkpoint& checkpoint, const std::string& weight_name) {
     const TensorView* const codes = checkpoint.find(weight_name);
     const TensorView* const maxima = checkpoint.find(int8_maxima_name(weight_name));
-    if (codes == nullptr || maxima == nullptr || codes->dtype != DType::i8 || codes->shape.size() != 2)
+    if (codes == nullptr || maxima == nullptr || codes->dtype != spec::DType::i8 || codes->shape.size() != 2)
         return std::nullopt;
     Int8Weight weight{codes, maxima, checkpoint.find(int8_format_name(weight_name)), codes->shape[0], codes->shape[1]};
     check_maxima(*maxima, weight.rows);
@@ -101,9 +101,9 @@ void quantize_int8_rows(const float* w, int64_t rows, int64_t cols, int8_t* code
 }
 
 std::vector<TensorDecl> int8_declarations(const std::string& weight_name, int64_t rows, int64_t cols) {
-    return {{weight_name, DType::i8, {rows, cols}},
-            {int8_maxima_name(weight_name), DType::f32, {rows}},
-            {int8_format_name(weight_name), DType::u8, {}}};
+    return {{weight_name, spec::DType::i8, {rows, cols}},
+            {int8_maxima_name(weight_name), spec::DType::f32, {rows}},
+            {int8_format_name(weight_name), spec::DType::u8, {}}};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

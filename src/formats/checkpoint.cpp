@@ -10,7 +10,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/hub/hub.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,7 +23,7 @@ constexpr const char* adapter_file = "adapter_model.safetensors";
 
 /// weight_map of the index: tensor name to shard name. A shard lies beside its index, or nothing is read.
 std::map<std::string, std::string> read_weight_map(const fs::path& index) {
-    const auto json = formats::parse_json<formats::Json>(read_file(index), index.string());
+    const auto json = parse_json<Json>(read_file(index), index.string());
     if (!json.is_object()) throw input_error(cat(index.string(), ": the file must be a JSON object"));
     const auto weight_map = json.find("weight_map");
     if (weight_map == json.end() || !weight_map->is_object())
@@ -81,7 +81,7 @@ hub::Request request_for(const hub::Repository& repository, ModelFiles files) {
 
 [[noreturn]] void refuse_adapter(const std::string& path, const fs::path& place) {
     const fs::path file = place / "adapter_config.json";
-    const auto config = formats::parse_json<formats::Json>(read_file(file), file.string());
+    const auto config = parse_json<Json>(read_file(file), file.string());
     const std::string base = config.is_object() && config.contains("base_model_name_or_path") &&
                                      config["base_model_name_or_path"].is_string()
                                  ? config["base_model_name_or_path"].get<std::string>()
@@ -181,4 +181,4 @@ const TensorView& Checkpoint::at(std::string_view name) const {
     return *tensor;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

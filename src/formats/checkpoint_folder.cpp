@@ -7,12 +7,10 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 namespace fs = std::filesystem;
-using formats::ObjectReader;
-using formats::OrderedJson;
 
 constexpr std::string_view prefix = "checkpoint-";
 constexpr const char* manifest_name = "manifest.json";
@@ -80,7 +78,7 @@ std::optional<std::string> find_damage(const fs::path& checkpoint) {
     try {
         const std::string source = (checkpoint / manifest_name).string();
         if (!fs::exists(source)) return "it has no manifest.json: it was not finished";
-        const auto parsed = formats::parse_json<OrderedJson>(read_file(source), source);
+        const auto parsed = parse_json<OrderedJson>(read_file(source), source);
         const ObjectReader manifest(parsed, source);
         if (manifest.required_integer("version") > manifest_version) return "a later version of this program wrote it";
         const OrderedJson* const files = manifest.find("files");
@@ -137,4 +135,4 @@ void remove_unfinished_checkpoints(const fs::path& output_dir) {
     }
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -10,7 +10,7 @@
 #include "unsloth/core/parallel.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 constexpr int64_t piece = 1 << 16;  // elements looked at together
@@ -29,19 +29,19 @@ bool any_with(const std::byte* data, int64_t count, U bits) {
 }
 
 /// What is not finite has every bit of the exponent; in e4m3 only NaN is not, and has every bit but the sign.
-bool any_not_finite(DType type, const std::byte* data, int64_t count) {
+bool any_not_finite(spec::DType type, const std::byte* data, int64_t count) {
     switch (type) {
-        case DType::f64:
+        case spec::DType::f64:
             return any_with<uint64_t>(data, count, 0x7FF0000000000000U);
-        case DType::f32:
+        case spec::DType::f32:
             return any_with<uint32_t>(data, count, 0x7F800000U);
-        case DType::bf16:
+        case spec::DType::bf16:
             return any_with<uint16_t>(data, count, 0x7F80U);
-        case DType::f16:
+        case spec::DType::f16:
             return any_with<uint16_t>(data, count, 0x7C00U);
-        case DType::f8_e5m2:
+        case spec::DType::f8_e5m2:
             return any_with<uint8_t>(data, count, 0x7CU);
-        case DType::f8_e4m3:
+        case spec::DType::f8_e4m3:
             return any_with<uint8_t>(data, count, 0x7FU);
         default:
             return false;
@@ -59,7 +59,7 @@ std::string place_of(const TensorView& tensor, int64_t element) {
 
 std::optional<int64_t> first_not_finite(const TensorView& tensor) {
     const int64_t count = tensor.elements();
-    const std::size_t item = size_of(tensor.dtype);
+    const std::size_t item = spec::size_of(tensor.dtype);
     const auto bad = [&](int64_t begin, int64_t end) {
         return any_not_finite(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * item, end - begin);
     };
@@ -82,8 +82,8 @@ void require_finite(const TensorView& tensor) {
     tensor.drop();
     if (!element) return;
     float value = 0;
-    convert_to_f32(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(*element) * size_of(tensor.dtype), 1,
-                   &value);
+    spec::convert_to_f32(
+        tensor.dtype, tensor.data.data() + static_cast<std::size_t>(*element) * spec::size_of(tensor.dtype), 1, &value);
     throw input_error(cat(tensor.file->path().string(), ": tensor '", tensor.name,
                           "' holds a value that is not finite: ", value, " at ", place_of(tensor, *element)),
                       advice);
@@ -110,4 +110,4 @@ void require_finite(const Adapter& adapter) {
     for (const TensorView& tensor : adapter.file.tensors()) require_finite(tensor);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

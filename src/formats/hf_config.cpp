@@ -9,25 +9,22 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::ObjectReader;
-using formats::OrderedJson;
 
 struct KnownModel {
     std::string_view model_type, class_name;
-    Architecture architecture;
+    spec::Architecture architecture;
 };
 constexpr std::array<KnownModel, 4> known_models = {{
-    {"llama", "LlamaForCausalLM", Architecture::llama},
-    {"mistral", "MistralForCausalLM", Architecture::mistral},
-    {"qwen2", "Qwen2ForCausalLM", Architecture::qwen2},
-    {"qwen3", "Qwen3ForCausalLM", Architecture::qwen3},
+    {"llama", "LlamaForCausalLM", spec::Architecture::llama},
+    {"mistral", "MistralForCausalLM", spec::Architecture::mistral},
+    {"qwen2", "Qwen2ForCausalLM", spec::Architecture::qwen2},
+    {"qwen3", "Qwen3ForCausalLM", spec::Architecture::qwen3},
 }};
 constexpr const char* known_models_text = "This program trains llama, mistral, qwen2 and qwen3 models.";
 
-void read_architecture(const ObjectReader& config, ModelSpec& spec) {
+void read_architecture(const ObjectReader& config, spec::ModelSpec& spec) {
     const auto type = config.text("model_type");
     if (!type) config.fail("model_type", "the name of an architecture");
     const auto known = std::find_if(known_models.begin(), known_models.end(),
@@ -43,7 +40,7 @@ void read_architecture(const ObjectReader& config, ModelSpec& spec) {
     spec.architecture = known->architecture;
 }
 
-void read_sizes(const ObjectReader& config, ModelSpec& spec) {
+void read_sizes(const ObjectReader& config, spec::ModelSpec& spec) {
     spec.hidden_size = config.required_integer("hidden_size");
     spec.intermediate_size = config.required_integer("intermediate_size");
     spec.num_layers = config.required_integer("num_hidden_layers");
@@ -51,12 +48,12 @@ void read_sizes(const ObjectReader& config, ModelSpec& spec) {
     spec.vocab_size = config.required_integer("vocab_size");
     spec.max_position_embeddings = config.required_integer("max_position_embeddings");
     // Only Llama's config class falls back to one key-value head a query head; the others have fixed defaults.
-    spec.num_kv_heads = spec.architecture == Architecture::llama
+    spec.num_kv_heads = spec.architecture == spec::Architecture::llama
                             ? config.integer("num_key_value_heads").value_or(spec.num_heads)
                             : config.required_integer("num_key_value_heads");
     if (const auto head_dim = config.integer("head_dim")) {
         spec.head_dim = *head_dim;
-    } else if (spec.architecture == Architecture::qwen3) {
+    } else if (spec.architecture == spec::Architecture::qwen3) {
         spec.head_dim = 128;  // Qwen3Config's default
     } else {
         if (spec.num_heads < 1 || spec.hidden_size % spec.num_heads != 0)
@@ -68,7 +65,7 @@ void read_sizes(const ObjectReader& config, ModelSpec& spec) {
     spec.rms_norm_eps = config.number("rms_norm_eps").value_or(1e-6);
 }
 
-void read_structure(const ObjectReader& config, ModelSpec& spec) {
+void read_structure(const ObjectReader& config, spec::ModelSpec& spec) {
     const std::string activation = config.text("hidden_act").value_or("silu");
     if (activation != "silu")
         throw input_error(cat(config.source(), ": hidden_act: '", activation, "' is not supported; expected silu"));
@@ -76,30 +73,30 @@ void read_structure(const ObjectReader& config, ModelSpec& spec) {
     const bool attention_bias = config.boolean("attention_bias", false);
     const bool mlp_bias = config.boolean("mlp_bias", false);
     switch (spec.architecture) {
-        case Architecture::llama:
+        case spec::Architecture::llama:
             spec.qkv_bias = spec.o_bias = attention_bias;
             spec.mlp_bias = mlp_bias;
             break;
-        case Architecture::mistral:
+        case spec::Architecture::mistral:
             break;  // its class has no biases, whatever the file says
-        case Architecture::qwen2:
+        case spec::Architecture::qwen2:
             spec.qkv_bias = true;
             break;
-        case Architecture::qwen3:
+        case spec::Architecture::qwen3:
             spec.qkv_bias = spec.o_bias = attention_bias;
             spec.qk_norm = true;
             break;
     }
 }
 
-RopeSpec::Type rope_type(const ObjectReader& rope) {
+spec::RopeSpec::Type rope_type(const ObjectReader& rope) {
     auto name = rope.text("rope_type");
     if (!name) name = rope.text("type");
-    if (!name || *name == "default") return RopeSpec::Type::standard;
-    if (*name == "linear") return RopeSpec::Type::linear;
-    if (*name == "dynamic") return RopeSpec::Type::dynamic;
-    if (*name == "yarn") return RopeSpec::Type::yarn;
-    if (*name == "llama3") return RopeSpec::Type::llama3;
+    if (!name || *name == "default") return spec::RopeSpec::Type::standard;
+    if (*name == "linear") return spec::RopeSpec::Type::linear;
+    if (*name == "dynamic") return spec::RopeSpec::Type::dynamic;
+    if (*name == "yarn") return spec::RopeSpec::Type::yarn;
+    if (*name == "llama3") return spec::RopeSpec::Type::llama3;
     throw input_error(cat(rope.source(), ": ", rope.name("rope_type"), ": '", *name, "' is not supported"),
                       "Supported are default, linear, dynamic, yarn and llama3.");
 }
@@ -115,23 +112,23 @@ void refuse_partial_rotation(const ObjectReader& reader) {
         reader.fail("partial_rotary_factor", "1 (rotation of whole heads)");
 }
 
-void read_rope_options(const ObjectReader& rope, ModelSpec& spec) {
-    RopeSpec& out = spec.rope;
+void read_rope_options(const ObjectReader& rope, spec::ModelSpec& spec) {
+    spec::RopeSpec& out = spec.rope;
     out.type = rope_type(rope);
     refuse_partial_rotation(rope);
     if (const auto theta = rope.number("rope_theta")) out.theta = *theta;
-    if (out.type == RopeSpec::Type::standard) return;
+    if (out.type == spec::RopeSpec::Type::standard) return;
     out.original_max_position_embeddings = rope.integer("original_max_position_embeddings").value_or(0);
-    if (out.type == RopeSpec::Type::yarn && !rope.has("factor") && out.original_max_position_embeddings > 0) {
+    if (out.type == spec::RopeSpec::Type::yarn && !rope.has("factor") && out.original_max_position_embeddings > 0) {
         out.factor = static_cast<double>(spec.max_position_embeddings) /
                      static_cast<double>(out.original_max_position_embeddings);
     } else {
         out.factor = required_number(rope, "factor");
     }
-    if (out.type == RopeSpec::Type::llama3) {
+    if (out.type == spec::RopeSpec::Type::llama3) {
         out.low_freq_factor = required_number(rope, "low_freq_factor");
         out.high_freq_factor = required_number(rope, "high_freq_factor");
-    } else if (out.type == RopeSpec::Type::yarn) {
+    } else if (out.type == spec::RopeSpec::Type::yarn) {
         out.attention_factor = rope.number("attention_factor");
         out.mscale = rope.number("mscale");
         out.mscale_all_dim = rope.number("mscale_all_dim");
@@ -143,7 +140,7 @@ void read_rope_options(const ObjectReader& rope, ModelSpec& spec) {
 
 /// transformers 5 holds all in rope_parameters; 4.x has rope_theta and rope_scaling. Where a file has both forms,
 /// rope_scaling wins, as in transformers 5.
-void read_rope(const ObjectReader& config, ModelSpec& spec) {
+void read_rope(const ObjectReader& config, spec::ModelSpec& spec) {
     refuse_partial_rotation(config);
     spec.rope.theta = config.number("rope_theta").value_or(10000.0);
     const auto parameters = config.object("rope_parameters");
@@ -161,7 +158,7 @@ void read_rope(const ObjectReader& config, ModelSpec& spec) {
 }
 
 /// Qwen's classes: a window for the layers that layer_types names, or for those from max_window_layers on.
-void read_qwen_windows(const ObjectReader& config, ModelSpec& spec) {
+void read_qwen_windows(const ObjectReader& config, spec::ModelSpec& spec) {
     const auto layer_types = config.texts("layer_types");
     if (config.has("layer_types") && static_cast<int64_t>(layer_types.size()) != spec.num_layers)
         throw input_error(cat(config.source(), ": layer_types has ", layer_types.size(), " entries for ",
@@ -185,27 +182,27 @@ void read_qwen_windows(const ObjectReader& config, ModelSpec& spec) {
     }
 }
 
-void read_windows(const ObjectReader& config, ModelSpec& spec) {
+void read_windows(const ObjectReader& config, spec::ModelSpec& spec) {
     spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), 0);
     if (config.integer("sliding_window").value_or(1) < 1) config.fail("sliding_window", "a positive integer or null");
-    if (spec.architecture == Architecture::mistral) {
+    if (spec.architecture == spec::Architecture::mistral) {
         // MistralConfig's default is 4096; null means none.
         const int64_t window =
             config.json().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
         spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), window);
-    } else if (spec.architecture != Architecture::llama) {
+    } else if (spec.architecture != spec::Architecture::llama) {
         read_qwen_windows(config, spec);
     }
 }
 
-DType read_dtype(const ObjectReader& config) {
+spec::DType read_dtype(const ObjectReader& config) {
     auto name = config.text("dtype");
     const char* const key = name ? "dtype" : "torch_dtype";
     if (!name) name = config.text("torch_dtype");
-    if (!name) return DType::f32;
+    if (!name) return spec::DType::f32;
     if (name->starts_with("torch.")) name->erase(0, 6);
-    for (const DType type : {DType::f32, DType::bf16, DType::f16})
-        if (*name == name_of(type)) return type;
+    for (const spec::DType type : {spec::DType::f32, spec::DType::bf16, spec::DType::f16})
+        if (*name == spec::name_of(type)) return type;
     config.fail(key, "float32, bfloat16 or float16");
 }
 
@@ -220,7 +217,7 @@ void check_range(const std::string& source, const char* key, int64_t value, int6
     throw input_error(cat(source, ": ", key, ": expected 1 to ", largest, ", found ", value));
 }
 
-void check_rope(const RopeSpec& rope, const std::string& source) {
+void check_rope(const spec::RopeSpec& rope, const std::string& source) {
     const auto require = [&](bool holds, const char* key, const char* expected, double found) {
         if (!holds)
             throw input_error(cat(source, ": rope parameter ", key, ": expected ", expected, ", found ", found));
@@ -230,12 +227,12 @@ void check_rope(const RopeSpec& rope, const std::string& source) {
     require(rope.original_max_position_embeddings >= 0 && rope.original_max_position_embeddings <= int64_t{1} << 31,
             "original_max_position_embeddings", "1 to 2^31",
             static_cast<double>(rope.original_max_position_embeddings));
-    if (rope.type == RopeSpec::Type::llama3) {
+    if (rope.type == spec::RopeSpec::Type::llama3) {
         require(rope.low_freq_factor > 0.0, "low_freq_factor", "more than 0", rope.low_freq_factor);
         require(rope.high_freq_factor > rope.low_freq_factor, "high_freq_factor", "more than low_freq_factor",
                 rope.high_freq_factor);
     }
-    if (rope.type == RopeSpec::Type::yarn) {
+    if (rope.type == spec::RopeSpec::Type::yarn) {
         require(rope.beta_slow > 0.0, "beta_slow", "more than 0", rope.beta_slow);
         require(rope.beta_fast >= rope.beta_slow, "beta_fast", "at least beta_slow", rope.beta_fast);
         require(rope.attention_factor.value_or(1.0) > 0.0, "attention_factor", "more than 0",
@@ -245,7 +242,7 @@ void check_rope(const RopeSpec& rope, const std::string& source) {
 
 }  // namespace
 
-void check_model_spec(const ModelSpec& spec, const std::string& source) {
+void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
     // The bounds keep every product of sizes far inside 64 bits; no published model comes near them.
     check_range(source, "hidden_size", spec.hidden_size, int64_t{1} << 20);
     check_range(source, "intermediate_size", spec.intermediate_size, int64_t{1} << 22);
@@ -260,7 +257,7 @@ void check_model_spec(const ModelSpec& spec, const std::string& source) {
                               " is no multiple of num_key_value_heads ", spec.num_kv_heads));
     if (spec.head_dim % 2 != 0)
         throw input_error(cat(source, ": head_dim: expected an even number, found ", spec.head_dim));
-    if (spec.rope.type == RopeSpec::Type::dynamic && spec.head_dim <= 2)
+    if (spec.rope.type == spec::RopeSpec::Type::dynamic && spec.head_dim <= 2)
         throw input_error(cat(source, ": head_dim: dynamic rope needs more than 2, found ", spec.head_dim));
     if (!(spec.rms_norm_eps > 0.0 && spec.rms_norm_eps < 1.0))
         throw input_error(cat(source, ": rms_norm_eps: expected a number between 0 and 1, found ", spec.rms_norm_eps));
@@ -270,10 +267,10 @@ void check_model_spec(const ModelSpec& spec, const std::string& source) {
     check_rope(spec.rope, source);
 }
 
-ModelSpec parse_model_spec(const std::string& json_text, const std::string& source) {
-    const auto json = formats::parse_json<OrderedJson>(json_text, source);
+spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source) {
+    const auto json = parse_json<OrderedJson>(json_text, source);
     const ObjectReader config(json, source);
-    ModelSpec spec;
+    spec::ModelSpec spec;
     read_architecture(config, spec);
     read_sizes(config, spec);
     check_range(source, "num_hidden_layers", spec.num_layers, 4096);  // before a vector of that length is made
@@ -289,13 +286,13 @@ ModelSpec parse_model_spec(const std::string& json_text, const std::string& sour
     return spec;
 }
 
-ModelSpec read_model_spec(const std::filesystem::path& folder) {
+spec::ModelSpec read_model_spec(const std::filesystem::path& folder) {
     const auto path = folder / "config.json";
     return parse_model_spec(read_file(path), path.string());
 }
 
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source) {
-    const auto json = formats::parse_json<OrderedJson>(json_text, source);
+    const auto json = parse_json<OrderedJson>(json_text, source);
     const auto reader = ObjectReader(json, source).object("quantization_config");
     if (!reader) return std::nullopt;
     QuantizationConfig config;
@@ -321,4 +318,4 @@ std::optional<QuantizationConfig> read_quantization_config(const std::filesystem
     return parse_quantization_config(read_file(path), path.string());
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -5,50 +5,48 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/hf_config.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
-using formats::Json;
-
-const char* class_name(Architecture architecture) {
+const char* class_name(spec::Architecture architecture) {
     switch (architecture) {
-        case Architecture::llama:
+        case spec::Architecture::llama:
             return "LlamaForCausalLM";
-        case Architecture::mistral:
+        case spec::Architecture::mistral:
             return "MistralForCausalLM";
-        case Architecture::qwen2:
+        case spec::Architecture::qwen2:
             return "Qwen2ForCausalLM";
-        case Architecture::qwen3:
+        case spec::Architecture::qwen3:
             return "Qwen3ForCausalLM";
     }
     return "?";
 }
 
-const char* model_type(Architecture architecture) {
+const char* model_type(spec::Architecture architecture) {
     switch (architecture) {
-        case Architecture::llama:
+        case spec::Architecture::llama:
             return "llama";
-        case Architecture::mistral:
+        case spec::Architecture::mistral:
             return "mistral";
-        case Architecture::qwen2:
+        case spec::Architecture::qwen2:
             return "qwen2";
-        case Architecture::qwen3:
+        case spec::Architecture::qwen3:
             return "qwen3";
     }
     return "?";
 }
 
-const char* rope_type_name(RopeSpec::Type type) {
+const char* rope_type_name(spec::RopeSpec::Type type) {
     switch (type) {
-        case RopeSpec::Type::standard:
+        case spec::RopeSpec::Type::standard:
             return "default";
-        case RopeSpec::Type::linear:
+        case spec::RopeSpec::Type::linear:
             return "linear";
-        case RopeSpec::Type::dynamic:
+        case spec::RopeSpec::Type::dynamic:
             return "dynamic";
-        case RopeSpec::Type::yarn:
+        case spec::RopeSpec::Type::yarn:
             return "yarn";
-        case RopeSpec::Type::llama3:
+        case spec::RopeSpec::Type::llama3:
             return "llama3";
     }
     return "?";
@@ -60,15 +58,15 @@ Json or_null(const std::optional<Value>& value) {
 }
 
 /// The options of a scaled rope, without theta; null for the standard one.
-Json rope_scaling(const RopeSpec& rope) {
-    if (rope.type == RopeSpec::Type::standard) return nullptr;
+Json rope_scaling(const spec::RopeSpec& rope) {
+    if (rope.type == spec::RopeSpec::Type::standard) return nullptr;
     Json json = {{"rope_type", rope_type_name(rope.type)}, {"factor", rope.factor}};
     if (rope.original_max_position_embeddings > 0)
         json["original_max_position_embeddings"] = rope.original_max_position_embeddings;
-    if (rope.type == RopeSpec::Type::llama3) {
+    if (rope.type == spec::RopeSpec::Type::llama3) {
         json["low_freq_factor"] = rope.low_freq_factor;
         json["high_freq_factor"] = rope.high_freq_factor;
-    } else if (rope.type == RopeSpec::Type::yarn) {
+    } else if (rope.type == spec::RopeSpec::Type::yarn) {
         json["beta_fast"] = rope.beta_fast;
         json["beta_slow"] = rope.beta_slow;
         json["truncate"] = rope.truncate;
@@ -79,7 +77,7 @@ Json rope_scaling(const RopeSpec& rope) {
     return json;
 }
 
-void write_rope(const RopeSpec& rope, Json& config) {
+void write_rope(const spec::RopeSpec& rope, Json& config) {
     const Json scaling = rope_scaling(rope);
     if (!config.contains("rope_parameters")) {
         config["rope_theta"] = rope.theta;
@@ -93,15 +91,15 @@ void write_rope(const RopeSpec& rope, Json& config) {
     config["rope_parameters"] = std::move(parameters);
 }
 
-void write_windows(const ModelSpec& spec, Json& config) {
-    if (spec.architecture == Architecture::llama) return;
+void write_windows(const spec::ModelSpec& spec, Json& config) {
+    if (spec.architecture == spec::Architecture::llama) return;
     const auto& windows = spec.sliding_window;
     const auto first = std::find_if(windows.begin(), windows.end(), [](int64_t window) { return window > 0; });
     const bool any = first != windows.end();
     config["sliding_window"] = any ? Json(*first) : Json(nullptr);
     for (const int64_t window : windows)
         UNSLOTH_CHECK(window == 0 || window == *first, "config.json has one sliding_window for all layers");
-    if (spec.architecture == Architecture::mistral) {
+    if (spec.architecture == spec::Architecture::mistral) {
         UNSLOTH_CHECK(!any || std::count(windows.begin(), windows.end(), 0) == 0,
                       "Mistral has a window in all layers or in none");
         return;
@@ -113,7 +111,7 @@ void write_windows(const ModelSpec& spec, Json& config) {
     config["layer_types"] = std::move(types);
 }
 
-void write_tokens(const ModelSpec& spec, Json& config) {
+void write_tokens(const spec::ModelSpec& spec, Json& config) {
     config["bos_token_id"] = or_null(spec.bos_token_id);
     config["pad_token_id"] = or_null(spec.pad_token_id);
     if (spec.eos_token_ids.size() > 1) {
@@ -123,7 +121,7 @@ void write_tokens(const ModelSpec& spec, Json& config) {
     }
 }
 
-void write_structure(const ModelSpec& spec, Json& config) {
+void write_structure(const spec::ModelSpec& spec, Json& config) {
     config["architectures"] = {class_name(spec.architecture)};
     config["model_type"] = model_type(spec.architecture);
     config["hidden_act"] = "silu";
@@ -137,12 +135,12 @@ void write_structure(const ModelSpec& spec, Json& config) {
     config["rms_norm_eps"] = spec.rms_norm_eps;
     config["tie_word_embeddings"] = spec.tie_word_embeddings;
     // Qwen2's own class has no head_dim, but every version of it reads the key where it stands.
-    if (spec.architecture != Architecture::qwen2 || spec.num_heads * spec.head_dim != spec.hidden_size ||
+    if (spec.architecture != spec::Architecture::qwen2 || spec.num_heads * spec.head_dim != spec.hidden_size ||
         config.contains("head_dim"))
         config["head_dim"] = spec.head_dim;
-    if (spec.architecture == Architecture::llama || spec.architecture == Architecture::qwen3)
+    if (spec.architecture == spec::Architecture::llama || spec.architecture == spec::Architecture::qwen3)
         config["attention_bias"] = spec.qkv_bias;
-    if (spec.architecture == Architecture::llama) config["mlp_bias"] = spec.mlp_bias;
+    if (spec.architecture == spec::Architecture::llama) config["mlp_bias"] = spec.mlp_bias;
 }
 
 Json quantization_json(const QuantizationConfig& config) {
@@ -168,15 +166,15 @@ Json fresh_config() {
 
 }  // namespace
 
-std::string write_model_config(const ModelSpec& spec, const std::optional<QuantizationConfig>& quantization,
+std::string write_model_config(const spec::ModelSpec& spec, const std::optional<QuantizationConfig>& quantization,
                                const std::string& original) {
     check_model_spec(spec, "the model to be written");
     const std::string source = "the original config.json";
-    Json config = original.empty() ? fresh_config() : formats::parse_json<Json>(original, source);
+    Json config = original.empty() ? fresh_config() : parse_json<Json>(original, source);
     // An original's own spelling of rope and windows says more than a ModelSpec: it stays unless the meaning changed.
     bool keep_rope = false, keep_windows = false;
     if (!original.empty()) {
-        const ModelSpec before = parse_model_spec(original, source);
+        const spec::ModelSpec before = parse_model_spec(original, source);
         keep_rope = before.rope.theta == spec.rope.theta && rope_scaling(before.rope) == rope_scaling(spec.rope);
         keep_windows = before.sliding_window == spec.sliding_window;
     }
@@ -184,10 +182,10 @@ std::string write_model_config(const ModelSpec& spec, const std::optional<Quanti
     if (!keep_rope) write_rope(spec.rope, config);
     if (!keep_windows) write_windows(spec, config);
     write_tokens(spec, config);
-    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = name_of(spec.dtype);
+    config[config.contains("dtype") ? "dtype" : "torch_dtype"] = spec::name_of(spec.dtype);
     config.erase("quantization_config");
     if (quantization) config["quantization_config"] = quantization_json(*quantization);
     return config.dump(2) + "\n";
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

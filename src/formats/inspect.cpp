@@ -14,11 +14,10 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 namespace fs = std::filesystem;
-using formats::Json;
 
 /// Runs a check; an input Error of it becomes a problem of the result.
 template <class Check>
@@ -60,7 +59,7 @@ std::set<std::string> quantised_names(const Checkpoint& checkpoint) {
 std::set<std::string> list_int8(Inspection& inspection, const Checkpoint& checkpoint) {
     std::set<std::string> parts;
     for (const std::string& name : checkpoint.names()) {
-        if (checkpoint.at(name).dtype != DType::i8) continue;
+        if (checkpoint.at(name).dtype != spec::DType::i8) continue;
         note_problem(inspection, [&] {
             const auto weight = find_int8(checkpoint, name);
             if (!weight) return;
@@ -113,7 +112,7 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 void describe_adapter(Inspection& inspection, const PeftConfig& config) {
-    const LoraSpec& lora = config.lora;
+    const spec::LoraSpec& lora = config.lora;
     auto& facts = inspection.adapter;
     facts["base_model_name_or_path"] = config.base_model_name_or_path;
     facts["r"] = std::to_string(lora.r);
@@ -181,4 +180,4 @@ Inspection inspect_path(const std::string& path) {
     return inspection;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -7,10 +7,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/inspect.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::Json;
 
 std::string size_text(std::size_t bytes) {
     constexpr std::array<const char*, 4> units = {"B", "KiB", "MiB", "GiB"};
@@ -62,7 +60,7 @@ std::vector<TensorGroup> group_tensors(const std::vector<InspectedTensor>& tenso
     return groups;
 }
 
-std::string model_text(const ModelSpec& model) {
+std::string model_text(const spec::ModelSpec& model) {
     std::string text =
         cat("architecture  ", model.model_type, ": ", model.num_layers, " layers, hidden ", model.hidden_size,
             ", intermediate ", model.intermediate_size, ", ", model.num_heads, " heads / ", model.num_kv_heads,
@@ -75,7 +73,7 @@ std::string model_text(const ModelSpec& model) {
     return text + "\n";
 }
 
-Json model_json(const ModelSpec& model) {
+Json model_json(const spec::ModelSpec& model) {
     return {{"model_type", model.model_type},
             {"num_hidden_layers", model.num_layers},
             {"hidden_size", model.hidden_size},
@@ -87,7 +85,7 @@ Json model_json(const ModelSpec& model) {
             {"max_position_embeddings", model.max_position_embeddings},
             {"tie_word_embeddings", model.tie_word_embeddings},
             {"sliding_window", model.sliding_window},
-            {"dtype", name_of(model.dtype)}};
+            {"dtype", spec::name_of(model.dtype)}};
 }
 
 }  // namespace
@@ -132,4 +130,4 @@ std::string inspect_json(const Inspection& inspection) {
     return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

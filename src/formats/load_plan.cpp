@@ -7,17 +7,17 @@
 #include "unsloth/core/error.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 /// Checks one rule; what is wrong is added to `problems`, and the source then stays without a tensor.
 class Resolver {
   public:
-    Resolver(const Checkpoint& checkpoint, const ModelSpec& spec) : checkpoint_(checkpoint), spec_(spec) {}
+    Resolver(const Checkpoint& checkpoint, const spec::ModelSpec& spec) : checkpoint_(checkpoint), spec_(spec) {}
 
     std::vector<TensorSource> resolve() {
         std::vector<TensorSource> sources;
-        for (TensorRule& rule : tensor_table(spec_)) sources.push_back(resolve_rule(std::move(rule)));
+        for (spec::TensorRule& rule : spec::tensor_table(spec_)) sources.push_back(resolve_rule(std::move(rule)));
         find_unknown();
         problems_.throw_if_any(checkpoint_.folder().string(),
                                "The tensors must be those that config.json describes; the folder may mix two models.");
@@ -25,7 +25,7 @@ class Resolver {
     }
 
   private:
-    TensorSource resolve_rule(TensorRule rule) {
+    TensorSource resolve_rule(spec::TensorRule rule) {
         TensorSource source;
         source.rule = std::move(rule);
         const std::string& name = source.rule.hf_name;
@@ -50,7 +50,7 @@ class Resolver {
     void check_quantised(const TensorSource& source) {
         const std::string& name = source.rule.hf_name;
         for (const TensorView* part : source.quant4->parts) used_.insert(part->name);
-        const Quant4View& view = source.quant4->view;
+        const spec::Quant4View& view = source.quant4->view;
         if (!source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": is quantised to 4 bit, but only the linears of the layers may be"));
         } else if (std::vector<int64_t>{view.rows, view.cols} != source.rule.shape) {
@@ -74,12 +74,13 @@ class Resolver {
         const std::string& name = source.rule.hf_name;
         const TensorView& tensor = *source.tensor;
         const std::string found = cat(safetensors_name(tensor.dtype), " ", shape_text(tensor.shape));
-        if (tensor.dtype == DType::i8 && source.rule.may_be_quantised) {
+        if (tensor.dtype == spec::DType::i8 && source.rule.may_be_quantised) {
             problems_.unusable.add(
                 cat(name, ": found ", found, ", 8-bit codes without their ", int8_maxima_name(name)));
-        } else if (tensor.dtype == DType::u8 && source.rule.may_be_quantised) {
+        } else if (tensor.dtype == spec::DType::u8 && source.rule.may_be_quantised) {
             problems_.unusable.add(cat(name, ": found ", found, ", packed codes without their quant_state"));
-        } else if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
+        } else if (tensor.dtype != spec::DType::f32 && tensor.dtype != spec::DType::bf16 &&
+                   tensor.dtype != spec::DType::f16) {
             problems_.unusable.add(cat(name, ": expected F32, BF16 or F16, found ", found));
         } else if (tensor.shape != source.rule.shape) {
             problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found ", found));
@@ -88,16 +89,16 @@ class Resolver {
 
     void find_unknown() {
         for (const std::string& name : checkpoint_.names()) {
-            if (used_.count(name) != 0 || is_ignorable_tensor(spec_, name)) continue;
+            if (used_.count(name) != 0 || spec::is_ignorable_tensor(spec_, name)) continue;
             const TensorView& tensor = checkpoint_.at(name);
             problems_.unknown.add(cat(name, " ", safetensors_name(tensor.dtype), " ", shape_text(tensor.shape)));
         }
     }
 
     const Checkpoint& checkpoint_;
-    const ModelSpec& spec_;
+    const spec::ModelSpec& spec_;
     std::set<std::string> used_;
-    formats::TensorProblems problems_;
+    TensorProblems problems_;
 };
 
 }  // namespace
@@ -107,9 +108,9 @@ void TensorSource::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
                   " to ", row_end);
     if (quant4) return dequantize_rows(quant4->view, row_begin, row_end, out);
     if (int8) return dequantize_rows(*int8, row_begin, row_end, out);
-    const std::size_t row_bytes = static_cast<std::size_t>(cols()) * size_of(tensor->dtype);
-    convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
-                   (row_end - row_begin) * cols(), out);
+    const std::size_t row_bytes = static_cast<std::size_t>(cols()) * spec::size_of(tensor->dtype);
+    spec::convert_to_f32(tensor->dtype, tensor->data.data() + static_cast<std::size_t>(row_begin) * row_bytes,
+                         (row_end - row_begin) * cols(), out);
 }
 
 ModelTensors::ModelTensors(std::vector<TensorSource> sources) : sources_(std::move(sources)) {
@@ -121,18 +122,19 @@ const TensorSource* ModelTensors::find(const std::string& hf_name) const {
     return it == index_.end() ? nullptr : &sources_[it->second];
 }
 
-const TensorSource& ModelTensors::linear(int layer, Projection p) const {
-    const TensorSource* const source = find(cat("model.layers.", layer, ".", path_of(p), ".weight"));
+const TensorSource& ModelTensors::linear(int layer, spec::Projection p) const {
+    const TensorSource* const source = find(cat("model.layers.", layer, ".", spec::path_of(p), ".weight"));
     UNSLOTH_CHECK(source != nullptr, "layer ", layer, " has no ", name_of(p));
     return *source;
 }
 
-const TensorSource* ModelTensors::bias(int layer, Projection p) const {
-    return find(cat("model.layers.", layer, ".", path_of(p), ".bias"));
+const TensorSource* ModelTensors::bias(int layer, spec::Projection p) const {
+    return find(cat("model.layers.", layer, ".", spec::path_of(p), ".bias"));
 }
 
-const TensorSource& ModelTensors::of(TensorRole role, int layer) const {
-    UNSLOTH_CHECK(role != TensorRole::linear && role != TensorRole::bias, "a layer has several of this role");
+const TensorSource& ModelTensors::of(spec::TensorRole role, int layer) const {
+    UNSLOTH_CHECK(role != spec::TensorRole::linear && role != spec::TensorRole::bias,
+                  "a layer has several of this role");
     for (const TensorSource& source : sources_)
         if (source.rule.role == role && source.rule.layer == layer) return source;
     UNSLOTH_CHECK(false, "the model has no tensor of role ", static_cast<int>(role), " in layer ", layer);
@@ -141,7 +143,7 @@ const TensorSource& ModelTensors::of(TensorRole role, int layer) const {
 
 const TensorSource& ModelTensors::head() const {
     const TensorSource* const head = find("lm_head.weight");
-    return head != nullptr ? *head : of(TensorRole::embed_tokens);
+    return head != nullptr ? *head : of(spec::TensorRole::embed_tokens);
 }
 
 int64_t ModelTensors::parameters() const {
@@ -168,16 +170,16 @@ int64_t ModelTensors::int8_linears() const {
     return count;
 }
 
-ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
+ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec) {
     return ModelTensors(Resolver(checkpoint, spec).resolve());
 }
 
 WeightFile WeightFile::open(const std::string& path) {
     Checkpoint checkpoint = Checkpoint::open(path);
-    ModelSpec spec = read_model_spec(checkpoint.folder());
+    spec::ModelSpec spec = read_model_spec(checkpoint.folder());
     auto quantization = read_quantization_config(checkpoint.folder());
     ModelTensors tensors = resolve_tensors(checkpoint, spec);
     return {std::move(spec), std::move(quantization), std::move(checkpoint), std::move(tensors)};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

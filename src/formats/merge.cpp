@@ -8,7 +8,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 /// add_low_rank for `tile_rows` rows, which share what is read of A.
@@ -35,13 +35,13 @@ void add_tile(const float* b, const float* a, int64_t r, float scale, int64_t co
 
 std::vector<float> floats_of(const TensorView& tensor) {
     std::vector<float> values(static_cast<std::size_t>(tensor.elements()));
-    convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), values.data());
+    spec::convert_to_f32(tensor.dtype, tensor.data.data(), tensor.elements(), values.data());
     tensor.drop();
     return values;
 }
 
 std::span<const std::byte> bytes_of_rows(const TensorView& tensor, int64_t cols, int64_t row_begin, int64_t row_end) {
-    const auto row_bytes = static_cast<std::size_t>(cols) * size_of(tensor.dtype);
+    const auto row_bytes = static_cast<std::size_t>(cols) * spec::size_of(tensor.dtype);
     return tensor.data.subspan(static_cast<std::size_t>(row_begin) * row_bytes,
                                static_cast<std::size_t>(row_end - row_begin) * row_bytes);
 }
@@ -64,7 +64,7 @@ void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
                   " to ", row_end);
     if (saved_ != nullptr) {
         const auto rows = bytes_of_rows(*saved_, cols(), row_begin, row_end);
-        return convert_to_f32(saved_->dtype, rows.data(), (row_end - row_begin) * cols(), out);
+        return spec::convert_to_f32(saved_->dtype, rows.data(), (row_end - row_begin) * cols(), out);
     }
     if (quantised_) {
         dequantize_rows(quantised_->view(), row_begin, row_end, out);
@@ -85,37 +85,37 @@ void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
 MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, bool base_in_4bit)
     : base_(base), adapter_(adapter), base_in_4bit_(base_in_4bit), spec_(base.spec) {
     if (adapter_ != nullptr && !adapter_->config.lora.modules_to_save.empty()) spec_.tie_word_embeddings = false;
-    tensors_ = tensor_table(spec_);
+    tensors_ = spec::tensor_table(spec_);
 }
 
-const TensorView* MergedModel::saved_module(const TensorRule& rule) const {
-    if (adapter_ == nullptr || (rule.role != TensorRole::embed_tokens && rule.role != TensorRole::lm_head))
+const TensorView* MergedModel::saved_module(const spec::TensorRule& rule) const {
+    if (adapter_ == nullptr || (rule.role != spec::TensorRole::embed_tokens && rule.role != spec::TensorRole::lm_head))
         return nullptr;
     const auto& saved = adapter_->config.lora.modules_to_save;
-    const std::string module = rule.role == TensorRole::lm_head ? "lm_head" : "embed_tokens";
+    const std::string module = rule.role == spec::TensorRole::lm_head ? "lm_head" : "embed_tokens";
     return std::find(saved.begin(), saved.end(), module) == saved.end() ? nullptr : &adapter_->saved_module(module);
 }
 
-LoraModule MergedModel::lora_of(const TensorRule& rule) const {
-    if (adapter_ == nullptr || rule.role != TensorRole::linear) return {};
+spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
+    if (adapter_ == nullptr || rule.role != spec::TensorRole::linear) return {};
     return adapter_->layers[static_cast<std::size_t>(rule.layer)][static_cast<std::size_t>(rule.projection)];
 }
 
-const Quant4Weight* MergedModel::unchanged_quant4(const TensorRule& rule) const {
-    if (rule.role != TensorRole::linear || lora_of(rule).r > 0) return nullptr;
+const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
+    if (rule.role != spec::TensorRole::linear || lora_of(rule).r > 0) return nullptr;
     const TensorSource* const source = base_.tensors.find(rule.hf_name);
     return source->quantised() ? &*source->quant4 : nullptr;
 }
 
-MergedTensor MergedModel::open(const TensorRule& rule) const {
+MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     MergedTensor tensor;
     tensor.rule_ = rule;
     tensor.saved_ = saved_module(rule);
     if (tensor.saved_ != nullptr) return tensor;
     // Where the base is tied and the result is not, the head begins as the embeddings were.
-    tensor.base_ = rule.role == TensorRole::lm_head ? &base_.tensors.head() : base_.tensors.find(rule.hf_name);
+    tensor.base_ = rule.role == spec::TensorRole::lm_head ? &base_.tensors.head() : base_.tensors.find(rule.hf_name);
     UNSLOTH_CHECK(tensor.base_ != nullptr, "the base has no ", rule.hf_name);
-    if (rule.role != TensorRole::linear) return tensor;
+    if (rule.role != spec::TensorRole::linear) return tensor;
     if (base_in_4bit_ && !tensor.base_->quantised() && !tensor.base_->int8) {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             tensor.base_->read_f32(begin, end, out);
@@ -123,7 +123,7 @@ MergedTensor MergedModel::open(const TensorRule& rule) const {
         };
         tensor.quantised_ = std::make_shared<const Quant4Owned>(quantize_nf4(tensor.rows(), tensor.cols(), read));
     }
-    const LoraModule lora = lora_of(rule);
+    const spec::LoraModule lora = lora_of(rule);
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;
     tensor.scale_ = static_cast<float>(lora.scale);
@@ -135,8 +135,8 @@ MergedTensor MergedModel::open(const TensorRule& rule) const {
 int64_t MergedModel::changed_tensors() const {
     if (adapter_ == nullptr) return 0;
     auto count = static_cast<int64_t>(adapter_->config.lora.modules_to_save.size());
-    for (const LayerLora& layer : adapter_->layers)
-        count += std::count_if(layer.begin(), layer.end(), [](const LoraModule& module) { return module.r > 0; });
+    for (const spec::LayerLora& layer : adapter_->layers)
+        count += std::count_if(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
     return count;
 }
 
@@ -148,8 +148,8 @@ bool run_quantised(const std::filesystem::path& adapter_folder) {
     const auto path = adapter_folder / "run_config.json";
     if (!std::filesystem::exists(path)) return false;
     try {
-        const auto json = formats::parse_json<formats::OrderedJson>(read_file(path), path.string());
-        const auto model = formats::ObjectReader(json, path.string()).object("model");
+        const auto json = parse_json<OrderedJson>(read_file(path), path.string());
+        const auto model = ObjectReader(json, path.string()).object("model");
         return model && model->boolean("load_in_4bit", false);
     } catch (const Error&) {  // it only serves a remark in the log
         return false;
@@ -175,4 +175,4 @@ TrainedOn trained_on(const std::filesystem::path& adapter_folder, const PeftConf
     return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::unknown;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -15,18 +15,18 @@
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 constexpr int64_t slab_bytes = 8 << 20;      // of one tensor's stored form
 constexpr int64_t piece_elements = 1 << 15;  // that a thread computes at a time: 128 KiB stay in a core's cache
 
 /// The bits of the smallest positive fp32 value that rounds to an infinity of this type.
-uint32_t first_infinite(DType type) {
+uint32_t first_infinite(spec::DType type) {
     switch (type) {
-        case DType::f16:
+        case spec::DType::f16:
             return bits_of_float(65520.0F);
-        case DType::bf16:
+        case spec::DType::bf16:
             return 0x7F7F8000U;
         default:
             return 0x7F800000U;
@@ -34,7 +34,7 @@ uint32_t first_infinite(DType type) {
 }
 
 /// Bits of positive floats are ordered as the floats are, with NaNs above infinity: one comparison finds both.
-void require_values_fit(const float* values, int64_t n, DType type, const std::string& name) {
+void require_values_fit(const float* values, int64_t n, spec::DType type, const std::string& name) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU);
     if (largest < first_infinite(type)) return;
@@ -57,7 +57,7 @@ class Writer {
 
     WrittenModel write() {
         std::vector<std::size_t> sizes;
-        for (const TensorRule& rule : model_.tensors()) {
+        for (const spec::TensorRule& rule : model_.tensors()) {
             std::size_t bytes = 0;
             for (const TensorDecl& decl : declarations(rule)) bytes += decl.bytes();
             sizes.push_back(bytes);
@@ -75,28 +75,30 @@ class Writer {
 
   private:
     /// How this tensor is stored: quantised types are for the linears of the layers alone.
-    WeightType type_of(const TensorRule& rule) const {
-        const bool quantises = type_ == WeightType::nf4 || type_ == WeightType::int8;
-        return quantises && !rule.may_be_quantised ? WeightType::automatic : type_;
+    spec::WeightType type_of(const spec::TensorRule& rule) const {
+        const bool quantises = type_ == spec::WeightType::nf4 || type_ == spec::WeightType::int8;
+        return quantises && !rule.may_be_quantised ? spec::WeightType::automatic : type_;
     }
 
     /// NF4 weights that the adapter leaves alone are taken over as they lie: to quantise them again would change them.
-    const Quant4Weight* taken_over(const TensorRule& rule) const {
-        const Quant4Weight* const weight = type_of(rule) == WeightType::nf4 ? model_.unchanged_quant4(rule) : nullptr;
+    const Quant4Weight* taken_over(const spec::TensorRule& rule) const {
+        const Quant4Weight* const weight =
+            type_of(rule) == spec::WeightType::nf4 ? model_.unchanged_quant4(rule) : nullptr;
         const bool same_form = weight != nullptr && weight->type == Quant4Type::nf4 && weight->view.nested() &&
-                               weight->parts.front()->dtype == DType::u8;
+                               weight->parts.front()->dtype == spec::DType::u8;
         return same_form ? weight : nullptr;
     }
 
-    std::vector<TensorDecl> declarations(const TensorRule& rule) const {
+    std::vector<TensorDecl> declarations(const spec::TensorRule& rule) const {
         std::vector<TensorDecl> declared;
         if (const Quant4Weight* const weight = taken_over(rule)) {
             for (const TensorView* part : weight->parts) declared.push_back({part->name, part->dtype, part->shape});
             return declared;
         }
-        if (type_of(rule) == WeightType::nf4)
+        if (type_of(rule) == spec::WeightType::nf4)
             return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype_);
-        if (type_of(rule) == WeightType::int8) return int8_declarations(rule.hf_name, rule.shape[0], rule.shape[1]);
+        if (type_of(rule) == spec::WeightType::int8)
+            return int8_declarations(rule.hf_name, rule.shape[0], rule.shape[1]);
         return {{rule.hf_name, dtype_, rule.shape}};
     }
 
@@ -122,14 +124,14 @@ class Writer {
         writer.finish();
     }
 
-    void write_tensor(SafetensorsWriter& writer, const TensorRule& rule) const {
+    void write_tensor(SafetensorsWriter& writer, const spec::TensorRule& rule) const {
         stop_if_interrupted();
         if (const Quant4Weight* const weight = taken_over(rule)) {
             for (const TensorView* part : weight->parts) writer.append(part->name, part->data);
             weight->drop();
-        } else if (type_of(rule) == WeightType::nf4) {
+        } else if (type_of(rule) == spec::WeightType::nf4) {
             write_nf4(writer, model_.open(rule));
-        } else if (type_of(rule) == WeightType::int8) {
+        } else if (type_of(rule) == spec::WeightType::int8) {
             write_int8(writer, model_.open(rule));
         } else {
             write_plain(writer, model_.open(rule));
@@ -137,7 +139,7 @@ class Writer {
     }
 
     /// Rows of the tensor in fp32, which the tensor need not keep, as values that `stored` can hold.
-    static void take(const MergedTensor& tensor, int64_t row_begin, int64_t row_end, DType stored, float* out) {
+    static void take(const MergedTensor& tensor, int64_t row_begin, int64_t row_end, spec::DType stored, float* out) {
         tensor.read_f32(row_begin, row_end, out);
         tensor.drop(row_begin, row_end);
         require_values_fit(out, (row_end - row_begin) * tensor.cols(), stored, tensor.rule().hf_name);
@@ -146,7 +148,7 @@ class Writer {
     void write_nf4(SafetensorsWriter& writer, const MergedTensor& tensor) const {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             stop_if_interrupted();
-            take(tensor, begin, end, DType::f32, out);
+            take(tensor, begin, end, spec::DType::f32, out);
         };
         const Quant4Owned made = quantize_nf4(tensor.rows(), tensor.cols(), read, options_.threads);
         for (const TensorBlob& blob : quant4_tensors(tensor.rule().hf_name, made, dtype_))
@@ -154,9 +156,9 @@ class Writer {
     }
 
     void write_plain(SafetensorsWriter& writer, const MergedTensor& tensor) const {
-        write_slabs(writer, tensor, size_of(dtype_), dtype_,
+        write_slabs(writer, tensor, spec::size_of(dtype_), dtype_,
                     [&](int64_t, int64_t rows, const float* values, std::byte* out) {
-                        convert_from_f32(dtype_, values, rows * tensor.cols(), out);
+                        spec::convert_from_f32(dtype_, values, rows * tensor.cols(), out);
                     });
     }
 
@@ -164,7 +166,7 @@ class Writer {
         const std::string& name = tensor.rule().hf_name;
         std::vector<float> maxima(static_cast<std::size_t>(tensor.rows()));
         write_slabs(
-            writer, tensor, 1, DType::f16, [&](int64_t first, int64_t rows, const float* values, std::byte* out) {
+            writer, tensor, 1, spec::DType::f16, [&](int64_t first, int64_t rows, const float* values, std::byte* out) {
                 quantize_int8_rows(values, rows, tensor.cols(), reinterpret_cast<int8_t*>(out), maxima.data() + first);
             });
         writer.append(int8_maxima_name(name), std::as_bytes(std::span(maxima)));
@@ -175,7 +177,7 @@ class Writer {
     /// The tensor under its own name, a slab at a time. encode(first row, rows, values, out) makes of some rows in
     /// fp32, which `fits` can hold, what is stored, `item` bytes an element; it runs in several threads at once.
     template <class Encode>
-    void write_slabs(SafetensorsWriter& writer, const MergedTensor& tensor, std::size_t item, DType fits,
+    void write_slabs(SafetensorsWriter& writer, const MergedTensor& tensor, std::size_t item, spec::DType fits,
                      const Encode& encode) const {
         const int64_t rows = tensor.rows(), cols = tensor.cols(), row_bytes = cols * static_cast<int64_t>(item);
         const int64_t slab_rows = std::clamp<int64_t>(slab_bytes / row_bytes, 1, rows),
@@ -201,10 +203,10 @@ class Writer {
     }
 
     std::optional<QuantizationConfig> quantization() const {
-        if (type_ != WeightType::nf4 && type_ != WeightType::int8) return std::nullopt;
+        if (type_ != spec::WeightType::nf4 && type_ != spec::WeightType::int8) return std::nullopt;
         QuantizationConfig config;
         config.bnb_4bit_compute_dtype = name_of(dtype_);
-        if (type_ == WeightType::int8) {  // the 4-bit keys as transformers leaves them where they mean nothing
+        if (type_ == spec::WeightType::int8) {  // the 4-bit keys as transformers leaves them where they mean nothing
             config.load_in_4bit = config.bnb_4bit_use_double_quant = false;
             config.load_in_8bit = true;
             config.bnb_4bit_quant_type = "fp4";
@@ -214,7 +216,7 @@ class Writer {
     }
 
     void write_config() const {
-        ModelSpec spec = model_.spec();
+        spec::ModelSpec spec = model_.spec();
         spec.dtype = dtype_;
         write_file_atomically(
             folder_ / "config.json",
@@ -224,27 +226,29 @@ class Writer {
     const MergedModel& model_;
     const std::filesystem::path& folder_;
     const ModelWriteOptions& options_;
-    WeightType type_;
-    DType dtype_;
+    spec::WeightType type_;
+    spec::DType dtype_;
     std::map<std::string, std::string> where_;
     WrittenModel written_;
 };
 
 }  // namespace
 
-WeightType resolve_weight_type(WeightType type, const ModelSpec& spec) {
-    if (type != WeightType::automatic) return type;
-    return spec.dtype == DType::f32 ? WeightType::f32 : spec.dtype == DType::f16 ? WeightType::f16 : WeightType::bf16;
+spec::WeightType resolve_weight_type(spec::WeightType type, const spec::ModelSpec& spec) {
+    if (type != spec::WeightType::automatic) return type;
+    return spec.dtype == spec::DType::f32   ? spec::WeightType::f32
+           : spec.dtype == spec::DType::f16 ? spec::WeightType::f16
+                                            : spec::WeightType::bf16;
 }
 
-DType storage_dtype(WeightType type, const ModelSpec& spec) {
+spec::DType storage_dtype(spec::WeightType type, const spec::ModelSpec& spec) {
     switch (type) {
-        case WeightType::f32:
-            return DType::f32;
-        case WeightType::bf16:
-            return DType::bf16;
-        case WeightType::f16:
-            return DType::f16;
+        case spec::WeightType::f32:
+            return spec::DType::f32;
+        case spec::WeightType::bf16:
+            return spec::DType::bf16;
+        case spec::WeightType::f16:
+            return spec::DType::f16;
         default:
             return spec.dtype;
     }
@@ -255,4 +259,4 @@ WrittenModel write_model(const MergedModel& model, const std::filesystem::path& 
     return Writer(model, folder, options).write();
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

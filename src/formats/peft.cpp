@@ -12,11 +12,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::ObjectReader;
-using formats::OrderedJson;
 
 constexpr const char* config_file = "adapter_config.json";
 constexpr const char* weights_file = "adapter_model.safetensors";
@@ -105,20 +102,20 @@ void refuse_options(const ObjectReader& json) {
     json.fail("init_lora_weights", "an initialisation that leaves the base weights as they are");
 }
 
-void read_targets(const ObjectReader& json, LoraSpec& lora) {
+void read_targets(const ObjectReader& json, spec::LoraSpec& lora) {
     const OrderedJson* const targets = json.find("target_modules");
     if (targets == nullptr) json.fail("target_modules", "a list of modules");
     if (!targets->is_string()) {
         lora.target_modules = json.texts("target_modules");
     } else if (*targets == "all-linear") {
-        lora.target_modules.assign(projection_names.begin(), projection_names.end());
+        lora.target_modules.assign(spec::projection_names.begin(), spec::projection_names.end());
     } else {
         lora.target_modules = {targets->get<std::string>()};
         lora.target_is_regex = true;
     }
 }
 
-void read_patterns(const ObjectReader& json, LoraSpec& lora) {
+void read_patterns(const ObjectReader& json, spec::LoraSpec& lora) {
     if (const auto ranks = json.object("rank_pattern"))
         for (const auto& item : ranks->json().items())
             lora.rank_pattern.emplace_back(item.key(), ranks->required_integer(item.key()));
@@ -161,13 +158,13 @@ std::string texts_or_null(std::vector<std::string> values, bool sorted) {
     return list_text(values);
 }
 
-std::string targets_text(const LoraSpec& lora) {
+std::string targets_text(const spec::LoraSpec& lora) {
     if (lora.target_is_regex) return OrderedJson(lora.target_modules.at(0)).dump();
     return texts_or_null(lora.target_modules, true);  // PEFT keeps them as a set
 }
 
 void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& expected) {
-    formats::TensorProblems problems;
+    TensorProblems problems;
     std::set<std::string> known;
     for (const TensorDecl& decl : expected) {
         known.insert(decl.name);
@@ -175,7 +172,8 @@ void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& e
         if (tensor == nullptr) {
             problems.missing.add(cat(decl.name, " ", shape_text(decl.shape)));
         } else if (tensor->shape != decl.shape ||
-                   (tensor->dtype != DType::f32 && tensor->dtype != DType::bf16 && tensor->dtype != DType::f16)) {
+                   (tensor->dtype != spec::DType::f32 && tensor->dtype != spec::DType::bf16 &&
+                    tensor->dtype != spec::DType::f16)) {
             problems.unusable.add(cat(decl.name, ": expected F32, BF16 or F16 ", shape_text(decl.shape), ", found ",
                                       safetensors_name(tensor->dtype), " ", shape_text(tensor->shape)));
         }
@@ -189,11 +187,11 @@ void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& e
 }  // namespace
 
 PeftConfig parse_peft_config(const std::string& json_text, const std::string& source) {
-    const auto parsed = formats::parse_json<OrderedJson>(json_text, source);
+    const auto parsed = parse_json<OrderedJson>(json_text, source);
     const ObjectReader json(parsed, source);
     refuse_options(json);
     PeftConfig config;
-    LoraSpec& lora = config.lora;
+    spec::LoraSpec& lora = config.lora;
     config.base_model_name_or_path = json.text("base_model_name_or_path").value_or("");
     lora.r = json.integer("r").value_or(8);  // LoraConfig's defaults
     lora.lora_alpha = json.number("lora_alpha").value_or(8.0);
@@ -212,7 +210,7 @@ PeftConfig read_peft_config(const std::filesystem::path& folder) {
 }
 
 std::string write_peft_config(const PeftConfig& config) {
-    const LoraSpec& lora = config.lora;
+    const spec::LoraSpec& lora = config.lora;
     const auto quoted = [](const std::string& text) { return OrderedJson(text).dump(-1, ' ', true); };
     // Sorted by key; what this program does not use is as PEFT 0.21 writes it for a plain LoRA.
     const std::vector<std::pair<const char*, std::string>> entries = {
@@ -264,24 +262,24 @@ std::string write_peft_config(const PeftConfig& config) {
     return text + "\n}\n";
 }
 
-std::string lora_a_name(int layer, Projection p) {
-    return cat("base_model.model.model.layers.", layer, ".", path_of(p), ".lora_A.weight");
+std::string lora_a_name(int layer, spec::Projection p) {
+    return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_A.weight");
 }
 
-std::string lora_b_name(int layer, Projection p) {
-    return cat("base_model.model.model.layers.", layer, ".", path_of(p), ".lora_B.weight");
+std::string lora_b_name(int layer, spec::Projection p) {
+    return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_B.weight");
 }
 
 std::string saved_module_name(const std::string& module) {
     return cat("base_model.model.", module == "lm_head" ? "" : "model.", module, ".weight");
 }
 
-std::vector<TensorDecl> adapter_tensors(const LoraSpec& lora, const ModelSpec& model, DType dtype) {
+std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model, spec::DType dtype) {
     std::vector<TensorDecl> tensors;
-    const auto layers = resolve_lora(lora, model);
+    const auto layers = spec::resolve_lora(lora, model);
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
-        for (int i = 0; i < projection_count; ++i) {
-            const auto p = static_cast<Projection>(i);
+        for (int i = 0; i < spec::projection_count; ++i) {
+            const auto p = static_cast<spec::Projection>(i);
             const int64_t r = layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(i)].r;
             if (r == 0) continue;
             tensors.push_back({lora_a_name(layer, p), dtype, {r, model.in_features(p)}});
@@ -293,7 +291,7 @@ std::vector<TensorDecl> adapter_tensors(const LoraSpec& lora, const ModelSpec& m
     return tensors;
 }
 
-Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model) {
+Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec& model) {
     if (!std::filesystem::exists(folder / config_file))
         throw input_error(cat(folder.string(), ": no adapter folder: ", config_file, " is missing"));
     if (!std::filesystem::exists(folder / weights_file))
@@ -302,10 +300,10 @@ Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model
                               ? "Save the adapter as safetensors; pickle files are not read."
                               : "");
     PeftConfig config = read_peft_config(folder);
-    std::vector<LayerLora> layers;
+    std::vector<spec::LayerLora> layers;
     std::vector<TensorDecl> expected;
     try {
-        layers = resolve_lora(config.lora, model);
+        layers = spec::resolve_lora(config.lora, model);
         expected = adapter_tensors(config.lora, model);
     } catch (const Error& error) {  // here the words are the adapter's, not the user's options
         throw input_error(cat((folder / config_file).string(), ": ", error.what()));
@@ -315,4 +313,4 @@ Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model
     return {std::move(config), std::move(layers), std::move(file)};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -3,11 +3,8 @@
 #include "formats/json.h"
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::ObjectReader;
-using formats::OrderedJson;
 
 constexpr const char* file_name = "run_state.json";
 constexpr int64_t version = 2;  // 1: `data` did not cover labels and positions
@@ -62,7 +59,7 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
 
 RunState read_run_state(const std::filesystem::path& folder) {
     const std::string source = (folder / file_name).string();
-    const auto parsed = formats::parse_json<OrderedJson>(read_file(source), source);
+    const auto parsed = parse_json<OrderedJson>(read_file(source), source);
     const ObjectReader json(parsed, source);
     if (json.required_integer("version") > version)
         throw input_error(
@@ -100,4 +97,4 @@ RunState read_run_state(const std::filesystem::path& folder) {
     return state;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

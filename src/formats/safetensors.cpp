@@ -10,30 +10,28 @@
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::Json;
 
 constexpr std::size_t max_header_bytes = 100'000'000;
 constexpr std::size_t length_bytes = 8;
 
-constexpr std::array<std::pair<std::string_view, DType>, 12> dtype_names = {{
-    {"F32", DType::f32},
-    {"BF16", DType::bf16},
-    {"F16", DType::f16},
-    {"F64", DType::f64},
-    {"I64", DType::i64},
-    {"I32", DType::i32},
-    {"I16", DType::i16},
-    {"I8", DType::i8},
-    {"U8", DType::u8},
-    {"BOOL", DType::boolean},
-    {"F8_E4M3", DType::f8_e4m3},
-    {"F8_E5M2", DType::f8_e5m2},
+constexpr std::array<std::pair<std::string_view, spec::DType>, 12> dtype_names = {{
+    {"F32", spec::DType::f32},
+    {"BF16", spec::DType::bf16},
+    {"F16", spec::DType::f16},
+    {"F64", spec::DType::f64},
+    {"I64", spec::DType::i64},
+    {"I32", spec::DType::i32},
+    {"I16", spec::DType::i16},
+    {"I8", spec::DType::i8},
+    {"U8", spec::DType::u8},
+    {"BOOL", spec::DType::boolean},
+    {"F8_E4M3", spec::DType::f8_e4m3},
+    {"F8_E5M2", spec::DType::f8_e5m2},
 }};
 
-std::optional<DType> dtype_from(std::string_view name) {
+std::optional<spec::DType> dtype_from(std::string_view name) {
     for (const auto& [text, type] : dtype_names)
         if (text == name) return type;
     return std::nullopt;
@@ -79,7 +77,7 @@ class EntryReader {
         view.dtype = read_dtype(name, entry);
         const std::size_t elements = read_shape(name, entry, view.shape);
         const auto [begin, end] = read_offsets(name, entry);
-        const std::size_t item = size_of(view.dtype);
+        const std::size_t item = spec::size_of(view.dtype);
         if (elements > std::numeric_limits<std::size_t>::max() / item) fail(name, "its size overflows");
         if (end - begin != elements * item)
             fail(name, cat("data_offsets [", begin, ", ", end, "] hold ", end - begin, " bytes, but ",
@@ -100,7 +98,7 @@ class EntryReader {
         return *it;
     }
 
-    DType read_dtype(const std::string& name, const Json& entry) const {
+    spec::DType read_dtype(const std::string& name, const Json& entry) const {
         const Json& value = member(name, entry, "dtype");
         if (!value.is_string()) fail(name, "its dtype is no string");
         const auto type = dtype_from(value.get_ref<const std::string&>());
@@ -179,7 +177,7 @@ std::map<std::string, std::string> read_metadata(const Json& value, const std::s
 
 }  // namespace
 
-std::string_view safetensors_name(DType type) {
+std::string_view safetensors_name(spec::DType type) {
     for (const auto& [text, candidate] : dtype_names)
         if (candidate == type) return text;
     return "?";
@@ -204,7 +202,7 @@ bool TensorView::is_aligned(std::size_t alignment) const {
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : map_(std::make_unique<MappedFile>(path)) {
     const std::string_view text = header_text(*map_);
     const std::string source = path.string() + ": header";
-    const auto header = formats::parse_json<Json>(text, source);
+    const auto header = parse_json<Json>(text, source);
     const std::size_t data_start = length_bytes + text.size();
     const EntryReader reader(*map_, data_start);
     for (const auto& item : header.items()) {
@@ -230,4 +228,4 @@ const TensorView& SafetensorsFile::at(std::string_view name) const {
     return *tensor;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

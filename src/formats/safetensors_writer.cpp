@@ -6,13 +6,13 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/safetensors.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 constexpr std::size_t alignment = 8;
 
 std::string header_text(const std::vector<TensorDecl>& tensors, const SafetensorsWriter::Metadata& metadata) {
-    formats::Json header = formats::Json::object();  // keeps its keys sorted
+    Json header = Json::object();  // keeps its keys sorted
     if (!metadata.empty()) header["__metadata__"] = metadata;
     std::size_t offset = 0;
     for (const TensorDecl& tensor : tensors) {
@@ -29,7 +29,7 @@ std::string header_text(const std::vector<TensorDecl>& tensors, const Safetensor
 }  // namespace
 
 std::size_t TensorDecl::bytes() const {
-    std::size_t product = size_of(dtype);
+    std::size_t product = spec::size_of(dtype);
     for (const int64_t size : shape) {
         UNSLOTH_CHECK(size >= 0, name, ": shape ", shape_text(shape));
         const auto n = static_cast<std::size_t>(size);
@@ -43,7 +43,7 @@ std::size_t TensorDecl::bytes() const {
 SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorDecl> tensors, Metadata metadata)
     : tensors_(std::move(tensors)) {
     std::sort(tensors_.begin(), tensors_.end(), [](const TensorDecl& a, const TensorDecl& b) {
-        const std::size_t size_a = size_of(a.dtype), size_b = size_of(b.dtype);
+        const std::size_t size_a = spec::size_of(a.dtype), size_b = spec::size_of(b.dtype);
         return size_a != size_b ? size_a > size_b : a.name < b.name;
     });
     const std::string header = header_text(tensors_, metadata);
@@ -87,4 +87,4 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
     writer.finish();
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

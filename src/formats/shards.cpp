@@ -4,7 +4,7 @@
 
 #include "formats/json.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 std::string shard_file_name(std::size_t index, std::size_t count) {
     if (count == 1) return "model.safetensors";
@@ -14,7 +14,7 @@ std::string shard_file_name(std::size_t index, std::size_t count) {
 }
 
 std::string shard_index_json(const std::map<std::string, std::string>& file_of_tensor, std::size_t total_bytes) {
-    const formats::OrderedJson index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", file_of_tensor}};
+    const OrderedJson index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", file_of_tensor}};
     return index.dump(2) + "\n";
 }
 
@@ -33,4 +33,4 @@ std::vector<std::vector<std::size_t>> split_into_shards(const std::vector<std::s
     return shards;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -6,12 +6,8 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
-
-using formats::Json;
-using formats::ObjectReader;
-using formats::OrderedJson;
 
 Json finite_or_null(double value) {
     return std::isfinite(value) ? Json(value) : Json(nullptr);
@@ -81,7 +77,7 @@ void write_trainer_state(const std::filesystem::path& folder, const TrainerState
 
 TrainerState read_trainer_state(const std::filesystem::path& folder) {
     const std::string source = (folder / trainer_state_file).string();
-    const auto parsed = formats::parse_json<OrderedJson>(read_file(source), source);
+    const auto parsed = parse_json<OrderedJson>(read_file(source), source);
     const ObjectReader json(parsed, source);
     TrainerState state;
     state.best_global_step = json.integer("best_global_step");
@@ -105,4 +101,4 @@ TrainerState read_trainer_state(const std::filesystem::path& folder) {
     return state;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

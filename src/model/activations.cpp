@@ -38,7 +38,7 @@ struct Owner {
 
 class Lister {
   public:
-    Lister(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype)
+    Lister(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype)
         : spec_(spec), layout_(layout), sizes_(sizes), dtype_(dtype) {}
 
     std::vector<Spec> list(Owner owner) {
@@ -82,8 +82,9 @@ class Lister {
 
     void saved(int64_t i, LayerSaved& a, LayerSaved& host) {
         const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
-        const Keep keeps = sizes_.checkpointing.keep;
-        const bool attention = keeps != Keep::input, rest = keeps == Keep::everything || keeps == Keep::but_mlp;
+        const spec::Keep keeps = sizes_.checkpointing.keep;
+        const bool attention = keeps != spec::Keep::input,
+                   rest = keeps == spec::Keep::everything || keeps == spec::Keep::but_mlp;
         const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor LayerSaved::* member) {
             keep(i, name, {t, columns}, dtype_, kept, a.*member, &(host.*member));
         };
@@ -108,7 +109,7 @@ class Lister {
         small("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
         small("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
         matrix("gate_up", row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
-               keeps == Keep::everything, &LayerSaved::gate_up_full);
+               keeps == spec::Keep::everything, &LayerSaved::gate_up_full);
         small("u_down", {t, layout_[Group::down].r}, dtype_, true,
               a.u_down_TR);  // so that a recompute ends before the activation
     }
@@ -177,7 +178,7 @@ class Lister {
         }
     }
 
-    const ModelSpec& spec_;
+    const spec::ModelSpec& spec_;
     const LayerLayout& layout_;
     const ActivationSizes& sizes_;
     at::ScalarType dtype_;
@@ -190,7 +191,7 @@ class Lister {
 
 /// The most that any layer's attention asks for (layers differ in their window at most).
 template <class Ask>
-int64_t over_windows(const ModelSpec& spec, const Ask& ask) {
+int64_t over_windows(const spec::ModelSpec& spec, const Ask& ask) {
     int64_t most = 0;
     std::set<int64_t> seen;
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
@@ -200,8 +201,8 @@ int64_t over_windows(const ModelSpec& spec, const Ask& ask) {
     return most;
 }
 
-Lister make_lister(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                   at::Device device) {
+Lister make_lister(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                   at::ScalarType dtype, at::Device device) {
     Lister lister(spec, layout, sizes, dtype);
     lister.lse_elements_ = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_lse_elements(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
@@ -211,7 +212,7 @@ Lister make_lister(const ModelSpec& spec, const LayerLayout& layout, const Activ
 }
 
 /// Of the largest product: a group's with its adapters, or lm_head's.
-int64_t products_workspace(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+int64_t products_workspace(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
                            at::ScalarType dtype, at::Device device) {
     if (!device.is_cpu()) return ops::gemm_workspace(device);
     int64_t most = ops::gemm_cpu_workspace(dtype, sizes.head_chunk, spec.vocab_size, spec.hidden_size);
@@ -221,7 +222,7 @@ int64_t products_workspace(const ModelSpec& spec, const LayerLayout& layout, con
     return most;
 }
 
-int64_t workspace_bytes(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+int64_t workspace_bytes(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
                         at::ScalarType dtype, at::Device device) {
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
@@ -234,7 +235,7 @@ int64_t workspace_bytes(const ModelSpec& spec, const LayerLayout& layout, const 
 
 }  // namespace
 
-void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+void Activations::plan(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
                        at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan) {
     std::vector<LayerSaved> layers(static_cast<std::size_t>(spec.num_layers)), host_layers(layers.size());
     at::Tensor output;
@@ -251,7 +252,7 @@ void Activations::plan(const ModelSpec& spec, const LayerLayout& layout, const A
     plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, dtype, device));
 }
 
-Activations::Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+Activations::Activations(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
                          at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host)
     : sizes_(sizes),
       full_layers_(static_cast<std::size_t>(spec.num_layers)),

@@ -15,7 +15,7 @@ struct Shape {
 };
 
 /// Every block, layer by layer: the plan and the constructor walk the same list.
-std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<LayerLora>& lora, bool transposed) {
+std::vector<Shape> shapes_of(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, bool transposed) {
     std::vector<Shape> shapes;
     for (int layer = 0; layer < static_cast<int>(lora.size()); ++layer)
         for (const Group g : all_groups)
@@ -61,7 +61,7 @@ ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const Lay
         const GroupMargins& group =
             margins.at(static_cast<std::size_t>(shape.layer))[static_cast<std::size_t>(shape.group)];
         ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
-        const Projection projection = shape.slice->projection;
+        const spec::Projection projection = shape.slice->projection;
         if (shape.used && shape.part == Shape::Part::b) {
             block.source = adapters.value(*adapters.b(shape.layer, projection));
             block.scale = adapters.lora(shape.layer)[static_cast<std::size_t>(projection)].scale;
@@ -78,16 +78,19 @@ ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const Lay
 
 }  // namespace
 
-Adapters::Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora)
-    : parameters_(parameters), lora_(lora), a_(lora.size() * projection_count), b_(lora.size() * projection_count) {
+Adapters::Adapters(const Parameters& parameters, const std::vector<spec::LayerLora>& lora)
+    : parameters_(parameters),
+      lora_(lora),
+      a_(lora.size() * spec::projection_count),
+      b_(lora.size() * spec::projection_count) {
     for (const Parameter& p : parameters.table().parameters()) {
         if (p.kind == Parameter::Kind::base) continue;
-        const auto index = static_cast<std::size_t>(p.layer * projection_count + static_cast<int>(p.projection));
+        const auto index = static_cast<std::size_t>(p.layer * spec::projection_count + static_cast<int>(p.projection));
         (p.kind == Parameter::Kind::lora_a ? a_ : b_)[index] = &p;
     }
 }
 
-void AdapterMargins::plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device,
+void AdapterMargins::plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
                           bool transposed, memory::Plan& plan) {
     plan.add("adapters", table_name,
              ops::FillTable::bytes(device, elements_of(layout, shapes_of(layout, lora, transposed))));

@@ -23,7 +23,7 @@ struct QkvViews {
     at::Tensor q_THd, k_TKd, v_TKd, qk_THd;  ///< the last: q and k heads side by side
 };
 
-QkvViews qkv_views(const ModelSpec& spec, const at::Tensor& qkv) {
+QkvViews qkv_views(const spec::ModelSpec& spec, const at::Tensor& qkv) {
     const int64_t d = spec.head_dim, q = spec.q_size(), kv = spec.kv_size();
     return {heads_view(qkv, 0, spec.num_heads, d), heads_view(qkv, q, spec.num_kv_heads, d),
             heads_view(qkv, q + kv, spec.num_kv_heads, d), heads_view(qkv, 0, spec.num_heads + spec.num_kv_heads, d)};
@@ -36,7 +36,7 @@ void observe(const LayerContext& c, const char* module, const at::Tensor& output
 void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
     if (c.group.observer == nullptr) return;
     for (const Slice& slice : c.group.layout[g].slices)
-        observe(c, std::string(path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
+        observe(c, std::string(spec::path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
 }
 
 /// Nothing is reported outside of a training run: scoring and generation have no step outcome.
@@ -99,15 +99,15 @@ ops::Fp8Matrix activation_backward(const LayerContext& c, const LayerWeights& w,
 }
 
 /// The gradient buffer of a trained norm; undefined when it is frozen.
-at::Tensor norm_gradient(const LayerContext& c, TensorRole role) {
+at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
     if (!c.group.trains_base) return {};
-    const Parameter* p = c.group.parameters->table().find(role, c.layer(), Projection::q, Parameter::Kind::base);
+    const Parameter* p = c.group.parameters->table().find(role, c.layer(), spec::Projection::q, Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
 }
 
 /// q_norm and k_norm (Qwen3), keeping what was before them.
 void normalise_heads(const LayerContext& c, const LayerWeights& w, const LayerSaved& a) {
-    const ModelSpec& spec = c.spec;
+    const spec::ModelSpec& spec = c.spec;
     ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, 0, spec.q_size() + spec.kv_size()), a.qk_raw_TN);
     const QkvViews out = qkv_views(spec, a.qkv_TN);
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
@@ -117,13 +117,13 @@ void normalise_heads(const LayerContext& c, const LayerWeights& w, const LayerSa
 }
 
 void normalise_heads_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const QkvViews& grad) {
-    const ModelSpec& spec = c.spec;
+    const spec::ModelSpec& spec = c.spec;
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
     ops::head_norm_backward(c.group.ctx, grad.q_THd, raw_q, w.q_norm_d, a.rstd_q_TH, grad.q_THd,
-                            norm_gradient(c, TensorRole::q_norm));
+                            norm_gradient(c, spec::TensorRole::q_norm));
     ops::head_norm_backward(c.group.ctx, grad.k_TKd, raw_k, w.k_norm_d, a.rstd_k_TK, grad.k_TKd,
-                            norm_gradient(c, TensorRole::k_norm));
+                            norm_gradient(c, spec::TensorRole::k_norm));
 }
 
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
@@ -146,17 +146,17 @@ void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd)
 
 }  // namespace
 
-ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer) {
+ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) {
     const int64_t window = spec.sliding_window.empty() ? 0 : spec.sliding_window[static_cast<std::size_t>(layer)];
     return {spec.num_heads, spec.num_kv_heads, spec.head_dim, window,
             1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
 }
 
 void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD,
-                   LayerSteps steps) {
+                   spec::LayerSteps steps) {
     ops::Context& ctx = c.group.ctx;
     const LayerLayout& layout = c.group.layout;
-    const ModelSpec& spec = c.spec;
+    const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
 
@@ -210,16 +210,17 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     }
 }
 
-void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, Keep keep, bool input_gradient) {
+void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, spec::Keep keep,
+                    bool input_gradient) {
     ops::Context& ctx = c.group.ctx;
     const LayerLayout& layout = c.group.layout;
-    const ModelSpec& spec = c.spec;
+    const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden), g_TD = c.scratch.g_full.narrow(1, 0, hidden);
     const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 
-    layer_forward(c, w, a, {}, recompute_of(keep));
+    layer_forward(c, w, a, {}, spec::recompute_of(keep));
     // 9 down: dact lies where the activation will be made again
     const at::Tensor g_down = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::down].r);
     input_backward(c.group, Group::down, w[Group::down], g_down, quantised(c, w, g_TD), a.u_down_TR, act_TF);
@@ -229,8 +230,8 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     // 7 gate and up
     input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up8, a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
-    ops::rms_norm_backward(ctx, h_TD, a.mid_TD, w.post_norm_D, a.rstd2_T, g_TD, norm_gradient(c, TensorRole::post_norm),
-                           backward_site(c, 1), /*y_TD=*/h_TD);
+    ops::rms_norm_backward(ctx, h_TD, a.mid_TD, w.post_norm_D, a.rstd2_T, g_TD,
+                           norm_gradient(c, spec::TensorRole::post_norm), backward_site(c, 1), /*y_TD=*/h_TD);
     weight_backward(c.group, Group::gate_up, a.gate_up_full, h_TD);
     // 5 output projection
     const at::Tensor g_o = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::o].r);
@@ -263,7 +264,7 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     // 1 norm, onto the residual stream's gradient
     if (input_gradient) {
         ops::rms_norm_backward(ctx, h_TD, a.x_TD, w.input_norm_D, a.rstd1_T, g_TD,
-                               norm_gradient(c, TensorRole::input_norm), backward_site(c, 0), /*y_TD=*/h_TD);
+                               norm_gradient(c, spec::TensorRole::input_norm), backward_site(c, 0), /*y_TD=*/h_TD);
     } else {
         ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T);
     }

@@ -29,7 +29,7 @@ std::string buffer_name(int64_t layer, Group g, const char* what) {
 
 }  // namespace
 
-void Fp8Source::plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
+void Fp8Source::plan(const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
     for (int64_t layer = 0; layer < spec.num_layers; ++layer)
         for (const Group g : all_groups)
             for (const Buffer& b : buffers_of(layout[g], dtype))
@@ -37,7 +37,7 @@ void Fp8Source::plan(const ModelSpec& spec, const LayerLayout& layout, at::Scala
                          b.rows * b.columns * static_cast<int64_t>(c10::elementSize(b.type)));
 }
 
-Fp8Source::Fp8Source(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+Fp8Source::Fp8Source(ops::Context& ctx, const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
                      std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters)
     : layers_(static_cast<std::size_t>(spec.num_layers)) {
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {

@@ -7,7 +7,7 @@ namespace {
 
 int level_of(const Parameter& p, int64_t num_layers) {
     if (p.layer >= 0) return p.layer;
-    return p.role == TensorRole::embed_tokens ? -1 : static_cast<int>(num_layers);
+    return p.role == spec::TensorRole::embed_tokens ? -1 : static_cast<int>(num_layers);
 }
 
 int64_t bytes(const GradientStretch& s) {

@@ -7,35 +7,35 @@ namespace {
 
 constexpr int64_t rank_padding = 8;  // 16 bytes of bf16: rows of the wide buffers stay aligned for vector access
 
-int64_t padded_rank(const std::vector<LayerLora>& lora, Projection p) {
+int64_t padded_rank(const std::vector<spec::LayerLora>& lora, spec::Projection p) {
     int64_t r = 0;
-    for (const LayerLora& layer : lora) r = std::max(r, layer[static_cast<std::size_t>(p)].r);
+    for (const spec::LayerLora& layer : lora) r = std::max(r, layer[static_cast<std::size_t>(p)].r);
     return (r + rank_padding - 1) / rank_padding * rank_padding;
 }
 
 }  // namespace
 
-Group group_of(Projection p) {
+Group group_of(spec::Projection p) {
     switch (p) {
-        case Projection::q:
-        case Projection::k:
-        case Projection::v:
+        case spec::Projection::q:
+        case spec::Projection::k:
+        case spec::Projection::v:
             return Group::qkv;
-        case Projection::o:
+        case spec::Projection::o:
             return Group::o;
-        case Projection::gate:
-        case Projection::up:
+        case spec::Projection::gate:
+        case spec::Projection::up:
             return Group::gate_up;
-        case Projection::down:
+        case spec::Projection::down:
             break;
     }
     return Group::down;
 }
 
-LayerLayout make_layout(const ModelSpec& spec, const std::vector<LayerLora>& lora) {
+LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora) {
     LayerLayout layout;
-    for (int index = 0; index < projection_count; ++index) {
-        const auto p = static_cast<Projection>(index);
+    for (int index = 0; index < spec::projection_count; ++index) {
+        const auto p = static_cast<spec::Projection>(index);
         GroupLayout& group = layout.groups[static_cast<std::size_t>(group_of(p))];
         const int64_t rank = padded_rank(lora, p);
         group.slices.push_back({p, group.n, spec.out_features(p), group.r, rank});

@@ -23,12 +23,12 @@ const char* label(Product product, Group g) {
     return names[static_cast<int>(product)][static_cast<int>(g)];
 }
 
-ops::DropoutKey dropout_key(const GroupContext& c, Projection p) {
+ops::DropoutKey dropout_key(const GroupContext& c, spec::Projection p) {
     return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(p)};
 }
 
 /// The input as a projection's adapter sees it: dropped out into the scratch buffer.
-at::Tensor dropped_input(const GroupContext& c, Projection p, const at::Tensor& x_TK) {
+at::Tensor dropped_input(const GroupContext& c, spec::Projection p, const at::Tensor& x_TK) {
     const at::Tensor out = c.dropped.narrow(1, 0, x_TK.size(1));
     ops::dropout(c.ctx, x_TK, c.row_T, c.offset_T, c.dropout, dropout_key(c, p), out);
     return out;
@@ -45,7 +45,7 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
         if (slice.r == 0) continue;
         ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
         if (has_adapter(c, slice)) {
-            const LoraModule& module = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)];
+            const spec::LoraModule& module = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)];
             s.rank = module.r;
             s.scale = module.scale;
             s.da = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection));
@@ -73,13 +73,13 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
     }
 }
 
-const Parameter* base_parameter(const GroupContext& c, const Slice& slice, TensorRole role) {
+const Parameter* base_parameter(const GroupContext& c, const Slice& slice, spec::TensorRole role) {
     return c.parameters->table().find(role, c.layer, slice.projection, Parameter::Kind::base);
 }
 
 void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
     for (const Slice& slice : c.layout[g].slices)
-        if (const Parameter* bias = base_parameter(c, slice, TensorRole::bias))
+        if (const Parameter* bias = base_parameter(c, slice, spec::TensorRole::bias))
             ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n), c.parameters->gradient(*bias));
 }
 
@@ -87,7 +87,7 @@ void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, c
     for (const Slice& slice : c.layout[g].slices)
         ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
                           .b = x_TK,
-                          .out = c.parameters->gradient(*base_parameter(c, slice, TensorRole::linear)),
+                          .out = c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
                           .transpose_a = true,
                           .beta = 1.0,
                           .label = label(Product::dW, g)});

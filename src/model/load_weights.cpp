@@ -15,7 +15,7 @@ namespace unsloth::model {
 namespace {
 
 /// The bytes of a mapped tensor as an ATen tensor on the CPU; a copy where they are not aligned for their type.
-at::Tensor mapped_tensor(const TensorView& view) {
+at::Tensor mapped_tensor(const formats::TensorView& view) {
     const at::ScalarType type = scalar_type(view.dtype);
     void* const data = const_cast<std::byte*>(view.data.data());
     if (view.is_aligned(c10::elementSize(type))) return at::from_blob(data, view.shape, type);
@@ -25,7 +25,7 @@ at::Tensor mapped_tensor(const TensorView& view) {
 }
 
 /// A weight's values as a matrix on the CPU: mapped as it lies, or an INT8 weight's dequantised in `dtype`.
-at::Tensor matrix_of(const TensorSource& source, at::ScalarType dtype) {
+at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) {
     if (!source.int8) return mapped_tensor(*source.tensor);
     const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
     parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
@@ -53,7 +53,7 @@ void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_
 }  // namespace
 
 /// Where a projection lies; with `reads` its values, too.
-StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source,
+StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
                                     bool reads) const {
     const Held how = held(source);
     if (how == Held::file_map && !source.quantised()) return mapped_tensor(*source.tensor);
@@ -95,9 +95,10 @@ StoredWeight ModelPlan::load_linear(ops::Context& ctx, const memory::Arena& aren
 }
 
 /// A 4-bit weight of the checkpoint: in the file's map, or where `keep` puts its parts.
-StoredWeight ModelPlan::load_packed(const TensorSource& source, const PlacePart& keep) const {
-    const Quant4View& view = source.quant4->view;
-    const int64_t blocks = view.blocks(), nested_blocks = (blocks + quant4_nested_block - 1) / quant4_nested_block;
+StoredWeight ModelPlan::load_packed(const formats::TensorSource& source, const PlacePart& keep) const {
+    const spec::Quant4View& view = source.quant4->view;
+    const int64_t blocks = view.blocks(),
+                  nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
     const auto place = [&](const char* what, const at::Tensor& host) {
         return keep ? keep(what, host.scalar_type(), host) : host;
     };
@@ -118,7 +119,7 @@ StoredWeight ModelPlan::load_packed(const TensorSource& source, const PlacePart&
     return stored;
 }
 
-at::Tensor ModelPlan::load_vector(const memory::Arena& arena, const TensorSource* source) const {
+at::Tensor ModelPlan::load_vector(const memory::Arena& arena, const formats::TensorSource* source) const {
     if (source == nullptr) return {};
     const at::Tensor values = at::empty({source->cols()}, at::kFloat);
     source->read_f32(values.data_ptr<float>());
@@ -133,7 +134,7 @@ at::Tensor ModelPlan::load_bias(const memory::Arena& arena, int layer, Group g) 
         return {};
     const at::Tensor joined = at::zeros({group.n}, at::kFloat);
     for (const Slice& slice : group.slices)
-        if (const TensorSource* bias = file_->tensors.bias(layer, slice.projection))
+        if (const formats::TensorSource* bias = file_->tensors.bias(layer, slice.projection))
             bias->read_f32(joined.data_ptr<float>() + slice.n_begin);
     return arena.tensor(arena.plan().find(cat("bias ", layer, " ", name_of(g))), {group.n}, request_.dtype)
         .copy_(joined);
@@ -141,25 +142,25 @@ at::Tensor ModelPlan::load_bias(const memory::Arena& arena, int layer, Group g) 
 
 std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory::Arena& arena,
                                                 SharedLoading& shared) const {
-    const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
+    const bool masters = request_.finetuning_type == config::FinetuningType::full && request_.trains;
     std::vector<StoredLayer> layers(static_cast<std::size_t>(spec().num_layers));
     for (int layer = 0; layer < static_cast<int>(spec().num_layers); ++layer) {
         StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
         for (const Group g : all_groups) stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
         if (!resident_source())
-            for (int p = 0; p < projection_count; ++p) {
+            for (int p = 0; p < spec::projection_count; ++p) {
                 StoredWeight& weight = stored.projections[static_cast<std::size_t>(p)];
-                const TensorSource& source = file_->tensors.linear(layer, static_cast<Projection>(p));
+                const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
                 weight = load_linear(ctx, arena, source, shared.reads(layer));
                 if (held(source) != Held::file_map) shared.expect(weight, shared.reader_of(layer));
                 shared.done();
             }
         if (masters) continue;  // norms are read from the fp32 masters
-        stored.input_norm_D = load_vector(arena, &file_->tensors.of(TensorRole::input_norm, layer));
-        stored.post_norm_D = load_vector(arena, &file_->tensors.of(TensorRole::post_norm, layer));
+        stored.input_norm_D = load_vector(arena, &file_->tensors.of(spec::TensorRole::input_norm, layer));
+        stored.post_norm_D = load_vector(arena, &file_->tensors.of(spec::TensorRole::post_norm, layer));
         if (spec().qk_norm) {
-            stored.q_norm_d = load_vector(arena, &file_->tensors.of(TensorRole::q_norm, layer));
-            stored.k_norm_d = load_vector(arena, &file_->tensors.of(TensorRole::k_norm, layer));
+            stored.q_norm_d = load_vector(arena, &file_->tensors.of(spec::TensorRole::q_norm, layer));
+            stored.k_norm_d = load_vector(arena, &file_->tensors.of(spec::TensorRole::k_norm, layer));
         }
     }
     shared.finish();
@@ -169,11 +170,12 @@ std::vector<StoredLayer> ModelPlan::load_layers(ops::Context& ctx, const memory:
 
 OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters,
                                    SharedLoading& shared) const {
-    const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
-    const auto matrix = [&](const TensorSource& source, const std::string& buffer, const memory::Arena& where) {
+    const bool masters = request_.finetuning_type == config::FinetuningType::full && request_.trains;
+    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
+                            const memory::Arena& where) {
         if (masters && request_.dtype == at::kFloat)
             return parameters->value(
-                *parameters->table().find(source.rule.role, -1, Projection::q, Parameter::Kind::base));
+                *parameters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
         const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype),
                          values = mapped_tensor(*source.tensor);
         const auto read = [&](int64_t begin, int64_t end) {
@@ -188,7 +190,8 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Are
         shared.done();
         return out;
     };
-    const TensorSource &embed = file_->tensors.of(TensorRole::embed_tokens), &head = file_->tensors.head();
+    const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
+                                &head = file_->tensors.head();
     OuterWeights outer;
     outer.embed_VD = matrix(embed, embed.rule.hf_name, embedding_on_host() ? *host : arena);
     const bool tied = &embed == &head;
@@ -197,9 +200,9 @@ OuterWeights ModelPlan::load_outer(const memory::Arena& arena, const memory::Are
     outer.lm_head_VD = !tied    ? matrix(head, head.rule.hf_name, arena)
                        : untied ? matrix(embed, "lm_head copy", arena)
                                 : outer.embed_VD;
-    outer.final_norm_D = masters ? parameters->value(*parameters->table().find(TensorRole::final_norm, -1,
-                                                                               Projection::q, Parameter::Kind::base))
-                                 : load_vector(arena, &file_->tensors.of(TensorRole::final_norm));
+    outer.final_norm_D = masters ? parameters->value(*parameters->table().find(
+                                       spec::TensorRole::final_norm, -1, spec::Projection::q, Parameter::Kind::base))
+                                 : load_vector(arena, &file_->tensors.of(spec::TensorRole::final_norm));
     return outer;
 }
 
@@ -215,7 +218,8 @@ void ModelPlan::initialise(Parameters& parameters, SharedLoading& shared) const 
         const at::Tensor values = at::zeros(p.shape, at::kFloat);
         float* const out = values.data_ptr<float>();
         if (adapter_) {
-            convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(), out);
+            spec::convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(),
+                                 out);
         } else if (p.kind == Parameter::Kind::lora_a) {
             fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, number);
         }
@@ -225,7 +229,8 @@ void ModelPlan::initialise(Parameters& parameters, SharedLoading& shared) const 
 
 /// The fp32 master of one of the model's own tensors.
 void ModelPlan::initialise_base(const Parameter& p, const at::Tensor& value, SharedLoading& shared) const {
-    const TensorSource* source = p.role == TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
+    const formats::TensorSource* source =
+        p.role == spec::TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
     if (source == nullptr && request_.lora) source = &file_->tensors.of(p.role);
     if (source == nullptr) source = file_->tensors.find(p.name);
     const auto read = [&](int64_t begin, int64_t end) {
@@ -245,21 +250,21 @@ void ModelPlan::initialise_base(const Parameter& p, const at::Tensor& value, Sha
 /// Norms of a model that is trained as a whole are read from its fp32 masters.
 void ModelPlan::lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const {
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-        const auto master = [&](TensorRole role) {
+        const auto master = [&](spec::TensorRole role) {
             const Parameter* p =
-                parameters.table().find(role, static_cast<int>(layer), Projection::q, Parameter::Kind::base);
+                parameters.table().find(role, static_cast<int>(layer), spec::Projection::q, Parameter::Kind::base);
             return p == nullptr ? at::Tensor() : parameters.value(*p);
         };
-        layers[layer].input_norm_D = master(TensorRole::input_norm);
-        layers[layer].post_norm_D = master(TensorRole::post_norm);
-        layers[layer].q_norm_d = master(TensorRole::q_norm);
-        layers[layer].k_norm_d = master(TensorRole::k_norm);
+        layers[layer].input_norm_D = master(spec::TensorRole::input_norm);
+        layers[layer].post_norm_D = master(spec::TensorRole::post_norm);
+        layers[layer].q_norm_d = master(spec::TensorRole::q_norm);
+        layers[layer].k_norm_d = master(spec::TensorRole::k_norm);
     }
 }
 
 /// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else
 /// as it lies.
-StoredWeight ModelPlan::frozen_weight(ops::Context& ctx, const TensorSource& linear) const {
+StoredWeight ModelPlan::frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const {
     if (linear.quantised()) return ops::upload(ctx, linear.quant4->view);
     const at::Tensor matrix = matrix_of(linear, matrix_type(linear));
     if (quantises(linear)) return ops::quantize_nf4(ctx, matrix.to(ctx.device()));
@@ -272,7 +277,7 @@ at::Tensor ModelPlan::joined_group(ops::Context& ctx, int layer, Group g) const 
     const at::Tensor joined =
         at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
     for (const Slice& slice : layout_[g].slices) {
-        const TensorSource& linear = file_->tensors.linear(layer, slice.projection);
+        const formats::TensorSource& linear = file_->tensors.linear(layer, slice.projection);
         expand(ctx, frozen_weight(ctx, linear), joined.narrow(0, slice.n_begin, slice.n));
         linear.drop();
     }
@@ -299,8 +304,8 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
     auto source = std::make_unique<ResidentSource>(ctx, spec(), layout_, request_.dtype, std::move(layers), arena,
                                                    adapters, masters);
     if (masters != nullptr) return source;
-    for (const TensorSource& linear : file_->tensors.all()) {
-        if (linear.rule.role != TensorRole::linear) continue;
+    for (const formats::TensorSource& linear : file_->tensors.all()) {
+        if (linear.rule.role != spec::TensorRole::linear) continue;
         shared.done();
         if (!shared.reads(linear.rule.layer)) continue;
         source->load(ctx, linear.rule.layer, linear.rule.projection, frozen_weight(ctx, linear));
@@ -312,10 +317,10 @@ std::unique_ptr<WeightSource> ModelPlan::make_source(ops::Context& ctx, std::vec
 }
 
 ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
-    const bool masters = request_.finetuning_type == FinetuningType::full && request_.trains;
+    const bool masters = request_.finetuning_type == config::FinetuningType::full && request_.trains;
     const int64_t outer = 2;
     SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
-                                                 : spec().num_layers * projection_count));
+                                                 : spec().num_layers * spec::projection_count));
     ModelParts parts;
     parts.file = file_;
     parts.spec = spec();

@@ -9,31 +9,31 @@
 
 namespace unsloth::model {
 
-at::ScalarType scalar_type(DType type) {
+at::ScalarType scalar_type(spec::DType type) {
     switch (type) {
-        case DType::f32:
+        case spec::DType::f32:
             return at::kFloat;
-        case DType::bf16:
+        case spec::DType::bf16:
             return at::kBFloat16;
-        case DType::f16:
+        case spec::DType::f16:
             return at::kHalf;
-        case DType::f64:
+        case spec::DType::f64:
             return at::kDouble;
-        case DType::i64:
+        case spec::DType::i64:
             return at::kLong;
-        case DType::i32:
+        case spec::DType::i32:
             return at::kInt;
-        case DType::i16:
+        case spec::DType::i16:
             return at::kShort;
-        case DType::i8:
+        case spec::DType::i8:
             return at::kChar;
-        case DType::u8:
+        case spec::DType::u8:
             return at::kByte;
-        case DType::boolean:
+        case spec::DType::boolean:
             return at::kBool;
-        case DType::f8_e4m3:
+        case spec::DType::f8_e4m3:
             return at::kFloat8_e4m3fn;
-        case DType::f8_e5m2:
+        case spec::DType::f8_e5m2:
             return at::kFloat8_e5m2;
     }
     throw CheckError("no such dtype");
@@ -46,16 +46,16 @@ constexpr int64_t recorded_layer_bytes = 256 << 10;
 
 }  // namespace
 
-ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request)
+ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request)
     : file_(std::move(file)), request_(std::move(request)) {
-    const bool full = request_.finetuning_type == FinetuningType::full;
+    const bool full = request_.finetuning_type == config::FinetuningType::full;
     if (full && file_->tensors.quantised_linears() + file_->tensors.int8_linears() > 0)
         throw usage_error(
             cat(file_->checkpoint.folder().string(), ": finetuning_type full needs 16/32-bit weights, these are ",
                 file_->tensors.int8_linears() > 0 ? "8-bit" : "4-bit"),
             "Point model.path at the unquantised checkpoint, or use finetuning_type lora.");
     if (request_.adapter) {
-        adapter_ = std::make_shared<const Adapter>(read_adapter(*request_.adapter, spec()));
+        adapter_ = std::make_shared<const formats::Adapter>(formats::read_adapter(*request_.adapter, spec()));
         const double dropout = request_.lora ? request_.lora->lora_dropout : adapter_->config.lora.lora_dropout;
         request_.lora = adapter_->config.lora;
         request_.lora->lora_dropout = dropout;
@@ -63,7 +63,7 @@ ModelPlan::ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request
     if (full && request_.trains) {
         table_ = ParameterTable::full(spec());
     } else if (request_.lora) {
-        lora_layers_ = resolve_lora(*request_.lora, spec());
+        lora_layers_ = spec::resolve_lora(*request_.lora, spec());
         table_ = ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
     }
     layout_ = make_layout(spec(), lora_layers_);
@@ -76,7 +76,7 @@ void ModelPlan::require_fp8() const {
     const auto refuse = [](const std::string& what, const char* advice) {
         throw usage_error("model.compute_dtype fp8 " + what, advice);
     };
-    if (request_.finetuning_type == FinetuningType::full && request_.trains)
+    if (request_.finetuning_type == config::FinetuningType::full && request_.trains)
         refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
     if (!ops::fp8_available(request_.device))
         refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
@@ -97,11 +97,11 @@ void ModelPlan::require_fp8() const {
 }
 
 /// Weights of 8 bit stay what they are: to quantise them a second time would lose twice.
-bool ModelPlan::quantises(const TensorSource& source) const {
+bool ModelPlan::quantises(const formats::TensorSource& source) const {
     return request_.load_in_4bit && !source.quantised() && !source.int8;
 }
 
-at::ScalarType ModelPlan::matrix_type(const TensorSource& source) const {
+at::ScalarType ModelPlan::matrix_type(const formats::TensorSource& source) const {
     return source.int8 ? request_.dtype : scalar_type(source.tensor->dtype);
 }
 
@@ -110,16 +110,16 @@ bool ModelPlan::expands_4bit() const {
 }
 
 bool ModelPlan::embedding_on_host() const {
-    const bool trained =
-        table_ && table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
+    const bool trained = table_ && table_->find(spec::TensorRole::embed_tokens, -1, spec::Projection::q,
+                                                Parameter::Kind::base) != nullptr;
     return request_.device.is_cuda() && request_.offload_embedding && !trained && !spec().tie_word_embeddings;
 }
 
 bool ModelPlan::resident_source() const {
-    if (request_.fp8 || (request_.finetuning_type == FinetuningType::full && request_.trains)) return true;
+    if (request_.fp8 || (request_.finetuning_type == config::FinetuningType::full && request_.trains)) return true;
     const auto& all = file_->tensors.all();
-    const bool any_4bit = std::any_of(all.begin(), all.end(), [&](const TensorSource& source) {
-        return source.rule.role == TensorRole::linear && (source.quantised() || quantises(source));
+    const bool any_4bit = std::any_of(all.begin(), all.end(), [&](const formats::TensorSource& source) {
+        return source.rule.role == spec::TensorRole::linear && (source.quantised() || quantises(source));
     });
     return request_.device.is_cuda() && (!any_4bit || expands_4bit());
 }
@@ -138,25 +138,26 @@ bool ModelPlan::tiles_serve() const {
     });
 }
 
-bool ModelPlan::lies_in_tiles(const TensorSource& source) const {
+bool ModelPlan::lies_in_tiles(const formats::TensorSource& source) const {
     if (!tiles_serve()) return false;
-    if (source.quantised()) return nf4_tiles_supported(source.quant4->view);
-    return quantises(source) && source.rows() % nf4_tile == 0 && source.cols() % nf4_tile == 0;
+    if (source.quantised()) return spec::nf4_tiles_supported(source.quant4->view);
+    return quantises(source) && source.rows() % spec::nf4_tile == 0 && source.cols() % spec::nf4_tile == 0;
 }
 
-ModelPlan::Held ModelPlan::held(const TensorSource& source) const {
+ModelPlan::Held ModelPlan::held(const formats::TensorSource& source) const {
     if (lies_in_tiles(source)) return Held::tiles;
     if (source.quantised()) return request_.device.is_cpu() ? Held::file_map : Held::packed;
-    if (quantises(source) && request_.finetuning_type == FinetuningType::lora) return Held::quantised_here;
+    if (quantises(source) && request_.finetuning_type == config::FinetuningType::lora) return Held::quantised_here;
     if (source.int8) return Held::matrix;
     return request_.device.is_cpu() ? Held::file_map : Held::matrix;
 }
 
-void ModelPlan::plan_linear(const TensorSource& source) {
+void ModelPlan::plan_linear(const formats::TensorSource& source) {
     const std::string& name = source.rule.hf_name;
     const Held how = held(source);
     if (how == Held::file_map || resident_source()) return;
-    const int64_t elements = source.rows() * source.cols(), blocks = (elements + quant4_block - 1) / quant4_block;
+    const int64_t elements = source.rows() * source.cols(),
+                  blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
     const auto add = [&](const char* what, int64_t bytes) {
         resident_.add("base weights", part_name(name, what), bytes);
     };
@@ -166,12 +167,12 @@ void ModelPlan::plan_linear(const TensorSource& source) {
     }
     const bool nested = how != Held::packed || source.quant4->view.nested();
     if (how == Held::tiles) {
-        add("tiles", nf4_tiles_bytes(source.rows(), source.cols()));
+        add("tiles", spec::nf4_tiles_bytes(source.rows(), source.cols()));
     } else {
         add("packed", (elements + 1) / 2);
         add("absmax", nested ? blocks : blocks * 4);
     }
-    if (nested) add("nested absmax", (blocks + quant4_nested_block - 1) / quant4_nested_block * 4);
+    if (nested) add("nested absmax", (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block * 4);
     add("tables", (16 + 256) * 4);
 }
 
@@ -183,21 +184,21 @@ void ModelPlan::plan_resident() {
     } else if (resident_source()) {
         ResidentSource::plan(spec(), layout_, request_.dtype, resident_);
     }
-    const bool masters = table_ && request_.finetuning_type == FinetuningType::full;
-    for (const TensorSource& source : file_->tensors.all()) {
-        const TensorRule& rule = source.rule;
+    const bool masters = table_ && request_.finetuning_type == config::FinetuningType::full;
+    for (const formats::TensorSource& source : file_->tensors.all()) {
+        const spec::TensorRule& rule = source.rule;
         const int64_t elements = source.rows() * source.cols();
         switch (rule.role) {
-            case TensorRole::linear:
+            case spec::TensorRole::linear:
                 plan_linear(source);
                 break;
-            case TensorRole::bias:
+            case spec::TensorRole::bias:
                 break;  // joined by group below
-            case TensorRole::embed_tokens:
-            case TensorRole::lm_head:
+            case spec::TensorRole::embed_tokens:
+            case spec::TensorRole::lm_head:
                 // fp32 masters are read in place; everything else needs a copy in the compute type on the device.
                 if (masters && request_.dtype == at::kFloat) break;
-                if (rule.role == TensorRole::embed_tokens && embedding_on_host()) break;  // in the host's plan
+                if (rule.role == spec::TensorRole::embed_tokens && embedding_on_host()) break;  // in the host's plan
                 resident_.add("embeddings", rule.hf_name, elements * item);
                 break;
             default:
@@ -230,11 +231,11 @@ void ModelPlan::set_sizes(const ActivationSizes& sizes) {
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     request_.sizes.trains_embedding =
         request_.trains && table_ &&
-        table_->find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base) != nullptr;
+        table_->find(spec::TensorRole::embed_tokens, -1, spec::Projection::q, Parameter::Kind::base) != nullptr;
     step_ = host_ = memory::Plan();
     Activations::plan(spec(), layout_, request_.sizes, request_.dtype, request_.device, step_, host_);
     if (embedding_on_host()) {
-        const TensorSource& embed = file_->tensors.of(TensorRole::embed_tokens);
+        const formats::TensorSource& embed = file_->tensors.of(spec::TensorRole::embed_tokens);
         host_.add("embeddings", embed.rule.hf_name,
                   embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
     }
@@ -275,7 +276,7 @@ std::string ModelPlan::base_description() const {
     if (const int64_t int8 = file_->tensors.int8_linears(); int8 > 0)
         return cat(int8, " linears in 8 bit, dequantised to ",
                    request_.fp8 ? "fp8 (e4m3, a scale for each row)" : c10::toString(request_.dtype), " while loading");
-    if (request_.finetuning_type == FinetuningType::full)
+    if (request_.finetuning_type == config::FinetuningType::full)
         return cat("fp32 masters, compute ", c10::toString(request_.dtype));
     return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded)
                                  : cat("kept in 16/32 bit", expanded);

@@ -38,14 +38,14 @@ void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
 
 Model::Model(ops::Context& ctx, ModelParts parts) : ctx_(ctx), parts_(std::move(parts)) {
     ctx_.workspace = parts_.activations->workspace();
-    trains_embedding_ = outer_parameter(TensorRole::embed_tokens) != nullptr;
+    trains_embedding_ = outer_parameter(spec::TensorRole::embed_tokens) != nullptr;
     lowest_trained_layer_ = 0;
     if (!parts_.full_finetuning) {
         while (lowest_trained_layer_ < static_cast<int>(parts_.lora.size()) &&
                std::all_of(
                    parts_.lora[static_cast<std::size_t>(lowest_trained_layer_)].begin(),
                    parts_.lora[static_cast<std::size_t>(lowest_trained_layer_)].end(),
-                   [](const LoraModule& m) { return m.r == 0; }))
+                   [](const spec::LoraModule& m) { return m.r == 0; }))
             ++lowest_trained_layer_;
         if (trains_embedding_) lowest_trained_layer_ = 0;
     }
@@ -55,13 +55,13 @@ Model::Model(ops::Context& ctx, ModelParts parts) : ctx_(ctx), parts_(std::move(
                                              lowest_trained_layer_, counts_);
 }
 
-const Parameter* Model::outer_parameter(TensorRole role) const {
+const Parameter* Model::outer_parameter(spec::TensorRole role) const {
     if (parts_.parameters == nullptr) return nullptr;
     const ParameterTable& table = parts_.parameters->table();
-    const Parameter* found = table.find(role, -1, Projection::q, Parameter::Kind::base);
+    const Parameter* found = table.find(role, -1, spec::Projection::q, Parameter::Kind::base);
     // A tied model that is trained as a whole has one matrix at both ends.
-    if (found == nullptr && role == TensorRole::lm_head && parts_.full_finetuning)
-        found = table.find(TensorRole::embed_tokens, -1, Projection::q, Parameter::Kind::base);
+    if (found == nullptr && role == spec::TensorRole::lm_head && parts_.full_finetuning)
+        found = table.find(spec::TensorRole::embed_tokens, -1, spec::Projection::q, Parameter::Kind::base);
     return found;
 }
 
@@ -102,11 +102,11 @@ at::Tensor Model::layer_output(int64_t layer) const {
 // --- inputs --------------------------------------------------------------------------------------------------------
 
 void Model::make_rope_table(int64_t longest_position) {
-    const bool dynamic = parts_.spec.rope.type == RopeSpec::Type::dynamic;
+    const bool dynamic = parts_.spec.rope.type == spec::RopeSpec::Type::dynamic;
     const int64_t length = dynamic ? longest_position + 1 : 0;
     const TokenBuffers& tokens = parts_.activations->tokens();
     if (rope_length_ != length) {
-        const RopeFrequencies frequencies = rope_frequencies(parts_.spec, longest_position + 1);
+        const spec::RopeFrequencies frequencies = spec::rope_frequencies(parts_.spec, longest_position + 1);
         copy_values(frequencies.inv_freq, tokens.inv_freq_p);
         rope_scaling_ = frequencies.attention_scaling;
         rope_length_ = length;
@@ -117,7 +117,7 @@ void Model::make_rope_table(int64_t longest_position) {
                     inputs_.sin_Tp);
 }
 
-void Model::upload(const Batch& batch) {
+void Model::upload(const data::Batch& batch) {
     const ops::Region region(ctx_, "inputs");
     tokens_ = batch.tokens();
     parts_.activations->resize(tokens_);
@@ -141,19 +141,19 @@ void Model::upload(const Batch& batch) {
 
 void Model::embed() {
     if (parts_.parameters != nullptr && outer_version_ != parts_.parameters->version) {
-        const auto refresh = [&](TensorRole role, at::Tensor& copy) {
+        const auto refresh = [&](spec::TensorRole role, at::Tensor& copy) {
             const Parameter* master = outer_parameter(role);
             if (master == nullptr) return;
             const at::Tensor value = parts_.parameters->value(*master);
             if (value.dim() == 1 || copy.scalar_type() == at::kFloat) {
                 copy = value;  // fp32 is read where it is
-            } else if (!(role == TensorRole::lm_head && copy.is_same(parts_.outer.embed_VD))) {
+            } else if (!(role == spec::TensorRole::lm_head && copy.is_same(parts_.outer.embed_VD))) {
                 ops::copy_2d(ctx_, value, copy);
             }
         };
-        refresh(TensorRole::embed_tokens, parts_.outer.embed_VD);
-        refresh(TensorRole::lm_head, parts_.outer.lm_head_VD);
-        refresh(TensorRole::final_norm, parts_.outer.final_norm_D);
+        refresh(spec::TensorRole::embed_tokens, parts_.outer.embed_VD);
+        refresh(spec::TensorRole::lm_head, parts_.outer.lm_head_VD);
+        refresh(spec::TensorRole::final_norm, parts_.outer.final_norm_D);
         outer_version_ = parts_.parameters->version;
     }
     const at::Tensor ids = parts_.activations->tokens().ids_T.narrow(0, 0, tokens_);
@@ -218,7 +218,7 @@ void Model::forward_layers(std::vector<KvCache>* caches, bool training) {
 
 void Model::backward_layers() {
     const ops::Region region(ctx_, "backward");
-    const Keep keep = parts_.activations->sizes().checkpointing.keep;
+    const spec::Keep keep = parts_.activations->sizes().checkpointing.keep;
     reached(static_cast<int>(parts_.spec.num_layers));  // the head stands before it
     issue_or_record(Pass::backward, [&] {
         for (int layer = static_cast<int>(parts_.spec.num_layers) - 1; layer >= lowest_trained_layer_; --layer) {
@@ -240,7 +240,7 @@ void Model::embedding_gradient() {
     ops::embedding_backward(ctx_, g_TD, tokens.order_T.narrow(0, 0, tokens_),
                             tokens.unique_u.narrow(0, 0, distinct_ids_),
                             tokens.starts_u1.narrow(0, 0, distinct_ids_ + 1),
-                            parts_.parameters->gradient(*outer_parameter(TensorRole::embed_tokens)));
+                            parts_.parameters->gradient(*outer_parameter(spec::TensorRole::embed_tokens)));
 }
 
 // --- lm_head and loss ----------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ void Model::head_chunk(int64_t first, int64_t rows, bool gradient) {
         {.a = h_CD, .b = parts_.outer.lm_head_VD, .out = logits_CV, .transpose_b = true, .label = "gemm lm_head"});
     ops::cross_entropy(ctx_, logits_CV, targets_C, head.loss_n.narrow(0, first, rows), gradient);
     if (!gradient) return;
-    if (const Parameter* trained = outer_parameter(TensorRole::lm_head))
+    if (const Parameter* trained = outer_parameter(spec::TensorRole::lm_head))
         ops::gemm(ctx_, {.a = logits_CV,
                          .b = h_CD,
                          .out = parts_.parameters->gradient(*trained),
@@ -275,7 +275,7 @@ void Model::head_chunk(int64_t first, int64_t rows, bool gradient) {
     ops::gemm(ctx_, {.a = logits_CV, .b = parts_.outer.lm_head_VD, .out = h_CD, .label = "gemm dx lm_head"});
 }
 
-void Model::head_forward_backward(const Batch& batch) {
+void Model::head_forward_backward(const data::Batch& batch) {
     const ops::Region region(ctx_, "head");
     const int64_t rows = batch.labels, hidden = parts_.spec.hidden_size;
     const HeadBuffers& head = parts_.activations->head();
@@ -286,7 +286,7 @@ void Model::head_forward_backward(const Batch& batch) {
 
     const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, rows);
     const at::Tensor g_TD = parts_.activations->scratch().g_full.narrow(1, 0, hidden);
-    const Parameter* norm = parts_.full_finetuning ? outer_parameter(TensorRole::final_norm) : nullptr;
+    const Parameter* norm = parts_.full_finetuning ? outer_parameter(spec::TensorRole::final_norm) : nullptr;
     ops::zero_2d(ctx_, dx_nD);
     ops::rms_norm_backward(ctx_, head.h_nD.narrow(0, 0, rows), head.x_nD.narrow(0, 0, rows), parts_.outer.final_norm_D,
                            head.rstd_n.narrow(0, 0, rows), dx_nD,
@@ -297,7 +297,7 @@ void Model::head_forward_backward(const Batch& batch) {
 
 // --- entries -------------------------------------------------------------------------------------------------------
 
-void Model::train(const Batch& batch) {
+void Model::train(const data::Batch& batch) {
     if (batch.labels == 0) {
         if (buckets_ != nullptr) buckets_->reached_all();
         return;
@@ -325,7 +325,7 @@ void Model::train(const Batch& batch) {
     reached(-1);
 }
 
-at::Tensor Model::score(const Batch& batch, const OnLogits& on_logits) {
+at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits) {
     if (batch.labels == 0) return at::empty({0}, at::kFloat);
     upload(batch);
     forward_layers(nullptr, /*training=*/false);
@@ -351,7 +351,7 @@ std::vector<KvCache> Model::make_caches(int64_t capacity) const {
 
 int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>& caches) {
     const auto before = static_cast<int32_t>(caches.front().length), count = static_cast<int32_t>(ids.size());
-    Batch batch;
+    data::Batch batch;
     batch.ids_T = ids;
     for (int32_t t = 0; t < count; ++t) batch.positions_T.push_back(before + t);
     batch.segments = {0, count};
@@ -376,9 +376,9 @@ int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>&
 
 std::string Model::describe_site(uint32_t code) const {
     const auto layers = static_cast<uint32_t>(parts_.spec.num_layers);
-    if (code == all_finite) return "nowhere";
-    if (code == bad_gradient_norm) return "the norm of the gradients, which leaves 32 bits";
-    if (code == bad_elsewhere) return "another rank";
+    if (code == spec::all_finite) return "nowhere";
+    if (code == spec::bad_gradient_norm) return "the norm of the gradients, which leaves 32 bits";
+    if (code == spec::bad_elsewhere) return "another rank";
     // What enters a layer is what the one before made: a reader should look there.
     if (code == 0) return "the embeddings (forward)";
     if (code <= 2 * layers)

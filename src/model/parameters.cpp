@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t small_tensor = 4096;  // bitsandbytes keeps smaller ones in 32-bit moments
 
-bool uses_8bit(const Parameter& p, Optimizer optimizer) {
-    const bool embedding = p.role == TensorRole::embed_tokens;
-    return optimizer == Optimizer::adamw_8bit && !embedding && p.elements() >= small_tensor;
+bool uses_8bit(const Parameter& p, config::Optimizer optimizer) {
+    const bool embedding = p.role == spec::TensorRole::embed_tokens;
+    return optimizer == config::Optimizer::adamw_8bit && !embedding && p.elements() >= small_tensor;
 }
 
 int64_t blocks(const Parameter& p) {
@@ -23,7 +23,7 @@ struct BlockCounts {
     int64_t slots32 = 0, slots8 = 0;
 };
 
-BlockCounts count_blocks(const ParameterTable& table, Optimizer optimizer) {
+BlockCounts count_blocks(const ParameterTable& table, config::Optimizer optimizer) {
     BlockCounts counts;
     for (const Parameter& p : table.parameters())
         (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) += blocks(p);
@@ -38,7 +38,7 @@ struct Flat {
     at::Tensor ops::AdamwState::* member;
 };
 
-std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer, bool trains) {
+std::vector<Flat> flat_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains) {
     const auto [slots32, slots8] = count_blocks(table, optimizer);
     const int64_t flat = table.flat_elements(), block = ops::optimizer_block;
     using State = ops::AdamwState;
@@ -57,7 +57,7 @@ std::vector<Flat> flat_buffers(const ParameterTable& table, Optimizer optimizer,
 }
 
 /// Those that a checkpoint holds.
-std::vector<Flat> saved_buffers(const ParameterTable& table, Optimizer optimizer) {
+std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer) {
     using State = ops::AdamwState;
     std::vector<Flat> buffers = flat_buffers(table, optimizer, /*trains=*/true);
     std::erase_if(buffers, [](const Flat& flat) {
@@ -89,38 +89,41 @@ void ParameterTable::add(Parameter parameter) {
     parameters_.push_back(std::move(parameter));
 }
 
-ParameterTable ParameterTable::lora(const ModelSpec& spec, const std::vector<LayerLora>& lora,
+ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
                                     const std::vector<std::string>& modules_to_save) {
     ParameterTable table;
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
-        const auto add = [&](Projection p, Parameter::Kind kind) {
+        const auto add = [&](spec::Projection p, Parameter::Kind kind) {
             const int64_t r = lora[layer][static_cast<std::size_t>(p)].r;
             if (r == 0) return;
             const bool is_a = kind == Parameter::Kind::lora_a;
             std::vector<int64_t> shape =
                 is_a ? std::vector{r, spec.in_features(p)} : std::vector{spec.out_features(p), r};
-            table.add({kind, is_a ? lora_a_name(static_cast<int>(layer), p) : lora_b_name(static_cast<int>(layer), p),
-                       TensorRole::linear, static_cast<int>(layer), p, std::move(shape)});
+            table.add({kind,
+                       is_a ? formats::lora_a_name(static_cast<int>(layer), p)
+                            : formats::lora_b_name(static_cast<int>(layer), p),
+                       spec::TensorRole::linear, static_cast<int>(layer), p, std::move(shape)});
         };
         // A's of a group lie together, so that one product can yield all their gradients.
-        for (int p = 0; p < projection_count; ++p) add(static_cast<Projection>(p), Parameter::Kind::lora_a);
-        for (int p = 0; p < projection_count; ++p) add(static_cast<Projection>(p), Parameter::Kind::lora_b);
+        for (int p = 0; p < spec::projection_count; ++p) add(static_cast<spec::Projection>(p), Parameter::Kind::lora_a);
+        for (int p = 0; p < spec::projection_count; ++p) add(static_cast<spec::Projection>(p), Parameter::Kind::lora_b);
     }
     for (const std::string& module : modules_to_save) {
-        const TensorRole role = module == "embed_tokens" ? TensorRole::embed_tokens : TensorRole::lm_head;
+        const spec::TensorRole role =
+            module == "embed_tokens" ? spec::TensorRole::embed_tokens : spec::TensorRole::lm_head;
         table.add({Parameter::Kind::base,
-                   saved_module_name(module),
+                   formats::saved_module_name(module),
                    role,
                    -1,
-                   Projection::q,
+                   spec::Projection::q,
                    {spec.vocab_size, spec.hidden_size}});
     }
     return table;
 }
 
-ParameterTable ParameterTable::full(const ModelSpec& spec) {
+ParameterTable ParameterTable::full(const spec::ModelSpec& spec) {
     ParameterTable table;
-    for (const TensorRule& rule : tensor_table(spec))
+    for (const spec::TensorRule& rule : spec::tensor_table(spec))
         table.add({Parameter::Kind::base, rule.hf_name, rule.role, rule.layer, rule.projection, rule.shape, 0,
                    rule.shape.size() == 2});
     return table;
@@ -132,16 +135,17 @@ int64_t ParameterTable::trainable_elements() const {
     return sum;
 }
 
-const Parameter* ParameterTable::find(TensorRole role, int layer, Projection projection, Parameter::Kind kind) const {
+const Parameter* ParameterTable::find(spec::TensorRole role, int layer, spec::Projection projection,
+                                      Parameter::Kind kind) const {
     for (const Parameter& p : parameters_) {
         const bool same_projection =
-            (role != TensorRole::linear && role != TensorRole::bias) || p.projection == projection;
+            (role != spec::TensorRole::linear && role != spec::TensorRole::bias) || p.projection == projection;
         if (p.role == role && p.layer == layer && p.kind == kind && same_projection) return &p;
     }
     return nullptr;
 }
 
-void Parameters::plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan) {
+void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, memory::Plan& plan) {
     for (const Flat& flat : flat_buffers(table, optimizer, trains)) {
         const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
         plan.add(state ? "optimizer state" : flat.name, flat.name,
@@ -150,7 +154,7 @@ void Parameters::plan(const ParameterTable& table, Optimizer optimizer, bool tra
     if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.flat_elements()));
 }
 
-Parameters::Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena)
+Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const memory::Arena& arena)
     : table_(std::move(table)) {
     for (const Flat& flat : flat_buffers(table_, optimizer, trains)) {
         state_.*flat.member = arena.tensor(arena.plan().find(flat.name), {flat.elements}, flat.dtype);
@@ -176,12 +180,13 @@ Parameters::Parameters(ParameterTable table, Optimizer optimizer, bool trains, c
     state_.maps.copy_(ops::dynamic_maps(at::kCPU));
 }
 
-void Parameters::plan_copies(const ParameterTable& table, Optimizer optimizer, memory::Plan& host) {
+void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, memory::Plan& host) {
     for (const Flat& flat : saved_buffers(table, optimizer))
         host.add("checkpoints", copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
 }
 
-ops::AdamwState Parameters::copies(const ParameterTable& table, Optimizer optimizer, const memory::Arena& host) {
+ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer,
+                                   const memory::Arena& host) {
     ops::AdamwState copies;
     for (const Flat& flat : saved_buffers(table, optimizer))
         copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);

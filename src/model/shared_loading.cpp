@@ -40,12 +40,12 @@ void SharedLoading::finish() {
 
 void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, SharedLoading& shared) {
     if (shared.alone()) return;
-    const at::Tensor offsets = at::zeros({static_cast<int64_t>(layers.size()), projection_count}, at::kFloat);
+    const at::Tensor offsets = at::zeros({static_cast<int64_t>(layers.size()), spec::projection_count}, at::kFloat);
     const auto each = [&](const auto& visit) {
         for (std::size_t layer = 0; layer < layers.size(); ++layer)
             for (std::size_t p = 0; p < layers[layer].projections.size(); ++p)
                 if (float* offset = nested_offset(layers[layer].projections[p]))
-                    visit(*offset, offsets.data_ptr<float>()[layer * projection_count + p]);
+                    visit(*offset, offsets.data_ptr<float>()[layer * spec::projection_count + p]);
     };
     each([](float own, float& sent) { sent = own; });
     const at::Tensor there = offsets.to(device);

@@ -124,7 +124,7 @@ std::optional<PackedWeights> ScratchSource::packed(int layer, Group g, int64_t t
 /// Expands the groups whose products read the scratch and that do not lie there yet; 4-bit rows of all of them in one
 /// launch.
 void ScratchSource::expand_layer(ops::Context& ctx, int layer) {
-    std::vector<Quant4View> rows;
+    std::vector<spec::Quant4View> rows;
     std::vector<at::Tensor> outs;
     for (const Group g : all_groups) {
         int& held = expanded_[static_cast<std::size_t>(g)];
@@ -173,14 +173,15 @@ void ScratchSource::assume_held(int layer) {
 
 // --- ResidentSource ------------------------------------------------------------------------------------------------
 
-void ResidentSource::plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
+void ResidentSource::plan(const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+                          memory::Plan& plan) {
     for (int64_t layer = 0; layer < spec.num_layers; ++layer)
         for (const Group g : all_groups)
             plan.add("layer weights", resident_name(layer, g),
                      layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
-ResidentSource::ResidentSource(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout,
+ResidentSource::ResidentSource(ops::Context& ctx, const spec::ModelSpec& spec, const LayerLayout& layout,
                                at::ScalarType dtype, std::vector<StoredLayer> layers, const memory::Arena& arena,
                                const Adapters* adapters, const Parameters* masters)
     : layout_(layout), layers_(static_cast<std::size_t>(spec.num_layers)), masters_(masters) {
@@ -196,7 +197,7 @@ ResidentSource::ResidentSource(ops::Context& ctx, const ModelSpec& spec, const L
     adapters_ = margins_of(ctx, adapters, layout, layers_, arena);
 }
 
-void ResidentSource::load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight) {
+void ResidentSource::load(ops::Context& ctx, int layer, spec::Projection p, const StoredWeight& weight) {
     const Group g = group_of(p);
     for (const Slice& slice : layout_[g].slices) {
         if (slice.projection != p) continue;
@@ -208,11 +209,12 @@ void ResidentSource::refresh_from_masters(ops::Context& ctx, int layer) {
     for (const Group g : all_groups) {
         const GroupWeights& group = layers_[static_cast<std::size_t>(layer)][g];
         for (const Slice& slice : layout_[g].slices) {
-            const auto find = [&](TensorRole role) {
+            const auto find = [&](spec::TensorRole role) {
                 return masters_->table().find(role, layer, slice.projection, Parameter::Kind::base);
             };
-            ops::copy_2d(ctx, masters_->value(*find(TensorRole::linear)), group.w_NK.narrow(0, slice.n_begin, slice.n));
-            if (const Parameter* bias = find(TensorRole::bias))
+            ops::copy_2d(ctx, masters_->value(*find(spec::TensorRole::linear)),
+                         group.w_NK.narrow(0, slice.n_begin, slice.n));
+            if (const Parameter* bias = find(spec::TensorRole::bias))
                 ops::copy_2d(ctx, masters_->value(*bias).unsqueeze(0),
                              group.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
         }

@@ -32,17 +32,17 @@ constexpr int64_t least_forward_batch = 8;
 /// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
 constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
 
-DType dtype_of(at::ScalarType type) {
+spec::DType dtype_of(at::ScalarType type) {
     switch (type) {
         case at::kFloat:
-            return DType::f32;
+            return spec::DType::f32;
         case at::kBFloat16:
-            return DType::bf16;
+            return spec::DType::bf16;
         case at::kHalf:
-            return DType::f16;
+            return spec::DType::f16;
         default:
             UNSLOTH_CHECK(false, "attention: dtype ", type, " on CUDA");
-            return DType::f32;
+            return spec::DType::f32;
     }
 }
 
@@ -408,7 +408,7 @@ bool cudnn_serves(const AttentionShape& shape, at::ScalarType dtype, at::Device 
         planned.tokens > 0 ? largest_dense(shape, dtype, planned) : largest_dense(shape, dtype, {256, 1, 256});
     const bool served = ask(device, c, /*backward=*/false) && ask(device, c, /*backward=*/true);
     log::info("attention with head_dim ", shape.head_dim, " in ",
-              dtype_of(dtype) == DType::bf16 ? "bfloat16" : "float16", ": ",
+              dtype_of(dtype) == spec::DType::bf16 ? "bfloat16" : "float16", ": ",
               served ? "cuDNN" : "portable kernels, cuDNN does not serve it on this card");
     const std::lock_guard lock(r.mutex);
     return r.served.emplace(kind, served).first->second;

@@ -31,26 +31,26 @@ void check_layout(const Context& ctx, const char* name, const at::Tensor& tensor
 
 }  // namespace
 
-DType dtype_of(const at::Tensor& tensor) {
+spec::DType dtype_of(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
         case at::kFloat:
-            return DType::f32;
+            return spec::DType::f32;
         case at::kBFloat16:
-            return DType::bf16;
+            return spec::DType::bf16;
         case at::kHalf:
-            return DType::f16;
+            return spec::DType::f16;
         case at::kDouble:
-            return DType::f64;
+            return spec::DType::f64;
         case at::kInt:
-            return DType::i32;
+            return spec::DType::i32;
         case at::kLong:
-            return DType::i64;
+            return spec::DType::i64;
         case at::kByte:
-            return DType::u8;
+            return spec::DType::u8;
         default:
             UNSLOTH_CHECK(false, "no operator takes ", describe(tensor));
     }
-    return DType::f32;
+    return spec::DType::f32;
 }
 
 bool is_compute_dtype(at::ScalarType type) {

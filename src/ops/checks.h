@@ -11,7 +11,7 @@
 namespace unsloth::ops {
 
 /// Our name of a LibTorch dtype; CheckError for types that operators do not know.
-DType dtype_of(const at::Tensor& tensor);
+spec::DType dtype_of(const at::Tensor& tensor);
 
 /// fp32, bf16 or f16.
 bool is_compute_dtype(at::ScalarType type);

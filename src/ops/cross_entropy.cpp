@@ -55,7 +55,7 @@ void accumulate_loss_cpu(const Context& ctx, const at::Tensor& losses_n, Site si
     double sum = 0;
     for (int64_t i = 0; i < losses_n.numel(); ++i) sum += losses[i];
     ctx.outcome->loss = static_cast<float>(ctx.outcome->loss + sum * ctx.scalars->inv_loss_divisor);
-    if (site.code != all_finite && !std::isfinite(sum)) cpu::report_site(&ctx.outcome->first_bad_site, site.code);
+    if (site.code != spec::all_finite && !std::isfinite(sum)) cpu::report_site(&ctx.outcome->first_bad_site, site.code);
 }
 
 void argmax_rows_cpu(const at::Tensor& logits_CV, const at::Tensor& best_C) {

@@ -160,13 +160,14 @@ void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor
                   "weight must be aligned to 16 bytes");
     check_contiguous(ctx, "rstd", rstd_T, {x_TD.size(0)}, at::kFloat);
     kernels::NormForward params;
-    params.shape = {x_TD.size(0), 1, x_TD.size(1), DType::bf16, dtype_of(weight_D)};
+    params.shape = {x_TD.size(0), 1, x_TD.size(1), spec::DType::bf16, dtype_of(weight_D)};
     params.x = {x_TD.const_data_ptr(), x_TD.stride(0), 0};
     params.weight = weight_D.const_data_ptr();
     params.eps = static_cast<float>(eps);
     if (y_TD.defined()) params.y = {y_TD.mutable_data_ptr(), y_TD.stride(0), 0};
     params.rstd = rstd_T.mutable_data_ptr<float>();
-    if (site.code != all_finite && ctx.outcome != nullptr) params.site = {&ctx.outcome->first_bad_site, site.code};
+    if (site.code != spec::all_finite && ctx.outcome != nullptr)
+        params.site = {&ctx.outcome->first_bad_site, site.code};
     kernels::norm_forward_fp8(params, rows_of(out_TD), stream_of(ctx));
 #endif
 }

@@ -20,17 +20,17 @@ kernels::CublasLt& library(const Context& ctx) {
     return static_cast<CublasLtSlot&>(*slot).library;
 }
 
-DType dtype(const at::Tensor& x) {
+spec::DType dtype(const at::Tensor& x) {
     switch (x.scalar_type()) {
         case at::kFloat:
-            return DType::f32;
+            return spec::DType::f32;
         case at::kBFloat16:
-            return DType::bf16;
+            return spec::DType::bf16;
         case at::kHalf:
-            return DType::f16;
+            return spec::DType::f16;
         default:
             UNSLOTH_CHECK(false, "gemm: dtype ", x.scalar_type(), " on CUDA");
-            return DType::f32;
+            return spec::DType::f32;
     }
 }
 

@@ -58,19 +58,20 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
 }
 
 /// Tiles on the CPU, row of tiles by row of tiles.
-void make_on_cpu(const Quant4View& from, uint8_t* tiles) {
-    const int64_t tiles_per_row = from.cols / nf4_tile;
-    at::parallel_for(0, from.rows / nf4_tile, 1, [&](int64_t begin, int64_t end) {
+void make_on_cpu(const spec::Quant4View& from, uint8_t* tiles) {
+    const int64_t tiles_per_row = from.cols / spec::nf4_tile;
+    at::parallel_for(0, from.rows / spec::nf4_tile, 1, [&](int64_t begin, int64_t end) {
         for (int64_t index = begin * tiles_per_row; index < end * tiles_per_row; ++index) {
-            uint8_t* tile = tiles + index * nf4_tile_bytes;
-            const int64_t first_row = index / tiles_per_row * nf4_tile, column = index % tiles_per_row * nf4_tile;
-            std::fill(tile, tile + nf4_tile_code_bytes, uint8_t{0});
-            for (int row = 0; row < nf4_tile; ++row) {
+            uint8_t* tile = tiles + index * spec::nf4_tile_bytes;
+            const int64_t first_row = index / tiles_per_row * spec::nf4_tile,
+                          column = index % tiles_per_row * spec::nf4_tile;
+            std::fill(tile, tile + spec::nf4_tile_code_bytes, uint8_t{0});
+            for (int row = 0; row < spec::nf4_tile; ++row) {
                 const int64_t first = (first_row + row) * from.cols + column;
-                tile[nf4_tile_code_bytes + row] = from.absmax_u8[first / quant4_block];
-                for (int c = 0; c < nf4_tile; ++c) {
+                tile[spec::nf4_tile_code_bytes + row] = from.absmax_u8[first / spec::quant4_block];
+                for (int c = 0; c < spec::nf4_tile; ++c) {
                     const int code = from.packed[(first + c) / 2] >> (c % 2 == 0 ? 4 : 0) & 15;
-                    const Nf4TilePlace place = nf4_tile_place(row, c);
+                    const spec::Nf4TilePlace place = spec::nf4_tile_place(row, c);
                     tile[place.byte] = static_cast<uint8_t>(tile[place.byte] | code << place.shift);
                 }
             }
@@ -79,21 +80,21 @@ void make_on_cpu(const Quant4View& from, uint8_t* tiles) {
 }
 
 template <class T>
-void dequantize_on_cpu(const Nf4TilesView& w, const at::Tensor& out_NK) {
+void dequantize_on_cpu(const spec::Nf4TilesView& w, const at::Tensor& out_NK) {
     T* out = out_NK.data_ptr<T>();
-    const int64_t stride = out_NK.stride(0), tiles_per_row = w.cols / nf4_tile;
-    at::parallel_for(0, w.rows, nf4_tile, [&](int64_t begin, int64_t end) {
+    const int64_t stride = out_NK.stride(0), tiles_per_row = w.cols / spec::nf4_tile;
+    at::parallel_for(0, w.rows, spec::nf4_tile, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t t = 0; t < tiles_per_row; ++t) {
-                const uint8_t* tile = w.tiles + (row / nf4_tile * tiles_per_row + t) * nf4_tile_bytes;
-                const int in_tile = static_cast<int>(row % nf4_tile);
+                const uint8_t* tile = w.tiles + (row / spec::nf4_tile * tiles_per_row + t) * spec::nf4_tile_bytes;
+                const int in_tile = static_cast<int>(row % spec::nf4_tile);
                 const int64_t block = row * tiles_per_row + t;
-                const float product =
-                    w.nested_map[tile[nf4_tile_code_bytes + in_tile]] * w.nested_absmax[block / quant4_nested_block];
+                const float product = w.nested_map[tile[spec::nf4_tile_code_bytes + in_tile]] *
+                                      w.nested_absmax[block / spec::quant4_nested_block];
                 const float absmax = product + w.nested_offset;
-                for (int c = 0; c < nf4_tile; ++c) {
-                    const Nf4TilePlace place = nf4_tile_place(in_tile, c);
-                    out[row * stride + t * nf4_tile + c] =
+                for (int c = 0; c < spec::nf4_tile; ++c) {
+                    const spec::Nf4TilePlace place = spec::nf4_tile_place(in_tile, c);
+                    out[row * stride + t * spec::nf4_tile + c] =
                         static_cast<T>(w.code[tile[place.byte] >> place.shift & 15] * absmax);
                 }
             }
@@ -125,7 +126,7 @@ void gemm_on_cpu(Context& ctx, const Nf4Gemm& g, const Shape& s) {
 
 }  // namespace
 
-Nf4TilesView Nf4Tiles::view() const {
+spec::Nf4TilesView Nf4Tiles::view() const {
     const float* table = tables.const_data_ptr<float>();
     return {.tiles = tiles.const_data_ptr<uint8_t>(),
             .code = table,
@@ -139,11 +140,12 @@ Nf4TilesView Nf4Tiles::view() const {
 Nf4Tiles make_nf4_tiles(Context& ctx, const Quant4Tensor& weight) {
     UNSLOTH_CHECK(weight.packed.device() == ctx.device(), "the weight is on ", weight.packed.device(),
                   ", the context on ", ctx.device());
-    const Quant4View view = weight.view();
-    UNSLOTH_CHECK(nf4_tiles_supported(view), "a 4-bit weight [", weight.rows, ", ", weight.cols, "] with ",
+    const spec::Quant4View view = weight.view();
+    UNSLOTH_CHECK(spec::nf4_tiles_supported(view), "a 4-bit weight [", weight.rows, ", ", weight.cols, "] with ",
                   view.nested() ? "" : "un", "nested block maxima cannot lie in tiles");
     Nf4Tiles result{
-        .tiles = at::empty({weight.rows / nf4_tile, weight.cols / nf4_tile, nf4_tile_bytes}, weight.packed.options()),
+        .tiles = at::empty({weight.rows / spec::nf4_tile, weight.cols / spec::nf4_tile, spec::nf4_tile_bytes},
+                           weight.packed.options()),
         .nested_absmax = weight.nested_absmax,
         .tables = weight.tables,
         .nested_offset = weight.nested_offset,

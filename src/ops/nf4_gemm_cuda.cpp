@@ -18,7 +18,7 @@ int64_t row_stride(const at::Tensor& x) {
 }
 
 /// The kernel's arguments; `views` must outlive them.
-kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
+kernels::Nf4GemmArgs describe(const Nf4Gemm& g, std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights>& views) {
     for (std::size_t i = 0; i < g.weights.size(); ++i) views[i] = g.weights[i].view();
     kernels::Nf4GemmArgs args;
     args.weights = views.data();
@@ -42,11 +42,11 @@ cudaStream_t stream_of(const Context& ctx) {
 
 }  // namespace
 
-void make_nf4_tiles_cuda(Context& ctx, const Quant4View& weight, uint8_t* tiles) {
+void make_nf4_tiles_cuda(Context& ctx, const spec::Quant4View& weight, uint8_t* tiles) {
     kernels::make_nf4_tiles(weight, tiles, stream_of(ctx));
 }
 
-void dequantize_nf4_tiles_cuda(Context& ctx, const Nf4TilesView& weight, const at::Tensor& out_NK) {
+void dequantize_nf4_tiles_cuda(Context& ctx, const spec::Nf4TilesView& weight, const at::Tensor& out_NK) {
     UNSLOTH_CHECK(out_NK.scalar_type() == at::kBFloat16, "out_NK is ", out_NK.scalar_type(), ", expected bfloat16");
     kernels::dequantize_nf4_tiles(weight, out_NK.data_ptr(), out_NK.stride(0), stream_of(ctx));
 }
@@ -78,12 +78,12 @@ std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device) {
 
 bool nf4_gemm_supported_cuda(const Nf4Gemm& g) {
     if (g.weights.empty() || g.weights.size() > kernels::nf4_gemm_most_weights) return false;
-    std::array<Nf4TilesView, kernels::nf4_gemm_most_weights> views;
+    std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights> views;
     return kernels::nf4_gemm_supported(describe(g, views));
 }
 
 void nf4_gemm_cuda(Context& ctx, const Nf4Gemm& g, const Nf4GemmChoice& choice) {
-    std::array<Nf4TilesView, kernels::nf4_gemm_most_weights> views;
+    std::array<spec::Nf4TilesView, kernels::nf4_gemm_most_weights> views;
     const kernels::Nf4GemmArgs args = describe(g, views);
     switch (choice.kernel) {
         case Nf4GemmChoice::Kernel::portable:

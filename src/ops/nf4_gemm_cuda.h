@@ -5,8 +5,8 @@
 
 namespace unsloth::ops {
 
-void make_nf4_tiles_cuda(Context& ctx, const Quant4View& weight, uint8_t* tiles);
-void dequantize_nf4_tiles_cuda(Context& ctx, const Nf4TilesView& weight, const at::Tensor& out_NK);
+void make_nf4_tiles_cuda(Context& ctx, const spec::Quant4View& weight, uint8_t* tiles);
+void dequantize_nf4_tiles_cuda(Context& ctx, const spec::Nf4TilesView& weight, const at::Tensor& out_NK);
 std::string nf4_gemm_card_cuda(at::Device device);
 std::vector<Nf4GemmChoice> nf4_gemm_forms_cuda(at::Device device);
 bool nf4_gemm_supported_cuda(const Nf4Gemm& args);

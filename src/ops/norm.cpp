@@ -36,7 +36,7 @@ void check_common(const Context& ctx, const at::Tensor& x, const at::Tensor& wei
     check_contiguous(ctx, "weight", weight, {x.size(-1)}, weight.scalar_type());
     check_contiguous(ctx, "rstd", rstd, x.sizes().slice(0, x.dim() - 1), at::kFloat);
     UNSLOTH_CHECK(x.numel() / std::max<int64_t>(x.size(-1), 1) <= std::numeric_limits<int32_t>::max(), "too many rows");
-    UNSLOTH_CHECK(site.code == all_finite || ctx.outcome != nullptr,
+    UNSLOTH_CHECK(site.code == spec::all_finite || ctx.outcome != nullptr,
                   "a site is to be reported, but ctx.outcome is not set");
 }
 
@@ -74,7 +74,7 @@ void forward_cpu(const Context& ctx, const Forward& args) {
             for (int64_t c = 0; c < columns; ++c) y[c] = x[c] * rstd * weight[c];
             y_rows.write(row / heads, row % heads, y.data());
             rstd_out[row] = rstd;
-            if (args.site.code != all_finite && !std::isfinite(squares)) {
+            if (args.site.code != spec::all_finite && !std::isfinite(squares)) {
                 cpu::report_site(&ctx.outcome->first_bad_site, args.site.code);
             }
         }
@@ -123,7 +123,7 @@ void backward_cpu(const Context& ctx, const Backward& args) {
                 for (int64_t c = 0; c < columns; ++c) y[c] = x[c] * rstd * weight[c];
                 y_rows.write(row / heads, row % heads, y.data());
             }
-            if (args.site.code != all_finite) {
+            if (args.site.code != spec::all_finite) {
                 const float* written = dx_rows.read(row / heads, row % heads, rounded.data());
                 if (!cpu::all_finite_values(written, columns)) {
                     cpu::report_site(&ctx.outcome->first_bad_site, args.site.code);
@@ -152,7 +152,7 @@ kernels::NormShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
     return {x.size(0), head_count(x), x.size(-1), dtype_of(x), dtype_of(weight)};
 }
 kernels::BadSite bad_site(const Context& ctx, Site site) {
-    if (site.code == all_finite) return {};
+    if (site.code == spec::all_finite) return {};
     return {&ctx.outcome->first_bad_site, site.code};
 }
 

@@ -192,13 +192,13 @@ bool aligned(const at::Tensor& tensor, std::uintptr_t bytes) {
 }  // namespace
 
 std::vector<float> dynamic_map(bool is_signed) {
-    const std::array<float, 256>& map = dynamic_map_256(is_signed);
+    const std::array<float, 256>& map = spec::dynamic_map_256(is_signed);
     return {map.begin(), map.end()};
 }
 
 at::Tensor dynamic_maps(at::Device device) {
     at::Tensor maps = at::empty({512}, at::kFloat);
-    const std::array<float, 256>&signed_map = dynamic_map_256(true), &unsigned_map = dynamic_map_256(false);
+    const std::array<float, 256>&signed_map = spec::dynamic_map_256(true), &unsigned_map = spec::dynamic_map_256(false);
     std::copy(signed_map.begin(), signed_map.end(), maps.data_ptr<float>());
     std::copy(unsigned_map.begin(), unsigned_map.end(), maps.data_ptr<float>() + 256);
     return maps.to(device);

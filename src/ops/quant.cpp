@@ -27,7 +27,7 @@ void check_floating(const at::Tensor& tensor, const char* name) {
                   ", expected float32, bfloat16 or float16");
 }
 
-void check_view(const Quant4View& weight) {
+void check_view(const spec::Quant4View& weight) {
     UNSLOTH_CHECK(weight.rows >= 0 && weight.cols >= 0, "a 4-bit weight of shape [", weight.rows, ", ", weight.cols,
                   "]");
     if (weight.elements() == 0) return;
@@ -37,7 +37,7 @@ void check_view(const Quant4View& weight) {
                   "a 4-bit weight without block maxima");
 }
 
-void check_dequantize(const Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
+void check_dequantize(const Context& ctx, const spec::Quant4View& weight, const at::Tensor& out_NK) {
     check_view(weight);
     check_floating(out_NK, "out_NK");
     UNSLOTH_CHECK(out_NK.device() == ctx.device(), "out_NK is on ", out_NK.device(), ", the context on ", ctx.device());
@@ -50,19 +50,19 @@ void check_dequantize(const Context& ctx, const Quant4View& weight, const at::Te
 }
 
 template <class T, class Convert>
-void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK, Convert convert) {
+void dequantize_on_cpu(const spec::Quant4View& weight, const at::Tensor& out_NK, Convert convert) {
     T* out = out_NK.data_ptr<T>();
     const int64_t cols = weight.cols, row_stride = out_NK.stride(0);
     const int64_t rows_per_task = std::max<int64_t>(1, elements_per_task / cols);
     at::parallel_for(0, weight.rows, rows_per_task, [&](int64_t begin, int64_t end) {
         if (row_stride == cols)
-            return dequantize_4bit_range(weight, begin * cols, end * cols, out + begin * cols, convert);
+            return spec::dequantize_4bit_range(weight, begin * cols, end * cols, out + begin * cols, convert);
         for (int64_t row = begin; row < end; ++row)
-            dequantize_4bit_range(weight, row * cols, (row + 1) * cols, out + row * row_stride, convert);
+            spec::dequantize_4bit_range(weight, row * cols, (row + 1) * cols, out + row * row_stride, convert);
     });
 }
 
-void dequantize_on_cpu(const Quant4View& weight, const at::Tensor& out_NK) {
+void dequantize_on_cpu(const spec::Quant4View& weight, const at::Tensor& out_NK) {
     switch (out_NK.scalar_type()) {
         case at::kFloat:
             return dequantize_on_cpu<float>(weight, out_NK, [](float x) { return x; });
@@ -78,16 +78,16 @@ Quant4Tensor make_nf4_like(const at::Tensor& w_NK) {
     const auto bytes = w_NK.options().dtype(at::kByte);
     const auto floats = w_NK.options().dtype(at::kFloat);
     const int64_t elements = w_NK.numel();
-    const int64_t blocks = (elements + quant4_block - 1) / quant4_block;
+    const int64_t blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
     Quant4Tensor result;
     result.rows = w_NK.size(0);
     result.cols = w_NK.size(1);
     result.packed = at::empty({(elements + 1) / 2}, bytes);
     result.absmax = at::empty({blocks}, bytes);
-    result.nested_absmax = at::empty({(blocks + quant4_nested_block - 1) / quant4_nested_block}, floats);
+    result.nested_absmax = at::empty({(blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block}, floats);
     at::Tensor tables = at::empty({16 + 256}, at::kFloat);
-    const std::array<float, 256>& map = dynamic_map_256(true);
-    std::copy(std::begin(nf4_code), std::end(nf4_code), tables.data_ptr<float>());
+    const std::array<float, 256>& map = spec::dynamic_map_256(true);
+    std::copy(std::begin(spec::nf4_code), std::end(spec::nf4_code), tables.data_ptr<float>());
     std::copy(map.begin(), map.end(), tables.data_ptr<float>() + 16);
     result.tables = tables.to(w_NK.device());
     return result;
@@ -97,26 +97,26 @@ void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
     const int64_t elements = w_NK.numel(), blocks = result.absmax.numel();
     at::Tensor absmax = at::empty({blocks}, at::kFloat);
     const at::Tensor flat = w_NK.view({-1});
-    const int64_t blocks_per_task = elements_per_task / quant4_block;
+    const int64_t blocks_per_task = elements_per_task / spec::quant4_block;
     at::parallel_for(0, blocks, blocks_per_task, [&](int64_t begin, int64_t end) {
-        const int64_t first = begin * quant4_block, last = std::min(elements, end * quant4_block);
+        const int64_t first = begin * spec::quant4_block, last = std::min(elements, end * spec::quant4_block);
         const at::Tensor values = flat.slice(0, first, last).to(at::kFloat);
-        quantize_nf4_blocks(values.data_ptr<float>(), elements, begin, end, result.packed.data_ptr<uint8_t>(),
-                            absmax.data_ptr<float>());
+        spec::quantize_nf4_blocks(values.data_ptr<float>(), elements, begin, end, result.packed.data_ptr<uint8_t>(),
+                                  absmax.data_ptr<float>());
     });
-    result.nested_offset = quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
-                                           result.nested_absmax.data_ptr<float>());
+    result.nested_offset = spec::quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
+                                                 result.nested_absmax.data_ptr<float>());
 }
 
 #ifdef UNSLOTH_CUDA
-DType dtype_of(const at::Tensor& tensor) {
+spec::DType dtype_of(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
         case at::kFloat:
-            return DType::f32;
+            return spec::DType::f32;
         case at::kBFloat16:
-            return DType::bf16;
+            return spec::DType::bf16;
         default:
-            return DType::f16;
+            return spec::DType::f16;
     }
 }
 
@@ -148,8 +148,8 @@ at::Tensor to_device(const T* data, int64_t count, at::ScalarType type, at::Devi
 
 }  // namespace
 
-Quant4View Quant4Tensor::view() const {
-    Quant4View weight;
+spec::Quant4View Quant4Tensor::view() const {
+    spec::Quant4View weight;
     weight.rows = rows;
     weight.cols = cols;
     weight.packed = packed.data_ptr<uint8_t>();
@@ -165,11 +165,11 @@ Quant4View Quant4Tensor::view() const {
     return weight;
 }
 
-void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK) {
+void dequantize_4bit(Context& ctx, const spec::Quant4View& weight, const at::Tensor& out_NK) {
     dequantize_4bit(ctx, std::span(&weight, 1), std::span(&out_NK, 1));
 }
 
-void dequantize_4bit(Context& ctx, std::span<const Quant4View> weights, std::span<const at::Tensor> outs) {
+void dequantize_4bit(Context& ctx, std::span<const spec::Quant4View> weights, std::span<const at::Tensor> outs) {
     const Region region(ctx, "dequantize");
     UNSLOTH_CHECK(weights.size() == outs.size(), weights.size(), " weights, ", outs.size(), " outputs");
     for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -193,7 +193,7 @@ void dequantize_4bit(Context& ctx, std::span<const Quant4View> weights, std::spa
 #endif
 }
 
-Quant4Tensor upload(Context& ctx, const Quant4View& host) {
+Quant4Tensor upload(Context& ctx, const spec::Quant4View& host) {
     check_view(host);
     const int64_t blocks = host.blocks();
     Quant4Tensor result;
@@ -205,7 +205,7 @@ Quant4Tensor upload(Context& ctx, const Quant4View& host) {
     if (host.nested()) {
         std::copy(host.nested_map, host.nested_map + 256, tables.data_ptr<float>() + 16);
         result.absmax = to_device(host.absmax_u8, blocks, at::kByte, ctx.device());
-        const int64_t nested_blocks = (blocks + quant4_nested_block - 1) / quant4_nested_block;
+        const int64_t nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
         result.nested_absmax = to_device(host.nested_absmax, nested_blocks, at::kFloat, ctx.device());
         result.nested_offset = host.nested_offset;
     } else {

@@ -81,7 +81,7 @@ void column_sums(const at::Tensor& dy, const at::Tensor& sums) {
     });
 }
 
-void dropout(const StepScalars& scalars, const at::Tensor& x, const at::Tensor& row, const at::Tensor& offset,
+void dropout(const spec::StepScalars& scalars, const at::Tensor& x, const at::Tensor& row, const at::Tensor& offset,
              float probability, DropoutKey key, const at::Tensor& out, bool accumulate) {
     const Rows x_rows(x), out_rows(out);
     const int64_t columns = x_rows.columns();

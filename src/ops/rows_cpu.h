@@ -11,7 +11,7 @@ void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const a
 void embedding_backward(const at::Tensor& dy, const at::Tensor& order, const at::Tensor& unique,
                         const at::Tensor& starts, const at::Tensor& dtable);
 void column_sums(const at::Tensor& dy, const at::Tensor& sums);
-void dropout(const StepScalars& scalars, const at::Tensor& x, const at::Tensor& row, const at::Tensor& offset,
+void dropout(const spec::StepScalars& scalars, const at::Tensor& x, const at::Tensor& row, const at::Tensor& offset,
              float probability, DropoutKey key, const at::Tensor& out, bool accumulate);
 
 }  // namespace unsloth::ops::cpu

@@ -5,7 +5,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/half.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 template <class T>
@@ -59,4 +59,4 @@ void convert_from_f32(DType type, const float* in, int64_t n, std::byte* out) {
     }
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -7,7 +7,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 constexpr int exponents = 7;
@@ -50,4 +50,4 @@ const std::array<float, 256>& dynamic_map_256(bool is_signed) {
     return is_signed ? signed_map : unsigned_map;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -7,7 +7,7 @@
 #include "spec/module_pattern.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 /// rank_pattern or alpha_pattern: the value of the first key that matches a module path.
@@ -131,4 +131,4 @@ std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model
     return layers;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -6,7 +6,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 /// theta^(-2i/d) for i in [0, d/2).
@@ -145,4 +145,4 @@ RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len) {
     return result;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -7,7 +7,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 /// Paths have some forty characters: patterns that make sense need a few thousand steps at most.
@@ -72,4 +72,4 @@ bool ModulePattern::matches(const std::string& path) const {
     return true;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 class ModulePattern {
   public:
@@ -21,4 +21,4 @@ class ModulePattern {
     std::string option_, shown_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

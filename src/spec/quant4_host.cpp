@@ -6,7 +6,7 @@
 
 #include "unsloth/spec/dynamic_map.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 /// 1 / absmax, or 0 where that is not finite, so that x * inverse never becomes a NaN.
@@ -80,4 +80,4 @@ float quantize_absmax(const float* absmax, int64_t blocks, uint8_t* codes, float
     return offset;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 class TableBuilder {
@@ -63,4 +63,4 @@ bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name) {
     return hf_name.starts_with("model.") && hf_name.ends_with(suffix);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

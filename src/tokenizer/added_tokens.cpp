@@ -4,7 +4,7 @@
 
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 bool ends_with_word(std::string_view text) {
@@ -101,4 +101,4 @@ void AddedTokenFinder::split(std::string_view text, std::vector<Stretch>& out) c
     add(done, text.size(), -1);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct AddedToken {
     int32_t id = 0;
@@ -47,4 +47,4 @@ class AddedTokenFinder {
     std::array<bool, 256> starts_{};
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

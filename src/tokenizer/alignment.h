@@ -10,7 +10,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// A monotone map from an output text back to its input, as runs that cover the output without gaps. An exact
 /// run copies bytes one for one; in any other run the output as a whole stands for the input as a whole.
@@ -116,4 +116,4 @@ class Rewriter {
     std::size_t limit_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -8,7 +8,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using jinja::Dict;
@@ -297,4 +297,4 @@ std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const Temp
     return out;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/template.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// A conversation as a template is given it.
 struct TemplateInput {
@@ -35,4 +35,4 @@ std::string render_messages(const TemplateInput& conversation, jinja::Items mess
 std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const TemplateInput& conversation,
                                                                       const std::string& text, bool last_only);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -4,7 +4,7 @@
 
 #include "tokenizer/byte_level.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 ByteBpe::ByteBpe(const BpeSpec& spec)
     : unknown_(spec.unknown),
@@ -69,4 +69,4 @@ void ByteBpe::encode(std::string_view word, const TokenSink& out) const {
     if (entry) cache_.store(*entry, word, symbols);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

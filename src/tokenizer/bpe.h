@@ -13,7 +13,7 @@
 #include "tokenizer/model.h"
 #include "tokenizer/word_cache.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 class ByteBpe : public Model {
   public:
@@ -35,4 +35,4 @@ class ByteBpe : public Model {
     WordCache cache_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

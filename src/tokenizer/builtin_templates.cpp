@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Each template begins with this: contents as text, whatever their form, and a refusal of what has no form
@@ -157,4 +157,4 @@ const BuiltinTemplate* find_builtin_template(std::string_view name) {
     return found == table.end() ? nullptr : &*found;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct BuiltinTemplate {
     std::string_view name;
@@ -25,4 +25,4 @@ std::span<const BuiltinTemplate> builtin_template_table();
 /// Null for a name that is not built in.
 const BuiltinTemplate* find_builtin_template(std::string_view name);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

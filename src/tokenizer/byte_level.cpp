@@ -4,7 +4,7 @@
 
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 constexpr char32_t first_stand_in = 0x100;
@@ -48,4 +48,4 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
     return bytes;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

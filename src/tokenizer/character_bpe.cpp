@@ -5,7 +5,7 @@
 
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 void CharacterBpe::CharacterTable::insert(char32_t c, int32_t id) {
     uint32_t& page = page_of_[c >> 8];
@@ -187,4 +187,4 @@ void CharacterBpe::encode(std::string_view word, const TokenSink& out) const {
     for (const Symbol& symbol : symbols) out.put(symbol.id, symbol.length);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

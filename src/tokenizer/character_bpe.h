@@ -13,7 +13,7 @@
 #include "tokenizer/model.h"
 #include "tokenizer/word_cache.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 class CharacterBpe : public Model {
   public:
@@ -55,4 +55,4 @@ class CharacterBpe : public Model {
     WordCache cache_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

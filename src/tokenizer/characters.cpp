@@ -3,7 +3,7 @@
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 std::vector<std::string_view> split_white_space(std::string_view text) {
     return jinja::text::split_white_space(text, -1, false);
@@ -37,4 +37,4 @@ std::string with_capital(std::string_view text) {
     return jinja::text::capitalize(first) + std::string(text.substr(first.size()));
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -6,7 +6,7 @@
 #include "tokenizer/prompt_parts.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Builds a text and remembers which part of it is learned.
@@ -89,4 +89,4 @@ Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view pr
     return Writer().text(leading_bos(tokenizer)).text(prompt).trained(completion, end_of_sequence(tokenizer)).take();
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -19,7 +19,7 @@
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -300,4 +300,4 @@ std::span<const std::string_view> builtin_templates() {
     return names;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

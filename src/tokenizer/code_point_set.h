@@ -7,7 +7,7 @@
 
 #include "tokenizer/unicode_tables.h"
 
-namespace unsloth::unicode {
+namespace unsloth::tokenizer::unicode {
 
 /// The row of a table sorted by its first column that contains `c`, or null.
 template <class Row>
@@ -48,4 +48,4 @@ class CodePointSet {
     std::vector<Range> beyond_;
 };
 
-}  // namespace unsloth::unicode
+}  // namespace unsloth::tokenizer::unicode

@@ -6,7 +6,7 @@
 #include "tokenizer/byte_level.h"
 #include "tokenizer/matches.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using Tokens = std::vector<std::string>;
@@ -139,4 +139,4 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
     return join(tokens, steps_.empty() && !sequence_ ? " " : "");
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -8,7 +8,7 @@
 
 #include "tokenizer/normalizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 // The steps, named as in the file; each works on the list of tokens that the one before left.
 struct ByteLevelDecoder {};     ///< GPT-2's alphabet to bytes; one text remains
@@ -49,4 +49,4 @@ class Decoder {
     bool sequence_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// Mixes 64 bits so that the upper ones depend on all (Fibonacci hashing with a folded product).
 inline uint64_t mix(uint64_t x) {
@@ -93,4 +93,4 @@ class StringTable {
     std::vector<Slot> slots_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -4,7 +4,7 @@
 
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 nlohmann::json parse_json_file(const std::filesystem::path& path) {
     const std::string text = read_file(path);
@@ -29,4 +29,4 @@ nlohmann::json parse_json_line(std::string_view line, const std::string& where) 
     }
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

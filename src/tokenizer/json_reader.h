@@ -10,7 +10,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// A value within a document. The document outlives it.
 class JsonReader {
@@ -92,4 +92,4 @@ nlohmann::json parse_json_file(const std::filesystem::path& path);
 /// Parses one line of JSON Lines; input Error that begins with `where`.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -2,7 +2,7 @@
 
 #include <map>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 constexpr const char* space = "\u2581";
@@ -161,4 +161,4 @@ void surround(const std::filesystem::path& folder, const LlamaSettings& settings
     set(settings.add_eos, settings.eos, "add_eos_token", spec.suffix_ids);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -11,7 +11,7 @@
 #include "tokenizer/json_reader.h"
 #include "tokenizer/tokenizer_spec.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// The settings of tokenizer_config.json, and the roles that it or special_tokens_map.json names.
 struct LlamaSettings {
@@ -60,4 +60,4 @@ void make_llama_pipeline(const LlamaSettings& settings, bool prefix, std::vector
 /// for a token that is not known.
 void surround(const std::filesystem::path& folder, const LlamaSettings& settings, TokenizerSpec& spec);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,7 +7,7 @@
 #include "tokenizer/regex.h"
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// Calls `found(begin, end)` for every match of `pattern` in valid UTF-8, from left to right.
 template <class Found>
@@ -36,4 +36,4 @@ void for_each_match(std::string_view literal, std::string_view text, Found found
     }
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,7 +7,7 @@
 
 #include "tokenizer/json_reader.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 std::vector<std::string> read_texts(std::istream& in) {
@@ -43,4 +43,4 @@ void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, 
     out << result.dump() << '\n';
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,7 +7,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Below this many symbols a scan for the lowest rank beats a heap.
@@ -131,4 +131,4 @@ void merge_symbols(const MergeTable& table, std::vector<Symbol>& symbols) {
     }
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,7 +7,7 @@
 
 #include "tokenizer/flat_map.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// A token within a word and the number of bytes that it covers (at least 1).
 struct Symbol {
@@ -18,4 +18,4 @@ struct Symbol {
 /// Merges until no pair is left that may be; time is close to linear in the number of symbols.
 void merge_symbols(const MergeTable& table, std::vector<Symbol>& symbols);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -3,7 +3,7 @@
 #include "tokenizer/bpe.h"
 #include "tokenizer/character_bpe.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 std::unique_ptr<const Model> make_model(const BpeSpec& spec) {
     if (spec.reads_bytes) return std::make_unique<ByteBpe>(spec);
@@ -25,4 +25,4 @@ std::vector<int32_t> fallback_ids(const StringTable& vocab) {
     return ids;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -11,7 +11,7 @@
 
 #include "tokenizer/flat_map.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// What the file says, read and checked.
 struct BpeSpec {
@@ -60,4 +60,4 @@ StringTable index_vocab(const std::vector<std::pair<std::string, int32_t>>& voca
 /// The ids of the tokens <0x00> to <0xFF>, -1 where the vocabulary lacks one.
 std::vector<int32_t> fallback_ids(const StringTable& vocab);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,7 +7,7 @@
 #include "tokenizer/unicode.h"
 #include "tokenizer/unicode_tables.h"
 
-namespace unsloth::unicode {
+namespace unsloth::tokenizer::unicode {
 namespace {
 
 // Hangul syllables are composed by arithmetic (The Unicode Standard 3.12).
@@ -219,4 +219,4 @@ bool normalize(NormalForm form, std::string_view text, std::string& out, Alignme
     return true;
 }
 
-}  // namespace unsloth::unicode
+}  // namespace unsloth::tokenizer::unicode

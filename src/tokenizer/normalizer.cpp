@@ -3,7 +3,7 @@
 #include "tokenizer/byte_level.h"
 #include "tokenizer/matches.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// What `Nmt` (the rules of Google's neural translation, as in SentencePiece) makes of a character: 0 removes
@@ -147,4 +147,4 @@ std::string_view Normalizer::apply(std::string_view text, std::string& storage, 
     return text;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

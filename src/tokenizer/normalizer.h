@@ -11,7 +11,7 @@
 #include "tokenizer/regex.h"
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// What a Replace step looks for: a regular expression, or else a literal that is not empty.
 struct Pattern {
@@ -58,4 +58,4 @@ void append_byte_alphabet(std::string_view text, Rewriter& out);
 /// Puts `prefix` in front of `text` (not empty); it shares the place of the first character, as in HF.
 void append_prefixed(std::string_view prefix, std::string_view text, Rewriter& out);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

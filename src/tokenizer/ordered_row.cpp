@@ -8,7 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/json_depth.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -43,4 +43,4 @@ Json try_parse_ordered(std::string_view text) {
     return Json(Json::value_t::discarded);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -5,7 +5,7 @@
 
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 // GPT-2's splitting, which ByteLevel does where `use_regex` holds.
@@ -301,4 +301,4 @@ void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, s
     if (!part.null()) read_post_processor(part, 0, prefix, suffix);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

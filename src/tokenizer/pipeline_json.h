@@ -10,7 +10,7 @@
 #include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 std::vector<NormalizerStep> read_normalizer(const JsonReader& part);
 std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part);
@@ -18,4 +18,4 @@ Decoder read_decoder(const JsonReader& part);
 /// Ids put in front of and behind a single text.
 void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

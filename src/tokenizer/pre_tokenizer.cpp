@@ -4,7 +4,7 @@
 #include "tokenizer/normalizer.h"
 #include "tokenizer/unicode.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Gaps and matches of one word, in order and without gaps between them.
@@ -243,4 +243,4 @@ void PreTokenizer::split(std::string_view text, bool aligned, const Origin& orig
     for (std::size_t i = 0; i < steps_.size(); ++i) apply(steps_[i], out, aligned || i + 1 < origin_steps_, origin);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

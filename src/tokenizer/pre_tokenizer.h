@@ -11,7 +11,7 @@
 #include "tokenizer/alignment.h"
 #include "tokenizer/regex.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct Word {
     std::size_t begin, end;
@@ -78,4 +78,4 @@ class PreTokenizer {
     std::size_t origin_steps_ = 0;  ///< number of steps up to and with the last that asks for the origin
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -6,7 +6,7 @@
 
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// BOS as text where the tokenizer adds one to every text, else nothing.
 std::string leading_bos(const Tokenizer& tokenizer);
@@ -15,4 +15,4 @@ std::string end_of_sequence(const Tokenizer& tokenizer);
 /// `system`, or without one the sentence that Stanford Alpaca begins with.
 std::string alpaca_preamble(std::string_view system, bool has_input);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -9,7 +9,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// One message within a file's bytes, which outlive it. Every member gives an input Error that names the file
 /// and the byte for what is cut off or malformed.
@@ -112,4 +112,4 @@ class ProtobufReader {
     bool pending_ = false;  ///< the value of the current field was not read yet
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -10,7 +10,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Copies a pattern, translating or refusing what Oniguruma reads in another way than PCRE2.
@@ -332,4 +332,4 @@ bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, 
     return true;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// A compiled pattern; matching is safe from any thread.
 class Regex {
@@ -31,4 +31,4 @@ class Regex {
     std::string where_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,7 +7,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 constexpr int32_t bpe_model_type = 2;
@@ -144,4 +144,4 @@ SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path) {
     return model;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 enum class PieceType : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
@@ -27,4 +27,4 @@ struct SentencePieceModel {
 /// as U+2581.
 SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

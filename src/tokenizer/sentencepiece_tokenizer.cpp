@@ -10,7 +10,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Every way to make a piece out of two others is a merge; earlier pieces come first, and of one piece the
@@ -74,4 +74,4 @@ TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder) 
     return out;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -5,7 +5,7 @@
 
 #include "tokenizer/tokenizer_spec.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// What transformers 5's LlamaTokenizer makes of tokenizer.model and the files beside it:
 /// tokenizer_config.json
@@ -13,4 +13,4 @@ namespace unsloth {
 /// tokens), special_tokens_map.json and added_tokens.json. Input Error that names file and key.
 TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

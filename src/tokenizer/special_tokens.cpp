@@ -6,7 +6,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using IdOf = std::function<std::optional<int32_t>(std::string_view)>;
@@ -114,4 +114,4 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdO
     return out;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct SpecialTokens {
     std::optional<int32_t> bos, eos;
@@ -26,4 +26,4 @@ struct SpecialTokens {
 SpecialTokens read_special_tokens(const std::filesystem::path& folder,
                                   const std::function<std::optional<int32_t>(std::string_view)>& id_of);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 /// Stand for steps that have no pattern of their own.
@@ -91,4 +91,4 @@ std::string splitting_name(const JsonReader& root) {
         "If llama.cpp has one (tokenizer.ggml.pre of a GGUF file of the same model), give it with --pre NAME.");
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

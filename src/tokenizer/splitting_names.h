@@ -5,10 +5,10 @@
 
 #include "tokenizer/json_reader.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// The name for a tokenizer.json, whose root is given. Input Error that names the key when there is none: llama.cpp
 /// would split texts in another way than the model was trained with.
 std::string splitting_name(const JsonReader& root);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

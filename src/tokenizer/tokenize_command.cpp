@@ -9,7 +9,7 @@
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 struct Row {
@@ -78,4 +78,4 @@ void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options,
     if (!out) throw runtime_failure("writing the tokenized rows failed");
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

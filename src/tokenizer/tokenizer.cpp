@@ -12,7 +12,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using Span = std::pair<std::size_t, std::size_t>;
@@ -342,4 +342,4 @@ const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_token
     return impl_->roles.texts;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

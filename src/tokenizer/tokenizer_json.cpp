@@ -12,7 +12,7 @@
 #include "tokenizer/pipeline_json.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
@@ -231,4 +231,4 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
     return out;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

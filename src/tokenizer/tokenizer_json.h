@@ -5,9 +5,9 @@
 
 #include "tokenizer/tokenizer_spec.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// Input Error that names file and key for what is malformed or not known.
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& path);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -11,7 +11,7 @@
 #include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct TokenizerSpec {
     BpeSpec model;
@@ -24,4 +24,4 @@ struct TokenizerSpec {
     std::optional<int32_t> bos, eos;              ///< where the model's own file names them
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

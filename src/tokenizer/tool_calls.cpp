@@ -7,7 +7,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/tokenizer/ordered_row.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using jinja::Dict;
@@ -114,4 +114,4 @@ std::string left_out_tools(const TemplateInput& input, const std::string& text) 
     return {};
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -5,7 +5,7 @@
 
 #include "tokenizer/assistant_turns.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// OpenAI's `arguments` are an object's JSON text. Where the template does not write such a text as it is (it quotes
 /// it, goes through its keys, or refuses it) they become objects. Input Error for a text that is none.
@@ -15,4 +15,4 @@ void parse_arguments(TemplateInput& input);
 /// template writes all of it.
 std::string left_out_tools(const TemplateInput& input, const std::string& text);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

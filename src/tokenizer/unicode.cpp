@@ -6,7 +6,7 @@
 #include "tokenizer/code_point_set.h"
 #include "tokenizer/unicode_tables.h"
 
-namespace unsloth::unicode {
+namespace unsloth::tokenizer::unicode {
 namespace {
 
 constexpr char32_t replacement_character = 0xFFFD;
@@ -169,4 +169,4 @@ bool shadow_categories(std::string_view text, std::string& out) {
     return found;
 }
 
-}  // namespace unsloth::unicode
+}  // namespace unsloth::tokenizer::unicode

@@ -8,7 +8,7 @@
 
 #include "tokenizer/alignment.h"
 
-namespace unsloth::unicode {
+namespace unsloth::tokenizer::unicode {
 
 /// Code point at `at` of valid UTF-8 and its length in bytes.
 struct Decoded {
@@ -51,4 +51,4 @@ bool normalize(NormalForm form, std::string_view text, std::string& out, Alignme
 /// matching. Returns false, with `out` untouched, when there is none.
 bool shadow_categories(std::string_view text, std::string& out);
 
-}  // namespace unsloth::unicode
+}  // namespace unsloth::tokenizer::unicode

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace unsloth::unicode {
+namespace unsloth::tokenizer::unicode {
 
 struct Range {
     char32_t first, last;
@@ -42,4 +42,4 @@ const std::vector<CaseRun>& lowercase_runs();        ///< to one character; U+01
 /// one.
 const std::vector<char32_t>& compatibility_decompositions();
 
-}  // namespace unsloth::unicode
+}  // namespace unsloth::tokenizer::unicode

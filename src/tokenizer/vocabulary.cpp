@@ -11,7 +11,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 constexpr std::string_view space_mark = "\u2581";
@@ -30,19 +30,19 @@ std::string with_spaces(std::string text) {
     return text;
 }
 
-void add_added_tokens(const TokenizerSpec& spec, Vocabulary& out) {
+void add_added_tokens(const TokenizerSpec& spec, spec::Vocabulary& out) {
     for (const AddedToken& added : spec.added) {
-        VocabularyToken& token = out.tokens[static_cast<std::size_t>(added.id)];
+        spec::VocabularyToken& token = out.tokens[static_cast<std::size_t>(added.id)];
         const bool control = added.special || looks_like_control(added.content);
         token.text = control ? added.content : with_spaces(added.content);
-        token.kind = control ? TokenKind::control : TokenKind::user_defined;
-        if (out.kind == Vocabulary::Kind::sentencepiece) token.score = added_score;
+        token.kind = control ? spec::TokenKind::control : spec::TokenKind::user_defined;
+        if (out.kind == spec::Vocabulary::Kind::sentencepiece) token.score = added_score;
     }
 }
 
-void check_unique(const std::filesystem::path& folder, const Vocabulary& vocabulary) {
+void check_unique(const std::filesystem::path& folder, const spec::Vocabulary& vocabulary) {
     std::unordered_set<std::string_view> seen;
-    for (const VocabularyToken& token : vocabulary.tokens)
+    for (const spec::VocabularyToken& token : vocabulary.tokens)
         if (!token.text.empty() && !seen.insert(token.text).second)
             throw input_error(
                 cat(folder.string(), ": the token '", token.text, "' is there twice, which llama.cpp cannot load"));
@@ -50,9 +50,9 @@ void check_unique(const std::filesystem::path& folder, const Vocabulary& vocabul
 
 // --- byte-level -----------------------------------------------------------------------------------------------------
 
-void fill_byte_bpe(const TokenizerSpec& spec, Vocabulary& out) {
+void fill_byte_bpe(const TokenizerSpec& spec, spec::Vocabulary& out) {
     for (const auto& [text, id] : spec.model.vocab)
-        out.tokens[static_cast<std::size_t>(id)] = {text, 0, TokenKind::normal};
+        out.tokens[static_cast<std::size_t>(id)] = {text, 0, spec::TokenKind::normal};
     const auto text_of = [&](int32_t id) -> const std::string& {
         return out.tokens[static_cast<std::size_t>(id)].text;
     };
@@ -106,7 +106,7 @@ bool has_space_prefix(const JsonReader& root) {
 }
 
 /// The scores of tokenizer.model, if its pieces are those of the vocabulary.
-bool take_piece_scores(const std::filesystem::path& folder, Vocabulary& out) {
+bool take_piece_scores(const std::filesystem::path& folder, spec::Vocabulary& out) {
     const auto path = folder / "tokenizer.model";
     if (!std::filesystem::is_regular_file(path)) return false;
     const SentencePieceModel model = read_sentencepiece_model(path);
@@ -117,14 +117,14 @@ bool take_piece_scores(const std::filesystem::path& folder, Vocabulary& out) {
     }
     for (std::size_t id = 0; id < model.pieces.size(); ++id) {
         out.tokens[id].score = model.pieces[id].score;
-        out.tokens[id].kind = static_cast<TokenKind>(model.pieces[id].type);
+        out.tokens[id].kind = static_cast<spec::TokenKind>(model.pieces[id].type);
     }
     return true;
 }
 
 /// A piece's score falls with the first merge that makes it. Where the merges of one piece are not neighbours, a
 /// score cannot say what the ranks do.
-void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec, Vocabulary& out) {
+void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec, spec::Vocabulary& out) {
     std::vector<bool> ranked(out.tokens.size());
     float next = 0;
     int32_t last = -1;
@@ -144,7 +144,7 @@ void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec,
                      "split some words otherwise");
 }
 
-void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, Vocabulary& out) {
+void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, spec::Vocabulary& out) {
     const BpeSpec& model = spec.model;
     if (!model.byte_fallback || model.ignore_merges || !model.subword_prefix.empty() ||
         !model.end_of_word_suffix.empty())
@@ -152,18 +152,19 @@ void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec
             cat(folder.string(),
                 ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this "
                 "tokenizer is neither (model.byte_fallback, ignore_merges, prefixes or suffixes of words)"));
-    for (const auto& [text, id] : model.vocab) out.tokens[static_cast<std::size_t>(id)] = {text, 0, TokenKind::normal};
+    for (const auto& [text, id] : model.vocab)
+        out.tokens[static_cast<std::size_t>(id)] = {text, 0, spec::TokenKind::normal};
     if (!take_piece_scores(folder, out)) {
         rank_scores(folder, spec, out);
         for (const int32_t id : fallback_ids(index_vocab(model.vocab)))
-            if (id >= 0) out.tokens[static_cast<std::size_t>(id)].kind = TokenKind::byte;
-        if (model.unknown) out.tokens[static_cast<std::size_t>(*model.unknown)].kind = TokenKind::unknown;
+            if (id >= 0) out.tokens[static_cast<std::size_t>(id)].kind = spec::TokenKind::byte;
+        if (model.unknown) out.tokens[static_cast<std::size_t>(*model.unknown)].kind = spec::TokenKind::unknown;
     }
 }
 
 }  // namespace
 
-Vocabulary read_vocabulary(const std::filesystem::path& folder, const std::string& pre_tokenizer) {
+spec::Vocabulary read_vocabulary(const std::filesystem::path& folder, const std::string& pre_tokenizer) {
     const Tokenizer tokenizer = Tokenizer::load(folder);
     const auto json_path = folder / "tokenizer.json";
     const bool is_json = std::filesystem::is_regular_file(json_path);
@@ -171,9 +172,9 @@ Vocabulary read_vocabulary(const std::filesystem::path& folder, const std::strin
     const nlohmann::json document = is_json ? parse_json_file(json_path) : nlohmann::json();
     const JsonReader root(document, json_path.string());
 
-    Vocabulary out;
+    spec::Vocabulary out;
     out.tokens.resize(static_cast<std::size_t>(tokenizer.vocab_size()));
-    out.kind = spec.model.reads_bytes ? Vocabulary::Kind::byte_bpe : Vocabulary::Kind::sentencepiece;
+    out.kind = spec.model.reads_bytes ? spec::Vocabulary::Kind::byte_bpe : spec::Vocabulary::Kind::sentencepiece;
     if (spec.model.reads_bytes) {
         out.pre_tokenizer = pre_tokenizer.empty() ? splitting_name(root) : pre_tokenizer;
         fill_byte_bpe(spec, out);
@@ -206,4 +207,4 @@ Vocabulary read_vocabulary(const std::filesystem::path& folder, const std::strin
     return out;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

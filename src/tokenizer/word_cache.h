@@ -11,7 +11,7 @@
 #include "tokenizer/flat_map.h"
 #include "tokenizer/merges.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// An entry of a direct-mapped cache; fills a cache line.
 struct alignas(64) CachedWord {
@@ -59,4 +59,4 @@ class WordCache {
     uint64_t owner_ = next_owner();  ///< tells this model's words from another's
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -10,14 +10,14 @@
 
 namespace unsloth::train {
 
-std::string sample_hash(const Checkpoint& checkpoint) {
+std::string sample_hash(const formats::Checkpoint& checkpoint) {
     constexpr std::size_t sample = 256;
     ContentHash hash;
     for (const std::string& name : checkpoint.names()) {
-        const TensorView& tensor = checkpoint.at(name);
+        const formats::TensorView& tensor = checkpoint.at(name);
         hash.add_field(name);
-        hash.add_field(safetensors_name(tensor.dtype));
-        hash.add_field(shape_text(tensor.shape));
+        hash.add_field(formats::safetensors_name(tensor.dtype));
+        hash.add_field(formats::shape_text(tensor.shape));
         const std::string_view bytes(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
         const std::size_t size = std::min(sample, bytes.size()), rest = bytes.size() - size;
         for (const std::size_t begin : {std::size_t{0}, rest / 2, rest}) hash.add_field(bytes.substr(begin, size));

@@ -32,20 +32,23 @@ struct StepOperations {
     double base = 0, head = 0, attention = 0;
 };
 
-StepOperations count_operations(const ModelSpec& spec, const std::vector<int64_t>& lengths, Keep keep) {
+StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, spec::Keep keep) {
     double tokens = 0, pairs = 0;
     for (const int64_t length : lengths) {
         tokens += static_cast<double>(length);
         pairs += static_cast<double>(length) * static_cast<double>(length) / 2;
     }
-    const auto weights = [&](std::initializer_list<Projection> projections) {
+    const auto weights = [&](std::initializer_list<spec::Projection> projections) {
         double sum = 0;
-        for (const Projection p : projections) sum += static_cast<double>(spec.out_features(p) * spec.in_features(p));
+        for (const spec::Projection p : projections)
+            sum += static_cast<double>(spec.out_features(p) * spec.in_features(p));
         return sum;
     };
-    const double qkv = weights({Projection::q, Projection::k, Projection::v}), o = weights({Projection::o});
-    const double gate_up = weights({Projection::gate, Projection::up}), down = weights({Projection::down});
-    const LayerSteps again = recompute_of(keep);
+    const double qkv = weights({spec::Projection::q, spec::Projection::k, spec::Projection::v}),
+                 o = weights({spec::Projection::o});
+    const double gate_up = weights({spec::Projection::gate, spec::Projection::up}),
+                 down = weights({spec::Projection::down});
+    const spec::LayerSteps again = spec::recompute_of(keep);
     const double layers = static_cast<double>(spec.num_layers);
     const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) +
                                     (again.gate_up ? gate_up : 0));
@@ -92,7 +95,7 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
     return rates;
 }
 
-void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
+void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
     const at::Device device = choose_device(loaded.config.hardware.device);
@@ -101,7 +104,7 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     BenchedModel benched(loaded, device, lengths);
     ops::Context& ctx = benched.ctx();
-    const ModelSpec& spec = benched.spec();
+    const spec::ModelSpec& spec = benched.spec();
     const model::LoadRequest& load = benched.request();
     const model::ModelPlan& plan = benched.plan();
     StepTimer timer(benched, loaded.config, lengths);
@@ -113,7 +116,7 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
     const double ms = times.ms;
-    const Checkpointing checkpointing = load.sizes.checkpointing;
+    const spec::Checkpointing checkpointing = load.sizes.checkpointing;
     const StepOperations operations = count_operations(spec, lengths, checkpointing.keep);
     const double floor_ms =
         1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
@@ -153,22 +156,22 @@ void bench_step(const LoadedConfig& loaded, const BenchRequest& request) {
 
 }  // namespace
 
-void run_bench(const LoadedConfig& loaded, const BenchRequest& asked) {
-    BenchRequest request = asked;
+void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& asked) {
+    config::BenchRequest request = asked;
     if (request.batch == 0) request.batch = loaded.config.training.per_device_train_batch_size;
     if (request.seq == 0) request.seq = loaded.config.model.max_seq_length;
     switch (request.what) {
-        case BenchSubject::step:
+        case config::BenchSubject::step:
             return bench_step(loaded, request);
-        case BenchSubject::ops:
+        case config::BenchSubject::ops:
             return bench_ops(loaded, request);
-        case BenchSubject::gemm:
+        case config::BenchSubject::gemm:
             return bench_gemm(loaded, request);
-        case BenchSubject::nf4:
+        case config::BenchSubject::nf4:
             return bench_nf4(loaded, request);
-        case BenchSubject::scaling:
+        case config::BenchSubject::scaling:
             return bench_scaling(loaded, request);
-        case BenchSubject::comm:
+        case config::BenchSubject::comm:
             return bench_comm(loaded, request);
     }
 }

@@ -53,7 +53,7 @@ class WaveCosts {
     std::map<bool, int> products_;
 };
 
-void print(const BenchRequest& request, const Product& product, double library, double ours, double best,
+void print(const config::BenchRequest& request, const Product& product, double library, double ours, double best,
            const std::string& name) {
     const auto rate = [&](double ns) { return product.operations() / ns / 1e3; };
     const std::string shape = cat(product.m(), "x", product.n(), "x", product.k());
@@ -76,12 +76,13 @@ void print(const BenchRequest& request, const Product& product, double library, 
 
 }  // namespace
 
-void bench_gemm(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& request) {
+void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
     const at::Device device = choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
-        const ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
-        const model::LayerLayout layout = model::make_layout(spec, resolve_lora(lora_spec(loaded.config.lora), spec));
+        const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
+        const model::LayerLayout layout =
+            model::make_layout(spec, spec::resolve_lora(lora_spec(loaded.config.lora), spec));
         const at::ScalarType dtype = model::scalar_type(loaded.config.model.dtype);
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));

@@ -11,22 +11,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-StepSettings settings_of(const Config& config, comm::Group* group) {
-    const TrainingOptions& t = config.training;
+StepSettings settings_of(const config::Config& config, comm::Group* group) {
+    const config::TrainingOptions& t = config.training;
     return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay},
             .max_grad_norm = t.max_grad_norm,
             .seed = 1,
-            .loss_scaling = config.model.dtype == DType::f16,
+            .loss_scaling = config.model.dtype == spec::DType::f16,
             .group = group,
             .bucket_bytes = bucket_bytes(config, group)};
 }
 
 }  // namespace
 
-StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank, int64_t ranks) {
-    std::vector<Sample> samples(lengths.size());
+data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
+                            int64_t ranks) {
+    std::vector<data::Sample> samples(lengths.size());
     for (std::size_t row = 0; row < samples.size(); ++row) {
-        Sample& sample = samples[row];
+        data::Sample& sample = samples[row];
         for (int32_t t = 0; t < static_cast<int32_t>(lengths[row]); ++t) {
             const uint32_t word = philox4x32(1, 2, static_cast<uint32_t>(t), static_cast<uint32_t>(row), rank, 0).w[0];
             sample.ids.push_back(static_cast<int32_t>(word % static_cast<uint32_t>(spec.vocab_size)));
@@ -35,16 +36,16 @@ StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths
         sample.labels = sample.ids;
         sample.row = static_cast<int64_t>(row);
     }
-    std::vector<const Sample*> pointers;
-    for (const Sample& sample : samples) pointers.push_back(&sample);
-    StepBatch result;
-    result.micro.push_back(make_batch(pointers));
+    std::vector<const data::Sample*> pointers;
+    for (const data::Sample& sample : samples) pointers.push_back(&sample);
+    data::StepBatch result;
+    result.micro.push_back(data::make_batch(pointers));
     result.labels = ranks * result.micro.front().labels;
     result.tokens = ranks * result.micro.front().tokens();
     return result;
 }
 
-BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
+BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                            comm::Group* group)
     : opened_(open_model(loaded.config)) {
     model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
@@ -60,7 +61,7 @@ BenchedModel::BenchedModel(const LoadedConfig& loaded, at::Device device, const 
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
 }
 
-StepTimer::StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths,
+StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
                      comm::Group* group)
     : learning_rate_(config.training.learning_rate),
       batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0,

@@ -13,10 +13,10 @@ namespace unsloth::train {
 class BenchedModel {
   public:
     /// With a group its ranks load together, as those of a run do.
-    BenchedModel(const LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
+    BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                  comm::Group* group = nullptr);
 
-    const ModelSpec& spec() const { return opened_.file->spec; }
+    const spec::ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }
     const model::ModelPlan& plan() const { return *plan_; }
     ops::Context& ctx() { return *ctx_; }
@@ -30,7 +30,8 @@ class BenchedModel {
 };
 
 /// A step of one micro-batch of random rows of these lengths, a rank's own, whose labels count those of all ranks.
-StepBatch random_step(const ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank, int64_t ranks);
+data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
+                            int64_t ranks);
 
 struct StepTimes {
     double ms = 0;  ///< mean of the measured steps
@@ -43,7 +44,7 @@ struct StepTimes {
 class StepTimer {
   public:
     /// With a group each rank has rows of its own, and gradients are shared.
-    StepTimer(BenchedModel& benched, const Config& config, const std::vector<int64_t>& lengths,
+    StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
               comm::Group* group = nullptr);
     /// Whether the steps that follow share gradients; at first they do where there is a group.
     void set_sharing(bool shares) { stepper_.set_sharing(shares); }
@@ -54,7 +55,7 @@ class StepTimer {
 
   private:
     double learning_rate_;
-    StepBatch batch_;
+    data::StepBatch batch_;
     Stepper stepper_;
     int64_t step_ = 0;
 };

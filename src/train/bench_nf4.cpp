@@ -107,7 +107,7 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     Measured result{.m = m, .library_us = time_us(ctx, product)};
     result.dequantise_us = time_us(ctx, [&](std::size_t i) {
         const WeightForms& set = sets[i % sets.size()];
-        std::vector<Quant4View> rows;
+        std::vector<spec::Quant4View> rows;
         std::vector<at::Tensor> outs;
         for (std::size_t s = 0; s < group.slices.size(); ++s) {
             rows.push_back(set.rows[s].view());
@@ -145,7 +145,8 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     return result;
 }
 
-void print(const BenchRequest& request, const std::string& name, const model::GroupLayout& group, const Measured& r) {
+void print(const config::BenchRequest& request, const std::string& name, const model::GroupLayout& group,
+           const Measured& r) {
     const double share = r.library_us / r.own_us;
     if (request.json) {
         std::cout << nlohmann::ordered_json{{"bench", "nf4"},
@@ -186,12 +187,13 @@ std::string table_line(const model::GroupLayout& group, bool transposed, const s
 
 }  // namespace
 
-void bench_nf4(const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& request) {
+void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
     const at::Device device = choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
-        const ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
-        const model::LayerLayout layout = model::make_layout(spec, resolve_lora(lora_spec(loaded.config.lora), spec));
+        const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
+        const model::LayerLayout layout =
+            model::make_layout(spec, spec::resolve_lora(lora_spec(loaded.config.lora), spec));
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)

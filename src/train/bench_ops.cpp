@@ -40,7 +40,7 @@ struct Line {
 
 class OpBench {
   public:
-    OpBench(ops::Context& ctx, const ModelSpec& spec, at::ScalarType dtype, const BenchRequest& request)
+    OpBench(ops::Context& ctx, const spec::ModelSpec& spec, at::ScalarType dtype, const config::BenchRequest& request)
         : ctx_(ctx),
           spec_(spec),
           dtype_(dtype),
@@ -196,8 +196,9 @@ class OpBench {
         const int64_t rows = head_chunk_rows(spec_, dtype_, tokens_);
         const at::Tensor logits = random({rows, spec_.vocab_size}), losses = floats({rows});
         const at::Tensor targets = at::randint(spec_.vocab_size, {rows}, options().dtype(at::kInt));
-        const at::Tensor scalars = at::zeros({static_cast<int64_t>(sizeof(StepScalars))}, options().dtype(at::kByte));
-        ctx_.scalars = reinterpret_cast<const StepScalars*>(scalars.data_ptr<uint8_t>());
+        const at::Tensor scalars =
+            at::zeros({static_cast<int64_t>(sizeof(spec::StepScalars))}, options().dtype(at::kByte));
+        ctx_.scalars = reinterpret_cast<const spec::StepScalars*>(scalars.data_ptr<uint8_t>());
         measure("cross-entropy + gradient", cat(rows, "x", spec_.vocab_size),
                 3.0 * static_cast<double>(rows * spec_.vocab_size) * item_, 0,
                 [&] { ops::cross_entropy(ctx_, logits, targets, losses, true); });
@@ -218,18 +219,18 @@ class OpBench {
         state.absmax_m8 = at::zeros({blocks}, options().dtype(at::kFloat));
         state.absmax_v8 = at::zeros({blocks}, options().dtype(at::kFloat));
         state.maps = ops::dynamic_maps(ctx_.device());
-        StepScalars start{};
+        spec::StepScalars start{};
         start.step = 1;
         start.loss_scale = 1.0F;
         start.bias_correction1 = start.bias_correction2 = 0.1F;
-        StepOutcome clean{};
-        clean.first_bad_site = all_finite;
+        spec::StepOutcome clean{};
+        clean.first_bad_site = spec::all_finite;
         const at::Tensor scalars =
             at::from_blob(&start, {static_cast<int64_t>(sizeof start)}, at::kByte).clone().to(ctx_.device());
         const at::Tensor outcome =
             at::from_blob(&clean, {static_cast<int64_t>(sizeof clean)}, at::kByte).clone().to(ctx_.device());
-        ctx_.scalars = reinterpret_cast<const StepScalars*>(scalars.data_ptr<uint8_t>());
-        ctx_.outcome = reinterpret_cast<StepOutcome*>(outcome.data_ptr<uint8_t>());
+        ctx_.scalars = reinterpret_cast<const spec::StepScalars*>(scalars.data_ptr<uint8_t>());
+        ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(outcome.data_ptr<uint8_t>());
         const at::Tensor scratch = at::empty({ops::gradient_norm_scratch(count)}, bytes);
         measure("gradient norm", cat(count >> 20, " Mi elements"), 4.0 * static_cast<double>(count), 0,
                 [&] { ops::gradient_norm(ctx_, state.grads_P, scratch); });
@@ -240,7 +241,7 @@ class OpBench {
     }
 
     ops::Context& ctx_;
-    const ModelSpec& spec_;
+    const spec::ModelSpec& spec_;
     at::ScalarType dtype_;
     int64_t batch_, seq_, tokens_, steps_;
     std::vector<int64_t> lengths_;  ///< of attention's rows
@@ -270,14 +271,14 @@ void synchronize(ops::Context& ctx) {
     if (ctx.is_cuda()) c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeDevice(ctx.device().index());
 }
 
-ModelSpec benched_spec(const LoadedConfig& loaded, const std::string& otherwise) {
+spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::string& otherwise) {
     const std::string& path = loaded.config.model.path;
-    return path.empty() ? builtin_shape(otherwise) : read_model_spec(resolve_model_path(path));
+    return path.empty() ? builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
 }
 
-void bench_ops(const LoadedConfig& loaded, const BenchRequest& request) {
+void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const at::Device device = choose_device(loaded.config.hardware.device);
-    const ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
+    const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
     const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request).run();

@@ -60,7 +60,7 @@ void for_each_layer_product(const model::LayerLayout& layout, at::Device device,
     }
 }
 
-void for_each_head_product(const ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
+void for_each_head_product(const spec::ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
                            const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);
     const int64_t chunk = head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size, hidden = spec.hidden_size;

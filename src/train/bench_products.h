@@ -32,7 +32,7 @@ struct Product {
 void for_each_layer_product(const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
                             const std::function<void(const Product&)>& visit);
 /// The same of the lm_head, which takes so many rows in chunks: of one chunk.
-void for_each_head_product(const ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
+void for_each_head_product(const spec::ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
                            const std::function<void(const Product&)>& visit);
 
 /// Nanoseconds of each of `trials`, the median of rounds that take turns, so that all see the same clock.

@@ -8,7 +8,7 @@
 
 namespace unsloth::train {
 
-RankGroup meet_ranks(const LoadedConfig& loaded, const std::string& bench) {
+RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& bench) {
     RankGroup ranks{comm::read_launch_environment()};
     if (ranks.environment.alone())
         throw usage_error(

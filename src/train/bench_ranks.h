@@ -18,7 +18,7 @@ struct RankGroup {
 
 /// Meets the other ranks; those but the first print warnings alone from then on. usage Error for `bench` when this
 /// process is alone.
-RankGroup meet_ranks(const LoadedConfig& loaded, const std::string& bench);
+RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& bench);
 
 /// Every rank's number, by rank.
 std::vector<double> gather_numbers(comm::Group& group, double own, const std::string& what);

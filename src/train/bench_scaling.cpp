@@ -49,7 +49,7 @@ struct Phase {
 
 }  // namespace
 
-void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request) {
+void bench_scaling(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const RankGroup ranks = meet_ranks(loaded, "bench scaling");
     const at::Device device = ranks.device;
     const std::unique_ptr<comm::Group>& group = ranks.group;

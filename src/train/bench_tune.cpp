@@ -38,7 +38,7 @@ std::vector<std::size_t> finalists(ops::Context& ctx, ops::GemmTrials& trials, c
 
 }  // namespace
 
-void require_tunable(const Config& config, at::Device device) {
+void require_tunable(const config::Config& config, at::Device device) {
     if (!device.is_cuda())
         throw usage_error(
             cat("bench step --tune compares algorithms of a GPU's library; the device is ", device.str()));
@@ -48,11 +48,12 @@ void require_tunable(const Config& config, at::Device device) {
 }
 
 void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] StepTimer& timer,
-                   [[maybe_unused]] const LoadedConfig& loaded, [[maybe_unused]] const BenchRequest& request) {
+                   [[maybe_unused]] const config::LoadedConfig& loaded,
+                   [[maybe_unused]] const config::BenchRequest& request) {
 #if UNSLOTH_CUDA
     ops::Context& ctx = benched.ctx();
     const model::LayerLayout layout =
-        model::make_layout(benched.spec(), resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
+        model::make_layout(benched.spec(), spec::resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
     const at::ScalarType dtype = benched.request().dtype;
     std::vector<std::string> lines;
     for_each_layer_product(layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {

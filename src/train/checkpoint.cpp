@@ -14,8 +14,8 @@
 namespace unsloth::train {
 namespace {
 
-DType dtype_of(const at::Tensor& tensor) {
-    return tensor.scalar_type() == at::kByte ? DType::u8 : DType::f32;
+spec::DType dtype_of(const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kByte ? spec::DType::u8 : spec::DType::f32;
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
@@ -23,11 +23,11 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 }
 
 /// A file's tensor, in place in its map.
-at::Tensor mapped(const TensorView& view, const at::Tensor& like) {
+at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like) {
     if (view.dtype != dtype_of(like) || view.elements() != like.numel())
         throw input_error(cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ",
-                              safetensors_name(view.dtype), ", the run needs ", like.numel(), " of ",
-                              safetensors_name(dtype_of(like))));
+                              formats::safetensors_name(view.dtype), ", the run needs ", like.numel(), " of ",
+                              formats::safetensors_name(dtype_of(like))));
     UNSLOTH_CHECK(view.is_aligned(static_cast<std::size_t>(like.element_size())), view.name, " is not aligned");
     return at::from_blob(const_cast<std::byte*>(view.data.data()), {view.elements()},
                          at::TensorOptions(like.scalar_type()));
@@ -47,12 +47,12 @@ std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::Adamw
     return tensors;
 }
 
-std::string layout_fingerprint(const model::ParameterTable& table, Optimizer optimizer) {
+std::string layout_fingerprint(const model::ParameterTable& table, config::Optimizer optimizer) {
     ContentHash hash;
     hash.add_field(std::to_string(static_cast<int>(optimizer)));
     for (const model::Parameter& p : table.parameters()) {
         hash.add_field(p.name);
-        hash.add_field(shape_text(p.shape));
+        hash.add_field(formats::shape_text(p.shape));
         hash.add_field(std::to_string(p.offset));
     }
     return hash.hex();
@@ -85,23 +85,23 @@ const at::Tensor& Snapshot::at(const std::string& name) const {
 }
 
 void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, bool with_values) {
-    std::vector<TensorDecl> declared;
+    std::vector<formats::TensorDecl> declared;
     for (const auto& [name, tensor] : snapshot.tensors())
         if (with_values || name != "params") declared.push_back({name, dtype_of(tensor), {tensor.numel()}});
-    SafetensorsWriter writer(path, declared);
-    for (const TensorDecl& decl : writer.tensors()) writer.append(decl.name, bytes_of(snapshot.at(decl.name)));
+    formats::SafetensorsWriter writer(path, declared);
+    for (const formats::TensorDecl& decl : writer.tensors()) writer.append(decl.name, bytes_of(snapshot.at(decl.name)));
     writer.finish();
 }
 
 void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState& state, bool with_values) {
-    const SafetensorsFile file(path);
+    const formats::SafetensorsFile file(path);
     for (const auto& [name, tensor] : trained_tensors(state))
         if (with_values || name != "params") tensor.copy_(mapped(file.at(name), tensor));
 }
 
 void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table,
                      const at::Tensor& params_P) {
-    const SafetensorsFile file(folder / "adapter_model.safetensors");
+    const formats::SafetensorsFile file(folder / "adapter_model.safetensors");
     for (const model::Parameter& p : table.parameters()) {
         const at::Tensor values = params_P.narrow(0, p.offset, p.elements());
         values.copy_(mapped(file.at(p.name), values));

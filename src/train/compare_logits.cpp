@@ -40,29 +40,30 @@ Row random_row(int64_t row, int64_t vocab) {
 std::vector<Row> rows_of_own(const OpenedModel& merged) {
     const int64_t vocab = merged.file->spec.vocab_size;
     std::vector<Row> rows;
-    if (Tokenizer::exists(merged.tokenizer_folder)) {
-        const Tokenizer tokenizer = merged.tokenizer();
+    if (tokenizer::Tokenizer::exists(merged.tokenizer_folder)) {
+        const tokenizer::Tokenizer tokenizer = merged.tokenizer();
         for (const char* text : own_texts) rows.push_back(tokenizer.encode(text, true));
     }
     for (int64_t i = 0; i < own_random_rows; ++i) rows.push_back(random_row(i, vocab));
     return rows;
 }
 
-std::vector<Row> rows_of_file(const OpenedModel& merged, Config config) {
-    DatasetOptions options = dataset_options(config, merged.limits());
+std::vector<Row> rows_of_file(const OpenedModel& merged, config::Config config) {
+    data::DatasetOptions options = data::dataset_options(config, merged.limits());
     options.keep_all_masked = true;
     options.max_seq_length = 0;
-    std::unique_ptr<RowEncoder> encoder;
-    if (probe_format(config.data.train_file, options) != DataFormat::tokenized)
+    std::unique_ptr<data::RowEncoder> encoder;
+    if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
         encoder = encoder_maker(merged, config)();
-    const Dataset dataset = Dataset::load(config.data.train_file, options, encoder.get());
+    const data::Dataset dataset = data::Dataset::load(config.data.train_file, options, encoder.get());
     std::vector<Row> rows;
     for (int64_t i = 0; i < dataset.size(); ++i) rows.push_back(dataset.sample(i).ids);
     return rows;
 }
 
 /// The rows to compare on, as many as may be held: a user's file can be long.
-std::vector<Row> rows_to_compare(const CompareRequest& request, const OpenedModel& merged, Config config) {
+std::vector<Row> rows_to_compare(const config::CompareRequest& request, const OpenedModel& merged,
+                                 config::Config config) {
     std::vector<Row> rows;
     std::error_code ignored;
     if (request.texts.empty()) {
@@ -92,18 +93,19 @@ std::vector<Row> rows_to_compare(const CompareRequest& request, const OpenedMode
 }
 
 /// fp32 [T, V] of every row, on the CPU. The model is loaded for this alone.
-std::vector<at::Tensor> logits_of(const Config& config, const OpenedModel& opened, const std::vector<Row>& rows) {
+std::vector<at::Tensor> logits_of(const config::Config& config, const OpenedModel& opened,
+                                  const std::vector<Row>& rows) {
     int64_t longest = 1;
     for (const Row& row : rows) longest = std::max(longest, static_cast<int64_t>(row.size()));
     const LoadedModel loaded = load_for_inference({config, {}, {}}, opened, longest, 1, longest, longest);
     std::vector<at::Tensor> all;
     for (const Row& row : rows) {
         if (const int signal = interrupt_requested()) throw Interrupted(signal, "stopped; nothing was written");
-        Sample sample;
+        data::Sample sample;
         sample.ids = sample.labels = row;
         sample.positions.resize(row.size());
         for (std::size_t t = 0; t < row.size(); ++t) sample.positions[t] = static_cast<int32_t>(t);
-        Batch batch = make_batch({&sample});
+        data::Batch batch = data::make_batch({&sample});
         cover_every_position(batch);
         std::vector<at::Tensor> chunks;
         loaded.model->score(batch, [&](int64_t, const at::Tensor& logits_CV) {
@@ -134,8 +136,8 @@ class Comparison {
         ++tokens_;
         values_ += vocab;
     }
-    LogitComparison result(int64_t rows) const {
-        LogitComparison all;
+    config::LogitComparison result(int64_t rows) const {
+        config::LogitComparison all;
         all.rows = rows;
         all.tokens = tokens_;
         all.relative = squares_ == 0 ? 0 : std::sqrt(squares_ / variance_);
@@ -174,15 +176,15 @@ class Comparison {
 
 }  // namespace
 
-LogitComparison compare_logits(const CompareRequest& request) {
-    Config of_base, of_merged;
+config::LogitComparison compare_logits(const config::CompareRequest& request) {
+    config::Config of_base, of_merged;
     of_base.model.path = request.base;
     of_base.model.adapter_name_or_path = request.adapter;
     of_base.model.load_in_4bit = request.base_in_4bit;
     of_merged.model.path = request.merged;
     of_merged.model.load_in_4bit = false;
-    for (Config* config : {&of_base, &of_merged}) {
-        config->model.dtype = DType::f32;
+    for (config::Config* config : {&of_base, &of_merged}) {
+        config->model.dtype = spec::DType::f32;
         config->hardware.device = request.device;
     }
     const OpenedModel merged = open_model(of_merged);

@@ -4,8 +4,8 @@
 
 namespace unsloth::train {
 
-std::optional<std::string> doubt_learning_rate(const Config& config) {
-    const bool full = config.lora.finetuning_type == FinetuningType::full;
+std::optional<std::string> doubt_learning_rate(const config::Config& config) {
+    const bool full = config.lora.finetuning_type == config::FinetuningType::full;
     const double low = full ? 1e-7 : 1e-5, high = full ? 1e-4 : 2e-3;
     const double rate = config.training.learning_rate;
     if (rate >= low && rate <= high) return std::nullopt;

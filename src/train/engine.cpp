@@ -21,26 +21,26 @@ void guarded(const Body& body) {
     }
 }
 
-class EngineImpl final : public Engine {
+class EngineImpl final : public config::Engine {
   public:
-    void train(const LoadedConfig& loaded) override {
+    void train(const config::LoadedConfig& loaded) override {
         guarded([&] { Trainer(loaded).run(); });
     }
-    void score(const LoadedConfig& loaded, const ScoreRequest& request) override {
+    void score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) override {
         guarded([&] { run_score(loaded, request); });
     }
-    void generate(const LoadedConfig& loaded, const GenerateRequest& request) override {
+    void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
         guarded([&] { run_generate(loaded, request); });
     }
-    void init(const InitRequest& request) override {
+    void init(const config::InitRequest& request) override {
         guarded([&] { run_init(request); });
     }
-    LogitComparison compare_logits(const CompareRequest& request) override {
-        LogitComparison found;
+    config::LogitComparison compare_logits(const config::CompareRequest& request) override {
+        config::LogitComparison found;
         guarded([&] { found = train::compare_logits(request); });
         return found;
     }
-    void bench(const LoadedConfig& loaded, const BenchRequest& request) override {
+    void bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
         guarded([&] { run_bench(loaded, request); });
     }
 };
@@ -48,6 +48,6 @@ class EngineImpl final : public Engine {
 }  // namespace
 }  // namespace unsloth::train
 
-unsloth::Engine* unsloth_create_engine() {
+unsloth::config::Engine* unsloth_create_engine() {
     return new unsloth::train::EngineImpl();
 }

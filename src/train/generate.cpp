@@ -17,32 +17,35 @@ namespace {
 
 using Prompt = std::vector<int32_t>;
 
-Prompt encode_row(const nlohmann::ordered_json& row, const Tokenizer& tokenizer, const ChatTemplate& chat,
-                  const std::string& where) {
+Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer& tokenizer,
+                  const tokenizer::ChatTemplate& chat, const std::string& where) {
     if (row.contains("text") && row["text"].is_string()) return tokenizer.encode(row["text"].get<std::string>(), true);
     if (!row.contains("messages") || !row["messages"].is_array())
         throw input_error(cat(where, ": expected {\"text\"} or {\"messages\"}"));
     nlohmann::ordered_json prompt = row;
     prompt["add_generation_prompt"] = true;
-    return encode_rendered(tokenizer, chat.render(prompt, TrainedTurns::none)).ids;
+    return tokenizer::encode_rendered(tokenizer, chat.render(prompt, tokenizer::TrainedTurns::none)).ids;
 }
 
 /// --prompt as a user's message, or as it is for a model without a template that someone chose for it.
-Prompt encode_prompt(const GenerateRequest& request, const Tokenizer& tokenizer, const ChatTemplate& chat,
-                     const std::string& template_name) {
+Prompt encode_prompt(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+                     const tokenizer::ChatTemplate& chat, const std::string& template_name) {
     const auto& own = tokenizer.chat_templates();
     const bool chats = template_name != "auto" ||
                        std::any_of(own.begin(), own.end(), [](const auto& entry) { return entry.first == "default"; });
     if (request.raw || !chats) return tokenizer.encode(request.prompt, true);
     log::info("the prompt is a user's message to chat template ", chat.name(), " (--raw: the text as it is)");
-    const Message message{"user", request.prompt};
-    return encode_rendered(tokenizer, chat.render({&message, 1}, /*add_generation_prompt=*/true, TrainedTurns::none))
+    const tokenizer::Message message{"user", request.prompt};
+    return tokenizer::encode_rendered(
+               tokenizer, chat.render({&message, 1}, /*add_generation_prompt=*/true, tokenizer::TrainedTurns::none))
         .ids;
 }
 
 /// JSON Lines of {"text"} or {"messages"}; anything that does not begin with an object is one prompt of plain text.
-std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer& tokenizer, const DataOptions& data) {
-    const ChatTemplate chat = ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
+std::vector<Prompt> read_prompts(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+                                 const config::DataOptions& data) {
+    const tokenizer::ChatTemplate chat =
+        tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
     if (request.file.empty()) return {encode_prompt(request, tokenizer, chat, data.template_name)};
     const std::string content = read_file(request.file);
     const std::size_t first = content.find_first_not_of(" \t\r\n");
@@ -54,14 +57,14 @@ std::vector<Prompt> read_prompts(const GenerateRequest& request, const Tokenizer
     for (int64_t number = 1; std::getline(lines, line); ++number) {
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         const std::string where = cat(request.file, ":", number);
-        const auto row = try_parse_ordered(line);
+        const auto row = tokenizer::try_parse_ordered(line);
         if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
         prompts.push_back(encode_row(row, tokenizer, chat, where));
     }
     return prompts;
 }
 
-std::vector<int32_t> stop_ids(const Tokenizer& tokenizer, const ModelSpec& spec) {
+std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec) {
     std::vector<int32_t> stops = tokenizer.stop_ids();
     for (const int64_t id : spec.eos_token_ids) stops.push_back(static_cast<int32_t>(id));
     // Chat models end a turn with a token of its own.
@@ -85,9 +88,9 @@ std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, 
 
 }  // namespace
 
-void run_generate(const LoadedConfig& loaded, const GenerateRequest& request) {
+void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
-    const Tokenizer tokenizer = opened.tokenizer();
+    const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     const std::vector<Prompt> prompts = read_prompts(request, tokenizer, loaded.config.data);
     std::size_t longest = 1;
     for (const Prompt& prompt : prompts) {

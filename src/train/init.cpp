@@ -58,37 +58,38 @@ struct Made {
     std::vector<std::byte> stored;
 };
 
-Made make_values(const TensorRule& rule, uint64_t seed, uint32_t tensor, DType dtype) {
+Made make_values(const spec::TensorRule& rule, uint64_t seed, uint32_t tensor, spec::DType dtype) {
     int64_t count = 1;
     for (const int64_t size : rule.shape) count *= size;
     Made made{std::vector<float>(static_cast<std::size_t>(count)),
-              std::vector<std::byte>(static_cast<std::size_t>(count) * size_of(dtype))};
+              std::vector<std::byte>(static_cast<std::size_t>(count) * spec::size_of(dtype))};
     in_parallel(count, [&](int64_t begin, int64_t end) {
         float* const values = made.values.data();
-        std::byte* const stored = made.stored.data() + static_cast<std::size_t>(begin) * size_of(dtype);
+        std::byte* const stored = made.stored.data() + static_cast<std::size_t>(begin) * spec::size_of(dtype);
         if (rule.shape.size() == 1) {
-            std::fill(values + begin, values + end, rule.role == TensorRole::bias ? 0.0F : 1.0F);
+            std::fill(values + begin, values + end, rule.role == spec::TensorRole::bias ? 0.0F : 1.0F);
         } else {
             fill_normal(values, begin, end, seed, tensor);
         }
-        convert_from_f32(dtype, values + begin, end - begin, stored);
-        convert_to_f32(dtype, stored, end - begin, values + begin);
+        spec::convert_from_f32(dtype, values + begin, end - begin, stored);
+        spec::convert_to_f32(dtype, stored, end - begin, values + begin);
     });
     return made;
 }
 
-bool quantised(const TensorRule& rule, InitQuantize how) {
-    return how == InitQuantize::nf4 && rule.may_be_quantised;
+bool quantised(const spec::TensorRule& rule, config::InitQuantize how) {
+    return how == config::InitQuantize::nf4 && rule.may_be_quantised;
 }
 
-std::vector<TensorDecl> declarations(const TensorRule& rule, InitQuantize how, DType dtype) {
-    if (quantised(rule, how)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype);
+std::vector<formats::TensorDecl> declarations(const spec::TensorRule& rule, config::InitQuantize how,
+                                              spec::DType dtype) {
+    if (quantised(rule, how)) return formats::quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype);
     return {{rule.hf_name, dtype, rule.shape}};
 }
 
 /// Quantises on the GPU where there is one: an 8B model takes seconds there.
-Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const TensorRule& rule) {
-    if (!ctx.is_cuda()) return quantize_nf4(values.data(), rule.shape[0], rule.shape[1]);
+formats::Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const spec::TensorRule& rule) {
+    if (!ctx.is_cuda()) return formats::quantize_nf4(values.data(), rule.shape[0], rule.shape[1]);
     const at::Tensor host = at::from_blob(const_cast<float*>(values.data()), rule.shape, at::kFloat);
     const ops::Quant4Tensor made = ops::quantize_nf4(ctx, host.to(ctx.device()));
     const auto bytes = [](const at::Tensor& t) {
@@ -99,7 +100,7 @@ Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const 
         const at::Tensor cpu = t.cpu().contiguous();
         return std::vector<float>(cpu.data_ptr<float>(), cpu.data_ptr<float>() + cpu.numel());
     };
-    Quant4Owned owned;
+    formats::Quant4Owned owned;
     owned.rows = rule.shape[0];
     owned.cols = rule.shape[1];
     owned.packed = bytes(made.packed);
@@ -112,51 +113,54 @@ Quant4Owned quantise(ops::Context& ctx, const std::vector<float>& values, const 
 
 class Writer {
   public:
-    Writer(const InitRequest& request, const ModelSpec& spec)
-        : request_(request), rules_(tensor_table(spec)), ctx_(choose_device("auto")) {}
+    Writer(const config::InitRequest& request, const spec::ModelSpec& spec)
+        : request_(request), rules_(spec::tensor_table(spec)), ctx_(choose_device("auto")) {}
 
     /// One file a shard of at most 5 GB of tensors.
     void write() {
         std::vector<std::size_t> sizes;
-        for (const TensorRule& rule : rules_) {
+        for (const spec::TensorRule& rule : rules_) {
             std::size_t bytes = 0;
-            for (const TensorDecl& decl : declarations(rule, request_.quantize, request_.dtype)) bytes += decl.bytes();
+            for (const formats::TensorDecl& decl : declarations(rule, request_.quantize, request_.dtype))
+                bytes += decl.bytes();
             sizes.push_back(bytes);
             total_ += bytes;
         }
-        const auto shards = split_into_shards(sizes, default_shard_bytes);
-        for (std::size_t s = 0; s < shards.size(); ++s) write_shard(shards[s], shard_file_name(s, shards.size()));
+        const auto shards = formats::split_into_shards(sizes, formats::default_shard_bytes);
+        for (std::size_t s = 0; s < shards.size(); ++s)
+            write_shard(shards[s], formats::shard_file_name(s, shards.size()));
         if (shards.size() > 1)
-            write_file_atomically(std::filesystem::path(request_.out) / shard_index_file,
-                                  shard_index_json(where_, total_));
+            write_file_atomically(std::filesystem::path(request_.out) / formats::shard_index_file,
+                                  formats::shard_index_json(where_, total_));
     }
     std::size_t total_bytes() const { return total_; }
 
   private:
     void write_shard(const std::vector<std::size_t>& members, const std::string& file) {
-        std::vector<TensorDecl> declared;
+        std::vector<formats::TensorDecl> declared;
         for (const std::size_t i : members)
-            for (TensorDecl& decl : declarations(rules_[i], request_.quantize, request_.dtype)) {
+            for (formats::TensorDecl& decl : declarations(rules_[i], request_.quantize, request_.dtype)) {
                 where_[decl.name] = file;
                 declared.push_back(std::move(decl));
             }
-        SafetensorsWriter writer(std::filesystem::path(request_.out) / file, std::move(declared));
+        formats::SafetensorsWriter writer(std::filesystem::path(request_.out) / file, std::move(declared));
         for (const std::size_t i : members) write_tensor(writer, rules_[i], static_cast<uint32_t>(i));
         writer.finish();
     }
 
-    void write_tensor(SafetensorsWriter& writer, const TensorRule& rule, uint32_t index) {
+    void write_tensor(formats::SafetensorsWriter& writer, const spec::TensorRule& rule, uint32_t index) {
         const Made made = make_values(rule, static_cast<uint64_t>(request_.seed), index, request_.dtype);
         if (!quantised(rule, request_.quantize)) {
             writer.append(rule.hf_name, made.stored);
             return;
         }
-        for (const TensorBlob& blob : quant4_tensors(rule.hf_name, quantise(ctx_, made.values, rule), request_.dtype))
+        for (const formats::TensorBlob& blob :
+             formats::quant4_tensors(rule.hf_name, quantise(ctx_, made.values, rule), request_.dtype))
             writer.append(blob.decl.name, blob.data);
     }
 
-    const InitRequest& request_;
-    std::vector<TensorRule> rules_;
+    const config::InitRequest& request_;
+    std::vector<spec::TensorRule> rules_;
     ops::Context ctx_;
     std::map<std::string, std::string> where_;
     std::size_t total_ = 0;
@@ -164,16 +168,16 @@ class Writer {
 
 }  // namespace
 
-void run_init(const InitRequest& request) {
+void run_init(const config::InitRequest& request) {
     if (std::filesystem::is_directory(request.out))
         for (const auto& entry : std::filesystem::directory_iterator(request.out))
             if (entry.path().filename() == "config.json" || entry.path().extension() == ".safetensors")
                 throw usage_error(cat("--out ", request.out, " holds a model already: ",
                                       entry.path().filename().string(), " would be replaced"),
                                   "Name another folder, or remove that model first.");
-    ModelSpec spec = request.config_file.empty()
-                         ? builtin_shape(request.shape)
-                         : parse_model_spec(read_file(request.config_file), request.config_file);
+    spec::ModelSpec spec = request.config_file.empty()
+                               ? builtin_shape(request.shape)
+                               : formats::parse_model_spec(read_file(request.config_file), request.config_file);
     spec.dtype = request.dtype;
     std::filesystem::create_directories(request.out);
     Writer writer(request, spec);
@@ -181,11 +185,12 @@ void run_init(const InitRequest& request) {
     const std::string original = request.config_file.empty() ? std::string() : read_file(request.config_file);
     write_file_atomically(
         std::filesystem::path(request.out) / "config.json",
-        write_model_config(spec,
-                           request.quantize == InitQuantize::nf4 ? std::optional(QuantizationConfig{}) : std::nullopt,
-                           original));
+        formats::write_model_config(
+            spec,
+            request.quantize == config::InitQuantize::nf4 ? std::optional(formats::QuantizationConfig{}) : std::nullopt,
+            original));
     if (!request.tokenizer.empty()) {
-        const Tokenizer tokenizer = Tokenizer::load(request.tokenizer);
+        const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(request.tokenizer);
         copy_files(tokenizer.files(), tokenizer.folder(), request.out);
     }
     log::info("random weights (seed ", request.seed, ") in ", request.out, ": ",

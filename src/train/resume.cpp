@@ -16,35 +16,35 @@ namespace {
 
 using nlohmann::ordered_json;
 
-int64_t rows_of_step(const TrainingOptions& training, int64_t batch, int64_t accumulation, int64_t ranks) {
+int64_t rows_of_step(const config::TrainingOptions& training, int64_t batch, int64_t accumulation, int64_t ranks) {
     return (training.max_tokens_per_batch > 0 ? 1 : batch) * accumulation * ranks;
 }
 
 }  // namespace
 
 ResumePoint read_resume_point(const std::filesystem::path& folder) {
-    return {folder, read_run_state(folder)};
+    return {folder, formats::read_run_state(folder)};
 }
 
-std::optional<ResumePoint> find_resume_point(const TrainingOptions& training) {
+std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& training) {
     const std::string wish = training.resume_from_checkpoint.value_or("false");
     if (wish == "false") return std::nullopt;
     if (wish != "auto" && wish != "true") {
         if (!std::filesystem::is_directory(wish))
             throw usage_error(cat("training.resume_from_checkpoint: there is no folder ", wish),
                               "Name a checkpoint-N folder, or auto.");
-        if (const auto inside = list_checkpoints(wish); !inside.empty())
+        if (const auto inside = formats::list_checkpoints(wish); !inside.empty())
             throw usage_error(
                 cat("training.resume_from_checkpoint: ", wish, " is a run's output folder, not a checkpoint"),
                 cat("Name one in it, such as ", inside.front().path.string(),
                     "; or set output_dir to it and resume_from_checkpoint to auto."));
-        if (const auto damage = find_damage(wish))
+        if (const auto damage = formats::find_damage(wish))
             throw input_error(cat(wish, " is no whole checkpoint: ", *damage),
                               "Try resume_from_checkpoint auto, which takes the newest whole one.");
         return read_resume_point(wish);
     }
-    for (const CheckpointFolder& checkpoint : list_checkpoints(training.output_dir)) {
-        const auto damage = find_damage(checkpoint.path);
+    for (const formats::CheckpointFolder& checkpoint : formats::list_checkpoints(training.output_dir)) {
+        const auto damage = formats::find_damage(checkpoint.path);
         if (!damage) return read_resume_point(checkpoint.path);
         log::warning(checkpoint.path.string(), " is passed over: ", *damage);
     }
@@ -56,10 +56,10 @@ std::optional<ResumePoint> find_resume_point(const TrainingOptions& training) {
 }
 
 bool holds_a_run(const std::filesystem::path& folder) {
-    return std::filesystem::exists(folder / trainer_state_file) || !list_checkpoints(folder).empty();
+    return std::filesystem::exists(folder / formats::trainer_state_file) || !formats::list_checkpoints(folder).empty();
 }
 
-void require_nothing_lost(const TrainingOptions& training, const ResumePoint& point) {
+void require_nothing_lost(const config::TrainingOptions& training, const ResumePoint& point) {
     namespace fs = std::filesystem;
     const fs::path out = training.output_dir, from = fs::canonical(point.folder);
     if (!holds_a_run(out)) return;
@@ -69,8 +69,8 @@ void require_nothing_lost(const TrainingOptions& training, const ResumePoint& po
                               " would replace"),
                           "Choose another training.output_dir, or go on with the run in it "
                           "(training.resume_from_checkpoint auto).");
-    std::optional<TrainerState> result;
-    if (fs::exists(out / trainer_state_file)) result = read_trainer_state(out);
+    std::optional<formats::TrainerState> result;
+    if (fs::exists(out / formats::trainer_state_file)) result = formats::read_trainer_state(out);
     if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
         // Of a run that was stopped, what lies behind the newest whole checkpoint is done again; not of a finished one.
         if (!result || result->global_step <= point.state.step || result->global_step < result->max_steps) return;
@@ -79,7 +79,7 @@ void require_nothing_lost(const TrainingOptions& training, const ResumePoint& po
                           cat("Nothing is left to do. To take the steps after ", point.state.step,
                               " again, name that checkpoint and another training.output_dir."));
     }
-    const std::vector<CheckpointFolder> checkpoints = list_checkpoints(out);
+    const std::vector<formats::CheckpointFolder> checkpoints = formats::list_checkpoints(out);
     const int64_t reached = std::max(result ? result->global_step : 0, checkpoints.empty() ? 0 : checkpoints[0].step);
     if (reached > point.state.step)
         throw usage_error(cat("the run in ", out.string(), " has reached step ", reached, ": to go on from ",
@@ -96,9 +96,9 @@ void require_steps_left(const ResumePoint& point, int64_t total_steps) {
             " steps or more, or go on from an earlier checkpoint."));
 }
 
-void require_same_run(const Config& config, const ResumePoint& point) {
+void require_same_run(const config::Config& config, const ResumePoint& point) {
     const std::filesystem::path file = point.folder / "run_config.json";
-    const ordered_json now = ordered_json::parse(config_to_json(config));
+    const ordered_json now = ordered_json::parse(config::config_to_json(config));
     const ordered_json before = ordered_json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
     if (!before.is_object()) throw input_error(cat(file.string(), " is no JSON object"));
     std::string forbidden;
@@ -110,14 +110,14 @@ void require_same_run(const Config& config, const ResumePoint& point) {
             if (old == value) continue;
             const std::string name = section + "." + key,
                               change = cat(name, ": ", old.dump(), " until now, ", value.dump(), " from here on");
-            switch (on_resume(name)) {
-                case OnResume::fixed:
+            switch (config::on_resume(name)) {
+                case config::OnResume::fixed:
                     forbidden += "\n  " + change;
                     break;
-                case OnResume::told:
+                case config::OnResume::told:
                     log::warning("changed since the checkpoint: ", change);
                     break;
-                case OnResume::free:
+                case config::OnResume::free:
                     break;
             }
         }
@@ -129,7 +129,7 @@ void require_same_run(const Config& config, const ResumePoint& point) {
                           "with model.adapter_name_or_path.");
 }
 
-int64_t accumulation_for(const TrainingOptions& training, const RunState& state, int world_size) {
+int64_t accumulation_for(const config::TrainingOptions& training, const formats::RunState& state, int world_size) {
     const int64_t before =
         rows_of_step(training, state.per_device_train_batch_size, state.gradient_accumulation_steps, state.world_size);
     const int64_t one = rows_of_step(training, training.per_device_train_batch_size, 1, world_size);

@@ -15,28 +15,28 @@ RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwStat
     : files_(std::move(files)), state_(state), background_(ctx, state, copies) {}
 
 void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
-                            const TrainerState& trainer) const {
+                            const formats::TrainerState& trainer) const {
     if (files_.lora) {
         save_adapter(folder, *files_.table, params_P, *files_.lora, files_.base);
     } else {
         save_model(folder, *files_.table, params_P, files_.spec, files_.model_folder);
     }
     copy_files(files_.tokenizer_files, files_.tokenizer_folder, folder);
-    write_trainer_state(folder, trainer);
+    formats::write_trainer_state(folder, trainer);
 }
 
 void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& moment) const {
-    CheckpointWriter writer(files_.output_dir, moment.run.step);
+    formats::CheckpointWriter writer(files_.output_dir, moment.run.step);
     write_result(writer.folder(), snapshot.params(), moment.trainer);
     // A model is saved in its own type, which may hold less than the fp32 values that training goes on with.
     save_optimizer(writer.folder() / "optimizer.safetensors", snapshot, /*with_values=*/!files_.lora);
     write_file_atomically(writer.folder() / "run_config.json", files_.config);
-    write_run_state(writer.folder(), moment.run);
+    formats::write_run_state(writer.folder(), moment.run);
     writer.commit();
     log::info("saved ", writer.path().string());
     const bool has_best = moment.run.best_eval.has_value();
-    remove_old_checkpoints(files_.output_dir, files_.save_total_limit,
-                           has_best ? std::optional(moment.run.best_step) : std::nullopt);
+    formats::remove_old_checkpoints(files_.output_dir, files_.save_total_limit,
+                                    has_best ? std::optional(moment.run.best_step) : std::nullopt);
 }
 
 void RunSaver::checkpoint(RunMoment moment) {
@@ -56,7 +56,7 @@ bool RunSaver::wait() {
     }
 }
 
-void RunSaver::result(const TrainerState& trainer) const {
+void RunSaver::result(const formats::TrainerState& trainer) const {
     write_result(files_.output_dir, state_.params_P, trainer);
 }
 

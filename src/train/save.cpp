@@ -14,32 +14,32 @@ namespace unsloth::train {
 namespace {
 
 /// A parameter's values in a storage type, on the host.
-std::vector<std::byte> bytes_of(const at::Tensor& params_P, const model::Parameter& p, DType type) {
+std::vector<std::byte> bytes_of(const at::Tensor& params_P, const model::Parameter& p, spec::DType type) {
     const at::Tensor values = params_P.narrow(0, p.offset, p.elements()).cpu();
-    std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * size_of(type));
-    convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
+    std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
+    spec::convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
     return bytes;
 }
 
 using Shard = std::vector<const model::Parameter*>;
 
-std::vector<Shard> make_shards(const model::ParameterTable& table, DType type, int64_t shard_bytes) {
+std::vector<Shard> make_shards(const model::ParameterTable& table, spec::DType type, int64_t shard_bytes) {
     std::vector<std::size_t> bytes;
     for (const model::Parameter& p : table.parameters())
-        bytes.push_back(static_cast<std::size_t>(p.elements()) * size_of(type));
+        bytes.push_back(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
     std::vector<Shard> shards;
-    for (const auto& members : split_into_shards(bytes, static_cast<std::size_t>(shard_bytes))) {
+    for (const auto& members : formats::split_into_shards(bytes, static_cast<std::size_t>(shard_bytes))) {
         Shard& shard = shards.emplace_back();
         for (const std::size_t i : members) shard.push_back(&table.parameters()[i]);
     }
     return shards;
 }
 
-void write_shard(const std::filesystem::path& path, const Shard& shard, const at::Tensor& params_P, DType type) {
-    std::vector<TensorDecl> declared;
+void write_shard(const std::filesystem::path& path, const Shard& shard, const at::Tensor& params_P, spec::DType type) {
+    std::vector<formats::TensorDecl> declared;
     for (const model::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
-    SafetensorsWriter writer(path, declared);
-    for (const TensorDecl& decl : writer.tensors()) {
+    formats::SafetensorsWriter writer(path, declared);
+    for (const formats::TensorDecl& decl : writer.tensors()) {
         const auto found =
             std::find_if(shard.begin(), shard.end(), [&](const model::Parameter* p) { return p->name == decl.name; });
         writer.append(decl.name, bytes_of(params_P, **found, type));
@@ -50,31 +50,32 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const at
 }  // namespace
 
 void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
-                  const LoraSpec& lora, const std::string& base) {
+                  const spec::LoraSpec& lora, const std::string& base) {
     std::filesystem::create_directories(folder);
     Shard all;
     for (const model::Parameter& p : table.parameters()) all.push_back(&p);
-    write_shard(folder / "adapter_model.safetensors", all, params_P, DType::f32);
-    write_file_atomically(folder / "adapter_config.json", write_peft_config({lora, base}));
+    write_shard(folder / "adapter_model.safetensors", all, params_P, spec::DType::f32);
+    write_file_atomically(folder / "adapter_config.json", formats::write_peft_config({lora, base}));
 }
 
 void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
-                const ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
+                const spec::ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
     std::filesystem::create_directories(folder);
     const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
     std::map<std::string, std::string> where;
     std::size_t total = 0;
     for (std::size_t i = 0; i < shards.size(); ++i) {
-        const std::string file = shard_file_name(i, shards.size());
+        const std::string file = formats::shard_file_name(i, shards.size());
         write_shard(folder / file, shards[i], params_P, spec.dtype);
         for (const model::Parameter* p : shards[i]) {
             where[p->name] = file;
-            total += static_cast<std::size_t>(p->elements()) * size_of(spec.dtype);
+            total += static_cast<std::size_t>(p->elements()) * spec::size_of(spec.dtype);
         }
     }
-    if (shards.size() > 1) write_file_atomically(folder / shard_index_file, shard_index_json(where, total));
+    if (shards.size() > 1)
+        write_file_atomically(folder / formats::shard_index_file, formats::shard_index_json(where, total));
     write_file_atomically(folder / "config.json",
-                          write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
+                          formats::write_model_config(spec, std::nullopt, read_file(source_folder / "config.json")));
 }
 
 }  // namespace unsloth::train

@@ -10,32 +10,32 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::train {
 namespace {
 
-constexpr const char* name_of(Schedule schedule) {
+constexpr const char* name_of(config::Schedule schedule) {
     switch (schedule) {
-        case Schedule::linear:
+        case config::Schedule::linear:
             return "linear";
-        case Schedule::cosine:
+        case config::Schedule::cosine:
             return "cosine";
-        case Schedule::cosine_with_restarts:
+        case config::Schedule::cosine_with_restarts:
             return "cosine_with_restarts";
-        case Schedule::polynomial:
+        case config::Schedule::polynomial:
             return "polynomial";
-        case Schedule::constant:
+        case config::Schedule::constant:
             return "constant";
-        case Schedule::constant_with_warmup:
+        case config::Schedule::constant_with_warmup:
             return "constant_with_warmup";
-        case Schedule::inverse_sqrt:
+        case config::Schedule::inverse_sqrt:
             return "inverse_sqrt";
-        case Schedule::reduce_lr_on_plateau:
+        case config::Schedule::reduce_lr_on_plateau:
             return "reduce_lr_on_plateau";
-        case Schedule::cosine_with_min_lr:
+        case config::Schedule::cosine_with_min_lr:
             return "cosine_with_min_lr";
-        case Schedule::cosine_warmup_with_min_lr:
+        case config::Schedule::cosine_warmup_with_min_lr:
             return "cosine_warmup_with_min_lr";
-        case Schedule::warmup_stable_decay:
+        case config::Schedule::warmup_stable_decay:
             return "warmup_stable_decay";
     }
     return "?";
@@ -44,7 +44,7 @@ constexpr const char* name_of(Schedule schedule) {
 /// training.lr_scheduler_kwargs, taken one by one; what is left in the end is unknown to the schedule.
 class Arguments {
   public:
-    explicit Arguments(const TrainingOptions& training)
+    explicit Arguments(const config::TrainingOptions& training)
         : schedule_(name_of(training.lr_scheduler_type)), pairs_(training.lr_scheduler_kwargs) {}
 
     std::optional<double> number(const char* key) {
@@ -251,45 +251,45 @@ double warmup_stable_decay(const ScheduleOptions& o, double t) {
 
 }  // namespace
 
-int64_t warmup_steps_of(const TrainingOptions& training, int64_t total_steps) {
+int64_t warmup_steps_of(const config::TrainingOptions& training, int64_t total_steps) {
     if (training.warmup_steps > 0) return training.warmup_steps;
     return static_cast<int64_t>(std::ceil(static_cast<double>(total_steps) * training.warmup_ratio));
 }
 
-ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_steps) {
+ScheduleOptions schedule_options(const config::TrainingOptions& training, int64_t total_steps) {
     ScheduleOptions options;
     options.learning_rate = training.learning_rate;
     options.total_steps = total_steps;
     options.warmup_steps = warmup_steps_of(training, total_steps);
     Arguments arguments(training);
     switch (training.lr_scheduler_type) {
-        case Schedule::linear:
-        case Schedule::constant:
-        case Schedule::constant_with_warmup:
+        case config::Schedule::linear:
+        case config::Schedule::constant:
+        case config::Schedule::constant_with_warmup:
             break;
-        case Schedule::cosine:
+        case config::Schedule::cosine:
             options.num_cycles = arguments.number("num_cycles").value_or(0.5);
             break;
-        case Schedule::cosine_with_restarts:
+        case config::Schedule::cosine_with_restarts:
             options.num_cycles = static_cast<double>(arguments.count("num_cycles").value_or(1));
             break;
-        case Schedule::polynomial:
+        case config::Schedule::polynomial:
             read_polynomial(arguments, options);
             break;
-        case Schedule::inverse_sqrt:
+        case config::Schedule::inverse_sqrt:
             read_inverse_sqrt(arguments, options);
             break;
-        case Schedule::cosine_warmup_with_min_lr:
+        case config::Schedule::cosine_warmup_with_min_lr:
             options.warmup_lr_rate = arguments.number_within("warmup_lr_rate", 0, 1);
             [[fallthrough]];
-        case Schedule::cosine_with_min_lr:
+        case config::Schedule::cosine_with_min_lr:
             options.num_cycles = arguments.number("num_cycles").value_or(0.5);
             read_min_lr(arguments, options);
             break;
-        case Schedule::warmup_stable_decay:
+        case config::Schedule::warmup_stable_decay:
             read_stable_decay(arguments, options);
             break;
-        case Schedule::reduce_lr_on_plateau:
+        case config::Schedule::reduce_lr_on_plateau:
             read_plateau(arguments, options.plateau);
             break;
     }
@@ -297,34 +297,34 @@ ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_
     return options;
 }
 
-double schedule_multiplier(Schedule schedule, const ScheduleOptions& o, int64_t step) {
+double schedule_multiplier(config::Schedule schedule, const ScheduleOptions& o, int64_t step) {
     const auto t = static_cast<double>(step);
     const auto warmup = static_cast<double>(o.warmup_steps);
     switch (schedule) {  // those with a warm-up of their own, or none
-        case Schedule::constant:
-        case Schedule::reduce_lr_on_plateau:
+        case config::Schedule::constant:
+        case config::Schedule::reduce_lr_on_plateau:
             return 1.0;
-        case Schedule::cosine_warmup_with_min_lr:
+        case config::Schedule::cosine_warmup_with_min_lr:
             return cosine_warmup_with_min_lr(o, t);
-        case Schedule::warmup_stable_decay:
+        case config::Schedule::warmup_stable_decay:
             return warmup_stable_decay(o, t);
         default:
             break;
     }
     if (t < warmup) return ratio(t, warmup);
     switch (schedule) {
-        case Schedule::linear:
+        case config::Schedule::linear:
             return std::max(0.0,
                             ratio(static_cast<double>(o.total_steps) - t, static_cast<double>(o.total_steps) - warmup));
-        case Schedule::cosine:
+        case config::Schedule::cosine:
             return std::max(0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)));
-        case Schedule::cosine_with_restarts:
+        case config::Schedule::cosine_with_restarts:
             return cosine_with_restarts(o, t);
-        case Schedule::polynomial:
+        case config::Schedule::polynomial:
             return polynomial(o, t);
-        case Schedule::inverse_sqrt:
+        case config::Schedule::inverse_sqrt:
             return 1.0 / std::sqrt((t + o.timescale - warmup) / o.timescale);
-        case Schedule::cosine_with_min_lr:
+        case config::Schedule::cosine_with_min_lr:
             return std::max(
                 0.0, half_cosine(o.num_cycles, progress_after_warmup(o, t)) * (1 - o.min_lr_rate) + o.min_lr_rate);
         default:
@@ -364,4 +364,4 @@ void PlateauSchedule::observe(double metric) {
     state_.bad_evaluations = 0;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::train

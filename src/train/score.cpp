@@ -13,8 +13,8 @@ namespace unsloth::train {
 namespace {
 
 /// The row with every token a target: what the probe reports does not depend on labels.
-Sample all_targets(const Sample& sample) {
-    Sample all = sample;
+data::Sample all_targets(const data::Sample& sample) {
+    data::Sample all = sample;
     all.labels = all.ids;
     return all;
 }
@@ -23,10 +23,10 @@ struct Limits {
     int64_t tokens = 1, segments = 1;
 };
 
-Limits limits_of(const Dataset& rows) {
+Limits limits_of(const data::Dataset& rows) {
     Limits limits;
     for (int64_t i = 0; i < rows.size(); ++i) {
-        const Sample sample = rows.sample(i);
+        const data::Sample sample = rows.sample(i);
         limits.tokens = std::max<int64_t>(limits.tokens, static_cast<int64_t>(sample.ids.size()));
         limits.segments =
             std::max<int64_t>(limits.segments, std::count(sample.positions.begin(), sample.positions.end(), 0));
@@ -37,11 +37,11 @@ Limits limits_of(const Dataset& rows) {
 /// Logits of positions [0, T) need every position as a row of the head, the last one of each segment too.
 class LogitsFile {
   public:
-    LogitsFile(const std::string& path, const Dataset& rows, int64_t vocab) {
+    LogitsFile(const std::string& path, const data::Dataset& rows, int64_t vocab) {
         if (path.empty()) return;
-        std::vector<TensorDecl> tensors;
+        std::vector<formats::TensorDecl> tensors;
         for (int64_t i = 0; i < rows.size(); ++i)
-            tensors.push_back({cat("logits.", i), DType::f32, {rows.tokens(i), vocab}});
+            tensors.push_back({cat("logits.", i), spec::DType::f32, {rows.tokens(i), vocab}});
         writer_.emplace(path, std::move(tensors));
     }
     bool wanted() const { return writer_.has_value(); }
@@ -55,27 +55,27 @@ class LogitsFile {
     }
 
   private:
-    std::optional<SafetensorsWriter> writer_;
+    std::optional<formats::SafetensorsWriter> writer_;
 };
 
-nlohmann::ordered_json score_row(model::Model& model, const Dataset& rows, int64_t i, LogitsFile& logits) {
-    const Sample sample = rows.sample(i), all = all_targets(sample);
-    Batch batch = make_batch({&all});
+nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows, int64_t i, LogitsFile& logits) {
+    const data::Sample sample = rows.sample(i), all = all_targets(sample);
+    data::Batch batch = data::make_batch({&all});
     if (logits.wanted()) cover_every_position(batch);
     const at::Tensor losses =
         model.score(batch, logits.wanted() ? [&](int64_t, const at::Tensor& chunk) { logits.append(i, chunk); }
                                            : model::Model::OnLogits());
     const float* const values = losses.data_ptr<float>();
-    const Batch labelled = make_batch({&sample});
+    const data::Batch labelled = data::make_batch({&sample});
     nlohmann::ordered_json logprobs = nlohmann::ordered_json::array();
     for (std::size_t t = 0; t < sample.ids.size(); ++t) logprobs.push_back(nullptr);
     double sum = 0;
     for (std::size_t k = 0; k < batch.target_index.size(); ++k) {
         const auto t = static_cast<std::size_t>(batch.target_index[k]);
-        if (batch.targets_T[t] == ignore_label) continue;
+        if (batch.targets_T[t] == data::ignore_label) continue;
         logprobs[t + 1] = std::isfinite(values[k]) ? nlohmann::ordered_json(-static_cast<double>(values[k]))
                                                    : nlohmann::ordered_json(nullptr);
-        if (labelled.targets_T[t] != ignore_label) sum += values[k];
+        if (labelled.targets_T[t] != data::ignore_label) sum += values[k];
     }
     const int64_t labels = labelled.labels;
     return {{"row", rows.row(i)},
@@ -88,18 +88,19 @@ nlohmann::ordered_json score_row(model::Model& model, const Dataset& rows, int64
 
 }  // namespace
 
-void run_score(const LoadedConfig& loaded, const ScoreRequest& request) {
+void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) {
     const OpenedModel opened = open_model(loaded.config);
     if (loaded.config.data.train_file.empty())
         throw usage_error("data.train_file is missing", "Name the rows to score: --data.train_file FILE.");
-    DatasetOptions options = dataset_options(loaded.config, opened.limits());
+    data::DatasetOptions options = data::dataset_options(loaded.config, opened.limits());
     options.keep_all_masked = true;
-    if (options.long_rows == LongRows::automatic) options.long_rows = LongRows::truncate;  // a line for each row
+    if (options.long_rows == config::LongRows::automatic)
+        options.long_rows = config::LongRows::truncate;  // a line for each row
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
-    std::unique_ptr<RowEncoder> encoder;
-    if (probe_format(loaded.config.data.train_file, options) != DataFormat::tokenized)
+    std::unique_ptr<data::RowEncoder> encoder;
+    if (data::probe_format(loaded.config.data.train_file, options) != config::DataFormat::tokenized)
         encoder = encoder_maker(opened, loaded.config)();
-    const Dataset rows = Dataset::load(loaded.config.data.train_file, options, encoder.get());
+    const data::Dataset rows = data::Dataset::load(loaded.config.data.train_file, options, encoder.get());
     const Limits limits = limits_of(rows);
     const LoadedModel loaded_model =
         load_for_inference(loaded, opened, limits.tokens, limits.segments, limits.tokens, limits.tokens);

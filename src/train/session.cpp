@@ -35,7 +35,8 @@ int gpu_count() {
 }
 
 /// A lora option that the user gave must say what the adapter folder says.
-void check_against_adapter(const LoadedConfig& loaded, const LoraSpec& asked, const LoraSpec& adapter) {
+void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraSpec& asked,
+                           const spec::LoraSpec& adapter) {
     const auto require = [&](const char* option, bool same) {
         if (loaded.is_given(cat("lora.", option)) && !same)
             throw usage_error(
@@ -94,33 +95,34 @@ std::string describe_device(at::Device device) {
     return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
 }
 
-OpenedModel open_model(const Config& config) {
+OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");
     OpenedModel opened;
-    opened.file = std::make_shared<const WeightFile>(WeightFile::open(config.model.path));
-    opened.tokenizer_folder = run_tokenizer_folder(config, opened.file->checkpoint.folder());
+    opened.file = std::make_shared<const formats::WeightFile>(formats::WeightFile::open(config.model.path));
+    opened.tokenizer_folder = data::run_tokenizer_folder(config, opened.file->checkpoint.folder());
     return opened;
 }
 
-ModelLimits OpenedModel::limits() const {
+data::ModelLimits OpenedModel::limits() const {
     return {file->spec.vocab_size, file->spec.max_position_embeddings, file->spec.bos_token_id.value_or(-1)};
 }
 
-Tokenizer OpenedModel::tokenizer() const {
-    return load_run_tokenizer(tokenizer_folder, file->spec.vocab_size);
+tokenizer::Tokenizer OpenedModel::tokenizer() const {
+    return data::load_run_tokenizer(tokenizer_folder, file->spec.vocab_size);
 }
 
 std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
-    return Tokenizer::files_in(tokenizer_folder);
+    return tokenizer::Tokenizer::files_in(tokenizer_folder);
 }
 
-std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config) {
-    return run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
+std::function<std::unique_ptr<data::RowEncoder>()> encoder_maker(const OpenedModel& opened,
+                                                                 const config::Config& config) {
+    return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
 }
 
-LoraSpec lora_spec(const LoraOptions& options) {
-    LoraSpec lora;
+spec::LoraSpec lora_spec(const config::LoraOptions& options) {
+    spec::LoraSpec lora;
     lora.r = options.r;
     lora.lora_alpha = options.lora_alpha;
     lora.lora_dropout = options.lora_dropout;
@@ -133,24 +135,24 @@ LoraSpec lora_spec(const LoraOptions& options) {
     return lora;
 }
 
-model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, bool trains) {
-    const Config& config = loaded.config;
+model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains) {
+    const config::Config& config = loaded.config;
     model::LoadRequest request;
     request.device = device;
     request.dtype = model::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
     request.records = trains && config.hardware.cuda_graphs;
-    if (request.dtype == at::kBFloat16 && config.hardware.kernels == KernelChoice::measured)
+    if (request.dtype == at::kBFloat16 && config.hardware.kernels == config::KernelChoice::measured)
         request.nf4_chooser = ops::nf4_gemm_chooser(device);
-    request.fp8 = config.model.compute_dtype == ComputeType::fp8;
+    request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
     request.offload_embedding = config.hardware.offload_embedding;
-    request.finetuning_type = trains ? config.lora.finetuning_type : FinetuningType::lora;
+    request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;
     if (const auto& adapter = config.model.adapter_name_or_path)
-        request.adapter = resolve_model_path(*adapter).string();
+        request.adapter = formats::resolve_model_path(*adapter).string();
     request.trains = trains;
     request.optim = config.training.optim;
     request.seed = static_cast<uint64_t>(config.training.seed);
-    if (request.finetuning_type == FinetuningType::full) {
+    if (request.finetuning_type == config::FinetuningType::full) {
         if (request.adapter)
             throw usage_error("finetuning_type full does not take an adapter_name_or_path",
                               "Merge the adapter first, or train a LoRA.");
@@ -158,7 +160,7 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     }
     if (trains) request.lora = lora_spec(config.lora);
     if (request.adapter) {
-        const PeftConfig adapter = read_peft_config(*request.adapter);
+        const formats::PeftConfig adapter = formats::read_peft_config(*request.adapter);
         if (trains) check_against_adapter(loaded, *request.lora, adapter.lora);
         log::info("adapter ", *config.model.adapter_name_or_path, ": r ", adapter.lora.r, ", alpha ",
                   adapter.lora.lora_alpha, ", trained on ", adapter.base_model_name_or_path);
@@ -169,40 +171,43 @@ model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, b
     return request;
 }
 
-std::optional<Checkpointing> checkpointing_of(GradientCheckpointing option) {
+std::optional<spec::Checkpointing> checkpointing_of(config::GradientCheckpointing option) {
     switch (option) {
-        case GradientCheckpointing::automatic:
+        case config::GradientCheckpointing::automatic:
             return std::nullopt;
-        case GradientCheckpointing::none:
-            return Checkpointing{Keep::everything};
-        case GradientCheckpointing::mlp:
-            return Checkpointing{Keep::but_mlp};
-        case GradientCheckpointing::attention:
-            return Checkpointing{Keep::attention};
-        case GradientCheckpointing::full:
-            return Checkpointing{Keep::input};
-        case GradientCheckpointing::none_offload:
-            return Checkpointing{Keep::everything, true};
-        case GradientCheckpointing::mlp_offload:
-            return Checkpointing{Keep::but_mlp, true};
-        case GradientCheckpointing::attention_offload:
-            return Checkpointing{Keep::attention, true};
-        case GradientCheckpointing::full_offload:
-            return Checkpointing{Keep::input, true};
+        case config::GradientCheckpointing::none:
+            return spec::Checkpointing{spec::Keep::everything};
+        case config::GradientCheckpointing::mlp:
+            return spec::Checkpointing{spec::Keep::but_mlp};
+        case config::GradientCheckpointing::attention:
+            return spec::Checkpointing{spec::Keep::attention};
+        case config::GradientCheckpointing::full:
+            return spec::Checkpointing{spec::Keep::input};
+        case config::GradientCheckpointing::none_offload:
+            return spec::Checkpointing{spec::Keep::everything, true};
+        case config::GradientCheckpointing::mlp_offload:
+            return spec::Checkpointing{spec::Keep::but_mlp, true};
+        case config::GradientCheckpointing::attention_offload:
+            return spec::Checkpointing{spec::Keep::attention, true};
+        case config::GradientCheckpointing::full_offload:
+            return spec::Checkpointing{spec::Keep::input, true};
     }
     return std::nullopt;
 }
 
-void choose_memory_use(const Config& config, model::ModelPlan& plan) {
-    const std::optional<Checkpointing> asked = checkpointing_of(config.training.gradient_checkpointing);
-    std::vector<Checkpointing> ways{
-        {Keep::everything}, {Keep::but_mlp}, {Keep::attention}, {Keep::input}, {Keep::input, true}};
+void choose_memory_use(const config::Config& config, model::ModelPlan& plan) {
+    const std::optional<spec::Checkpointing> asked = checkpointing_of(config.training.gradient_checkpointing);
+    std::vector<spec::Checkpointing> ways{{spec::Keep::everything},
+                                          {spec::Keep::but_mlp},
+                                          {spec::Keep::attention},
+                                          {spec::Keep::input},
+                                          {spec::Keep::input, true}};
     if (asked) ways = {*asked};
     std::vector<bool> caches{true, false};
-    if (config.hardware.weight_cache != WeightCache::automatic)
-        caches = {config.hardware.weight_cache == WeightCache::on};
+    if (config.hardware.weight_cache != config::WeightCache::automatic)
+        caches = {config.hardware.weight_cache == config::WeightCache::on};
     const double limit = 0.9 * static_cast<double>(memory::device_memory(plan.request().device).free);
-    for (const Checkpointing& way : ways) {
+    for (const spec::Checkpointing& way : ways) {
         model::ActivationSizes sizes = plan.request().sizes;
         sizes.checkpointing = way;
         plan.set_sizes(sizes);
@@ -213,7 +218,7 @@ void choose_memory_use(const Config& config, model::ModelPlan& plan) {
     }
 }
 
-int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
+int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
     const int64_t row_bytes = spec.vocab_size * static_cast<int64_t>(c10::elementSize(dtype));
     const int64_t chunk = std::clamp<int64_t>(head_chunk_bytes / row_bytes / 128 * 128, 128, 8192);
     return std::max<int64_t>(1, std::min(chunk, rows));
@@ -240,8 +245,8 @@ void require_memory(const model::ModelPlan& plan) {
     };
     std::vector<std::string> remedies;
     model::ActivationSizes sizes = asked;
-    sizes.checkpointing.keep = Keep::input;
-    if (asked.training && asked.checkpointing.keep != Keep::input && fits(sizes))
+    sizes.checkpointing.keep = spec::Keep::input;
+    if (asked.training && asked.checkpointing.keep != spec::Keep::input && fits(sizes))
         remedies.push_back(cat("gradient_checkpointing ", name_of(sizes.checkpointing)));
     sizes.checkpointing.offload = true;
     if (asked.training && remedies.empty() && !asked.checkpointing.offload && fits(sizes))
@@ -267,7 +272,7 @@ void require_memory(const model::ModelPlan& plan) {
                           advice);
 }
 
-int64_t bucket_bytes(const Config& config, const comm::Group* group) {
+int64_t bucket_bytes(const config::Config& config, const comm::Group* group) {
     constexpr int64_t between_machines = 25;  // torch's DDP has the same
     const int64_t asked = config.distributed.ddp_bucket_cap_mb;
     if (asked >= 0) return asked << 20;
@@ -302,33 +307,33 @@ void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::f
     log::info("trace in ", trace.string());
 }
 
-std::unique_ptr<ops::Context> make_context(const Config& config, at::Device device) {
+std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {
     auto ctx = std::make_unique<ops::Context>(device);
     ctx->deterministic = config.training.deterministic;
-    ctx->library_products = config.hardware.kernels == KernelChoice::library;
+    ctx->library_products = config.hardware.kernels == config::KernelChoice::library;
     return ctx;
 }
 
-void cover_every_position(Batch& batch) {
+void cover_every_position(data::Batch& batch) {
     batch.target_index.clear();
     batch.target_ids.clear();
     for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
         const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
         batch.target_index.push_back(t);
-        batch.target_ids.push_back(target == ignore_label ? 0 : target);
+        batch.target_ids.push_back(target == data::ignore_label ? 0 : target);
     }
     batch.labels = batch.tokens();
 }
 
-LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
-                               int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens) {
+LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens) {
     const at::Device device = choose_device(loaded.config.hardware.device);
     LoadedModel result;
     result.ctx = make_context(loaded.config, device);
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);
     // Training names the place in its first step; a probability or a text would only be wrong.
-    require_finite(*opened.file);
-    if (request.adapter) require_finite(read_adapter(*request.adapter, opened.file->spec));
+    formats::require_finite(*opened.file);
+    if (request.adapter) formats::require_finite(formats::read_adapter(*request.adapter, opened.file->spec));
     request.sizes.tokens = request.sizes.longest = tokens;
     request.sizes.segments = segments;
     request.sizes.head_rows = head_rows;

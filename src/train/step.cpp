@@ -98,16 +98,16 @@ struct Stepper::Slot {
 Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
     : ctx_(ctx), model_(model), settings_(settings) {
     const bool cuda = ctx.is_cuda();
-    device_scalars_ = bytes(sizeof(StepScalars), ctx.device(), false);
-    device_outcome_ = bytes(sizeof(StepOutcome), ctx.device(), false);
-    ctx_.scalars = reinterpret_cast<const StepScalars*>(device_scalars_.data_ptr<uint8_t>());
-    ctx_.outcome = reinterpret_cast<StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
+    device_scalars_ = bytes(sizeof(spec::StepScalars), ctx.device(), false);
+    device_outcome_ = bytes(sizeof(spec::StepOutcome), ctx.device(), false);
+    ctx_.scalars = reinterpret_cast<const spec::StepScalars*>(device_scalars_.data_ptr<uint8_t>());
+    ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
     for (int i = 0; i < 3; ++i) {
         auto slot = std::make_unique<Slot>(ctx);
-        slot->scalars = bytes(sizeof(StepScalars), at::kCPU, cuda);
-        slot->outcome_start = bytes(sizeof(StepOutcome), at::kCPU, cuda);
-        as<StepOutcome>(slot->outcome_start).first_bad_site = all_finite;
-        slot->outcome = bytes(sizeof(StepOutcome), at::kCPU, cuda);
+        slot->scalars = bytes(sizeof(spec::StepScalars), at::kCPU, cuda);
+        slot->outcome_start = bytes(sizeof(spec::StepOutcome), at::kCPU, cuda);
+        as<spec::StepOutcome>(slot->outcome_start).first_bad_site = spec::all_finite;
+        slot->outcome = bytes(sizeof(spec::StepOutcome), at::kCPU, cuda);
         if (settings.group != nullptr) {
             const auto options = at::TensorOptions(at::kFloat).pinned_memory(cuda);
             slot->flags = at::zeros({shared_flags}, options);
@@ -130,7 +130,7 @@ Stepper::~Stepper() {
     ctx_.outcome = nullptr;
 }
 
-bool Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, const IssueOptions& options) {
+bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_rate, const IssueOptions& options) {
     UNSLOTH_CHECK(pending_.size() + 1 < slots_.size(), "results were not taken");
     UNSLOTH_CHECK(!options.abandon || settings_.group == nullptr, "ranks drop a step together or not at all");
     Slot& slot = *slots_[next_slot_];
@@ -169,7 +169,8 @@ bool Stepper::issue(const StepBatch& batch, int64_t step, double learning_rate, 
                       .tokens = batch.tokens,
                       .labels = batch.labels,
                       .loss_scale = loss_scale_};
-    for (const Batch& micro : batch.micro) result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
+    for (const data::Batch& micro : batch.micro)
+        result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
     pending_.push_back({next_slot_, std::move(result)});
     next_slot_ = (next_slot_ + 1) % slots_.size();
     return true;
@@ -183,9 +184,9 @@ void Stepper::start_clock() {
 }
 
 /// What the step's kernels read from device memory.
-void Stepper::write_scalars(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate) {
+void Stepper::write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate) {
     const double t = static_cast<double>(++updates_);
-    as<StepScalars>(slot.scalars) = {
+    as<spec::StepScalars>(slot.scalars) = {
         .step = static_cast<uint32_t>(step),
         .epoch = batch.epoch_index,
         .seed_lo = static_cast<uint32_t>(settings_.seed),
@@ -200,8 +201,8 @@ void Stepper::write_scalars(Slot& slot, const StepBatch& batch, int64_t step, do
     // While the step before is not read yet, a place that it found not finite stays: this step is skipped too, and what
     // is saved when the host stops is exactly what was good.
     const bool keeps_site = !pending_.empty();
-    const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(StepOutcome, first_bad_site))
-                                     : static_cast<int64_t>(sizeof(StepOutcome));
+    const int64_t reset = keeps_site ? static_cast<int64_t>(offsetof(spec::StepOutcome, first_bad_site))
+                                     : static_cast<int64_t>(sizeof(spec::StepOutcome));
     device_outcome_.narrow(0, 0, reset).copy_(slot.outcome_start.narrow(0, 0, reset), /*non_blocking=*/true);
 }
 
@@ -212,13 +213,13 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     float* const flags = slot.flags.mutable_data_ptr<float>();
     flags[0] = save_due ? 1.0F : 0.0F;
     flag_signal(flags + 1);
-    static_assert(offsetof(StepOutcome, loss) == 0);
+    static_assert(offsetof(spec::StepOutcome, loss) == 0);
     const at::Tensor loss = device_outcome_.narrow(0, 0, sizeof(float)).view(at::kFloat);
     shared_.narrow(0, 0, 1).copy_(loss);
     shared_.narrow(0, 1, shared_flags).copy_(slot.flags, /*non_blocking=*/true);
     const at::Tensor site =
-        device_outcome_.narrow(0, offsetof(StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
-    at::ne_out(bad_here_, site, static_cast<int32_t>(all_finite));
+        device_outcome_.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
+    at::ne_out(bad_here_, site, static_cast<int32_t>(spec::all_finite));
     shared_.narrow(0, bad_value, 1).copy_(bad_here_);
     const at::Tensor& gradients = model_.parameters()->state().grads_P;
     if (buckets_ == nullptr) settings_.group->all_reduce(gradients, cat("the gradients of step ", step));
@@ -233,7 +234,7 @@ void Stepper::share(Slot& slot, int64_t step, bool save_due) {
     loss.copy_(shared_.narrow(0, 0, 1));
     at::gt_out(bad_anywhere_, shared_.narrow(0, bad_value, 1), 0);
     at::gt_out(bad_elsewhere_, bad_anywhere_, bad_here_);
-    site.masked_fill_(bad_elsewhere_, static_cast<int32_t>(bad_elsewhere));
+    site.masked_fill_(bad_elsewhere_, static_cast<int32_t>(spec::bad_elsewhere));
     slot.shared.copy_(shared_, /*non_blocking=*/true);
 }
 
@@ -247,7 +248,7 @@ std::optional<StepResult> Stepper::take(bool must) {
     slot.end.wait();
     if (settings_.group != nullptr) settings_.group->check();
     result.seconds = slot.end.seconds_since(earlier.end);
-    result.outcome = as<StepOutcome>(slot.outcome);
+    result.outcome = as<spec::StepOutcome>(slot.outcome);
     if (slot.shared.defined()) {
         const float* shared = slot.shared.const_data_ptr<float>();
         result.save_due = shared[1] > 0;
@@ -263,7 +264,7 @@ void Stepper::restore(const State& state) {
     if (settings_.loss_scaling) loss_scale_ = state.loss_scale;
 }
 
-void Stepper::adjust_loss_scale(const StepOutcome& outcome) {
+void Stepper::adjust_loss_scale(const spec::StepOutcome& outcome) {
     if (outcome.skipped != 0) {
         loss_scale_ /= 2;
         good_steps_ = 0;

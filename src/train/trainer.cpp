@@ -39,7 +39,7 @@ std::string count_text(int64_t count) {
 
 }  // namespace
 
-Trainer::Trainer(const LoadedConfig& loaded)
+Trainer::Trainer(const config::LoadedConfig& loaded)
     : loaded_(loaded),
       environment_(comm::read_launch_environment()),
       device_(choose_device(loaded.config.hardware.device, environment_.local_rank)) {
@@ -83,13 +83,13 @@ void Trainer::telling_others(const std::function<void()>& work) const {
 /// Ranks that train on different things would sum gradients that do not belong together.
 void Trainer::require_agreement() const {
     if (group_ == nullptr) return;
-    const DatasetStats& stats = loader_->dataset().stats();
+    const data::DatasetStats& stats = loader_->dataset().stats();
     const std::string own =
         cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens,
             " of them targets\n", "rows: ", data_fingerprint_, "\n", "checkpoint: ", resume_ ? resume_->state.step : 0,
             "\n", "model: ", opened_.file->tensors.parameters(), " parameters, ",
             opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
-            sample_hash(opened_.file->checkpoint), "\n", config_to_json(config()));
+            sample_hash(opened_.file->checkpoint), "\n", config::config_to_json(config()));
     const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
         if (all[rank] == all[0]) continue;
@@ -106,10 +106,11 @@ void Trainer::require_agreement() const {
 // --- before the first step -----------------------------------------------------------------------------------------
 
 void Trainer::open_data() {
-    TrainingData data = load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
-                                           run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
+    data::TrainingData data =
+        data::load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
+                                 data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
     if (data.eval) eval_rows_ = std::move(*data.eval);
-    LoaderOptions options = loader_options(config(), environment_.rank, environment_.world_size);
+    data::LoaderOptions options = data::loader_options(config(), environment_.rank, environment_.world_size);
     // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
     const auto& saved = config().lora.modules_to_save;
     options.order_tokens = full() || config().model.adapter_name_or_path ||
@@ -119,11 +120,11 @@ void Trainer::open_data() {
         throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
                           "Use the same files, format, template and tokenizer; or start a new run from its weights "
                           "with model.adapter_name_or_path.");
-    loader_ = std::make_unique<StepLoader>(std::move(data.train), options);
+    loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
     total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
     if (resume_) require_steps_left(*resume_, total_steps_);
     schedule_ = schedule_options(config().training, total_steps_);
-    if (config().training.lr_scheduler_type == Schedule::reduce_lr_on_plateau) {
+    if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
         if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
             throw usage_error(
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
@@ -136,11 +137,11 @@ void Trainer::open_data() {
 void Trainer::make_plan() {
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
     request.saves = leads() && (config().training.save_steps > 0 || config().training.save_minutes > 0);
-    BatchLimits limits = loader_->limits();
+    data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
         eval_.emplace(eval_rows_, limits.tokens, environment_.rank, environment_.world_size);
-        const BatchLimits eval_limits = eval_->limits();
+        const data::BatchLimits eval_limits = eval_->limits();
         limits.segments = std::max(limits.segments, eval_limits.segments);
         limits.longest = std::max(limits.longest, eval_limits.longest);
         limits.labels = std::max(limits.labels, eval_limits.labels);
@@ -159,7 +160,7 @@ void Trainer::make_plan() {
 namespace {
 
 /// What the log says of a choice.
-std::string describe_checkpointing(const Checkpointing& c) {
+std::string describe_checkpointing(const spec::Checkpointing& c) {
     const char* const what[] = {"every layer's activations",
                                 "every layer's activations but its MLP's; those are recomputed",
                                 "each layer's input and its attention's output; the rest is recomputed",
@@ -171,7 +172,7 @@ std::string describe_checkpointing(const Checkpointing& c) {
 }  // namespace
 
 void Trainer::banner() const {
-    const ModelSpec& spec = opened_.file->spec;
+    const spec::ModelSpec& spec = opened_.file->spec;
     const model::ParameterTable& table = *plan_->table();
     const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
     char share[32];
@@ -187,7 +188,7 @@ void Trainer::banner() const {
                   " on this machine, started by ", environment_.launcher);
     log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
-    log::info("data       ", describe(*loader_));
+    log::info("data       ", data::describe(*loader_));
     log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_checkpointing(plan_->request().sizes.checkpointing));
     log::info("memory plan\n", plan_->table_text());
@@ -203,21 +204,21 @@ void Trainer::load() {
     require_memory(*plan_);
     ctx_ = make_context(config(), device_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
-    const TrainingOptions& t = config().training;
+    const config::TrainingOptions& t = config().training;
     StepSettings settings;
     settings.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay};
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
     settings.group = group_.get();
     settings.bucket_bytes = bucket_bytes(config(), group_.get());
-    settings.loss_scaling = config().model.dtype == DType::f16;
+    settings.loss_scaling = config().model.dtype == spec::DType::f16;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     if (resume_) restore();
     if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state(), model_->parts().copies);
 }
 
 double Trainer::learning_rate(int64_t step) const {
-    const TrainingOptions& t = config().training;
+    const config::TrainingOptions& t = config().training;
     if (plateau_) return plateau_->learning_rate();
     return t.learning_rate * schedule_multiplier(t.lr_scheduler_type, schedule_, step - 1);
 }
@@ -251,7 +252,7 @@ void Trainer::run_together() {
                           "Create it, or name a file in one that exists.");
     std::optional<comm::Busy> starting;
     starting.emplace(group_.get(), "loading the model");
-    if (leads()) write_file_atomically(folder / "run_config.json", config_to_json(effective_config()));
+    if (leads()) write_file_atomically(folder / "run_config.json", config::config_to_json(effective_config()));
     const Clock::time_point start = Clock::now();
     load();
     require_same_values();
@@ -259,7 +260,7 @@ void Trainer::run_together() {
     char text[96];
     std::snprintf(text, sizeof text, "%.1f", summary_.load_seconds);
     log::info("loaded in ", text, " s");
-    const TrainingOptions& t = config().training;
+    const config::TrainingOptions& t = config().training;
     time_left_ = TimeLeft(
         {total_steps_, t.eval_steps, t.save_steps, t.save_minutes, eval_ ? eval_->dataset().stats().tokens : 0});
     if (leads()) observers_.push_back(make_console());
@@ -286,16 +287,16 @@ void Trainer::run_together() {
 }
 
 void Trainer::loop() {
-    const TrainingOptions& t = config().training;
-    Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_,
-                       std::max(done_steps_, total_steps_));
+    const config::TrainingOptions& t = config().training;
+    data::Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_,
+                             std::max(done_steps_, total_steps_));
     last_save_ = Clock::now();
     stepper_->start_clock();
     int64_t step = done_steps_;
     const auto drain = [&](bool must) {
         while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
     };
-    while (std::optional<StepBatch> batch = batches.next()) {
+    while (std::optional<data::StepBatch> batch = batches.next()) {
         ++step;
         const bool dropped = !issue(*batch, step);
         drain(false);
@@ -321,7 +322,7 @@ bool Trainer::profiles(int64_t step) const {
 }
 
 /// Issues a step; false when a signal came and the step would have taken longer than there is time.
-bool Trainer::issue(const StepBatch& batch, int64_t step) {
+bool Trainer::issue(const data::StepBatch& batch, int64_t step) {
     const double rate = learning_rate(step), grace = config().training.save_grace_seconds;
     if (profiles(step)) {
         profile(*ctx_, config().logging.profile, [&] { stepper_->issue(batch, step, rate); });
@@ -346,7 +347,7 @@ std::optional<EvalReport> Trainer::evaluate(int64_t step, double epoch) {
         agreed_signal_ = agree_on_signal(group_.get(), device_, what);
         if (agreed_signal_ != 0) return std::nullopt;
         if (i >= eval_->batches()) continue;  // ranks ask together, also those that have a batch less
-        const Batch batch = eval_->batch(i);
+        const data::Batch batch = eval_->batch(i);
         sum += model_->score(batch).to(at::kDouble).sum().item<double>();
         labels += batch.labels;
         progress.add();

@@ -18,19 +18,20 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The projections that have an adapter in some layer: PEFT's own config may say it by a regular expression.
-std::vector<std::string> target_names(const LoraSpec& lora, const ModelSpec& spec) {
+std::vector<std::string> target_names(const spec::LoraSpec& lora, const spec::ModelSpec& spec) {
     std::vector<std::string> names;
-    const std::vector<LayerLora> layers = resolve_lora(lora, spec);
-    for (std::size_t p = 0; p < projection_count; ++p)
-        if (std::any_of(layers.begin(), layers.end(), [&](const LayerLora& layer) { return layer[p].r > 0; }))
-            names.emplace_back(projection_names[p]);
+    const std::vector<spec::LayerLora> layers = spec::resolve_lora(lora, spec);
+    for (std::size_t p = 0; p < spec::projection_count; ++p)
+        if (std::any_of(layers.begin(), layers.end(), [&](const spec::LayerLora& layer) { return layer[p].r > 0; }))
+            names.emplace_back(spec::projection_names[p]);
     return names;
 }
 
 /// What can be done beside the run that a folder holds.
 std::string ways_on(const fs::path& folder) {
     const std::string other = "choose another training.output_dir, or say training.overwrite_output_dir true.";
-    if (!list_checkpoints(folder).empty()) return cat("Go on with it (training.resume_from_checkpoint auto), ", other);
+    if (!formats::list_checkpoints(folder).empty())
+        return cat("Go on with it (training.resume_from_checkpoint auto), ", other);
     return cat(
         "It left no checkpoint to go on from (training.save_steps makes some). Begin a new run from its weights (",
         fs::exists(folder / "adapter_config.json") ? "model.adapter_name_or_path " : "model.path ", folder.string(),
@@ -43,7 +44,8 @@ std::string ways_on(const fs::path& folder) {
 void Trainer::require_own_output() const {
     const fs::path out = config().training.output_dir;
     std::vector<fs::path> written{out};
-    for (const CheckpointFolder& checkpoint : list_checkpoints(out)) written.push_back(checkpoint.path);
+    for (const formats::CheckpointFolder& checkpoint : formats::list_checkpoints(out))
+        written.push_back(checkpoint.path);
     const auto refuse = [&](const char* option, const fs::path& read) {
         std::error_code failed;
         for (const fs::path& folder : written)
@@ -60,12 +62,13 @@ void Trainer::require_own_output() const {
 void Trainer::require_disk() const {
     if (!leads()) return;
     constexpr int64_t texts = 1 << 20;
-    const TrainingOptions& t = config().training;
+    const config::TrainingOptions& t = config().training;
     const model::ParameterTable& table = *plan_->table();
     int64_t result = texts;
     for (const fs::path& file : opened_.tokenizer_files()) result += static_cast<int64_t>(fs::file_size(file));
     for (const model::Parameter& p : table.parameters())
-        result += p.elements() * static_cast<int64_t>(size_of(full() ? opened_.file->spec.dtype : DType::f32));
+        result +=
+            p.elements() * static_cast<int64_t>(spec::size_of(full() ? opened_.file->spec.dtype : spec::DType::f32));
     const bool saves = t.save_steps > 0 || t.save_minutes > 0;
     memory::Plan copies;  // values and moments; the values of a LoRA are its result
     model::Parameters::plan_copies(table, t.optim, copies);
@@ -89,7 +92,7 @@ void Trainer::require_disk() const {
 /// Takes the output folder for this run, and finds what it goes on from. With max_steps 0 nothing is written, nor
 /// looked for.
 void Trainer::open_output() {
-    TrainingOptions& training = loaded_.config.training;
+    config::TrainingOptions& training = loaded_.config.training;
     if (training.max_steps == 0) return;
     const fs::path folder = training.output_dir;
     std::string chosen;
@@ -98,7 +101,7 @@ void Trainer::open_output() {
         fs::create_directories(folder, failed);
         if (failed) throw runtime_failure(cat("cannot create ", folder.string(), ": ", failed.message()));
         lock_.emplace(folder);
-        remove_unfinished_checkpoints(folder);
+        formats::remove_unfinished_checkpoints(folder);
         if (const std::optional<ResumePoint> point = find_resume_point(training)) {
             require_nothing_lost(training, *point);
             chosen = point->folder.string();
@@ -106,7 +109,7 @@ void Trainer::open_output() {
         if (chosen.empty() && holds_a_run(folder)) {
             if (!training.overwrite_output_dir)
                 throw usage_error(cat(folder.string(), " holds a run already"), ways_on(folder));
-            for (const CheckpointFolder& old : list_checkpoints(folder)) fs::remove_all(old.path);
+            for (const formats::CheckpointFolder& old : formats::list_checkpoints(folder)) fs::remove_all(old.path);
         }
     }
     if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
@@ -117,7 +120,7 @@ void Trainer::open_output() {
 
 /// The state of the checkpoint that the run goes on from, to the last bit.
 void Trainer::restore() {
-    const RunState& saved = resume_->state;
+    const formats::RunState& saved = resume_->state;
     model::Parameters& parameters = *model_->parameters();
     if (saved.parameters != layout_fingerprint(parameters.table(), config().training.optim))
         throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()),
@@ -135,7 +138,7 @@ void Trainer::restore() {
     best_ = {saved.best_eval, saved.best_step};
     evaluation_due_ = saved.evaluation_due;
     unlogged_.restore({saved.unlogged_loss, saved.unlogged_steps});
-    history_.rows = read_trainer_state(resume_->folder).log_history;
+    history_.rows = formats::read_trainer_state(resume_->folder).log_history;
     log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
     if (saved.cpu_threads != 0 && cpu_threads() != 0 && saved.cpu_threads != cpu_threads())
         log::warning("changed since the checkpoint: ", saved.cpu_threads, " CPU threads until now, ", cpu_threads(),
@@ -151,10 +154,10 @@ int64_t Trainer::cpu_threads() const {
 
 /// The configuration with what an adapter folder decided, so that a run started from the written file does not
 /// contradict it.
-Config Trainer::effective_config() const {
-    Config effective = config();
+config::Config Trainer::effective_config() const {
+    config::Config effective = config();
     if (config().model.adapter_name_or_path && plan_->lora()) {
-        const LoraSpec& lora = *plan_->lora();
+        const spec::LoraSpec& lora = *plan_->lora();
         effective.lora.r = lora.r;
         effective.lora.lora_alpha = lora.lora_alpha;
         effective.lora.lora_dropout = lora.lora_dropout;
@@ -229,15 +232,15 @@ RunFiles Trainer::run_files() const {
     files.model_folder = opened_.file->checkpoint.folder();
     files.tokenizer_files = opened_.tokenizer_files();
     files.tokenizer_folder = opened_.tokenizer_folder;
-    files.config = config_to_json(effective_config());
+    files.config = config::config_to_json(effective_config());
     files.save_total_limit = config().training.save_total_limit;
     return files;
 }
 
 RunMoment Trainer::moment() const {
-    const TrainingOptions& t = config().training;
+    const config::TrainingOptions& t = config().training;
     RunMoment moment;
-    TrainerState& trainer = moment.trainer;
+    formats::TrainerState& trainer = moment.trainer;
     trainer.epoch = last_epoch_;
     trainer.eval_steps = t.eval_steps;
     trainer.global_step = done_steps_;
@@ -253,7 +256,7 @@ RunMoment Trainer::moment() const {
         trainer.best_global_step = best_.step;
     }
     const Stepper::State stepper = stepper_->state();
-    RunState& run = moment.run;
+    formats::RunState& run = moment.run;
     run.step = done_steps_;
     run.updates = stepper.updates;
     run.loss_scale = stepper.loss_scale;
@@ -267,7 +270,8 @@ RunMoment Trainer::moment() const {
     run.unlogged_steps = unlogged_.state().steps;
     if (plateau_) {
         const PlateauSchedule::State& p = plateau_->state();
-        run.plateau = RunState::Plateau{p.learning_rate, p.best, p.has_best, p.bad_evaluations, p.cooldown_left};
+        run.plateau =
+            formats::RunState::Plateau{p.learning_rate, p.best, p.has_best, p.bad_evaluations, p.cooldown_left};
     }
     run.per_device_train_batch_size = t.per_device_train_batch_size;
     run.gradient_accumulation_steps = t.gradient_accumulation_steps;

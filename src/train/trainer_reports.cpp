@@ -13,7 +13,7 @@ namespace unsloth::train {
 void Trainer::report(const StepResult& result) {
     agreed_signal_ = result.signal;
     agreed_save_ = agreed_save_ || result.save_due;
-    if (result.outcome.skipped != 0 && config().model.dtype != DType::f16) stop_at_bad_step(result);
+    if (result.outcome.skipped != 0 && config().model.dtype != spec::DType::f16) stop_at_bad_step(result);
     if (result.outcome.skipped != 0) {
         log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale,
                      "; the update was skipped, the scale is now ", stepper_->loss_scale());
@@ -89,8 +89,9 @@ void Trainer::stop_at_bad_step(const StepResult& result) {
         cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
     if (group_) {
         const uint32_t site = result.outcome.first_bad_site;
-        const std::string own =
-            site == bad_elsewhere || site == bad_gradient_norm ? "" : cat("Rank ", environment_.rank, ": ", where);
+        const std::string own = site == spec::bad_elsewhere || site == spec::bad_gradient_norm
+                                    ? ""
+                                    : cat("Rank ", environment_.rank, ": ", where);
         std::string places;
         for (const std::string& text : group_->gather(own, "the place of a value that is not finite"))
             places += text.empty() ? "" : cat("\n  ", text);

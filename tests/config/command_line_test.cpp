@@ -12,15 +12,15 @@ namespace unsloth::testing {
 namespace {
 
 std::string error_of(const std::vector<std::string>& arguments) {
-    return usage_message([&] { parse_command_line(arguments); });
+    return usage_message([&] { config::parse_command_line(arguments); });
 }
 
 TEST(CommandLine, TrainIsTheDefaultWhenAnOptionComesFirst) {
     for (const bool named : {false, true}) {
         std::vector<std::string> arguments = {"--model.path", "m", "--train_file", "t", "--r", "4"};
         if (named) arguments.insert(arguments.begin(), "train");
-        const CommandLine line = parse_command_line(arguments);
-        EXPECT_EQ(line.command, Command::train);
+        const config::CommandLine line = config::parse_command_line(arguments);
+        EXPECT_EQ(line.command, config::Command::train);
         EXPECT_EQ(line.loaded.config.model.path, "m");
         EXPECT_EQ(line.loaded.config.lora.r, 4);
         EXPECT_TRUE(line.loaded.is_given("lora.r"));
@@ -32,7 +32,7 @@ TEST(CommandLine, TheFileIsReadBeforeTheFlagsWhereverItStands) {
     const auto file =
         folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t"}, "lora": {"r": 8},
                                                   "logging": {"level": "error"}})");
-    const CommandLine line = parse_command_line({"--lora.r", "4", "--config", file.string()});
+    const config::CommandLine line = config::parse_command_line({"--lora.r", "4", "--config", file.string()});
     EXPECT_EQ(line.loaded.config.lora.r, 4);
     EXPECT_EQ(line.loaded.config.model.path, "m");
     EXPECT_EQ(line.log_level, "error");
@@ -43,13 +43,13 @@ TEST(CommandLine, AFileOfJsonNeedsNoFlag) {
     const std::string file = folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t"}})");
     for (const std::vector<std::string>& arguments :
          {std::vector<std::string>{file, "--r", "4"}, {"train", file, "--r", "4"}, {"--r", "4", file}}) {
-        const CommandLine line = parse_command_line(arguments);
-        EXPECT_EQ(line.command, Command::train);
+        const config::CommandLine line = config::parse_command_line(arguments);
+        EXPECT_EQ(line.command, config::Command::train);
         EXPECT_EQ(line.loaded.config.model.path, "m");
         EXPECT_EQ(line.loaded.config.lora.r, 4);
     }
-    EXPECT_EQ(parse_command_line({"config", file}).loaded.config.data.train_file, "t");
-    EXPECT_EQ(parse_command_line({"launch", "--nproc_per_node", "2", file}).launch.arguments,
+    EXPECT_EQ(config::parse_command_line({"config", file}).loaded.config.data.train_file, "t");
+    EXPECT_EQ(config::parse_command_line({"launch", "--nproc_per_node", "2", file}).launch.arguments,
               std::vector<std::string>{file});
     EXPECT_CONTAINS(error_of({"missing.json"}), "missing.json");
     EXPECT_CONTAINS(error_of({"tokenize", "--tokenizer", "d", "run.json"}), "unexpected argument 'run.json'");
@@ -64,63 +64,64 @@ TEST(CommandLine, WhatIsMissingIsToldBesideWhatIsWrong) {
 }
 
 TEST(CommandLine, HelpWinsOverEverythingButAnUnknownCommand) {
-    EXPECT_EQ(parse_command_line({"--help"}).command, Command::help);
-    EXPECT_EQ(parse_command_line({"-h"}).help_topic, "");
-    EXPECT_EQ(parse_command_line({"score", "--bogus", "--help"}).help_topic, "score");
-    EXPECT_EQ(parse_command_line({"help", "bench"}).help_topic, "bench");
-    EXPECT_EQ(parse_command_line({"help"}).help_topic, "");
-    EXPECT_EQ(parse_command_line({"--version"}).command, Command::version);
+    EXPECT_EQ(config::parse_command_line({"--help"}).command, config::Command::help);
+    EXPECT_EQ(config::parse_command_line({"-h"}).help_topic, "");
+    EXPECT_EQ(config::parse_command_line({"score", "--bogus", "--help"}).help_topic, "score");
+    EXPECT_EQ(config::parse_command_line({"help", "bench"}).help_topic, "bench");
+    EXPECT_EQ(config::parse_command_line({"help"}).help_topic, "");
+    EXPECT_EQ(config::parse_command_line({"--version"}).command, config::Command::version);
     EXPECT_CONTAINS(error_of({"scoer", "--help"}), "Did you mean score?");
-    EXPECT_CONTAINS(usage_message([] { help_text("tokenzie"); }), "Did you mean tokenize?");
+    EXPECT_CONTAINS(usage_message([] { config::help_text("tokenzie"); }), "Did you mean tokenize?");
 }
 
 TEST(CommandLine, ScoreTakesConfigurationKeysByShortNames) {
-    const CommandLine line = parse_command_line(
+    const config::CommandLine line = config::parse_command_line(
         {"score", "--model.path", "m", "--data.train_file", "f", "--out", "o", "--logits", "l", "--dtype", "float32"});
-    EXPECT_EQ(line.command, Command::score);
+    EXPECT_EQ(line.command, config::Command::score);
     EXPECT_EQ(line.score.out, "o");
     EXPECT_EQ(line.score.logits, "l");
-    EXPECT_EQ(line.loaded.config.model.dtype, DType::f32);
+    EXPECT_EQ(line.loaded.config.model.dtype, spec::DType::f32);
     EXPECT_CONTAINS(error_of({"score", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "", "--path", "m", "--train_file", "f"}), "score needs --out");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m"}), "score needs --data.train_file");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--path", "m", "--datasets", "[\"a\"]"}),
                     "score needs --data.train_file");
-    EXPECT_EQ(
-        parse_command_line({"train", "--path", "m", "--datasets", "[\"a\"]"}).loaded.config.data.datasets.at(0).path,
-        "a");
+    EXPECT_EQ(config::parse_command_line({"train", "--path", "m", "--datasets", "[\"a\"]"})
+                  .loaded.config.data.datasets.at(0)
+                  .path,
+              "a");
     EXPECT_CONTAINS(error_of({"score", "--out", "o", "--train_file", "m"}), "score needs --model.path");
 }
 
 TEST(CommandLine, GenerateTakesAPromptOrAFile) {
-    const CommandLine line =
-        parse_command_line({"generate", "--path", "m", "--prompt", "-5 + 3 =", "--max-new-tokens", "7", "--json"});
+    const config::CommandLine line = config::parse_command_line(
+        {"generate", "--path", "m", "--prompt", "-5 + 3 =", "--max-new-tokens", "7", "--json"});
     EXPECT_EQ(line.generate.prompt, "-5 + 3 =");
     EXPECT_EQ(line.generate.max_new_tokens, 7);
     EXPECT_TRUE(line.generate.json);
     EXPECT_FALSE(line.generate.raw);
-    EXPECT_TRUE(parse_command_line({"generate", "--path", "m", "--prompt", "p", "--raw"}).generate.raw);
+    EXPECT_TRUE(config::parse_command_line({"generate", "--path", "m", "--prompt", "p", "--raw"}).generate.raw);
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--file", "p", "--raw"}), "--raw only beside --prompt");
-    EXPECT_EQ(parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
+    EXPECT_EQ(config::parse_command_line({"generate", "--path", "m", "--file", "p"}).generate.file, "p");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m"}), "generate needs --prompt or --file");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--file", "b"}), "not both");
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--max_new_tokens", "0"}), ">= 1");
 }
 
 TEST(CommandLine, DataAndItsAugmentation) {
-    const CommandLine data =
-        parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});
-    EXPECT_EQ(data.command, Command::data);
+    const config::CommandLine data =
+        config::parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});
+    EXPECT_EQ(data.command, config::Command::data);
     EXPECT_EQ(data.data.n, 5);
     EXPECT_TRUE(data.data.json);
-    EXPECT_EQ(data.data.color, ColorChoice::always);
+    EXPECT_EQ(data.data.color, config::ColorChoice::always);
     EXPECT_CONTAINS(error_of({"data"}), "data needs --data.train_file");
     EXPECT_CONTAINS(error_of({"data", "agument", "--train_file", "t"}), "unexpected argument 'agument'");
 
-    const CommandLine augment =
-        parse_command_line({"data", "augment", "--in", "i", "--out", "o", "--seed", "5", "--val_size", "3",
-                            "--eval_out", "e", "--fields", "instruction,input", "--swap_rate", "0.5"});
-    EXPECT_EQ(augment.command, Command::augment);
+    const config::CommandLine augment =
+        config::parse_command_line({"data", "augment", "--in", "i", "--out", "o", "--seed", "5", "--val_size", "3",
+                                    "--eval_out", "e", "--fields", "instruction,input", "--swap_rate", "0.5"});
+    EXPECT_EQ(augment.command, config::Command::augment);
     EXPECT_EQ(augment.augment.in, "i");
     EXPECT_EQ(augment.augment.eval_out, "e");
     EXPECT_EQ(augment.augment.fields, (std::vector<std::string>{"instruction", "input"}));
@@ -129,14 +130,14 @@ TEST(CommandLine, DataAndItsAugmentation) {
     EXPECT_EQ(augment.loaded.config.data.val_size, 3);
     EXPECT_CONTAINS(error_of({"data", "augment", "--in", "i"}), "data augment needs --out");
     EXPECT_CONTAINS(error_of({"data", "augment", "--out", "o", "--delete_rate", "1.5"}), "<= 1");
-    EXPECT_EQ(parse_command_line({"data", "augment", "--help"}).help_topic, "data augment");
-    EXPECT_EQ(parse_command_line({"help", "data", "augment"}).help_topic, "data augment");
-    EXPECT_EQ(parse_command_line({"help", "data"}).help_topic, "data");
-    EXPECT_CONTAINS(help_text("data augment"), "--thesaurus FILE");
+    EXPECT_EQ(config::parse_command_line({"data", "augment", "--help"}).help_topic, "data augment");
+    EXPECT_EQ(config::parse_command_line({"help", "data", "augment"}).help_topic, "data augment");
+    EXPECT_EQ(config::parse_command_line({"help", "data"}).help_topic, "data");
+    EXPECT_CONTAINS(config::help_text("data augment"), "--thesaurus FILE");
 }
 
 TEST(CommandLine, TokenizeInspectInitBench) {
-    const CommandLine tokenize = parse_command_line(
+    const config::CommandLine tokenize = config::parse_command_line(
         {"tokenize", "--tokenizer", "d", "--template", "chatml", "--decode", "--no-special", "--log_level", "debug"});
     EXPECT_EQ(tokenize.tokenize.tokenizer, "d");
     EXPECT_EQ(tokenize.tokenize.chat_template, "chatml");
@@ -146,36 +147,37 @@ TEST(CommandLine, TokenizeInspectInitBench) {
     EXPECT_CONTAINS(error_of({"tokenize"}), "tokenize needs --tokenizer");
     EXPECT_CONTAINS(error_of({"tokenize", "--tokenizer", "d", "--lora.r", "1"}), "unknown option --lora.r");
 
-    const CommandLine inspect = parse_command_line({"inspect", "--json", "folder"});
+    const config::CommandLine inspect = config::parse_command_line({"inspect", "--json", "folder"});
     EXPECT_EQ(inspect.inspect.path, "folder");
     EXPECT_TRUE(inspect.inspect.json);
     EXPECT_CONTAINS(error_of({"inspect"}), "inspect needs DIR|FILE");
     EXPECT_CONTAINS(error_of({"inspect", "a", "b"}), "unexpected argument 'b'");
     EXPECT_CONTAINS(error_of({"inspect", "--path", "a"}), "unknown option --path");
 
-    const CommandLine init = parse_command_line({"init", "--shape", "llama-3.1-8b", "--out", "o", "--quantize", "nf4",
-                                                 "--seed", "5", "--dtype", "float32", "--tokenizer", "t"});
+    const config::CommandLine init =
+        config::parse_command_line({"init", "--shape", "llama-3.1-8b", "--out", "o", "--quantize", "nf4", "--seed", "5",
+                                    "--dtype", "float32", "--tokenizer", "t"});
     EXPECT_EQ(init.init.shape, "llama-3.1-8b");
-    EXPECT_EQ(init.init.quantize, InitQuantize::nf4);
+    EXPECT_EQ(init.init.quantize, config::InitQuantize::nf4);
     EXPECT_EQ(init.init.seed, 5);
-    EXPECT_EQ(init.init.dtype, DType::f32);
+    EXPECT_EQ(init.init.dtype, spec::DType::f32);
     EXPECT_EQ(init.init.tokenizer, "t");
-    EXPECT_EQ(parse_command_line({"init", "--config", "c.json", "--out", "o"}).init.config_file, "c.json");
+    EXPECT_EQ(config::parse_command_line({"init", "--config", "c.json", "--out", "o"}).init.config_file, "c.json");
     EXPECT_CONTAINS(error_of({"init", "--out", "o"}), "init needs --shape or --model_config");
 
-    const CommandLine bench = parse_command_line(
+    const config::CommandLine bench = config::parse_command_line(
         {"bench", "step", "--path", "m", "--batch", "2", "--seq", "64", "--steps", "3", "--warmup", "0", "--json"});
-    EXPECT_EQ(bench.bench.what, BenchSubject::step);
+    EXPECT_EQ(bench.bench.what, config::BenchSubject::step);
     EXPECT_EQ(bench.bench.batch, 2);
     EXPECT_EQ(bench.bench.seq, 64);
     EXPECT_EQ(bench.bench.steps, 3);
     EXPECT_EQ(bench.bench.warmup, 0);
     EXPECT_TRUE(bench.bench.json);
-    EXPECT_EQ(parse_command_line({"bench", "ops"}).bench.what, BenchSubject::ops);
-    EXPECT_EQ(parse_command_line({"bench", "gemm"}).bench.tune, false);
-    EXPECT_EQ(parse_command_line({"bench", "nf4"}).bench.what, BenchSubject::nf4);
-    const CommandLine tune = parse_command_line({"bench", "gemm", "--tune"});
-    EXPECT_EQ(tune.bench.what, BenchSubject::gemm);
+    EXPECT_EQ(config::parse_command_line({"bench", "ops"}).bench.what, config::BenchSubject::ops);
+    EXPECT_EQ(config::parse_command_line({"bench", "gemm"}).bench.tune, false);
+    EXPECT_EQ(config::parse_command_line({"bench", "nf4"}).bench.what, config::BenchSubject::nf4);
+    const config::CommandLine tune = config::parse_command_line({"bench", "gemm", "--tune"});
+    EXPECT_EQ(tune.bench.what, config::BenchSubject::gemm);
     EXPECT_TRUE(tune.bench.tune);
     EXPECT_CONTAINS(error_of({"bench", "step"}), "bench step needs --model.path");
     EXPECT_CONTAINS(error_of({"bench", "stp"}), "Did you mean step?");
@@ -183,18 +185,18 @@ TEST(CommandLine, TokenizeInspectInitBench) {
 }
 
 TEST(CommandLine, Export) {
-    const CommandLine model =
-        parse_command_line({"export", "gguf", "--model", "m", "--out", "m.gguf", "--type", "q4_k", "--threads", "3"});
-    EXPECT_EQ(model.command, Command::exporting);
+    const config::CommandLine model = config::parse_command_line(
+        {"export", "gguf", "--model", "m", "--out", "m.gguf", "--type", "q4_k", "--threads", "3"});
+    EXPECT_EQ(model.command, config::Command::exporting);
     EXPECT_EQ(model.exporting.model, "m");
     EXPECT_EQ(model.exporting.out, "m.gguf");
-    EXPECT_EQ(model.exporting.type, ExportType::q4_k_m);
+    EXPECT_EQ(model.exporting.type, config::ExportType::q4_k_m);
     EXPECT_EQ(model.exporting.threads, 3);
-    const CommandLine adapter =
-        parse_command_line({"export", "gguf", "--adapter", "a", "--base", "b", "--out", "a.gguf"});
+    const config::CommandLine adapter =
+        config::parse_command_line({"export", "gguf", "--adapter", "a", "--base", "b", "--out", "a.gguf"});
     EXPECT_EQ(adapter.exporting.adapter, "a");
     EXPECT_EQ(adapter.exporting.base, "b");
-    EXPECT_EQ(adapter.exporting.type, ExportType::automatic);
+    EXPECT_EQ(adapter.exporting.type, config::ExportType::automatic);
     EXPECT_CONTAINS(error_of({"export"}), "export needs gguf");
     EXPECT_CONTAINS(error_of({"export", "onnx", "--out", "o"}), "gguf");
     EXPECT_CONTAINS(error_of({"export", "gguf", "--model", "m"}), "export needs --out");
@@ -206,20 +208,21 @@ TEST(CommandLine, Export) {
 }
 
 TEST(CommandLine, MergeAndQuantize) {
-    const CommandLine merge = parse_command_line({"merge", "--adapter", "a", "--base", "b", "--out", "o", "--dtype",
-                                                  "fp16", "--load-in-4bit", "--max_shard_size", "1.5GiB", "--tolerance",
-                                                  "0.25", "--device", "cuda:1", "--verify", "some words"});
+    const config::CommandLine merge = config::parse_command_line(
+        {"merge", "--adapter", "a", "--base", "b", "--out", "o", "--dtype", "fp16", "--load-in-4bit",
+         "--max_shard_size", "1.5GiB", "--tolerance", "0.25", "--device", "cuda:1", "--verify", "some words"});
     EXPECT_EQ(merge.merge.adapter, "a");
     EXPECT_EQ(merge.merge.base, "b");
     EXPECT_EQ(merge.merge.out, "o");
-    EXPECT_EQ(merge.merge.dtype, WeightType::f16);
+    EXPECT_EQ(merge.merge.dtype, spec::WeightType::f16);
     EXPECT_TRUE(merge.merge.load_in_4bit);
     EXPECT_EQ(merge.merge.max_shard_bytes, 1610612736);
     EXPECT_EQ(merge.merge.tolerance, 0.25);
     EXPECT_EQ(merge.merge.device, "cuda:1");
     EXPECT_EQ(merge.merge.verify, "some words");
-    const CommandLine plain = parse_command_line({"merge", "--adapter", "a", "--out", "o", "--dtype", "bfloat16"});
-    EXPECT_EQ(plain.merge.dtype, WeightType::bf16);
+    const config::CommandLine plain =
+        config::parse_command_line({"merge", "--adapter", "a", "--out", "o", "--dtype", "bfloat16"});
+    EXPECT_EQ(plain.merge.dtype, spec::WeightType::bf16);
     EXPECT_EQ(plain.merge.max_shard_bytes, 5'000'000'000);
     EXPECT_EQ(plain.merge.device, "cpu");
     EXPECT_FALSE(plain.merge.load_in_4bit || plain.merge.no_verify || plain.merge.tolerance);
@@ -231,19 +234,20 @@ TEST(CommandLine, MergeAndQuantize) {
                     "--device: expected auto, cpu");
     EXPECT_CONTAINS(error_of({"merge", "--adapter", "a", "--out", "o", "--tolerance", "-1"}), "--tolerance");
 
-    const CommandLine quantize =
-        parse_command_line({"quantize", "--model", "m", "--out", "o", "--type", "int8", "--max_shard_size", "300000"});
+    const config::CommandLine quantize = config::parse_command_line(
+        {"quantize", "--model", "m", "--out", "o", "--type", "int8", "--max_shard_size", "300000"});
     EXPECT_EQ(quantize.quantize.model, "m");
     EXPECT_EQ(quantize.quantize.out, "o");
-    EXPECT_EQ(quantize.quantize.type, WeightType::int8);
+    EXPECT_EQ(quantize.quantize.type, spec::WeightType::int8);
     EXPECT_EQ(quantize.quantize.max_shard_bytes, 300000);
-    EXPECT_EQ(parse_command_line({"quantize", "--model", "m", "--out", "o"}).quantize.type, WeightType::nf4);
+    EXPECT_EQ(config::parse_command_line({"quantize", "--model", "m", "--out", "o"}).quantize.type,
+              spec::WeightType::nf4);
     EXPECT_CONTAINS(error_of({"quantize", "--out", "o"}), "quantize needs --model");
 }
 
 TEST(CommandLine, SizesHaveUnits) {
     const auto bytes = [](const std::string& size) {
-        return parse_command_line({"quantize", "--model", "m", "--out", "o", "--max_shard_size", size})
+        return config::parse_command_line({"quantize", "--model", "m", "--out", "o", "--max_shard_size", size})
             .quantize.max_shard_bytes;
     };
     EXPECT_EQ(bytes("5GB"), 5'000'000'000);
@@ -266,8 +270,8 @@ TEST(CommandLine, MistakesAreNamed) {
 }
 
 TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
-    const std::string help = help_text("");
-    const Json sections = Json::parse(config_schema()).at("properties");
+    const std::string help = config::help_text("");
+    const Json sections = Json::parse(config::config_schema()).at("properties");
     int listed = 0;
     for (const auto& [section, content] : sections.items()) {
         if (section == "$schema") continue;
@@ -281,9 +285,9 @@ TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
     for (const char* command : {"train", "config", "score", "generate", "tokenize", "inspect", "init", "export",
                                 "merge", "quantize", "bench"}) {
         EXPECT_CONTAINS(help, std::string("\n  ") + command);
-        EXPECT_CONTAINS(help_text(command), std::string("Usage: unsloth-train ") + command);
+        EXPECT_CONTAINS(config::help_text(command), std::string("Usage: unsloth-train ") + command);
     }
-    EXPECT_CONTAINS(help_text("generate"), "--max_new_tokens N");
+    EXPECT_CONTAINS(config::help_text("generate"), "--max_new_tokens N");
     EXPECT_CONTAINS(help, "(default: 0.0002)");
 }
 

@@ -5,7 +5,7 @@
 
 #include "unsloth/config/load.h"
 
-namespace unsloth {
+namespace unsloth::config {
 namespace {
 
 TEST(CommittedConfigs, Load) {
@@ -23,4 +23,4 @@ TEST(CommittedConfigs, Load) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::config

@@ -7,35 +7,35 @@ namespace unsloth::testing {
 namespace {
 
 TEST(Datasets, ObjectsAndPaths) {
-    const Config config =
+    const config::Config config =
         load_text(R"({"data": {"datasets": ["a.jsonl", {"path": "b/*.csv", "format": "alpaca", "split": "train",
         "columns": {"instruction": "question"}}]}})")
             .config;
     ASSERT_EQ(config.data.datasets.size(), 2u);
     EXPECT_EQ(config.data.datasets[0].path, "a.jsonl");
-    EXPECT_EQ(config.data.datasets[0].format, DataFormat::automatic);
+    EXPECT_EQ(config.data.datasets[0].format, config::DataFormat::automatic);
     EXPECT_FALSE(config.data.datasets[0].weight.has_value());
-    const DataSource& second = config.data.datasets[1];
+    const config::DataSource& second = config.data.datasets[1];
     EXPECT_EQ(second.path, "b/*.csv");
-    EXPECT_EQ(second.format, DataFormat::alpaca);
+    EXPECT_EQ(second.format, config::DataFormat::alpaca);
     EXPECT_EQ(second.split, "train");
     EXPECT_EQ(second.columns, (std::vector<std::pair<std::string, std::string>>{{"instruction", "question"}}));
-    const Config flags =
-        load_config({}, {"--datasets", R"([{"path": "a", "weight": 3}, {"path": "b", "weight": 0.5}])"}).config;
+    const config::Config flags =
+        config::load_config({}, {"--datasets", R"([{"path": "a", "weight": 3}, {"path": "b", "weight": 0.5}])"}).config;
     EXPECT_EQ(flags.data.datasets.at(0).weight, 3);
     EXPECT_EQ(flags.data.datasets.at(1).weight, 0.5);
 }
 
 TEST(Datasets, ThePrintedConfigurationReadsBack) {
-    const Config config =
+    const config::Config config =
         load_text(
             R"({"data": {"datasets": [{"path": "a", "weight": 2}, {"path": "b", "weight": 1, "format": "text"}]}})")
             .config;
-    const Json printed = Json::parse(config_to_json(config));
+    const Json printed = Json::parse(config::config_to_json(config));
     EXPECT_EQ(printed["data"]["datasets"],
               Json::parse(R"([{"path": "a", "weight": 2}, {"path": "b", "format": "text", "weight": 1}])"));
-    const Config again = load_text(config_to_json(config)).config;
-    EXPECT_EQ(config_to_json(again), config_to_json(config));
+    const config::Config again = load_text(config::config_to_json(config)).config;
+    EXPECT_EQ(config::config_to_json(again), config::config_to_json(config));
 }
 
 TEST(Datasets, MistakesAreNamedWithTheirPlace) {
@@ -55,7 +55,7 @@ TEST(Datasets, MistakesAreNamedWithTheirPlace) {
 }
 
 TEST(Datasets, TheSchemaKnowsTheKeys) {
-    const Json schema = Json::parse(config_schema())["properties"]["data"]["properties"]["datasets"];
+    const Json schema = Json::parse(config::config_schema())["properties"]["data"]["properties"]["datasets"];
     EXPECT_EQ(schema["type"], "array");
     const Json& object = schema["items"]["anyOf"][0];
     EXPECT_EQ(object["required"], Json::array({"path"}));

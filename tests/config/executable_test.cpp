@@ -60,8 +60,8 @@ TEST_F(Executable, PrintsConfigurationSchemaAndReference) {
     EXPECT_EQ(config.exit_code, 0);
     EXPECT_EQ(Json::parse(config.out).at("lora").at("r"), 4);
     EXPECT_EQ(Json::parse(config.out).at("training").at("gradient_checkpointing"), "full+offload");
-    EXPECT_EQ(run(built_executable, "config --schema").out, config_schema());
-    EXPECT_EQ(run(built_executable, "config --markdown").out, options_markdown());
+    EXPECT_EQ(run(built_executable, "config --schema").out, config::config_schema());
+    EXPECT_EQ(run(built_executable, "config --markdown").out, config::options_markdown());
 }
 
 TEST_F(Executable, UsageMistakesEndWithTwoAndSayOneThing) {

@@ -8,8 +8,8 @@
 namespace unsloth::testing {
 namespace {
 
-Json effective(const LoadedConfig& loaded) {
-    return Json::parse(config_to_json(loaded.config));
+Json effective(const config::LoadedConfig& loaded) {
+    return Json::parse(config::config_to_json(loaded.config));
 }
 
 struct Example {
@@ -60,7 +60,7 @@ Example example_for(const std::string& name, const Json& schema) {
 template <class Visit>
 int for_each_option(const Visit& visit) {
     int count = 0;
-    const Json sections = Json::parse(config_schema()).at("properties");
+    const Json sections = Json::parse(config::config_schema()).at("properties");
     for (const auto& [section, content] : sections.items()) {
         if (section == "$schema") continue;
         for (const auto& [key, schema] : content.at("properties").items()) {
@@ -86,7 +86,7 @@ TEST(OptionTable, EveryOptionIsReadFromAFileAndPrintedBack) {
 
         Json file = example.companions;
         file[section][key] = example.value;
-        const LoadedConfig loaded = load_text(file.dump());
+        const config::LoadedConfig loaded = load_text(file.dump());
         const Json after = effective(loaded);
         EXPECT_EQ(after[section][key], example.value);
         EXPECT_TRUE(loaded.is_given(name));
@@ -127,7 +127,7 @@ TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
 
 // Guards the binding of names to fields, which a round trip through the same table cannot see.
 TEST(OptionTable, NamesReachTheirFields) {
-    const Config config = load_text(R"({
+    const config::Config config = load_text(R"({
       "model": {"path": "m", "load_in_4bit": false, "dtype": "float16", "compute_dtype": "fp8", "adapter_name_or_path": "a", "max_seq_length": 11},
       "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true,
                "target_modules": ["o_proj"], "modules_to_save": ["lm_head"], "rank_pattern": {"b": 2, "a": 1},
@@ -142,13 +142,13 @@ TEST(OptionTable, NamesReachTheirFields) {
                "save_total_limit": 19, "logging_steps": 20},
       "hardware": {"device": "cpu", "weight_cache": "off", "offload_embedding": true, "cuda_graphs": false, "kernels": "library"},
       "logging": {"level": "debug", "metrics_file": "f", "profile": "p"}})")
-                              .config;
+                                      .config;
     EXPECT_EQ(config.model.path, "m");
     EXPECT_FALSE(config.model.load_in_4bit);
-    EXPECT_EQ(config.model.dtype, DType::f16);
+    EXPECT_EQ(config.model.dtype, spec::DType::f16);
     EXPECT_EQ(config.model.adapter_name_or_path, "a");
     EXPECT_EQ(config.model.max_seq_length, 11);
-    EXPECT_EQ(config.lora.finetuning_type, FinetuningType::lora);
+    EXPECT_EQ(config.lora.finetuning_type, config::FinetuningType::lora);
     EXPECT_EQ(config.lora.r, 3);
     EXPECT_EQ(config.lora.lora_alpha, 5.5);
     EXPECT_EQ(config.lora.lora_dropout, 0.25);
@@ -163,31 +163,31 @@ TEST(OptionTable, NamesReachTheirFields) {
     EXPECT_EQ(config.data.train_file, "t");
     EXPECT_EQ(config.data.eval_file, std::nullopt);
     EXPECT_EQ(config.data.val_size, 0.125);
-    EXPECT_EQ(config.data.format, DataFormat::messages);
+    EXPECT_EQ(config.data.format, config::DataFormat::messages);
     EXPECT_EQ(config.data.template_name, "chatml");
     EXPECT_TRUE(config.data.train_on_prompt);
     EXPECT_FALSE(config.data.shuffle);
     EXPECT_TRUE(config.data.packing);
     EXPECT_TRUE(config.data.skip_bad_rows);
-    const TrainingOptions& training = config.training;
+    const config::TrainingOptions& training = config.training;
     EXPECT_EQ(training.output_dir, "o");
     EXPECT_EQ(training.per_device_train_batch_size, 12);
     EXPECT_EQ(training.gradient_accumulation_steps, 13);
     EXPECT_EQ(training.num_train_epochs, 1.5);
     EXPECT_EQ(training.max_steps, 14);
     EXPECT_EQ(training.learning_rate, 0.001);
-    EXPECT_EQ(training.lr_scheduler_type, Schedule::polynomial);
+    EXPECT_EQ(training.lr_scheduler_type, config::Schedule::polynomial);
     const std::vector<std::pair<std::string, std::string>> arguments = {{"power", "2.0"}, {"lr_end", "1e-05"}};
     EXPECT_EQ(training.lr_scheduler_kwargs, arguments);
     EXPECT_EQ(training.warmup_steps, 15);
     EXPECT_EQ(training.weight_decay, 0.02);
     EXPECT_EQ(training.max_grad_norm, 0.5);
-    EXPECT_EQ(training.optim, Optimizer::adamw_torch);
+    EXPECT_EQ(training.optim, config::Optimizer::adamw_torch);
     EXPECT_EQ(training.adam_beta1, 0.8);
     EXPECT_EQ(training.adam_beta2, 0.9);
     EXPECT_EQ(training.adam_epsilon, 1e-6);
     EXPECT_EQ(training.seed, 16);
-    EXPECT_EQ(training.gradient_checkpointing, GradientCheckpointing::full);
+    EXPECT_EQ(training.gradient_checkpointing, config::GradientCheckpointing::full);
     EXPECT_TRUE(training.deterministic);
     EXPECT_EQ(training.eval_steps, 17);
     EXPECT_EQ(training.save_steps, 18);
@@ -199,15 +199,15 @@ TEST(OptionTable, NamesReachTheirFields) {
 }
 
 TEST(OptionTable, EveryOptionSaysWhetherAResumedRunMayChangeIt) {
-    Config config;
+    config::Config config;
     config::OptionSet options;
     config::declare_options(options, config);
     for (const config::Option& option : options.options()) EXPECT_TRUE(option.resuming) << option.full_name();
-    EXPECT_EQ(on_resume("lora.r"), OnResume::fixed);
-    EXPECT_EQ(on_resume("data.packing"), OnResume::fixed);
-    EXPECT_EQ(on_resume("training.learning_rate"), OnResume::told);
-    EXPECT_EQ(on_resume("data.cache_dir"), OnResume::free);
-    EXPECT_THROW(on_resume("data.workers"), CheckError);
+    EXPECT_EQ(config::on_resume("lora.r"), config::OnResume::fixed);
+    EXPECT_EQ(config::on_resume("data.packing"), config::OnResume::fixed);
+    EXPECT_EQ(config::on_resume("training.learning_rate"), config::OnResume::told);
+    EXPECT_EQ(config::on_resume("data.cache_dir"), config::OnResume::free);
+    EXPECT_THROW(config::on_resume("data.workers"), CheckError);
 }
 
 // The file that interface.md shows, whose values are the defaults but for the paths.
@@ -228,7 +228,7 @@ TEST(OptionTable, DefaultsAreThePublishedOnes) {
   "hardware": {"device": "auto"},
   "logging":  {"level": "info", "metrics_file": "metrics.jsonl"}
 })";
-    EXPECT_EQ(effective(load_text(published)), effective(load_config({}, {})));
+    EXPECT_EQ(effective(load_text(published)), effective(config::load_config({}, {})));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ TEST(File, StructuralMistakesAreRefused) {
     EXPECT_CONTAINS(file_error(R"({"lora": 3})"), "lora: expected an object of options");
     EXPECT_CONTAINS(file_error(R"({"lora": {"r": 8, "r": 9}})"), "the key \"r\" stands twice");
     EXPECT_CONTAINS(file_error(R"({"": {}})"), "unknown section");
-    const std::string missing = usage_message([] { load_config("/nonexistent/run.json", {}); });
+    const std::string missing = usage_message([] { config::load_config("/nonexistent/run.json", {}); });
     EXPECT_CONTAINS(missing, "/nonexistent/run.json");
 }
 
@@ -87,7 +87,7 @@ TEST(File, TheHomeFolderIsMeantByATilde) {
     EXPECT_EQ(loaded.config.data.datasets.at(1).path, "b~/c");
     EXPECT_EQ(loaded.config.training.output_dir, "/home/someone/out");
     EXPECT_EQ(loaded.config.data.eval_file, "/home/someone");
-    EXPECT_EQ(load_config({}, {"--lr_scheduler_type", "cosine"}).config.model.path, "");
+    EXPECT_EQ(config::load_config({}, {"--lr_scheduler_type", "cosine"}).config.model.path, "");
 }
 
 TEST(File, NamesOfOtherProgramsAreSuggestedButNotTaken) {
@@ -136,45 +136,45 @@ TEST(File, AnUnknownChoiceListsAndSuggests) {
 }
 
 TEST(Flags, BooleansStandAloneOrTakeAValue) {
-    EXPECT_TRUE(load_config({}, {"--packing"}).config.data.packing);
-    EXPECT_TRUE(load_config({}, {"--packing", "--r", "8"}).config.data.packing);
-    EXPECT_FALSE(load_config({}, {"--shuffle", "false"}).config.data.shuffle);
-    EXPECT_FALSE(load_config({}, {"--data.shuffle=no"}).config.data.shuffle);
-    EXPECT_FALSE(load_config({}, {"--shuffle", "0"}).config.data.shuffle);
+    EXPECT_TRUE(config::load_config({}, {"--packing"}).config.data.packing);
+    EXPECT_TRUE(config::load_config({}, {"--packing", "--r", "8"}).config.data.packing);
+    EXPECT_FALSE(config::load_config({}, {"--shuffle", "false"}).config.data.shuffle);
+    EXPECT_FALSE(config::load_config({}, {"--data.shuffle=no"}).config.data.shuffle);
+    EXPECT_FALSE(config::load_config({}, {"--shuffle", "0"}).config.data.shuffle);
     EXPECT_CONTAINS(flag_error({"--packing=maybe"}), "expected true or false");
     EXPECT_CONTAINS(flag_error({"--packing", "maybe"}), "unexpected argument 'maybe'");
 }
 
 TEST(Flags, ListsAreJsonOrCommaSeparated) {
     const std::vector<std::string> two = {"q_proj", "v_proj"};
-    EXPECT_EQ(load_config({}, {"--target-modules", "q_proj,v_proj"}).config.lora.target_modules, two);
-    EXPECT_EQ(load_config({}, {"--target_modules", "q_proj, v_proj"}).config.lora.target_modules, two);
-    EXPECT_EQ(load_config({}, {"--target_modules=[\"q_proj\", \"v_proj\"]"}).config.lora.target_modules, two);
+    EXPECT_EQ(config::load_config({}, {"--target-modules", "q_proj,v_proj"}).config.lora.target_modules, two);
+    EXPECT_EQ(config::load_config({}, {"--target_modules", "q_proj, v_proj"}).config.lora.target_modules, two);
+    EXPECT_EQ(config::load_config({}, {"--target_modules=[\"q_proj\", \"v_proj\"]"}).config.lora.target_modules, two);
     const std::vector<int64_t> layers = {0, 5};
-    EXPECT_EQ(load_config({}, {"--layers_to_transform", "0,5"}).config.lora.layers_to_transform, layers);
-    EXPECT_EQ(load_config({}, {"--layers_to_transform", "[0,5]"}).config.lora.layers_to_transform, layers);
-    EXPECT_TRUE(load_config({}, {"--modules_to_save", ""}).config.lora.modules_to_save.empty());
+    EXPECT_EQ(config::load_config({}, {"--layers_to_transform", "0,5"}).config.lora.layers_to_transform, layers);
+    EXPECT_EQ(config::load_config({}, {"--layers_to_transform", "[0,5]"}).config.lora.layers_to_transform, layers);
+    EXPECT_TRUE(config::load_config({}, {"--modules_to_save", ""}).config.lora.modules_to_save.empty());
     EXPECT_CONTAINS(flag_error({"--layers_to_transform", "0,x"}), "expected a list of integers");
     EXPECT_CONTAINS(flag_error({"--target_modules", "[q_proj"}), "expected JSON");
 }
 
 TEST(Flags, MapsAreJson) {
     const std::vector<std::pair<std::string, int64_t>> ranks = {{"z", 4}, {"a", 8}};
-    EXPECT_EQ(load_config({}, {"--rank_pattern", R"({"z": 4, "a": 8})"}).config.lora.rank_pattern, ranks);
+    EXPECT_EQ(config::load_config({}, {"--rank_pattern", R"({"z": 4, "a": 8})"}).config.lora.rank_pattern, ranks);
     EXPECT_CONTAINS(flag_error({"--rank_pattern", "a=4"}), "expected JSON, found 'a=4'");
 }
 
 TEST(Flags, AnObjectMayHoldAnything) {
     const std::string text = R"({"b":[1,{"c":null}],"a":false})";  // keys keep their order
-    EXPECT_EQ(load_config({}, {"--chat_template_kwargs", text}).config.data.chat_template_kwargs, text);
-    EXPECT_EQ(load_config({}, {}).config.data.chat_template_kwargs, "{}");
+    EXPECT_EQ(config::load_config({}, {"--chat_template_kwargs", text}).config.data.chat_template_kwargs, text);
+    EXPECT_EQ(config::load_config({}, {}).config.data.chat_template_kwargs, "{}");
     for (const char* wrong : {"[1]", "5", "\"x\"", "null"})
         EXPECT_CONTAINS(flag_error({"--chat_template_kwargs", wrong}), "--chat_template_kwargs: expected an object");
 }
 
 TEST(Flags, ValuesMayStartWithOneDashButNotBeMissing) {
-    EXPECT_EQ(load_config({}, {"--max_steps", "-1"}).config.training.max_steps, -1);
-    EXPECT_EQ(load_config({}, {"--output_dir=--odd"}).config.training.output_dir, "--odd");
+    EXPECT_EQ(config::load_config({}, {"--max_steps", "-1"}).config.training.max_steps, -1);
+    EXPECT_EQ(config::load_config({}, {"--output_dir=--odd"}).config.training.output_dir, "--odd");
     EXPECT_CONTAINS(flag_error({"--r"}), "--r needs a value: an integer >= 1");
     EXPECT_CONTAINS(flag_error({"--r", "--packing"}), "--r needs a value");
 }
@@ -192,7 +192,7 @@ TEST(Flags, MistakesNameTheFlagAsItWasWritten) {
 
 TEST(Aliases, MaxLength) {
     EXPECT_EQ(load_text(R"({"model": {"max_length": 77}})").config.model.max_seq_length, 77);
-    const auto loaded = load_config({}, {"--max_length", "78"});
+    const auto loaded = config::load_config({}, {"--max_length", "78"});
     EXPECT_EQ(loaded.config.model.max_seq_length, 78);
     EXPECT_TRUE(loaded.is_given("model.max_seq_length"));
     const std::string both = file_error(R"({"model": {"max_length": 7, "max_seq_length": 8}})");
@@ -203,47 +203,47 @@ TEST(Aliases, GradientCheckpointingAsBooleanOrUnsloth) {
     const auto of = [](const std::string& value) {
         return load_text(R"({"training": {"gradient_checkpointing": )" + value + "}}");
     };
-    EXPECT_EQ(of("true").config.training.gradient_checkpointing, GradientCheckpointing::full);
-    EXPECT_EQ(of("false").config.training.gradient_checkpointing, GradientCheckpointing::none);
+    EXPECT_EQ(of("true").config.training.gradient_checkpointing, config::GradientCheckpointing::full);
+    EXPECT_EQ(of("false").config.training.gradient_checkpointing, config::GradientCheckpointing::none);
     EXPECT_TRUE(of("true").notes.empty());
     const auto unsloth = of("\"unsloth\"");
-    EXPECT_EQ(unsloth.config.training.gradient_checkpointing, GradientCheckpointing::full_offload);
+    EXPECT_EQ(unsloth.config.training.gradient_checkpointing, config::GradientCheckpointing::full_offload);
     EXPECT_TRUE(unsloth.notes.empty());
     EXPECT_EQ(of("\"attention+offload\"").config.training.gradient_checkpointing,
-              GradientCheckpointing::attention_offload);
+              config::GradientCheckpointing::attention_offload);
 
     const auto flag = [](std::vector<std::string> flags) {
-        return load_config({}, flags).config.training.gradient_checkpointing;
+        return config::load_config({}, flags).config.training.gradient_checkpointing;
     };
-    EXPECT_EQ(flag({"--gradient_checkpointing"}), GradientCheckpointing::full);
-    EXPECT_EQ(flag({"--gradient_checkpointing", "false"}), GradientCheckpointing::none);
-    EXPECT_EQ(flag({"--gradient_checkpointing", "none"}), GradientCheckpointing::none);
-    EXPECT_EQ(flag({"--gradient_checkpointing", "unsloth"}), GradientCheckpointing::full_offload);
-    EXPECT_EQ(flag({"--gradient_checkpointing", "auto"}), GradientCheckpointing::automatic);
+    EXPECT_EQ(flag({"--gradient_checkpointing"}), config::GradientCheckpointing::full);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "false"}), config::GradientCheckpointing::none);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "none"}), config::GradientCheckpointing::none);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "unsloth"}), config::GradientCheckpointing::full_offload);
+    EXPECT_EQ(flag({"--gradient_checkpointing", "auto"}), config::GradientCheckpointing::automatic);
 }
 
 TEST(Aliases, HalfPrecisionByBoolean) {
-    EXPECT_EQ(load_text(R"({"training": {"fp16": true, "bf16": false}})").config.model.dtype, DType::f16);
-    EXPECT_EQ(load_text(R"({"model": {"bf16": true}})", {"--dtype", "float32"}).config.model.dtype, DType::f32);
-    EXPECT_EQ(load_config({}, {"--dtype", "float32", "--fp16"}).config.model.dtype, DType::f16);
-    EXPECT_EQ(load_config({}, {"--dtype", "float32", "--bf16=false"}).config.model.dtype, DType::f32);
+    EXPECT_EQ(load_text(R"({"training": {"fp16": true, "bf16": false}})").config.model.dtype, spec::DType::f16);
+    EXPECT_EQ(load_text(R"({"model": {"bf16": true}})", {"--dtype", "float32"}).config.model.dtype, spec::DType::f32);
+    EXPECT_EQ(config::load_config({}, {"--dtype", "float32", "--fp16"}).config.model.dtype, spec::DType::f16);
+    EXPECT_EQ(config::load_config({}, {"--dtype", "float32", "--bf16=false"}).config.model.dtype, spec::DType::f32);
     EXPECT_CONTAINS(file_error(R"({"training": {"fp16": true, "bf16": true}})"), "contradict each other");
     EXPECT_CONTAINS(file_error(R"({"model": {"bf16": true, "dtype": "float32"}})"), "contradict each other");
     EXPECT_CONTAINS(file_error(R"({"model": {"bf16": "yes"}})"), "expected true or false");
     EXPECT_EQ(load_text(R"({"model": {"dtype": "bfloat16"}, "training": {"bf16": true}})").config.model.dtype,
-              DType::bf16);
+              spec::DType::bf16);
 }
 
 TEST(Aliases, LearningRateAsText) {
     EXPECT_EQ(load_text(R"({"training": {"learning_rate": "2e-5"}})").config.training.learning_rate, 2e-5);
-    EXPECT_EQ(load_config({}, {"--learning_rate", "3e-5"}).config.training.learning_rate, 3e-5);
+    EXPECT_EQ(config::load_config({}, {"--learning_rate", "3e-5"}).config.training.learning_rate, 3e-5);
     EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": "fast"}})"), "expected a number");
     EXPECT_CONTAINS(file_error(R"({"training": {"learning_rate": "-1"}})"), ">= 0");
 }
 
 TEST(Aliases, LogLevel) {
-    EXPECT_EQ(load_config({}, {"--log_level", "debug"}).config.logging.level, "debug");
-    EXPECT_EQ(load_config({}, {"--level", "error"}).config.logging.level, "error");
+    EXPECT_EQ(config::load_config({}, {"--log_level", "debug"}).config.logging.level, "debug");
+    EXPECT_EQ(config::load_config({}, {"--level", "error"}).config.logging.level, "error");
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST(PeerFields, AConfigurationOfAllDefaultsIsTaken) {
 }
 
 TEST(PeerFields, NoneStandsInTheWayOfAnOption) {
-    Config config;
+    config::Config config;
     config::OptionSet options;
     config::declare_options(options, config);
     std::set<std::string> seen;
@@ -127,15 +127,16 @@ TEST(PeerFields, OtherNamesAndValuesOfOptions) {
     EXPECT_EQ(of(R"({"training": {"max_length": 512}})").model.max_seq_length, 512);
     EXPECT_EQ(of(R"({"training": {"max_seq_length": 512}})").model.max_seq_length, 512);
     EXPECT_CONTAINS(notes_of(R"({"training": {"max_length": null}})"), "model.max_seq_length stays 2048");
-    EXPECT_EQ(of(R"({"model": {"dtype": "bf16"}})").model.dtype, DType::bf16);
-    EXPECT_EQ(of(R"({"model": {"torch_dtype": "float16"}})").model.dtype, DType::f16);
-    EXPECT_EQ(load_config({}, {"--dtype", "fp32"}).config.model.dtype, DType::f32);
-    EXPECT_EQ(of(R"({"training": {"optim": "adamw_torch_fused"}})").training.optim, Optimizer::adamw_torch);
-    EXPECT_EQ(of(R"({"training": {"optim": "paged_adamw_8bit"}})").training.optim, Optimizer::adamw_8bit);
+    EXPECT_EQ(of(R"({"model": {"dtype": "bf16"}})").model.dtype, spec::DType::bf16);
+    EXPECT_EQ(of(R"({"model": {"torch_dtype": "float16"}})").model.dtype, spec::DType::f16);
+    EXPECT_EQ(config::load_config({}, {"--dtype", "fp32"}).config.model.dtype, spec::DType::f32);
+    EXPECT_EQ(of(R"({"training": {"optim": "adamw_torch_fused"}})").training.optim, config::Optimizer::adamw_torch);
+    EXPECT_EQ(of(R"({"training": {"optim": "paged_adamw_8bit"}})").training.optim, config::Optimizer::adamw_8bit);
     EXPECT_CONTAINS(notes_of(R"({"training": {"optim": "paged_adamw_8bit"}})"), "its states stay on the device");
-    EXPECT_EQ(of(R"({"lora": {"target_modules": "all-linear"}})").lora.target_modules, LoraOptions().target_modules);
-    EXPECT_EQ(load_config({}, {"--target_modules", "all-linear"}).config.lora.target_modules,
-              LoraOptions().target_modules);
+    EXPECT_EQ(of(R"({"lora": {"target_modules": "all-linear"}})").lora.target_modules,
+              config::LoraOptions().target_modules);
+    EXPECT_EQ(config::load_config({}, {"--target_modules", "all-linear"}).config.lora.target_modules,
+              config::LoraOptions().target_modules);
 }
 
 TEST(PeerFields, WhatWouldChangeTheResultIsRefusedWithTheReason) {
@@ -153,10 +154,11 @@ TEST(PeerFields, WhatWouldChangeTheResultIsRefusedWithTheReason) {
 }
 
 TEST(PeerFields, AreFlagsToo) {
-    EXPECT_EQ(load_config({}, {"--save_strategy", "no"}).config.training.save_steps, 0);
-    EXPECT_EQ(load_config({}, {"--training.save-strategy=no"}).config.training.save_steps, 0);
-    const LoadedConfig loaded = load_config({}, {"--report_to", "none", "--group_by_length", "--push_to_hub", "False",
-                                                 "--dataloader_num_workers", "4", "--r", "8"});
+    EXPECT_EQ(config::load_config({}, {"--save_strategy", "no"}).config.training.save_steps, 0);
+    EXPECT_EQ(config::load_config({}, {"--training.save-strategy=no"}).config.training.save_steps, 0);
+    const config::LoadedConfig loaded =
+        config::load_config({}, {"--report_to", "none", "--group_by_length", "--push_to_hub", "False",
+                                 "--dataloader_num_workers", "4", "--r", "8"});
     EXPECT_EQ(loaded.config.lora.r, 8);
     ASSERT_EQ(loaded.notes.size(), 3u);
     EXPECT_CONTAINS(loaded.notes[0], "--report_to has no effect");

@@ -99,7 +99,7 @@ class Validator {
 };
 
 std::string violation(const Json& document) {
-    static const Json schema = Json::parse(config_schema());
+    static const Json schema = Json::parse(config::config_schema());
     return Validator().check(schema, document);
 }
 
@@ -113,7 +113,7 @@ bool reader_accepts(const std::string& text) {
 }
 
 TEST(Schema, IsADraft2020SchemaWithDescriptionsAndDefaultsEverywhere) {
-    const Json schema = Json::parse(config_schema());
+    const Json schema = Json::parse(config::config_schema());
     EXPECT_EQ(schema.at("$schema"), "https://json-schema.org/draft/2020-12/schema");
     EXPECT_EQ(schema.at("additionalProperties"), false);
     for (const auto& [section, content] : schema.at("properties").items()) {
@@ -129,10 +129,11 @@ TEST(Schema, IsADraft2020SchemaWithDescriptionsAndDefaultsEverywhere) {
 }
 
 TEST(Schema, TheEffectiveConfigurationFits) {
-    EXPECT_EQ(violation(Json::parse(config_to_json(Config{}))), "");
-    const auto full = load_config({}, {"--finetuning_type", "full", "--path", "m", "--train_file", "t", "--val_size",
-                                       "0.1", "--layers_to_transform", "null", "--learning_rate", "1e-5"});
-    EXPECT_EQ(violation(Json::parse(config_to_json(full.config))), "");
+    EXPECT_EQ(violation(Json::parse(config::config_to_json(config::Config{}))), "");
+    const auto full =
+        config::load_config({}, {"--finetuning_type", "full", "--path", "m", "--train_file", "t", "--val_size", "0.1",
+                                 "--layers_to_transform", "null", "--learning_rate", "1e-5"});
+    EXPECT_EQ(violation(Json::parse(config::config_to_json(full.config))), "");
 }
 
 TEST(Schema, AgreesWithTheReaderOnSingleOptions) {
@@ -174,7 +175,7 @@ TEST(Docs, OptionsPageIsUpToDate) {
     std::ifstream file(UNSLOTH_SOURCE_DIR "/docs/options.md");
     std::stringstream committed;
     committed << file.rdbuf();
-    EXPECT_EQ(committed.str(), options_markdown())
+    EXPECT_EQ(committed.str(), config::options_markdown())
         << "Run: build/release/unsloth-train config --markdown > docs/options.md";
 }
 

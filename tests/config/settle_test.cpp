@@ -5,7 +5,7 @@ namespace unsloth::testing {
 namespace {
 
 TEST(Settle, FullTrainingTurnsFourBitOffUnlessAskedForIt) {
-    EXPECT_FALSE(load_config({}, {"--finetuning_type", "full"}).config.model.load_in_4bit);
+    EXPECT_FALSE(config::load_config({}, {"--finetuning_type", "full"}).config.model.load_in_4bit);
     const std::string message = flag_error({"--finetuning_type", "full", "--load_in_4bit"});
     EXPECT_CONTAINS(message, "load_in_4bit");
     EXPECT_CONTAINS(message, "Set model.load_in_4bit to false");
@@ -16,15 +16,15 @@ TEST(Settle, FullTrainingTakesNoAdapterOptions) {
     EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--modules_to_save", "lm_head"}), "lora.modules_to_save");
     EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--rank_pattern", "{\"a\":1}"}), "lora.rank_pattern");
     EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--adapter_name_or_path", "a"}), "adapter_name_or_path");
-    const auto loaded = load_config({}, {"--finetuning_type", "full", "--r", "4"});
+    const auto loaded = config::load_config({}, {"--finetuning_type", "full", "--r", "4"});
     ASSERT_EQ(loaded.notes.size(), 1u);
     EXPECT_CONTAINS(loaded.notes[0], "lora.r has no effect");
 }
 
 TEST(Settle, AFullTrainingConfigurationReadsBack) {
-    const auto loaded = load_config({}, {"--finetuning_type", "full", "--warmup_ratio", "0.1"});
-    const auto again = load_text(config_to_json(loaded.config));
-    EXPECT_EQ(config_to_json(again.config), config_to_json(loaded.config));
+    const auto loaded = config::load_config({}, {"--finetuning_type", "full", "--warmup_ratio", "0.1"});
+    const auto again = load_text(config::config_to_json(loaded.config));
+    EXPECT_EQ(config::config_to_json(again.config), config::config_to_json(loaded.config));
 }
 
 TEST(Settle, AdaptersNeedAModuleAndALayer) {
@@ -37,17 +37,17 @@ TEST(Settle, EvaluationRowsComeFromOnePlace) {
     EXPECT_CONTAINS(flag_error({"--val_size", "0.1", "--eval_file", "e"}), "data.eval_file and data.val_size");
     EXPECT_CONTAINS(flag_error({"--val_size", "1.5"}), "whole number of rows");
     EXPECT_CONTAINS(flag_error({"--eval_steps", "10"}), "no rows to evaluate on");
-    EXPECT_EQ(load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
-    EXPECT_EQ(load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
+    EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--val_size", "3"}).config.training.eval_steps, 10);
+    EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
 }
 
 TEST(Settle, AWarmupRatioReplacesTheDefaultSteps) {
-    const auto loaded = load_config({}, {"--warmup_ratio", "0.1"});
+    const auto loaded = config::load_config({}, {"--warmup_ratio", "0.1"});
     EXPECT_EQ(loaded.config.training.warmup_steps, 0);
     EXPECT_EQ(loaded.config.training.warmup_ratio, 0.1);
-    EXPECT_EQ(load_config({}, {}).config.training.warmup_steps, 5);
+    EXPECT_EQ(config::load_config({}, {}).config.training.warmup_steps, 5);
     EXPECT_CONTAINS(flag_error({"--warmup_ratio", "0.1", "--warmup_steps", "3"}), "both given");
-    EXPECT_EQ(load_config({}, {"--warmup_ratio", "0", "--warmup_steps", "3"}).config.training.warmup_steps, 3);
+    EXPECT_EQ(config::load_config({}, {"--warmup_ratio", "0", "--warmup_steps", "3"}).config.training.warmup_steps, 3);
 }
 
 TEST(Settle, ScheduleArgumentsBelongToTheSchedule) {
@@ -60,13 +60,14 @@ TEST(Settle, ScheduleArgumentsBelongToTheSchedule) {
 
 TEST(Settle, DeviceSyntax) {
     for (const char* good : {"auto", "cpu", "cuda", "cuda:0", "cuda:12"})
-        EXPECT_EQ(load_config({}, {"--device", good}).config.hardware.device, good);
+        EXPECT_EQ(config::load_config({}, {"--device", good}).config.hardware.device, good);
     for (const char* bad : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0", "CPU", "", "cuda:99999999999999999999"})
         EXPECT_CONTAINS(flag_error({"--device", bad}), "expected auto, cpu, cuda or cuda:N");
 }
 
 TEST(Settle, ResumingIsNotOverwriting) {
-    EXPECT_EQ(load_config({}, {"--resume_from_checkpoint", "auto"}).config.training.resume_from_checkpoint, "auto");
+    EXPECT_EQ(config::load_config({}, {"--resume_from_checkpoint", "auto"}).config.training.resume_from_checkpoint,
+              "auto");
     EXPECT_CONTAINS(flag_error({"--resume_from_checkpoint", "auto", "--overwrite_output_dir", "true"}),
                     "overwrite_output_dir");
 }

@@ -43,9 +43,9 @@ class TemporaryFolder {
 };
 
 /// load_config over a file with this content.
-inline LoadedConfig load_text(const std::string& content, const std::vector<std::string>& flags = {}) {
+inline config::LoadedConfig load_text(const std::string& content, const std::vector<std::string>& flags = {}) {
     const TemporaryFolder folder;
-    return load_config(folder.write("run.json", content), flags);
+    return config::load_config(folder.write("run.json", content), flags);
 }
 
 /// The message of the usage Error that `call` throws; fails the test when it throws none.
@@ -65,7 +65,7 @@ inline std::string file_error(const std::string& content) {
     return usage_message([&] { load_text(content); });
 }
 inline std::string flag_error(const std::vector<std::string>& flags) {
-    return usage_message([&] { load_config({}, flags); });
+    return usage_message([&] { config::load_config({}, flags); });
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

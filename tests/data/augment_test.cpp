@@ -10,7 +10,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/data/training_data.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -30,8 +30,8 @@ bool is_copy(const Json& row) {
 /// 40 rows of alpaca, with synonyms for a word of each.
 struct Setting {
     toy::Folder folder;
-    Config config;
-    AugmentRequest request;
+    config::Config config;
+    config::AugmentRequest request;
     std::vector<std::string> rows;
 
     Setting() {
@@ -145,7 +145,7 @@ TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
         EXPECT_EQ(static_cast<int64_t>(held_out.size()), result.held_out);
 
         // What a run with this val_size over the same file evaluates on.
-        Config run = setting.config;
+        config::Config run = setting.config;
         run.data.train_file = setting.request.in;
         const TrainingData data = load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); });
         for (int64_t i = 0; i < data.eval->size(); ++i)
@@ -322,4 +322,4 @@ TEST(Augment, RefusesWhatWouldLeakOrMakeNoSense) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

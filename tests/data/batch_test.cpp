@@ -8,7 +8,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Ints = std::vector<int32_t>;
@@ -92,4 +92,4 @@ TEST(TokenOrder, EmptyAndNegative) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -21,7 +21,7 @@
 #include "unsloth/data/loader.h"
 #include "unsloth/data/prefetch.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -116,7 +116,7 @@ TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
     made_anew("train_on_prompt");
     setting.cache.encoder_fingerprint = "another tokenizer";
     made_anew("tokenizer");
-    setting.options.format = DataFormat::text;
+    setting.options.format = config::DataFormat::text;
     setting.options.vocab_size = 1000;
     made_anew("vocabulary");
     fs::last_write_time(setting.file, fs::file_time_type::clock::now());
@@ -163,7 +163,7 @@ TEST(Cache, NothingOutsideOfAFileIsRead) {
         part.append({{1, 2, 3, 4}, {-100, 2, -100, 4}, {5, 6, 0, 1}, false, 2}, 0, 0);
         part.append({{1, 2, 3}, {1, 2, 3}, {}, false, 2}, 1, 0);
         writer.append(std::move(part));
-        writer.finish({2, 0, 0, 0, 0, DataFormat::tokenized, {}});
+        writer.finish({2, 0, 0, 0, 0, config::DataFormat::tokenized, {}});
     }
     const std::string whole = read_file(path);
     ASSERT_EQ(open_cache_file(path)->store->rows(), 2);
@@ -214,7 +214,7 @@ TEST(Cache, AFullDiskIsSaidAndLeavesNothing) {
     Setting setting;
     setting.load();  // the folder is there
     setting.options.max_seq_length = 40;
-    setting.options.long_rows = LongRows::truncate;
+    setting.options.long_rows = config::LongRows::truncate;
     rlimit before{};
     ::getrlimit(RLIMIT_FSIZE, &before);
     const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -438,4 +438,4 @@ TEST(Cache, WhereItIsAndWhenThereIsNone) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -11,7 +11,7 @@
 #include "data/toy.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Ints = std::vector<int32_t>;
@@ -81,7 +81,7 @@ TEST(Dataset, Statistics) {
     EXPECT_EQ(data.stats().trained_tokens, 3 + 1 + 1);
     EXPECT_EQ(data.stats().longest, 4);
     EXPECT_EQ(data.stats().truncated_rows, 1);
-    EXPECT_EQ(data.stats().format, DataFormat::tokenized);
+    EXPECT_EQ(data.stats().format, config::DataFormat::tokenized);
     EXPECT_EQ(data.sample(2).positions, (Ints{0, 1, 0}));
     EXPECT_EQ(data.sample(1).positions, (Ints{0, 1}));
     EXPECT_EQ(data.sample(0).positions, (Ints{0, 1, 2, 3}));
@@ -210,12 +210,12 @@ TEST(Dataset, TheNamedFormatWinsOverTheColumns) {
     const toy::Folder folder;
     const auto path = folder.write("a.jsonl", R"({"text": "hello", "instruction": "a", "output": "b"})");
     DatasetOptions options;
-    options.format = DataFormat::text;
+    options.format = config::DataFormat::text;
     EXPECT_EQ(Dataset::load(path, options, &encoder).sample(0).ids, encoder.text("hello").ids);
-    options.format = DataFormat::messages;
+    options.format = config::DataFormat::messages;
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
                          {"a.jsonl:1:", "\"messages\" is missing"});
-    options.format = DataFormat::automatic;
+    options.format = config::DataFormat::automatic;
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, nullptr); }),
                          {"need a tokenizer"});
 }
@@ -253,7 +253,7 @@ TEST(LongRows, PiecesTrainEveryTokenOnce) {
         const auto path = folder.write(name, content);
         DatasetOptions options;
         const Dataset whole = Dataset::load(path, options, &encoder);
-        options.long_rows = LongRows::split;
+        options.long_rows = config::LongRows::split;
         for (const int64_t limit : {2, 3, 7, 11, 12, 64}) {
             options.max_seq_length = limit;
             const Dataset data = Dataset::load(path, options, &encoder);
@@ -290,11 +290,11 @@ TEST(LongRows, PlainTextIsSplitAndOtherRowsAreCutUnlessToldOtherwise) {
     EXPECT_EQ(split.stats().pieces, 2);
     EXPECT_EQ(Dataset::load(alpaca, options, &encoder).stats().truncated_rows, 1);
 
-    options.long_rows = LongRows::truncate;
+    options.long_rows = config::LongRows::truncate;
     EXPECT_EQ(Dataset::load(text, options, &encoder).stats().truncated_rows, 1);
-    options.long_rows = LongRows::split;
+    options.long_rows = config::LongRows::split;
     EXPECT_EQ(Dataset::load(alpaca, options, &encoder).stats().trained_tokens, 16);
-    options.long_rows = LongRows::drop;
+    options.long_rows = config::LongRows::drop;
     Dataset data;
     const std::string log = logged([&] { data = Dataset::load(text, options, &encoder); });
     EXPECT_EQ(data.size(), 1);
@@ -308,7 +308,7 @@ TEST(LongRows, APieceWithoutATargetIsNoRow) {
     const toy::Folder folder;
     DatasetOptions options;
     options.max_seq_length = 8;
-    options.long_rows = LongRows::split;
+    options.long_rows = config::LongRows::split;
     // The prompt alone fills two pieces.
     const Dataset data = Dataset::load(folder.write("a.jsonl", R"({"instruction": "twelve bytes", "output": "yes"})"),
                                        options, &encoder);
@@ -395,4 +395,4 @@ TEST(Split, CountsAndFractions) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

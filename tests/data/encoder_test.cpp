@@ -11,7 +11,7 @@
 #include "data/toy.h"
 #include "unsloth/core/files.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -39,7 +39,7 @@ const std::vector<std::string> specials{"<|begin_of_text|>", "<|end_of_text|>", 
 constexpr int32_t bos = special_base, eos = bos + 1, header = bos + 2, header_end = bos + 3, turn_end = bos + 4;
 
 /// A Llama 3 style tokenizer without merges: byte b has id b. It adds BOS; `names_eos` leaves eos_token out.
-Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = true) {
+tokenizer::Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = true) {
     Json vocabulary, added = Json::array();
     const auto spellings = byte_spellings();
     for (std::size_t byte = 0; byte < 256; ++byte) vocabulary[spellings[byte]] = byte;
@@ -81,7 +81,7 @@ Tokenizer byte_tokenizer(const toy::Folder& folder, bool names_eos = true) {
     Json config{{"bos_token", specials[0]}};
     if (names_eos) config["eos_token"] = specials[1];
     folder.write("tokenizer_config.json", config.dump());
-    return Tokenizer::load(folder.write("tokenizer.json", tokenizer.dump()).parent_path());
+    return tokenizer::Tokenizer::load(folder.write("tokenizer.json", tokenizer.dump()).parent_path());
 }
 
 Ints bytes(std::string_view text) {
@@ -121,7 +121,7 @@ TEST(TokenizerEncoder, TextBeginsWithBosAndEndsWithOneEos) {
 
 TEST(TokenizerEncoder, AlpacaRowsTakeTheThreeSections) {
     const toy::Folder folder;
-    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     for (const char* name : {"auto", "alpaca"}) {
         const auto encoder = make_row_encoder(tokenizer, name);
         expect_row(row_of(*encoder, R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count."})"),
@@ -157,7 +157,7 @@ TEST(TokenizerEncoder, AlpacaRowsThroughANamedTemplateAreAConversation) {
 
 TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
     const toy::Folder folder;
-    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     const std::string line =
         R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]})";
     const Sample row = row_of(*make_row_encoder(tokenizer, "auto"), line);
@@ -176,7 +176,7 @@ TEST(TokenizerEncoder, MessagesTakeTheTokenizersTemplate) {
 
 TEST(TokenizerEncoder, WhatCannotBeEncodedIsAnErrorWithTheRow) {
     const toy::Folder folder, files;
-    const Tokenizer tokenizer = byte_tokenizer(folder, false);
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder, false);
     const auto encoder = make_row_encoder(tokenizer, "auto");
     for (const char* line : {R"({"text": "x"})", R"({"instruction": "a", "output": "b"})"}) {
         const auto path = files.write("a.jsonl", line);
@@ -200,7 +200,7 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
     const std::string sees =
         "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|eot_id|>{% endfor %}";
-    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     const std::string openai =
         R"({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": null, "tool_calls":
         [{"type": "function", "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 2}"}}]}]})";
@@ -228,7 +228,7 @@ TEST(TokenizerEncoder, RowsWhoseToolsTheTemplateLeavesOutAreRefused) {
 
 TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
     const toy::Folder folder, files;
-    const Tokenizer tokenizer = byte_tokenizer(folder);
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
     const std::string name = files
                                  .write("t.jinja",
                                         "{{ style }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -242,8 +242,9 @@ TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
         const std::string row = front + columns + "}";
         const Sample sample = row_of(*make_row_encoder(tokenizer, name, run), row);
         // What `tokenize` shows.
-        const Rendered shown = ChatTemplate::choose(name, tokenizer, run).render(Json::parse(row));
-        EXPECT_EQ(sample.ids, encode_rendered(tokenizer, shown).ids) << row;
+        const tokenizer::Rendered shown =
+            tokenizer::ChatTemplate::choose(name, tokenizer, run).render(Json::parse(row));
+        EXPECT_EQ(sample.ids, tokenizer::encode_rendered(tokenizer, shown).ids) << row;
         return tokenizer.decode(sample.ids, false);
     };
     EXPECT_EQ(text(""), "['a'][user]Q[assistant]ATrue");
@@ -273,8 +274,9 @@ TEST(TokenizerEncoder, VariablesOfTheRunAndOfTheRowReachTheTemplate) {
 
 TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     const toy::Folder folder, files;
-    const Tokenizer tokenizer = byte_tokenizer(folder);
-    const auto warnings = [&](const std::string& template_name, const std::string& rows, const Tokenizer& with) {
+    const tokenizer::Tokenizer tokenizer = byte_tokenizer(folder);
+    const auto warnings = [&](const std::string& template_name, const std::string& rows,
+                              const tokenizer::Tokenizer& with) {
         DatasetOptions options;
         options.log_warnings = false;
         const auto encoder = make_row_encoder(with, template_name);
@@ -299,14 +301,14 @@ TEST(TokenizerEncoder, DoubtsAreCountedAndSaidWithTheirRows) {
     EXPECT_EQ(named.find(guess), std::string::npos) << named;
     toy::expect_contains(named, {open});
     folder.write("generation_config.json", R"({"eos_token_id": [257, 260]})");  // <|eot_id|> ends generations too
-    EXPECT_EQ(warnings("llama-3", talk, Tokenizer::load(folder.path())), "");
+    EXPECT_EQ(warnings("llama-3", talk, tokenizer::Tokenizer::load(folder.path())), "");
     EXPECT_EQ(warnings("auto", R"({"instruction": "a", "output": "b"})", tokenizer), "")
         << "no chat template is needed";
 }
 
 TEST(TokenizerEncoder, AnAnswerThatSharesATokenWithItsPromptIsWarnedOf) {
     const toy::Folder files;
-    const Tokenizer tokenizer = Tokenizer::load(toy::golden("tokenizer/llama3_small"));
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(toy::golden("tokenizer/llama3_small"));
     ASSERT_EQ(tokenizer.encode("Say the", false).size(), 3u) << "' the' must be one token";
     const auto encoder = make_row_encoder(tokenizer, "auto");
     DatasetOptions options;
@@ -337,7 +339,7 @@ TEST(TokenizerEncoder, Llama31ConversationsEqualTheReference) {
     for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
         if (!unpack(root / "tokenizers/llama3_1" / (std::string(name) + ".xz"), folder, name))
             GTEST_SKIP() << "no " << name;
-    const Tokenizer tokenizer = Tokenizer::load(folder.write("unused", "").parent_path());
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.write("unused", "").parent_path());
     const auto encoder = make_row_encoder(tokenizer, "llama-3");
 
     // What the built-in template covers: plain roles, no generation prompt, no system text that the
@@ -363,4 +365,4 @@ TEST(TokenizerEncoder, Llama31ConversationsEqualTheReference) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

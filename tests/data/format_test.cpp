@@ -7,18 +7,18 @@
 #include "data/toy.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Ints = std::vector<int32_t>;
 constexpr int32_t masked = ignore_label;
 const toy::Encoder encoder;
 
-FormattedRow format(DataFormat format, const std::string& row, const RowOptions& options = {}) {
+FormattedRow format(config::DataFormat format, const std::string& row, const RowOptions& options = {}) {
     return RowFormatter(format, options, &encoder).format(parse_row(row));
 }
 
-std::string refused(DataFormat kind, const std::string& row, const RowOptions& options = {}) {
+std::string refused(config::DataFormat kind, const std::string& row, const RowOptions& options = {}) {
     try {
         format(kind, row, options);
     } catch (const BadRow& bad) {
@@ -36,13 +36,13 @@ Ints joined(std::initializer_list<Ints> parts) {
 
 TEST(DetectFormat, ByColumns) {
     const auto detected = [](const char* row) { return detect_format(parse_row(row)); };
-    EXPECT_EQ(detected(R"({"input_ids": [1], "text": "x"})"), DataFormat::tokenized);
-    EXPECT_EQ(detected(R"({"id": 4, "messages": []})"), DataFormat::messages);
-    EXPECT_EQ(detected(R"({"instruction": "a", "output": "b", "text": "both"})"), DataFormat::alpaca);
-    EXPECT_EQ(detected(R"({"text": "x", "source": "web"})"), DataFormat::text);
-    EXPECT_EQ(detected(R"({"conversations": []})"), DataFormat::sharegpt);
-    EXPECT_EQ(detected(R"({"prompt": "a", "completion": "b"})"), DataFormat::prompt_completion);
-    EXPECT_EQ(detected(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"), DataFormat::preference);
+    EXPECT_EQ(detected(R"({"input_ids": [1], "text": "x"})"), config::DataFormat::tokenized);
+    EXPECT_EQ(detected(R"({"id": 4, "messages": []})"), config::DataFormat::messages);
+    EXPECT_EQ(detected(R"({"instruction": "a", "output": "b", "text": "both"})"), config::DataFormat::alpaca);
+    EXPECT_EQ(detected(R"({"text": "x", "source": "web"})"), config::DataFormat::text);
+    EXPECT_EQ(detected(R"({"conversations": []})"), config::DataFormat::sharegpt);
+    EXPECT_EQ(detected(R"({"prompt": "a", "completion": "b"})"), config::DataFormat::prompt_completion);
+    EXPECT_EQ(detected(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"), config::DataFormat::preference);
 }
 
 TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
@@ -62,32 +62,32 @@ TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
 }
 
 TEST(FormatRow, TokenisedRows) {
-    FormattedRow row = format(DataFormat::tokenized, R"({"input_ids": [5, 6, 7], "extra": {"x": null}})");
+    FormattedRow row = format(config::DataFormat::tokenized, R"({"input_ids": [5, 6, 7], "extra": {"x": null}})");
     EXPECT_EQ(row.ids, (Ints{5, 6, 7}));
     EXPECT_EQ(row.labels, (Ints{5, 6, 7}));
     EXPECT_TRUE(row.positions.empty());
     EXPECT_EQ(row.targets, 2);
 
-    row = format(DataFormat::tokenized,
+    row = format(config::DataFormat::tokenized,
                  R"({"input_ids": [5, 6, 7, 8], "labels": [5, -100, 9, 8], "position_ids": [0, 1, 2, 0]})");
     EXPECT_EQ(row.labels, (Ints{5, masked, 9, 8}));
     EXPECT_EQ(row.positions, (Ints{0, 1, 2, 0}));
     EXPECT_EQ(row.targets, 1);  // token 0 and the token that begins the second segment are none
 
-    row = format(DataFormat::tokenized, R"({"input_ids": [5, 6], "labels": null, "position_ids": null})");
+    row = format(config::DataFormat::tokenized, R"({"input_ids": [5, 6], "labels": null, "position_ids": null})");
     EXPECT_EQ(row.labels, (Ints{5, 6}));
 }
 
 TEST(FormatRow, TrainOnPromptLeavesGivenLabelsAlone) {
     RowOptions options;
     options.train_on_prompt = true;
-    EXPECT_EQ(format(DataFormat::tokenized, R"({"input_ids": [5, 6], "labels": [-100, 6]})", options).labels,
+    EXPECT_EQ(format(config::DataFormat::tokenized, R"({"input_ids": [5, 6], "labels": [-100, 6]})", options).labels,
               (Ints{masked, 6}));
 }
 
 TEST(FormatRow, MasksDecideTheLabels) {
     const auto labels = [](const std::string& masks) {
-        return format(DataFormat::tokenized, R"({"input_ids": [5, 6, 7, 8], )" + masks + "}").labels;
+        return format(config::DataFormat::tokenized, R"({"input_ids": [5, 6, 7, 8], )" + masks + "}").labels;
     };
     EXPECT_EQ(labels(R"("completion_mask": [0, 0, 1, 1])"), (Ints{masked, masked, 7, 8}));
     EXPECT_EQ(labels(R"("assistant_masks": [0, 1, 1, 0])"), (Ints{masked, 6, 7, masked}));
@@ -96,22 +96,23 @@ TEST(FormatRow, MasksDecideTheLabels) {
     EXPECT_EQ(labels(R"("labels": [5, 9, -100, 8], "completion_mask": [0, 1, 1, 1], "assistant_masks": null)"),
               (Ints{masked, 9, masked, 8}));
     EXPECT_EQ(labels(R"("completion_mask": [0, 0, 1, 1], "attention_mask": [1, 1, 1, 0])"), (Ints{masked, masked, 7}));
-    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [5, 6], "completion_mask": [1]})"),
+    toy::expect_contains(refused(config::DataFormat::tokenized, R"({"input_ids": [5, 6], "completion_mask": [1]})"),
                          {"\"completion_mask\" has 1 elements, \"input_ids\" has 2"});
-    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [5, 6], "assistant_masks": [1, 2]})"),
+    toy::expect_contains(refused(config::DataFormat::tokenized, R"({"input_ids": [5, 6], "assistant_masks": [1, 2]})"),
                          {"assistant_masks[1]: expected 0 or 1, found 2"});
 }
 
 TEST(FormatRow, PaddingIsRemoved) {
-    const FormattedRow row = format(DataFormat::tokenized,
+    const FormattedRow row = format(config::DataFormat::tokenized,
                                     R"({"input_ids": [0, 5, 6, 7, 0, 0], "attention_mask": [0, 1, 1, 1, 0, 0],
         "labels": [-100, 5, 6, 7, -100, -100], "position_ids": [1, 0, 1, 2, 3, 4]})");
     EXPECT_EQ(row.ids, (Ints{5, 6, 7}));
     EXPECT_EQ(row.labels, (Ints{5, 6, 7}));
     EXPECT_EQ(row.positions, (Ints{0, 1, 2}));
-    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})"),
-                         {"attention_mask hides tokens between others"});
-    toy::expect_contains(refused(DataFormat::tokenized, R"({"input_ids": [1, 2], "attention_mask": [0, 0]})"),
+    toy::expect_contains(
+        refused(config::DataFormat::tokenized, R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})"),
+        {"attention_mask hides tokens between others"});
+    toy::expect_contains(refused(config::DataFormat::tokenized, R"({"input_ids": [1, 2], "attention_mask": [0, 0]})"),
                          {"every token"});
 }
 
@@ -120,7 +121,7 @@ TEST(FormatRow, TokenisedRowsThatAreWrong) {
     options.vocab_size = 100;
     options.max_positions = 4;
     const auto wrong = [&](const char* row, const std::vector<std::string>& parts) {
-        toy::expect_contains(refused(DataFormat::tokenized, row, options), parts);
+        toy::expect_contains(refused(config::DataFormat::tokenized, row, options), parts);
     };
     wrong(R"({"text": "x"})", {"\"input_ids\" is missing", "found: text"});
     wrong(R"({"input_ids": "1 2"})", {"\"input_ids\"", "array of integers", "\"1 2\""});
@@ -141,36 +142,36 @@ TEST(FormatRow, TokenisedRowsThatAreWrong) {
     wrong(R"({"input_ids": [1, 2, 3], "position_ids": [1, 1, 2]})", {"position_ids[1] is 1 after 1"});
     wrong(R"({"input_ids": [1, 2, 3, 4, 5]})", {"5 tokens", "allows 4 positions", "max_seq_length to 4"});
     wrong(R"({"input_ids": [1, 2], "position_ids": [3, 4]})", {"position 4"});
-    EXPECT_EQ(
-        format(DataFormat::tokenized, R"({"input_ids": [1, 2, 3, 4, 5], "position_ids": [0, 1, 2, 3, 0]})", options)
-            .ids.size(),
-        5u);
+    EXPECT_EQ(format(config::DataFormat::tokenized,
+                     R"({"input_ids": [1, 2, 3, 4, 5], "position_ids": [0, 1, 2, 3, 0]})", options)
+                  .ids.size(),
+              5u);
     options.vocab_size = 0;
     options.max_positions = 0;
-    EXPECT_EQ(format(DataFormat::tokenized, R"({"input_ids": [2147483647]})", options).ids, (Ints{2147483647}));
+    EXPECT_EQ(format(config::DataFormat::tokenized, R"({"input_ids": [2147483647]})", options).ids, (Ints{2147483647}));
 }
 
 TEST(FormatRow, AlpacaPromptsAreMasked) {
-    const FormattedRow row =
-        format(DataFormat::alpaca, R"({"instruction": "do", "input": "it", "output": "ok", "system": "S", "id": 7})");
+    const FormattedRow row = format(config::DataFormat::alpaca,
+                                    R"({"instruction": "do", "input": "it", "output": "ok", "system": "S", "id": 7})");
     EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("S|do|it>ok"), {toy::eos}}));
     EXPECT_EQ(row.labels, joined({Ints(9, masked), toy::bytes("ok"), {toy::eos}}));
     EXPECT_EQ(row.targets, 3);
-    EXPECT_EQ(format(DataFormat::alpaca, R"({"instruction": "do", "input": null, "output": ""})").ids,
+    EXPECT_EQ(format(config::DataFormat::alpaca, R"({"instruction": "do", "input": null, "output": ""})").ids,
               joined({{toy::bos}, toy::bytes("|do|>"), {toy::eos}}));
 }
 
 TEST(FormatRow, TrainOnPromptTrainsEverything) {
     RowOptions options;
     options.train_on_prompt = true;
-    const FormattedRow row = format(DataFormat::alpaca, R"({"instruction": "do", "output": "ok"})", options);
+    const FormattedRow row = format(config::DataFormat::alpaca, R"({"instruction": "do", "output": "ok"})", options);
     EXPECT_EQ(row.labels, row.ids);
     EXPECT_EQ(row.targets, static_cast<int64_t>(row.ids.size()) - 1);
 }
 
 TEST(FormatRow, EveryAssistantTurnIsTrained) {
     const FormattedRow row =
-        format(DataFormat::messages,
+        format(config::DataFormat::messages,
                R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"}, {"role": "assistant", "content": "d", "name": "x"}]})");
     const Ints user = Ints(1 + 5 + 1, masked), header = Ints(10, masked);
@@ -180,20 +181,20 @@ TEST(FormatRow, EveryAssistantTurnIsTrained) {
 }
 
 TEST(FormatRow, PromptAndCompletion) {
-    const FormattedRow row = format(DataFormat::prompt_completion, R"({"prompt": "do ", "completion": "ok"})");
+    const FormattedRow row = format(config::DataFormat::prompt_completion, R"({"prompt": "do ", "completion": "ok"})");
     EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("do ok"), {toy::eos}}));
     EXPECT_EQ(row.labels, joined({Ints(4, masked), toy::bytes("ok"), {toy::eos}}));
     // As conversations: an assistant's turn in the prompt is part of the prompt.
     const std::string turns = R"({"prompt": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}],
         "completion": [{"role": "assistant", "content": "c"}]})";
-    EXPECT_EQ(format(DataFormat::prompt_completion, turns).labels,
+    EXPECT_EQ(format(config::DataFormat::prompt_completion, turns).labels,
               joined({Ints(1 + 12 + 7 + 10, masked), toy::bytes("c"), {toy::eos}}));
-    toy::expect_contains(refused(DataFormat::prompt_completion, R"({"prompt": "a", "completion": 1})"),
+    toy::expect_contains(refused(config::DataFormat::prompt_completion, R"({"prompt": "a", "completion": 1})"),
                          {"column \"completion\"", "found 1"});
 }
 
 /// Labels of the rows' answers "b" and "d", each as (trained or not).
-std::pair<bool, bool> trained_answers(DataFormat kind, const std::string& row, const RowOptions& options = {}) {
+std::pair<bool, bool> trained_answers(config::DataFormat kind, const std::string& row, const RowOptions& options = {}) {
     const FormattedRow formatted = format(kind, row, options);
     const auto trained = [&](char c) {
         for (std::size_t t = 0; t < formatted.ids.size(); ++t)
@@ -213,48 +214,53 @@ TEST(FormatRow, WeightsAndLastTurns) {
     RowOptions last, all;
     last.train_on_last_turn_only = true;
     all.train_on_prompt = true;
-    EXPECT_EQ(trained_answers(DataFormat::messages, row("", "")), Both(true, true));
-    EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 0)", "")), Both(false, true));
-    EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 1)", R"(, "weight": 0.0)")), Both(true, false));
-    EXPECT_EQ(trained_answers(DataFormat::messages, row("", ""), last), Both(false, true));
-    EXPECT_EQ(trained_answers(DataFormat::messages, row("", R"(, "weight": 0)"), last), Both(false, false));
-    EXPECT_EQ(trained_answers(DataFormat::messages, row(R"(, "weight": 0)", ""), all), Both(false, true));
-    toy::expect_contains(refused(DataFormat::messages, row(R"(, "weight": 0.5)", "")),
+    EXPECT_EQ(trained_answers(config::DataFormat::messages, row("", "")), Both(true, true));
+    EXPECT_EQ(trained_answers(config::DataFormat::messages, row(R"(, "weight": 0)", "")), Both(false, true));
+    EXPECT_EQ(trained_answers(config::DataFormat::messages, row(R"(, "weight": 1)", R"(, "weight": 0.0)")),
+              Both(true, false));
+    EXPECT_EQ(trained_answers(config::DataFormat::messages, row("", ""), last), Both(false, true));
+    EXPECT_EQ(trained_answers(config::DataFormat::messages, row("", R"(, "weight": 0)"), last), Both(false, false));
+    EXPECT_EQ(trained_answers(config::DataFormat::messages, row(R"(, "weight": 0)", ""), all), Both(false, true));
+    toy::expect_contains(refused(config::DataFormat::messages, row(R"(, "weight": 0.5)", "")),
                          {"messages[1].weight", "0 or 1", "0.5"});
     toy::expect_contains(
-        refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": "q", "weight": 1}]})"),
+        refused(config::DataFormat::messages, R"({"messages": [{"role": "user", "content": "q", "weight": 1}]})"),
         {"messages[0].weight", "only messages of the assistant"});
 }
 
 TEST(FormatRow, ShareGptSpeakers) {
-    const FormattedRow expected = format(DataFormat::messages, R"({"messages": [{"role": "system", "content": "s"},
+    const FormattedRow expected =
+        format(config::DataFormat::messages, R"({"messages": [{"role": "system", "content": "s"},
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})");
     for (
         const char* row :
         {R"({"system": "s", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]})",
          R"({"conversations": [{"from": "system", "value": "s"}, {"from": "user", "value": "a"}, {"from": "chatgpt", "value": "b"}]})",
          R"({"conversations": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"}) {
-        const FormattedRow given = format(DataFormat::sharegpt, row);
+        const FormattedRow given = format(config::DataFormat::sharegpt, row);
         EXPECT_EQ(given.ids, expected.ids) << row;
         EXPECT_EQ(given.labels, expected.labels) << row;
     }
-    toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "narrator", "value": "a"}]})"),
-                         {"conversations[0]", "unknown speaker \"narrator\"", "human"});
-    toy::expect_contains(refused(DataFormat::sharegpt, R"({"conversations": [{"from": "gpt"}]})"),
+    toy::expect_contains(
+        refused(config::DataFormat::sharegpt, R"({"conversations": [{"from": "narrator", "value": "a"}]})"),
+        {"conversations[0]", "unknown speaker \"narrator\"", "human"});
+    toy::expect_contains(refused(config::DataFormat::sharegpt, R"({"conversations": [{"from": "gpt"}]})"),
                          {"conversations[0]", "\"value\" is missing"});
 }
 
 TEST(FormatRow, ContentsInPartsAndAsJsonText) {
-    const Ints whole = format(DataFormat::messages, R"({"messages": [{"role": "user", "content": "ab"}]})").ids;
-    EXPECT_EQ(format(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+    const Ints whole = format(config::DataFormat::messages, R"({"messages": [{"role": "user", "content": "ab"}]})").ids;
+    EXPECT_EQ(format(config::DataFormat::messages,
+                     R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
         {"type": "text", "text": "b"}]}]})")
                   .ids,
               whole);
-    EXPECT_EQ(format(DataFormat::messages, R"({"messages": "[{\"role\": \"user\", \"content\": \"ab\"}]"})").ids,
-              whole);
-    toy::expect_contains(
-        refused(DataFormat::messages, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"),
-        {"messages[0].content", "media"});
+    EXPECT_EQ(
+        format(config::DataFormat::messages, R"({"messages": "[{\"role\": \"user\", \"content\": \"ab\"}]"})").ids,
+        whole);
+    toy::expect_contains(refused(config::DataFormat::messages,
+                                 R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})"),
+                         {"messages[0].content", "media"});
 }
 
 TEST(FormatRow, ToolsReachTheEncoderAsJson) {
@@ -270,11 +276,12 @@ TEST(FormatRow, ToolsReachTheEncoderAsJson) {
     const char* const row = R"({"tools": [{"type": "function"}], "messages": [{"role": "assistant", "content": null,
         "tool_calls": [{"function": {"name": "f"}}]}]})";
     const Tools tools;
-    EXPECT_EQ(RowFormatter(DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(DataFormat::messages, row); }), {"uses tools"});
+    EXPECT_EQ(RowFormatter(config::DataFormat::messages, {}, &tools).format(parse_row(row)).labels, (Ints{masked, 6}));
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { format(config::DataFormat::messages, row); }),
+                         {"uses tools"});
     const std::string deep = cat(R"({"messages": [{"role": "assistant", "tool_calls": )", std::string(500, '['),
                                  std::string(500, ']'), "}]}");
-    toy::expect_contains(refused(DataFormat::messages, deep), {"nested more than 100 deep"});
+    toy::expect_contains(refused(config::DataFormat::messages, deep), {"nested more than 100 deep"});
 }
 
 TEST(FormatRow, ShareGptRowsKeepCallsReasoningAndNames) {
@@ -290,7 +297,8 @@ TEST(FormatRow, ShareGptRowsKeepCallsReasoningAndNames) {
     };
     const Whole whole;
     const auto messages = [&](const std::string& turns) {
-        RowFormatter(DataFormat::sharegpt, {}, &whole).format(parse_row(R"({"conversations": [)" + turns + "]}"));
+        RowFormatter(config::DataFormat::sharegpt, {}, &whole)
+            .format(parse_row(R"({"conversations": [)" + turns + "]}"));
         return whole.messages;
     };
     EXPECT_EQ(messages(R"({"from": "human", "value": "a", "name": "Al"},
@@ -313,12 +321,12 @@ TEST(FormatRow, ShareGptRowsKeepCallsReasoningAndNames) {
                        answer),
               called);
     for (const char* value : {"\"I call f\"", "\"[]\"", "{\"name\": \"f\"}", "7"})
-        toy::expect_contains(refused(DataFormat::sharegpt,
+        toy::expect_contains(refused(config::DataFormat::sharegpt,
                                      cat(R"({"conversations": [{"from": "function_call", "value": )", value, "}]}")),
                              {"conversations[0].value", "expected a call"});
-    toy::expect_contains(
-        refused(DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "", "tool_calls": "[]"}]})"),
-        {"messages[0].tool_calls", "expected an array of calls"});
+    toy::expect_contains(refused(config::DataFormat::messages,
+                                 R"({"messages": [{"role": "assistant", "content": "", "tool_calls": "[]"}]})"),
+                         {"messages[0].tool_calls", "expected an array of calls"});
 }
 
 TEST(FormatRow, WhatMessagesSayBesideTheirContentsReachesTheEncoder) {
@@ -337,18 +345,19 @@ TEST(FormatRow, WhatMessagesSayBesideTheirContentsReachesTheEncoder) {
     const char* const user =
         R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": null})";
     const char* const answer = R"({"role": "assistant", "content": "c", "reasoning_content": "r"})";
-    const auto labels = [&](DataFormat format, const std::string& row) {
+    const auto labels = [&](config::DataFormat format, const std::string& row) {
         return RowFormatter(format, {}, &whole).format(parse_row(row)).labels;
     };
-    EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, ", ", answer, "]}")), (Ints{masked, 6}));
-    EXPECT_EQ(
-        labels(DataFormat::prompt_completion, cat(R"({"prompt": [)", user, R"(], "completion": [)", answer, "]}")),
-        (Ints{masked, 6}));
+    EXPECT_EQ(labels(config::DataFormat::messages, cat(R"({"messages": [)", user, ", ", answer, "]}")),
+              (Ints{masked, 6}));
+    EXPECT_EQ(labels(config::DataFormat::prompt_completion,
+                     cat(R"({"prompt": [)", user, R"(], "completion": [)", answer, "]}")),
+              (Ints{masked, 6}));
     // Nothing more is said: the plain way, and that of encoders that know no other.
-    EXPECT_EQ(labels(DataFormat::messages, cat(R"({"messages": [)", user, "]}")),
-              format(DataFormat::messages, cat(R"({"messages": [)", user, "]}")).labels);
-    EXPECT_EQ(format(DataFormat::messages, cat(R"({"messages": [)", answer, "]}")).ids,
-              format(DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "c"}]})").ids);
+    EXPECT_EQ(labels(config::DataFormat::messages, cat(R"({"messages": [)", user, "]}")),
+              format(config::DataFormat::messages, cat(R"({"messages": [)", user, "]}")).labels);
+    EXPECT_EQ(format(config::DataFormat::messages, cat(R"({"messages": [)", answer, "]}")).ids,
+              format(config::DataFormat::messages, R"({"messages": [{"role": "assistant", "content": "c"}]})").ids);
 }
 
 TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {
@@ -357,56 +366,61 @@ TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {
     const auto message = [&](const std::string& content) {
         return cat(R"({"messages": [{"role": "user", "content": )", content, "}]}");
     };
-    toy::expect_contains(refused(DataFormat::messages, message(nested)), {"messages[0].content"});
-    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": )", nested, R"(, "text": "a"}])"))),
-                         {"messages[0].content"});
-    toy::expect_contains(refused(DataFormat::messages, message(cat(R"([{"type": "text", "text": )", nested, "}]"))),
-                         {"messages[0].content"});
+    toy::expect_contains(refused(config::DataFormat::messages, message(nested)), {"messages[0].content"});
     toy::expect_contains(
-        refused(DataFormat::messages, cat(R"({"messages": [{"role": )", nested, R"(, "content": "a"}]})")),
+        refused(config::DataFormat::messages, message(cat(R"([{"type": )", nested, R"(, "text": "a"}])"))),
+        {"messages[0].content"});
+    toy::expect_contains(
+        refused(config::DataFormat::messages, message(cat(R"([{"type": "text", "text": )", nested, "}]"))),
+        {"messages[0].content"});
+    toy::expect_contains(
+        refused(config::DataFormat::messages, cat(R"({"messages": [{"role": )", nested, R"(, "content": "a"}]})")),
         {"messages[0].role"});
-    toy::expect_contains(refused(DataFormat::messages,
+    toy::expect_contains(refused(config::DataFormat::messages,
                                  cat(R"({"messages": [{"role": "user", "content": "a", "weight": )", nested, "}]}")),
                          {"weight"});
-    toy::expect_contains(refused(DataFormat::tokenized, cat(R"({"input_ids": [)", nested, "]}")), {"input_ids[0]"});
-    toy::expect_contains(refused(DataFormat::text, cat(R"({"text": )", nested, "}")), {"expected a string"});
+    toy::expect_contains(refused(config::DataFormat::tokenized, cat(R"({"input_ids": [)", nested, "]}")),
+                         {"input_ids[0]"});
+    toy::expect_contains(refused(config::DataFormat::text, cat(R"({"text": )", nested, "}")), {"expected a string"});
     // JSON within a string is parsed too.
     constexpr int endless = 1'000'000;
     const std::string within =
         cat(R"([{\"a\": )", std::string(endless, '['), std::string(endless, ']'), R"(, \"b\": 1}])");
-    toy::expect_contains(refused(DataFormat::messages, cat(R"({"messages": ")", within, R"("})")),
+    toy::expect_contains(refused(config::DataFormat::messages, cat(R"({"messages": ")", within, R"("})")),
                          {"expected an array", "a string of"});
     toy::expect_contains(
-        refused(DataFormat::prompt_completion, cat(R"({"prompt": ")", within, R"(", "completion": []})")),
+        refused(config::DataFormat::prompt_completion, cat(R"({"prompt": ")", within, R"(", "completion": []})")),
         {"expected an array"});
 }
 
 TEST(FormatRow, PreferencePairsWaitForTheirLoss) {
-    toy::expect_contains(toy::message_of(ErrorKind::input, [] { RowFormatter(DataFormat::preference, {}, &encoder); }),
-                         {"preference", "later version", "data.columns"});
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input, [] { RowFormatter(config::DataFormat::preference, {}, &encoder); }),
+        {"preference", "later version", "data.columns"});
 }
 
 TEST(FormatRow, TextIsTrainedAsAWhole) {
-    const FormattedRow row = format(DataFormat::text, R"({"text": "hi"})");
+    const FormattedRow row = format(config::DataFormat::text, R"({"text": "hi"})");
     EXPECT_EQ(row.ids, joined({{toy::bos}, toy::bytes("hi"), {toy::eos}}));
     EXPECT_EQ(row.labels, row.ids);
     EXPECT_EQ(row.targets, 3);
 }
 
 TEST(FormatRow, TextRowsThatAreWrong) {
-    const auto wrong = [](DataFormat kind, const char* row, const std::vector<std::string>& parts) {
+    const auto wrong = [](config::DataFormat kind, const char* row, const std::vector<std::string>& parts) {
         toy::expect_contains(refused(kind, row), parts);
     };
-    wrong(DataFormat::text, R"({"text": 5})", {"column \"text\"", "expected a string, found 5"});
-    wrong(DataFormat::text, R"({"body": "x"})", {"\"text\" is missing", "format text", "found: body"});
-    wrong(DataFormat::alpaca, R"({"instruction": "a"})", {"\"output\" is missing"});
-    wrong(DataFormat::alpaca, R"({"instruction": ["a"], "output": "b"})", {"\"instruction\"", "an array of 1"});
-    wrong(DataFormat::alpaca, R"({"instruction": "a", "output": "b", "input": 1})", {"\"input\"", "found 1"});
-    wrong(DataFormat::messages, R"({"messages": "hi"})", {"\"messages\"", "array of {role, content}"});
-    wrong(DataFormat::messages, R"({"messages": []})", {"an empty one"});
-    wrong(DataFormat::messages, R"({"messages": ["hi"]})", {"messages[0]", "an object", "\"hi\""});
-    wrong(DataFormat::messages, R"({"messages": [{"role": "user"}]})", {"messages[0]", "\"content\" is missing"});
-    wrong(DataFormat::messages,
+    wrong(config::DataFormat::text, R"({"text": 5})", {"column \"text\"", "expected a string, found 5"});
+    wrong(config::DataFormat::text, R"({"body": "x"})", {"\"text\" is missing", "format text", "found: body"});
+    wrong(config::DataFormat::alpaca, R"({"instruction": "a"})", {"\"output\" is missing"});
+    wrong(config::DataFormat::alpaca, R"({"instruction": ["a"], "output": "b"})", {"\"instruction\"", "an array of 1"});
+    wrong(config::DataFormat::alpaca, R"({"instruction": "a", "output": "b", "input": 1})", {"\"input\"", "found 1"});
+    wrong(config::DataFormat::messages, R"({"messages": "hi"})", {"\"messages\"", "array of {role, content}"});
+    wrong(config::DataFormat::messages, R"({"messages": []})", {"an empty one"});
+    wrong(config::DataFormat::messages, R"({"messages": ["hi"]})", {"messages[0]", "an object", "\"hi\""});
+    wrong(config::DataFormat::messages, R"({"messages": [{"role": "user"}]})",
+          {"messages[0]", "\"content\" is missing"});
+    wrong(config::DataFormat::messages,
           R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]})",
           {"messages[1].content", "expected a string, found null"});
 }
@@ -414,7 +428,8 @@ TEST(FormatRow, TextRowsThatAreWrong) {
 TEST(FormatRow, ATokenizerThatDoesNotFitTheModel) {
     RowOptions options;
     options.vocab_size = 100;
-    toy::expect_contains(refused(DataFormat::text, R"({"text": "z"})", options), {"id 125", "0 ... 99", "tokenizer"});
+    toy::expect_contains(refused(config::DataFormat::text, R"({"text": "z"})", options),
+                         {"id 125", "0 ... 99", "tokenizer"});
 }
 
 TEST(FormatRow, LongRowsAreCut) {
@@ -422,23 +437,24 @@ TEST(FormatRow, LongRowsAreCut) {
     options.max_seq_length = 3;
     options.max_positions = 3;
     FormattedRow row = format(
-        DataFormat::tokenized,
+        config::DataFormat::tokenized,
         R"({"input_ids": [1, 2, 3, 4], "labels": [-100, -100, -100, 4], "position_ids": [0, 1, 2, 3]})", options);
     EXPECT_EQ(row.ids, (Ints{1, 2, 3}));
     EXPECT_EQ(row.positions, (Ints{0, 1, 2}));
     EXPECT_TRUE(row.truncated);
     EXPECT_EQ(row.targets, 0);
-    row = format(DataFormat::tokenized, R"({"input_ids": [1, 2, 3]})", options);
+    row = format(config::DataFormat::tokenized, R"({"input_ids": [1, 2, 3]})", options);
     EXPECT_FALSE(row.truncated);
     EXPECT_EQ(row.targets, 2);
 }
 
 TEST(FormatRow, TextNeedsATokenizer) {
-    toy::expect_contains(toy::message_of(ErrorKind::input, [] { RowFormatter(DataFormat::alpaca, {}, nullptr); }),
-                         {"alpaca", "tokenizer"});
-    EXPECT_EQ(RowFormatter(DataFormat::tokenized, {}, nullptr).format(parse_row(R"({"input_ids": [1]})")).ids,
+    toy::expect_contains(
+        toy::message_of(ErrorKind::input, [] { RowFormatter(config::DataFormat::alpaca, {}, nullptr); }),
+        {"alpaca", "tokenizer"});
+    EXPECT_EQ(RowFormatter(config::DataFormat::tokenized, {}, nullptr).format(parse_row(R"({"input_ids": [1]})")).ids,
               (Ints{1}));
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -8,7 +8,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/data/loader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -122,4 +122,4 @@ TEST(Golden, PackingTheDocumentsGivesTheSameTargets) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

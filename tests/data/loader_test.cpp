@@ -10,7 +10,7 @@
 #include "data/toy.h"
 #include "unsloth/data/describe.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Rows = std::vector<int64_t>;
@@ -341,8 +341,8 @@ Dataset two_sources(const toy::Folder& folder) {
     std::string small, large;
     for (int row = 0; row < 3; ++row) small += cat("{\"input_ids\": [1, 2, ", row, "]}\n");
     for (int row = 3; row < 15; ++row) large += cat("{\"input_ids\": [1, 2, ", row, ", 4]}\n");
-    const std::vector<DataSource> sources{{.path = folder.write("small.jsonl", small).string()},
-                                          {.path = folder.write("large.jsonl", large).string()}};
+    const std::vector<config::DataSource> sources{{.path = folder.write("small.jsonl", small).string()},
+                                                  {.path = folder.write("large.jsonl", large).string()}};
     return Dataset::load(sources, {}, [] { return nullptr; });
 }
 
@@ -487,4 +487,4 @@ TEST(Describe, SaysWhatTheRunWillSee) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

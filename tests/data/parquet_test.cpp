@@ -7,7 +7,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -55,7 +55,7 @@ TEST_F(Parquet, RowsOfMessagesTrain) {
     options.keep_all_masked = true;
     const Dataset data = Dataset::load(toy::golden("data/rows.parquet"), options, &encoder);
     // An id column of tokens would be the format "tokenized" only under the name input_ids.
-    EXPECT_EQ(data.stats().format, DataFormat::messages);
+    EXPECT_EQ(data.stats().format, config::DataFormat::messages);
     EXPECT_EQ(data.size(), 600);
     EXPECT_EQ(data.sample(8).ids, encoder.messages({{"user", "q8 \"\u00fc\"\n"}, {"assistant", "a"}}).ids);
 }
@@ -87,4 +87,4 @@ TEST_F(Parquet, WrongTypesAndDamagedFiles) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

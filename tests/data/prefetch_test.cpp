@@ -9,7 +9,7 @@
 #include "data/toy.h"
 #include "unsloth/data/loader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 StepBatch numbered(int64_t step) {
@@ -90,4 +90,4 @@ TEST(Prefetcher, StopsCleanlyWhileItsQueueIsFull) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

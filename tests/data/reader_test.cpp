@@ -8,7 +8,7 @@
 
 #include "data/toy.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -243,7 +243,7 @@ TEST(PlainText, ParagraphsOrTheWholeFile) {
     const auto path = folder.write("a.txt", "\n\nOne\r\ntwo\n \nthree\n\n\n four");
     EXPECT_EQ(rows_of(path), (Rows{{3, {{"text", "One\ntwo"}}}, {6, {{"text", "three"}}}, {9, {{"text", " four"}}}}));
     ReaderOptions options;
-    options.text_unit = TextUnit::file;
+    options.text_unit = config::TextUnit::file;
     EXPECT_EQ(rows_of(path, options), (Rows{{3, {{"text", "One\ntwo\n \nthree\n\n\n four"}}}}));
 }
 
@@ -268,7 +268,7 @@ TEST(Readers, AnObjectOfVeryManyKeysIsABadRow) {
 TEST(Readers, BytesThatAreNotUtf8) {
     const toy::Folder folder;
     ReaderOptions replace;
-    replace.invalid_utf8 = InvalidUtf8::replace;
+    replace.invalid_utf8 = config::InvalidUtf8::replace;
     const auto lines = folder.write("a.jsonl", "{\"a\": \"x\xC3(y\"}");
     toy::expect_contains(bad_row(lines), {"not valid UTF-8 at byte 9", "data.invalid_utf8"});
     EXPECT_EQ(rows_of(lines, replace)[0].second["a"], "x\uFFFD(y");
@@ -278,4 +278,4 @@ TEST(Readers, BytesThatAreNotUtf8) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

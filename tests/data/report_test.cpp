@@ -6,15 +6,16 @@
 
 #include "data/toy.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Json = nlohmann::ordered_json;
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 
 /// The example's tokenizer: byte-level, it adds <|begin|>.
-const Tokenizer& tokenizer() {
-    static const Tokenizer loaded = Tokenizer::load(std::filesystem::path(UNSLOTH_SOURCE_DIR) / "examples/legal/base");
+const tokenizer::Tokenizer& tokenizer() {
+    static const tokenizer::Tokenizer loaded =
+        tokenizer::Tokenizer::load(std::filesystem::path(UNSLOTH_SOURCE_DIR) / "examples/legal/base");
     return loaded;
 }
 
@@ -70,7 +71,7 @@ TEST(ShowTokens, CharactersThatARunCutsAreShownAsReplacements) {
 
 struct Data {
     toy::Folder folder;
-    Config config;
+    config::Config config;
 
     Data() {
         std::string rows;
@@ -154,7 +155,7 @@ TEST(Report, LongRowsAreCountedAsWhatBecameOfThem) {
     data.config.model.max_seq_length = 6;
     DataReport report = data.report();
     EXPECT_EQ(report.train.truncated, 13);  // lengths 7 to 19
-    data.config.data.long_rows = LongRows::split;
+    data.config.data.long_rows = config::LongRows::split;
     const SetReport split = data.report().train;
     EXPECT_EQ(split.read, 22);
     EXPECT_EQ(split.truncated, 0);
@@ -163,7 +164,7 @@ TEST(Report, LongRowsAreCountedAsWhatBecameOfThem) {
     EXPECT_EQ(split.trained_tokens, 18 + 17 * 18 / 2 + 3);  // as without a limit
     toy::expect_contains(report_text(data.report(), nullptr, Marks::brackets),
                          {"rows of the files, into ", cat(split.pieces)});
-    data.config.data.long_rows = LongRows::drop;
+    data.config.data.long_rows = config::LongRows::drop;
     report = data.report();
     EXPECT_EQ(report.train.read, 22);
     EXPECT_EQ(report.train.too_long, split.split);
@@ -229,4 +230,4 @@ TEST(Report, JsonHoldsTheSame) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -7,7 +7,7 @@
 
 #include "unsloth/core/philox.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 std::vector<int64_t> counted(int64_t n) {
@@ -63,9 +63,9 @@ TEST(RowLot, IsThePublishedGeneratorAndUsesAreApart) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 TEST(Mixture, CountsFollowTheWeights) {
@@ -109,4 +109,4 @@ TEST(Mixture, EveryRowComesAsOftenAsItsNeighboursOverTheEpochs) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

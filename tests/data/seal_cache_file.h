@@ -10,7 +10,7 @@
 #include "data/store.h"
 #include "unsloth/core/hash.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// As at the front of a file (src/data/cache_file.cpp).
 struct CacheHeader {
@@ -40,4 +40,4 @@ inline void seal_cache_file(std::span<uint8_t> file) {
     std::memcpy(file.data(), &header, sizeof header);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::data

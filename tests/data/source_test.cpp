@@ -7,7 +7,7 @@
 #include "data/toy.h"
 #include "unsloth/data/dataset.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -64,16 +64,16 @@ TEST(Sources, FilesOfAFolderMustAgreeOnAFormat) {
     folder.write("c.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\n");
     const std::string path = folder.path().string();
     const toy::Encoder encoder;
-    const auto load = [&](DataFormat format) {
+    const auto load = [&](config::DataFormat format) {
         return Dataset::load({{.path = path, .format = format}}, {}, [&] { return &encoder; });
     };
-    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load(DataFormat::automatic); }),
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load(config::DataFormat::automatic); }),
                          {"not of one format", path + "/a.jsonl has rows of format text",
                           path + "/c.jsonl of format alpaca", "data.datasets"});
     folder.write("c.jsonl", "{\"text\": \"1\", \"more\": 2}\n");
-    EXPECT_EQ(load(DataFormat::automatic).size(), 2);
+    EXPECT_EQ(load(config::DataFormat::automatic).size(), 2);
     folder.write("c.jsonl", "{\"text\": \"1\", \"instruction\": \"a\", \"output\": \"b\"}\n");
-    EXPECT_EQ(load(DataFormat::text).size(), 2);  // named, so not asked
+    EXPECT_EQ(load(config::DataFormat::text).size(), 2);  // named, so not asked
 }
 
 TEST(FilesOf, Splits) {
@@ -97,9 +97,9 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
     folder.write("c2.txt", "");
     folder.write("c3.txt", "6");
     const toy::Encoder encoder;
-    const std::vector<DataSource> sources = {{.path = a.string()},
-                                             {.path = b.string(), .columns = {{"text", "body"}}},
-                                             {.path = (a.parent_path() / "c*.txt").string()}};
+    const std::vector<config::DataSource> sources = {{.path = a.string()},
+                                                     {.path = b.string(), .columns = {{"text", "body"}}},
+                                                     {.path = (a.parent_path() / "c*.txt").string()}};
     for (const int workers : {1, 3}) {
         DatasetOptions options;
         options.workers = workers;
@@ -115,8 +115,9 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
     toy::expect_contains(
         toy::message_of(ErrorKind::input,
                         [&] {
-                            Dataset::load({{.path = a.string()}, {.path = empty.string(), .format = DataFormat::text}},
-                                          {}, [&] { return &encoder; });
+                            Dataset::load(
+                                {{.path = a.string()}, {.path = empty.string(), .format = config::DataFormat::text}},
+                                {}, [&] { return &encoder; });
                         }),
         {"empty.jsonl", "has no rows"});
     const auto bad = folder.write("bad.jsonl", "{\"text\": \"x\"}\n{\"text\": 1}\n");
@@ -134,11 +135,11 @@ TEST(Sources, RepairedRowsAreCountedWithTheirPlaces) {
     DatasetOptions options;
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { Dataset::load(path, options, &encoder); }),
                          {"a.jsonl:2: not valid UTF-8"});
-    options.reader.invalid_utf8 = InvalidUtf8::replace;
+    options.reader.invalid_utf8 = config::InvalidUtf8::replace;
     testing::internal::CaptureStderr();
     EXPECT_EQ(Dataset::load(path, options, &encoder).sample(1).ids, encoder.text("\uFFFD").ids);
     toy::expect_contains(testing::internal::GetCapturedStderr(), {"U+FFFD in 1 of 2 rows", "a.jsonl:2"});
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -39,41 +39,41 @@ inline std::filesystem::path golden(const std::string& name) {
 constexpr int32_t bos = 1, eos = 2, first_byte = 3;  // byte b has id b + 3
 constexpr int64_t vocabulary = 259;
 
-inline void append_bytes(EncodedRow& row, std::string_view text) {
+inline void append_bytes(data::EncodedRow& row, std::string_view text) {
     for (const char c : text) row.ids.push_back(first_byte + static_cast<unsigned char>(c));
 }
 
 inline std::vector<int32_t> bytes(std::string_view text) {
-    EncodedRow row;
+    data::EncodedRow row;
     append_bytes(row, text);
     return row.ids;
 }
 
 /// Bytes as tokens. An Alpaca prompt is "SYSTEM|INSTRUCTION|INPUT>", a turn is "ROLE:CONTENT" and EOS.
-class Encoder : public RowEncoder {
+class Encoder : public data::RowEncoder {
   public:
-    EncodedRow text(std::string_view text) const override {
-        EncodedRow row{{bos}, {}};
+    data::EncodedRow text(std::string_view text) const override {
+        data::EncodedRow row{{bos}, {}};
         append_bytes(row, text);
         row.ids.push_back(eos);
         row.trained = {{0, size(row)}};
         return row;
     }
-    EncodedRow alpaca(const AlpacaFields& fields) const override {
-        EncodedRow row{{bos}, {}};
+    data::EncodedRow alpaca(const data::AlpacaFields& fields) const override {
+        data::EncodedRow row{{bos}, {}};
         append_bytes(row, fields.system + "|" + fields.instruction + "|" + fields.input + ">");
         add_trained(row, fields.output);
         return row;
     }
-    EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
-        EncodedRow row{{bos}, {}};
+    data::EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const override {
+        data::EncodedRow row{{bos}, {}};
         append_bytes(row, prompt);
         add_trained(row, completion);
         return row;
     }
-    EncodedRow messages(const std::vector<Message>& turns) const override {
-        EncodedRow row{{bos}, {}};
-        for (const Message& turn : turns) {
+    data::EncodedRow messages(const std::vector<tokenizer::Message>& turns) const override {
+        data::EncodedRow row{{bos}, {}};
+        for (const tokenizer::Message& turn : turns) {
             if (turn.role == "tool") throw input_error("the template knows no role \"tool\"");
             append_bytes(row, turn.role + ":");
             if (turn.role == "assistant") {
@@ -87,8 +87,8 @@ class Encoder : public RowEncoder {
     }
 
   private:
-    static int32_t size(const EncodedRow& row) { return static_cast<int32_t>(row.ids.size()); }
-    static void add_trained(EncodedRow& row, std::string_view text) {
+    static int32_t size(const data::EncodedRow& row) { return static_cast<int32_t>(row.ids.size()); }
+    static void add_trained(data::EncodedRow& row, std::string_view text) {
         const int32_t begin = size(row);
         append_bytes(row, text);
         row.ids.push_back(eos);
@@ -115,10 +115,10 @@ inline void expect_contains(const std::string& text, const std::vector<std::stri
 }
 
 /// `count` samples of lengths 2 ... 2 + spread, source rows 0 ..., all trained; the ids name row and token.
-inline std::vector<Sample> samples(int64_t count, int64_t spread) {
-    std::vector<Sample> result;
+inline std::vector<data::Sample> samples(int64_t count, int64_t spread) {
+    std::vector<data::Sample> result;
     for (int64_t row = 0; row < count; ++row) {
-        Sample sample;
+        data::Sample sample;
         sample.row = row;
         const int64_t length = 2 + (spread == 0 ? 0 : (row * 7919) % (spread + 1));
         for (int64_t t = 0; t < length; ++t) {

@@ -4,7 +4,7 @@
 
 #include "data/toy.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 std::string rows(const std::string& column, int count) {
@@ -20,7 +20,7 @@ struct Files {
     std::string tokens = folder.write("tokens.jsonl", rows("input_ids", 10)).string();
     int encoders = 0;
 
-    TrainingData load(const Config& config, const ModelLimits& limits = {}) {
+    TrainingData load(const config::Config& config, const ModelLimits& limits = {}) {
         return load_training_data(config, limits, [&]() -> std::unique_ptr<RowEncoder> {
             ++encoders;
             return std::make_unique<toy::Encoder>();
@@ -30,7 +30,7 @@ struct Files {
 
 TEST(TrainingData, TokenisedRowsNeedNoTokenizer) {
     Files files;
-    Config config;
+    config::Config config;
     config.data.train_file = files.tokens;
     const TrainingData data = files.load(config);
     EXPECT_EQ(data.train.size(), 10);
@@ -45,7 +45,7 @@ TEST(TrainingData, TokenisedRowsNeedNoTokenizer) {
 
 TEST(TrainingData, EvalFileOrPartOfTheRows) {
     Files files;
-    Config config;
+    config::Config config;
     config.data.train_file = files.text;
     config.data.eval_file = files.text;
     TrainingData data = files.load(config);
@@ -65,7 +65,7 @@ TEST(TrainingData, EvalFileOrPartOfTheRows) {
 
 TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
     Files files;
-    Config config;
+    config::Config config;
     config.data.train_file = files.text;
     config.data.packing = true;
     config.data.shuffle = false;
@@ -95,13 +95,13 @@ TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {
     config.data.train_file = folder.write("a.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\nbad\n").string();
     config.data.skip_bad_rows = true;
     EXPECT_EQ(files.load(config).train.targets(0), 4);
-    config.data.format = DataFormat::text;
+    config.data.format = config::DataFormat::text;
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { files.load(config); }), {"none of its 2 rows"});
 }
 
 TEST(TrainingData, TokenisedRowsAreExaminedForTwoBos) {
     Files files;
-    Config config;
+    config::Config config;
     config.data.train_file =
         files.folder.write("two.jsonl", "{\"input_ids\": [1, 1, 5]}\n{\"input_ids\": [1, 5]}\n").string();
     ModelLimits limits;
@@ -113,7 +113,7 @@ TEST(TrainingData, TokenisedRowsAreExaminedForTwoBos) {
 
 TEST(TrainingData, RowsWithoutATargetAreSetAside) {
     Files files;
-    Config config;
+    config::Config config;
     config.data.train_file = files.folder
                                  .write("masked.jsonl", R"({"input_ids": [1, 2, 3]}
 {"input_ids": [1, 2, 3], "labels": [1, -100, -100]}
@@ -141,7 +141,7 @@ oops
 
 TEST(TrainingData, AugmentedRowsAreNotSplit) {
     Files files;
-    Config config;
+    config::Config config;
     config.data.train_file = files.folder
                                  .write("copies.jsonl", R"({"input_ids": [1, 2, 3]}
 {"input_ids": [1, 2, 4], "augmentation": {"of": 0, "by": "swap"}}
@@ -155,4 +155,4 @@ TEST(TrainingData, AugmentedRowsAreNotSplit) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -9,7 +9,7 @@
 #include "data/toy.h"
 #include "unsloth/tokenizer/characters.h"
 
-namespace unsloth {
+namespace unsloth::data {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -161,13 +161,14 @@ TEST(CopyDraws, DependOnEachOfTheirNames) {
 }
 
 TEST(Characters, LettersAndCase) {
-    EXPECT_TRUE(is_letters("\u0928\u092e\u0938\u094d\u0924\u0947"));
-    EXPECT_TRUE(is_letters("na\u0308hen"));
-    for (const char* text : {"", "a b", "a1", "a_b", "a-b", "a.", "\u00bd"}) EXPECT_FALSE(is_letters(text)) << text;
-    EXPECT_EQ(with_capital("\u00e9tat UN"), "\u00c9tat UN");
-    EXPECT_EQ(with_capital(""), "");
-    EXPECT_EQ(lowercase("\u00c9TAT"), "\u00e9tat");
+    EXPECT_TRUE(tokenizer::is_letters("\u0928\u092e\u0938\u094d\u0924\u0947"));
+    EXPECT_TRUE(tokenizer::is_letters("na\u0308hen"));
+    for (const char* text : {"", "a b", "a1", "a_b", "a-b", "a.", "\u00bd"})
+        EXPECT_FALSE(tokenizer::is_letters(text)) << text;
+    EXPECT_EQ(tokenizer::with_capital("\u00e9tat UN"), "\u00c9tat UN");
+    EXPECT_EQ(tokenizer::with_capital(""), "");
+    EXPECT_EQ(tokenizer::lowercase("\u00c9TAT"), "\u00e9tat");
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -10,12 +10,12 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
 
-std::vector<float> dequantised(const Quant4View& view) {
+std::vector<float> dequantised(const spec::Quant4View& view) {
     std::vector<float> values(static_cast<std::size_t>(view.elements()));
     dequantize_rows(view, 0, view.rows, values.data());
     return values;
@@ -81,7 +81,7 @@ TEST(Bnb4, ReadsWhatTheStateSays) {
     const auto weight = find_quant4(checkpoint, "model.layers.0.mlp.down_proj.weight");
     ASSERT_TRUE(weight);
     EXPECT_EQ(weight->type, Quant4Type::nf4);
-    EXPECT_EQ(weight->dtype, DType::bf16);
+    EXPECT_EQ(weight->dtype, spec::DType::bf16);
     EXPECT_TRUE(weight->view.nested());
     EXPECT_EQ(weight->stored_bytes(), 13824U + 432 + 8 + 1024 + 64 + 169);
     EXPECT_EQ(find_quant4(checkpoint, "lm_head.weight"), std::nullopt);
@@ -131,7 +131,7 @@ TEST(Bnb4, AnyRangeOfRowsEqualsThatPartOfTheWhole) {
 
 TEST(Bnb4, FollowsTheFormulaElementByElement) {
     const Quant4Owned owned = quantize_nf4(random_weight(33 * 217, 5).data(), 33, 217);
-    const Quant4View view = owned.view();
+    const spec::Quant4View view = owned.view();
     const auto values = dequantised(view);
     for (int64_t i = 0; i < view.elements(); ++i) {
         const int code = view.packed[i / 2] >> (i % 2 == 0 ? 4 : 0) & 15;
@@ -151,7 +151,7 @@ TEST(QuantizeNf4, AgreesWithBitsandbytes) {
     for (const TensorView& original : originals.tensors()) {
         SCOPED_TRACE(original.name);
         std::vector<float> w(static_cast<std::size_t>(original.elements()));
-        convert_to_f32(original.dtype, original.data.data(), original.elements(), w.data());
+        spec::convert_to_f32(original.dtype, original.data.data(), original.elements(), w.data());
         const Quant4Owned ours = quantize_nf4(w.data(), original.shape[0], original.shape[1]);
         const auto theirs = find_quant4(checkpoint, original.name);
         ASSERT_TRUE(theirs);
@@ -187,8 +187,8 @@ TEST(QuantizeNf4, TakesTheUpperCodeStrictlyAboveAThreshold) {
     std::vector<float> w(64, 0.0F);
     w[63] = 1.0F;  // absmax 1: the others are taken as they are
     for (std::size_t k = 0; k < 15; ++k) {
-        w[2 * k] = nf4_threshold[k];
-        w[2 * k + 1] = std::nextafter(nf4_threshold[k], 2.0F);
+        w[2 * k] = spec::nf4_threshold[k];
+        w[2 * k + 1] = std::nextafter(spec::nf4_threshold[k], 2.0F);
     }
     const Quant4Owned weight = quantize_nf4(w.data(), 1, 64);
     for (std::size_t k = 0; k < 15; ++k) {
@@ -217,8 +217,8 @@ TEST(Quant4Tensors, AreReadBackTheSame) {
     for (const int64_t rows : {5, 300}) {
         const int64_t cols = 219;
         const Quant4Owned weight = quantize_nf4(random_weight(rows * cols, 4).data(), rows, cols);
-        const auto blobs = quant4_tensors("m.weight", weight, DType::f16);
-        const auto declared = quant4_declarations("m.weight", rows, cols, DType::f16);
+        const auto blobs = quant4_tensors("m.weight", weight, spec::DType::f16);
+        const auto declared = quant4_declarations("m.weight", rows, cols, spec::DType::f16);
         ASSERT_EQ(blobs.size(), declared.size());
         for (std::size_t i = 0; i < blobs.size(); ++i) {
             EXPECT_EQ(blobs[i].decl.name, declared[i].name);
@@ -228,7 +228,7 @@ TEST(Quant4Tensors, AreReadBackTheSame) {
         const Checkpoint checkpoint = Checkpoint::open(folder.path().string());
         const auto read = find_quant4(checkpoint, "m.weight");
         ASSERT_TRUE(read);
-        EXPECT_EQ(read->dtype, DType::f16);
+        EXPECT_EQ(read->dtype, spec::DType::f16);
         EXPECT_EQ(read->view.nested_offset, weight.nested_offset);
         EXPECT_EQ(dequantised(read->view), dequantised(weight.view()));
     }
@@ -238,7 +238,8 @@ TEST(Quant4Tensors, AreReadBackTheSame) {
 class BrokenWeight : public testing::Test {
   protected:
     BrokenWeight()
-        : blobs_(quant4_tensors("m.weight", quantize_nf4(random_weight(20 * 70, 6).data(), 20, 70), DType::bf16)) {}
+        : blobs_(
+              quant4_tensors("m.weight", quantize_nf4(random_weight(20 * 70, 6).data(), 20, 70), spec::DType::bf16)) {}
 
     TensorBlob& blob(const std::string& suffix) {
         for (TensorBlob& blob : blobs_)
@@ -252,7 +253,7 @@ class BrokenWeight : public testing::Test {
         for (const auto& [key, value] : changes.items()) json[key] = value;
         const std::string text = json.dump();
         const auto bytes = std::as_bytes(std::span(text));
-        state = {{state.decl.name, DType::u8, {static_cast<int64_t>(text.size())}}, {bytes.begin(), bytes.end()}};
+        state = {{state.decl.name, spec::DType::u8, {static_cast<int64_t>(text.size())}}, {bytes.begin(), bytes.end()}};
     }
     void expect_refused(const std::vector<std::string>& words) {
         write_safetensors(folder_ / "model.safetensors", blobs_);
@@ -276,7 +277,7 @@ TEST_F(BrokenWeight, ShortPackedCodes) {
 }
 
 TEST_F(BrokenWeight, PackedCodesOfAnIntegerType) {
-    blob("").decl.dtype = DType::i8;
+    blob("").decl.dtype = spec::DType::i8;
     expect_refused({"'m.weight'", "I8"});
 }
 
@@ -360,4 +361,4 @@ TEST_F(BrokenWeight, UnalignedCompanionsAreCopied) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

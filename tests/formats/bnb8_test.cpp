@@ -7,7 +7,7 @@
 #include "unsloth/formats/inspect.h"
 #include "unsloth/formats/model_writer.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -72,9 +72,9 @@ TEST_F(StoredInt8, IsRefusedWhereItCannotBeRead) {
     blobs_[2].data = {std::byte{1}};
     expect_refused({"m.weight_format", "row-major"});
     blobs_ = intact;
-    blobs_[1] = {{"m.SCB", DType::f32, {2}}, std::vector<std::byte>(8)};
+    blobs_[1] = {{"m.SCB", spec::DType::f32, {2}}, std::vector<std::byte>(8)};
     expect_refused({"m.SCB", "F32 [3]", "F32 [2]"});
-    blobs_[1] = {{"m.SCB", DType::f16, {3}}, std::vector<std::byte>(6)};
+    blobs_[1] = {{"m.SCB", spec::DType::f16, {3}}, std::vector<std::byte>(6)};
     expect_refused({"m.SCB", "F16"});
     blobs_ = intact;
     const float nan = NAN;
@@ -99,11 +99,11 @@ TEST(QuantizeInt8, TakesTheNearestCodeOfTheHalf) {
 
 TEST(WriteInt8, GivesAModelThatIsReadBackWithinHalfAStep) {
     const ScratchFolder folder;
-    const ModelSpec spec = tiny_spec();
+    const spec::ModelSpec spec = tiny_spec();
     write_model_folder(folder / "base", spec, random_weights(spec));
     const WeightFile base = WeightFile::open((folder / "base").string());
     fs::create_directories(folder / "out");
-    write_model(MergedModel(base, nullptr), folder / "out", {WeightType::int8, 9000});
+    write_model(MergedModel(base, nullptr), folder / "out", {spec::WeightType::int8, 9000});
     const WeightFile found = WeightFile::open((folder / "out").string());
     EXPECT_EQ(found.tensors.int8_linears(), 14);
     EXPECT_EQ(found.tensors.quantised_linears(), 0);
@@ -136,4 +136,4 @@ TEST(WriteInt8, GivesAModelThatIsReadBackWithinHalfAStep) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -11,7 +11,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/formats/run_state.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 namespace fs = std::filesystem;
@@ -173,4 +173,4 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

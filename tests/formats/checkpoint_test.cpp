@@ -4,14 +4,14 @@
 
 #include "formats/support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
 
 TensorBlob blob(const std::string& name, const std::string& text) {
     const auto span = std::as_bytes(std::span(text));
-    return {{name, DType::u8, {static_cast<int64_t>(text.size())}}, {span.begin(), span.end()}};
+    return {{name, spec::DType::u8, {static_cast<int64_t>(text.size())}}, {span.begin(), span.end()}};
 }
 
 /// Sets an environment variable for a scope.
@@ -145,4 +145,4 @@ TEST(ResolveModelPath, LooksIntoTheHubCache) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -7,7 +7,7 @@
 #include "unsloth/formats/inspect.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -15,11 +15,11 @@ using namespace test;
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
 
 /// A file with one tensor [rows, 100] of this type, all ones but the one at `place` (-1: none).
-fs::path file_with(const ScratchFolder& folder, DType type, int64_t rows, int64_t place, float value) {
+fs::path file_with(const ScratchFolder& folder, spec::DType type, int64_t rows, int64_t place, float value) {
     std::vector<float> values(static_cast<std::size_t>(rows) * 100, 1.0F);
     if (place >= 0) values[static_cast<std::size_t>(place)] = value;
-    std::vector<std::byte> bytes(values.size() * size_of(type));
-    convert_from_f32(type, values.data(), static_cast<int64_t>(values.size()), bytes.data());
+    std::vector<std::byte> bytes(values.size() * spec::size_of(type));
+    spec::convert_from_f32(type, values.data(), static_cast<int64_t>(values.size()), bytes.data());
     const fs::path path = folder / cat(name_of(type), "-", place, ".safetensors");
     write_safetensors(path, {{{"some.weight", type, {rows, 100}}, bytes}});
     return path;
@@ -28,7 +28,7 @@ fs::path file_with(const ScratchFolder& folder, DType type, int64_t rows, int64_
 TEST(Finite, FindsTheFirstOfAnyType) {
     const ScratchFolder folder;
     constexpr int64_t rows = 40'000;  // several pieces for several threads
-    for (const DType type : {DType::f32, DType::bf16, DType::f16})
+    for (const spec::DType type : {spec::DType::f32, spec::DType::bf16, spec::DType::f16})
         for (const int64_t place : {int64_t{-1}, int64_t{0}, int64_t{65'536}, int64_t{3'141'592}, rows * 100 - 1})
             for (const float value : {nan_value, infinity, -infinity}) {
                 const SafetensorsFile file(file_with(folder, type, rows, place, value));
@@ -39,8 +39,9 @@ TEST(Finite, FindsTheFirstOfAnyType) {
 
 TEST(Finite, TheLargestNumbersAreNumbers) {
     const ScratchFolder folder;
-    for (const auto& [type, largest] : {std::pair{DType::f32, std::numeric_limits<float>::max()},
-                                        std::pair{DType::bf16, 3.3895314e38F}, std::pair{DType::f16, 65504.0F}}) {
+    for (const auto& [type, largest] :
+         {std::pair{spec::DType::f32, std::numeric_limits<float>::max()}, std::pair{spec::DType::bf16, 3.3895314e38F},
+          std::pair{spec::DType::f16, 65504.0F}}) {
         const SafetensorsFile file(file_with(folder, type, 1, 7, largest));
         EXPECT_FALSE(first_not_finite(file.at("some.weight")));
     }
@@ -48,7 +49,7 @@ TEST(Finite, TheLargestNumbersAreNumbers) {
 
 TEST(Finite, TheMessageNamesFileTensorPlaceAndValue) {
     const ScratchFolder folder;
-    const fs::path path = file_with(folder, DType::bf16, 5, 203, -infinity);
+    const fs::path path = file_with(folder, spec::DType::bf16, 5, 203, -infinity);
     const SafetensorsFile file(path);
     try {
         require_finite(file.at("some.weight"));
@@ -63,4 +64,4 @@ TEST(Finite, TheMessageNamesFileTensorPlaceAndValue) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

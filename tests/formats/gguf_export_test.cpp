@@ -7,35 +7,35 @@
 #include "unsloth/formats/gguf_export.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
 
-ModelSpec small_spec(Architecture architecture = Architecture::llama) {
-    ModelSpec spec;
+spec::ModelSpec small_spec(spec::Architecture architecture = spec::Architecture::llama) {
+    spec::ModelSpec spec;
     spec.architecture = architecture;
-    spec.model_type = architecture == Architecture::qwen3 ? "qwen3" : "llama";
+    spec.model_type = architecture == spec::Architecture::qwen3 ? "qwen3" : "llama";
     spec.hidden_size = 32, spec.intermediate_size = 64, spec.num_layers = 2, spec.num_heads = 4, spec.num_kv_heads = 2;
     spec.head_dim = 8, spec.vocab_size = 12, spec.max_position_embeddings = 64, spec.rms_norm_eps = 1e-5;
     spec.sliding_window.assign(2, 0);
-    spec.dtype = DType::f32;
-    if (architecture == Architecture::qwen3) spec.qk_norm = spec.tie_word_embeddings = true;
+    spec.dtype = spec::DType::f32;
+    if (architecture == spec::Architecture::qwen3) spec.qk_norm = spec.tie_word_embeddings = true;
     return spec;
 }
 
 /// A model whose every value says where it stands: tensor number + row / 256 + column / 65536.
-WeightFile write_model(const fs::path& folder, const ModelSpec& spec, float spoilt = 0) {
+WeightFile write_model(const fs::path& folder, const spec::ModelSpec& spec, float spoilt = 0) {
     std::vector<TensorBlob> blobs;
     float number = 0;
-    for (const TensorRule& rule : tensor_table(spec)) {
-        TensorBlob blob{{rule.hf_name, DType::f32, rule.shape}, {}};
+    for (const spec::TensorRule& rule : spec::tensor_table(spec)) {
+        TensorBlob blob{{rule.hf_name, spec::DType::f32, rule.shape}, {}};
         const int64_t cols = rule.shape.back(), rows = rule.shape.size() > 1 ? rule.shape[0] : 1;
         std::vector<float> values;
         for (int64_t i = 0; i < rows * cols; ++i)
             values.push_back(number + static_cast<float>(i / cols) / 256 + static_cast<float>(i % cols) / 65536);
-        if (spoilt != 0 && rule.role == TensorRole::final_norm) values[3] = spoilt;
-        if (spoilt != 0 && rule.role == TensorRole::embed_tokens) values[7] = spoilt;
+        if (spoilt != 0 && rule.role == spec::TensorRole::final_norm) values[3] = spoilt;
+        if (spoilt != 0 && rule.role == spec::TensorRole::embed_tokens) values[7] = spoilt;
         blob.data.resize(values.size() * sizeof(float));
         std::memcpy(blob.data.data(), values.data(), blob.data.size());
         blobs.push_back(std::move(blob));
@@ -46,12 +46,12 @@ WeightFile write_model(const fs::path& folder, const ModelSpec& spec, float spoi
     return WeightFile::open(folder.string());
 }
 
-Vocabulary small_vocabulary(std::size_t tokens = 10) {
-    Vocabulary vocabulary;
+spec::Vocabulary small_vocabulary(std::size_t tokens = 10) {
+    spec::Vocabulary vocabulary;
     vocabulary.pre_tokenizer = "gpt-2";
-    for (std::size_t i = 0; i < tokens; ++i) vocabulary.tokens.push_back({cat("t", i), 0, TokenKind::normal});
+    for (std::size_t i = 0; i < tokens; ++i) vocabulary.tokens.push_back({cat("t", i), 0, spec::TokenKind::normal});
     vocabulary.tokens[2] = {};
-    vocabulary.tokens[1].kind = TokenKind::control;
+    vocabulary.tokens[1].kind = spec::TokenKind::control;
     vocabulary.merges = {"t 3"};
     vocabulary.bos = 1;
     vocabulary.add_bos = true;
@@ -79,15 +79,15 @@ int row_of(float value) {
 }
 
 TEST_F(GgufExport, InterleavesTheHalvesOfHeadsForLlamaAlone) {
-    for (const Architecture architecture : {Architecture::llama, Architecture::qwen3}) {
-        ModelSpec spec = small_spec(architecture);
-        spec.qkv_bias = spec.o_bias = architecture == Architecture::llama;
+    for (const spec::Architecture architecture : {spec::Architecture::llama, spec::Architecture::qwen3}) {
+        spec::ModelSpec spec = small_spec(architecture);
+        spec.qkv_bias = spec.o_bias = architecture == spec::Architecture::llama;
         const ScratchFolder folder;
         const WeightFile model = write_model(folder.path(), spec);
         const fs::path out = folder / "m.gguf";
         export_model_gguf(model, small_vocabulary(), out, f32_);
         const GgufFile file(out);
-        const bool llama = architecture == Architecture::llama;
+        const bool llama = architecture == spec::Architecture::llama;
         const std::vector<int> interleaved = {0, 4, 1, 5, 2, 6, 3, 7};
         for (const char* const name : {"blk.1.attn_q.weight", "blk.1.attn_k.weight", "blk.1.attn_v.weight"}) {
             const bool turned = llama && name[11] != 'v';
@@ -108,8 +108,8 @@ TEST_F(GgufExport, InterleavesTheHalvesOfHeadsForLlamaAlone) {
 }
 
 TEST_F(GgufExport, DescribesTheModelAndItsTokens) {
-    ModelSpec spec = small_spec();
-    spec.rope = {RopeSpec::Type::llama3, 500000.0, 8.0, 32};
+    spec::ModelSpec spec = small_spec();
+    spec.rope = {spec::RopeSpec::Type::llama3, 500000.0, 8.0, 32};
     const WeightFile model = write_model(folder_.path(), spec);
     const GgufReport report = export_model_gguf(model, small_vocabulary(), out_, f32_);
     const GgufFile file(out_);
@@ -140,7 +140,7 @@ TEST_F(GgufExport, DescribesTheModelAndItsTokens) {
 }
 
 TEST_F(GgufExport, DoesNotDependOnTheNumberOfThreads) {
-    ModelSpec spec = small_spec();
+    spec::ModelSpec spec = small_spec();
     spec.hidden_size = 512, spec.num_heads = 64;  // large enough for several threads
     const WeightFile model = write_model(folder_.path(), spec);
     std::string one;
@@ -154,10 +154,10 @@ TEST_F(GgufExport, DoesNotDependOnTheNumberOfThreads) {
 
 TEST_F(GgufExport, WritesSixteenBitsAndFourAlike) {
     const WeightFile nf4 = WeightFile::open(golden("small_llama/nf4_dq").string());
-    const Vocabulary vocabulary = small_vocabulary();
+    const spec::Vocabulary vocabulary = small_vocabulary();
     export_model_gguf(nf4, vocabulary, out_, f32_);
     const GgufFile file(out_);
-    const TensorSource& down = nf4.tensors.linear(1, Projection::down);
+    const TensorSource& down = nf4.tensors.linear(1, spec::Projection::down);
     std::vector<float> expected(static_cast<std::size_t>(down.rows() * down.cols()));
     down.read_f32(expected.data());
     EXPECT_EQ(floats(file, "blk.1.ffn_down.weight"), expected);
@@ -166,28 +166,28 @@ TEST_F(GgufExport, WritesSixteenBitsAndFourAlike) {
 }
 
 TEST_F(GgufExport, MixesTypesAsLlamaQuantizeDoes) {
-    ModelSpec spec = small_spec();
+    spec::ModelSpec spec = small_spec();
     spec.num_layers = 16;
-    const auto type_of = [&](TensorRole role, Projection p, int layer, GgufFileType file_type) {
-        TensorRule rule;
+    const auto type_of = [&](spec::TensorRole role, spec::Projection p, int layer, GgufFileType file_type) {
+        spec::TensorRule rule;
         rule.role = role, rule.projection = p, rule.layer = layer, rule.shape = {256, 256};
         return info_of(wanted_type(spec, rule, file_type)).name;
     };
-    const auto linear = [&](Projection p, int layer) {
-        return type_of(TensorRole::linear, p, layer, GgufFileType::q4_k_m);
+    const auto linear = [&](spec::Projection p, int layer) {
+        return type_of(spec::TensorRole::linear, p, layer, GgufFileType::q4_k_m);
     };
     std::string down;
-    for (int layer = 0; layer < 16; ++layer) down += linear(Projection::down, layer) == "Q6_K" ? '6' : '4';
+    for (int layer = 0; layer < 16; ++layer) down += linear(spec::Projection::down, layer) == "Q6_K" ? '6' : '4';
     EXPECT_EQ(down, "6644644644644666");
-    EXPECT_EQ(linear(Projection::v, 0), "Q6_K");
-    EXPECT_EQ(linear(Projection::q, 0), "Q4_K");
-    EXPECT_EQ(type_of(TensorRole::lm_head, Projection::q, -1, GgufFileType::q4_0), "Q6_K");
-    EXPECT_EQ(type_of(TensorRole::lm_head, Projection::q, -1, GgufFileType::q8_0), "Q8_0");
-    EXPECT_EQ(type_of(TensorRole::embed_tokens, Projection::q, -1, GgufFileType::q4_k_m), "Q4_K");
+    EXPECT_EQ(linear(spec::Projection::v, 0), "Q6_K");
+    EXPECT_EQ(linear(spec::Projection::q, 0), "Q4_K");
+    EXPECT_EQ(type_of(spec::TensorRole::lm_head, spec::Projection::q, -1, GgufFileType::q4_0), "Q6_K");
+    EXPECT_EQ(type_of(spec::TensorRole::lm_head, spec::Projection::q, -1, GgufFileType::q8_0), "Q8_0");
+    EXPECT_EQ(type_of(spec::TensorRole::embed_tokens, spec::Projection::q, -1, GgufFileType::q4_k_m), "Q4_K");
     spec.tie_word_embeddings = true;
-    EXPECT_EQ(type_of(TensorRole::embed_tokens, Projection::q, -1, GgufFileType::q4_k_m), "Q6_K");
+    EXPECT_EQ(type_of(spec::TensorRole::embed_tokens, spec::Projection::q, -1, GgufFileType::q4_k_m), "Q6_K");
     spec.num_layers = 80;
-    EXPECT_EQ(linear(Projection::v, 11), "Q5_K");
+    EXPECT_EQ(linear(spec::Projection::v, 11), "Q5_K");
     EXPECT_EQ(info_of(type_for_rows(GgmlType::q4_k, 344)).name, "F16");
     EXPECT_EQ(info_of(type_for_rows(GgmlType::q4_k, 96)).name, "Q5_0");
     EXPECT_EQ(info_of(type_for_rows(GgmlType::q5_k, 96)).name, "Q5_1");
@@ -197,7 +197,7 @@ TEST_F(GgufExport, MixesTypesAsLlamaQuantizeDoes) {
 
 TEST_F(GgufExport, RefusesWhatCannotBe) {
     const WeightFile model = write_model(folder_.path(), small_spec());
-    const auto refused = [&](const WeightFile& file, const Vocabulary& vocabulary, GgufFileType type,
+    const auto refused = [&](const WeightFile& file, const spec::Vocabulary& vocabulary, GgufFileType type,
                              const std::vector<std::string>& words) {
         expect_input_error(words, [&] { export_model_gguf(file, vocabulary, out_, {type, "name"}); });
         EXPECT_FALSE(fs::exists(out_));
@@ -217,8 +217,8 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
     }
     {
         const ScratchFolder folder;
-        ModelSpec spec = small_spec(Architecture::qwen3);
-        spec.rope = {RopeSpec::Type::llama3, 10000.0, 8.0, 32};
+        spec::ModelSpec spec = small_spec(spec::Architecture::qwen3);
+        spec.rope = {spec::RopeSpec::Type::llama3, 10000.0, 8.0, 32};
         refused(write_model(folder.path(), spec), small_vocabulary(), GgufFileType::f32, {"qwen3", "llama3"});
     }
     write_text(out_, "something");
@@ -230,7 +230,7 @@ TEST_F(GgufExport, RefusesWhatCannotBe) {
 }
 
 /// The product that llama.cpp makes of an adapter's file, alpha / r · B · A, against PEFT's scale · B · A.
-void compare_scales(const fs::path& adapter_folder, const ModelSpec& spec, const fs::path& out, bool folded) {
+void compare_scales(const fs::path& adapter_folder, const spec::ModelSpec& spec, const fs::path& out, bool folded) {
     const Adapter adapter = read_adapter(adapter_folder, spec);
     export_adapter_gguf(adapter, spec, out, {GgufFileType::f32, "name"});
     const GgufFile file(out);
@@ -239,12 +239,12 @@ void compare_scales(const fs::path& adapter_folder, const ModelSpec& spec, const
     const auto alpha = static_cast<float>(*file.find_field("adapter.lora.alpha")->number());
     bool any_folded = false;
     for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
-        const LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(Projection::v)];
+        const spec::LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(spec::Projection::v)];
         if (module.r == 0) continue;
         const std::string name = cat("blk.", layer, ".attn_v.weight");
-        const TensorView& b = adapter.b(static_cast<int>(layer), Projection::v);
+        const TensorView& b = adapter.b(static_cast<int>(layer), spec::Projection::v);
         std::vector<float> expected(static_cast<std::size_t>(b.elements()));
-        convert_to_f32(b.dtype, b.data.data(), b.elements(), expected.data());
+        spec::convert_to_f32(b.dtype, b.data.data(), b.elements(), expected.data());
         const std::vector<float> values = floats(file, name + ".lora_b");
         ASSERT_EQ(values.size(), expected.size());
         EXPECT_EQ(file.find_tensor(name + ".lora_b")->shape, b.shape);
@@ -257,7 +257,7 @@ void compare_scales(const fs::path& adapter_folder, const ModelSpec& spec, const
 }
 
 TEST_F(GgufExport, KeepsAnAdaptersScales) {
-    const ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
+    const spec::ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
     compare_scales(golden("adapters/patterns"), spec, folder_ / "patterns.gguf", true);
     fs::copy(golden("adapters/patterns"), folder_ / "rslora");
     auto config = golden_json("adapters/patterns/adapter_config.json");
@@ -268,11 +268,11 @@ TEST_F(GgufExport, KeepsAnAdaptersScales) {
 }
 
 TEST_F(GgufExport, RefusesAdaptersInFourBits) {
-    const ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
+    const spec::ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
     const Adapter adapter = read_adapter(golden("adapters/patterns"), spec);
     expect_error(ErrorKind::usage, {"f32, f16, bf16 or q8_0", "Merge"},
                  [&] { export_adapter_gguf(adapter, spec, out_, {GgufFileType::q4_0, "name"}); });
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -5,7 +5,7 @@
 #include "unsloth/formats/gguf.h"
 #include "unsloth/formats/inspect.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -201,4 +201,4 @@ TEST(Gguf, IsInspected) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -6,7 +6,7 @@
 #include "formats/support.h"
 #include "unsloth/formats/ggml_types.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -120,4 +120,4 @@ TEST(GgmlTypes, KnowTheirSizes) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -2,19 +2,19 @@
 
 #include "formats/support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
 using nlohmann::json;
 
-ModelSpec parse(const json& config) {
+spec::ModelSpec parse(const json& config) {
     return parse_model_spec(config.dump(), "config.json");
 }
 json config_of(const std::string& name) {
     return golden_json("configs/" + name + ".json");
 }
-ModelSpec golden_spec(const std::string& name) {
+spec::ModelSpec golden_spec(const std::string& name) {
     return parse(config_of(name));
 }
 
@@ -28,7 +28,7 @@ json without(json config, const std::string& key) {
     return config;
 }
 
-void expect_equal(const ModelSpec& a, const ModelSpec& b) {
+void expect_equal(const spec::ModelSpec& a, const spec::ModelSpec& b) {
     EXPECT_EQ(a.architecture, b.architecture);
     EXPECT_EQ(a.model_type, b.model_type);
     EXPECT_EQ(a.hidden_size, b.hidden_size);
@@ -63,15 +63,15 @@ void expect_equal(const ModelSpec& a, const ModelSpec& b) {
 
 TEST(HfConfig, ReadsBothGenerationsAlike) {
     for (const char* const name : {"small_llama", "tiny_llama"}) {
-        const ModelSpec spec = golden_spec(name);
+        const spec::ModelSpec spec = golden_spec(name);
         expect_equal(spec, golden_spec(std::string(name) + "_v4_names"));
-        EXPECT_EQ(spec.dtype, DType::bf16);
+        EXPECT_EQ(spec.dtype, spec::DType::bf16);
         EXPECT_EQ(spec.bos_token_id, 1);
         EXPECT_EQ(spec.eos_token_ids, std::vector<int64_t>{2});
         EXPECT_EQ(spec.pad_token_id, std::nullopt);
     }
-    const ModelSpec tiny = golden_spec("tiny_llama");
-    EXPECT_EQ(tiny.rope.type, RopeSpec::Type::llama3);
+    const spec::ModelSpec tiny = golden_spec("tiny_llama");
+    EXPECT_EQ(tiny.rope.type, spec::RopeSpec::Type::llama3);
     EXPECT_EQ(tiny.rope.theta, 500000.0);
     EXPECT_EQ(tiny.rope.factor, 8.0);
     EXPECT_EQ(tiny.rope.low_freq_factor, 1.0);
@@ -83,19 +83,19 @@ TEST(HfConfig, ReadsBothGenerationsAlike) {
 }
 
 TEST(HfConfig, ReadsEveryArchitecture) {
-    const ModelSpec bias = golden_spec("llama_bias");
+    const spec::ModelSpec bias = golden_spec("llama_bias");
     EXPECT_TRUE(bias.qkv_bias && bias.o_bias && bias.mlp_bias);
     EXPECT_FALSE(bias.qk_norm || bias.tie_word_embeddings);
     EXPECT_TRUE(golden_spec("llama_tied").tie_word_embeddings);
-    const ModelSpec mistral = golden_spec("mistral_window");
-    EXPECT_EQ(mistral.architecture, Architecture::mistral);
+    const spec::ModelSpec mistral = golden_spec("mistral_window");
+    EXPECT_EQ(mistral.architecture, spec::Architecture::mistral);
     EXPECT_EQ(mistral.sliding_window, (std::vector<int64_t>{16, 16}));
     EXPECT_EQ(mistral.rope.theta, 1e6);
-    const ModelSpec qwen2 = golden_spec("qwen2");
+    const spec::ModelSpec qwen2 = golden_spec("qwen2");
     EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
     EXPECT_EQ(qwen2.head_dim, 16) << "hidden_size / num_attention_heads";
     EXPECT_EQ(qwen2.sliding_window, (std::vector<int64_t>{0, 0}));
-    const ModelSpec qwen3 = golden_spec("qwen3");
+    const spec::ModelSpec qwen3 = golden_spec("qwen3");
     EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias && !qwen3.o_bias);
     EXPECT_EQ(qwen3.q_size(), 256);
     EXPECT_TRUE(parse(changed("qwen3", {{"attention_bias", true}})).o_bias);
@@ -106,7 +106,7 @@ TEST(HfConfig, FillsInTheDefaultsOfTheClasses) {
     EXPECT_EQ(parse(without(llama, "num_key_value_heads")).num_kv_heads, 4);
     EXPECT_EQ(parse(without(llama, "head_dim")).head_dim, 32);
     EXPECT_EQ(parse(without(llama, "rope_theta")).rope.theta, 10000.0);
-    EXPECT_EQ(parse(without(llama, "torch_dtype")).dtype, DType::f32);
+    EXPECT_EQ(parse(without(llama, "torch_dtype")).dtype, spec::DType::f32);
     EXPECT_EQ(parse(without(llama, "rms_norm_eps")).rms_norm_eps, 1e-6);
     EXPECT_EQ(parse(without(config_of("qwen3"), "head_dim")).head_dim, 128);
     EXPECT_EQ(parse(without(config_of("mistral_window"), "sliding_window")).sliding_window[0], 4096);
@@ -136,13 +136,13 @@ TEST(HfConfig, ReadsEveryRopeType) {
     const auto rope = [](const json& scaling) {
         return parse(changed("small_llama_v4_names", {{"rope_scaling", scaling}})).rope;
     };
-    EXPECT_EQ(rope({{"type", "linear"}, {"factor", 2}}).type, RopeSpec::Type::linear);
+    EXPECT_EQ(rope({{"type", "linear"}, {"factor", 2}}).type, spec::RopeSpec::Type::linear);
     EXPECT_EQ(rope({{"rope_type", "dynamic"}, {"factor", 2.5}}).factor, 2.5);
-    EXPECT_EQ(rope({{"rope_type", "default"}}).type, RopeSpec::Type::standard);
-    const RopeSpec yarn = rope({{"type", "yarn"},
-                                {"original_max_position_embeddings", 32768},
-                                {"attention_factor", 1.5},
-                                {"truncate", false}});
+    EXPECT_EQ(rope({{"rope_type", "default"}}).type, spec::RopeSpec::Type::standard);
+    const spec::RopeSpec yarn = rope({{"type", "yarn"},
+                                      {"original_max_position_embeddings", 32768},
+                                      {"attention_factor", 1.5},
+                                      {"truncate", false}});
     EXPECT_EQ(yarn.factor, 4.0) << "131072 / 32768";
     EXPECT_EQ(yarn.attention_factor, 1.5);
     EXPECT_EQ(yarn.beta_fast, 32.0);
@@ -240,14 +240,14 @@ TEST(WriteModelConfig, IsReadBackTheSame) {
     for (const char* const name :
          {"small_llama", "tiny_llama", "llama_bias", "llama_tied", "mistral_window", "qwen2", "qwen3"}) {
         SCOPED_TRACE(name);
-        const ModelSpec spec = golden_spec(name);
+        const spec::ModelSpec spec = golden_spec(name);
         expect_equal(parse_model_spec(write_model_config(spec), "written"), spec);
         EXPECT_EQ(parse_quantization_config(write_model_config(spec), "written"), std::nullopt);
     }
-    ModelSpec windowed = golden_spec("qwen2");
+    spec::ModelSpec windowed = golden_spec("qwen2");
     windowed.sliding_window = {0, 8};
     windowed.eos_token_ids = {3, 4};
-    windowed.rope = {.type = RopeSpec::Type::yarn,
+    windowed.rope = {.type = spec::RopeSpec::Type::yarn,
                      .theta = 1e4,
                      .factor = 4.0,
                      .attention_factor = 1.25,
@@ -269,9 +269,9 @@ TEST(WriteModelConfig, KeepsWhatAnOriginalSays) {
         expected.erase("quantization_config");
         EXPECT_EQ(json::parse(write_model_config(parse(original), {}, original.dump())), expected);
     }
-    ModelSpec spec = golden_spec("tiny_llama");
-    spec.dtype = DType::f32;
-    spec.rope = {.type = RopeSpec::Type::standard, .theta = 7000.0};
+    spec::ModelSpec spec = golden_spec("tiny_llama");
+    spec.dtype = spec::DType::f32;
+    spec.rope = {.type = spec::RopeSpec::Type::standard, .theta = 7000.0};
     const json written = json::parse(write_model_config(spec, {}, config_of("tiny_llama").dump()));
     EXPECT_EQ(written.at("dtype"), "float32");
     EXPECT_FALSE(written.contains("torch_dtype") || written.contains("rope_theta"));
@@ -279,4 +279,4 @@ TEST(WriteModelConfig, KeepsWhatAnOriginalSays) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -5,7 +5,7 @@
 #include "formats/support.h"
 #include "unsloth/formats/bnb4.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -64,9 +64,9 @@ TEST(Inspect, ListsEveryProblemItFinds) {
     write_text(folder / "config.json", read_file(golden("small_llama/nf4_dq/config.json")));
     // Two weights only: the rest is missing; one has a block whose maximum is not finite.
     auto good = quant4_tensors("model.layers.0.self_attn.q_proj.weight",
-                               quantize_nf4(std::vector<float>(128 * 128, 0.1F).data(), 128, 128), DType::bf16);
+                               quantize_nf4(std::vector<float>(128 * 128, 0.1F).data(), 128, 128), spec::DType::bf16);
     auto bad = quant4_tensors("model.layers.0.self_attn.k_proj.weight",
-                              quantize_nf4(std::vector<float>(64 * 128, 0.1F).data(), 64, 128), DType::bf16);
+                              quantize_nf4(std::vector<float>(64 * 128, 0.1F).data(), 64, 128), spec::DType::bf16);
     const float huge =
         3e38F;  // finite itself; times the map's entries and plus the offset it stays so, twice it would not
     std::memcpy(bad[2].data.data(), &huge, sizeof huge);
@@ -88,4 +88,4 @@ TEST(Inspect, ListsEveryProblemItFinds) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

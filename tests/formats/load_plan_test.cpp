@@ -2,7 +2,7 @@
 
 #include "formats/support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -16,21 +16,22 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
     EXPECT_EQ(file.tensors.stored_bytes(), file.checkpoint.total_bytes())
         << "every byte of the file belongs to a tensor";
     EXPECT_EQ(file.tensors.parameters(), 264192 + 2 * 256 * 128 + 5 * 128);
-    const TensorSource& down = file.tensors.linear(1, Projection::down);
+    const TensorSource& down = file.tensors.linear(1, spec::Projection::down);
     EXPECT_TRUE(down.quantised());
     EXPECT_EQ(down.rows(), 128);
     EXPECT_EQ(down.cols(), 216);
     EXPECT_FALSE(file.tensors.head().quantised());
     EXPECT_EQ(file.tensors.head().rule.hf_name, "lm_head.weight");
-    EXPECT_EQ(file.tensors.of(TensorRole::post_norm, 1).rule.hf_name, "model.layers.1.post_attention_layernorm.weight");
-    EXPECT_EQ(file.tensors.bias(0, Projection::q), nullptr);
-    EXPECT_THROW(file.tensors.linear(2, Projection::q), CheckError);
-    EXPECT_THROW(file.tensors.of(TensorRole::q_norm, 0), CheckError);
+    EXPECT_EQ(file.tensors.of(spec::TensorRole::post_norm, 1).rule.hf_name,
+              "model.layers.1.post_attention_layernorm.weight");
+    EXPECT_EQ(file.tensors.bias(0, spec::Projection::q), nullptr);
+    EXPECT_THROW(file.tensors.linear(2, spec::Projection::q), CheckError);
+    EXPECT_THROW(file.tensors.of(spec::TensorRole::q_norm, 0), CheckError);
 }
 
 TEST(TensorSource, ReadsRowsInFp32) {
     const WeightFile file = WeightFile::open(golden("small_llama/nf4_dq").string());
-    const TensorSource& down = file.tensors.linear(0, Projection::down);
+    const TensorSource& down = file.tensors.linear(0, spec::Projection::down);
     std::vector<float> whole(128 * 216), part(3 * 216);
     down.read_f32(whole.data());
     EXPECT_EQ(sha256(whole),
@@ -38,7 +39,7 @@ TEST(TensorSource, ReadsRowsInFp32) {
     down.read_f32(5, 8, part.data());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 5 * 216));
 
-    const TensorSource& embedding = file.tensors.of(TensorRole::embed_tokens);
+    const TensorSource& embedding = file.tensors.of(spec::TensorRole::embed_tokens);
     std::vector<float> rows(2 * 128), all(256 * 128);
     embedding.read_f32(all.data());
     embedding.read_f32(254, 256, rows.data());
@@ -49,7 +50,7 @@ TEST(TensorSource, ReadsRowsInFp32) {
     std::memcpy(&widened, &all[12345], sizeof widened);
     EXPECT_EQ(widened, static_cast<uint32_t>(bits) << 16);
     std::vector<float> norm(128);
-    file.tensors.of(TensorRole::final_norm).read_f32(norm.data());
+    file.tensors.of(spec::TensorRole::final_norm).read_f32(norm.data());
     EXPECT_NEAR(norm[0], 1.0F, 0.6F);
     EXPECT_THROW(embedding.read_f32(0, 257, all.data()), CheckError);
 }
@@ -59,16 +60,16 @@ class PlainModel : public testing::Test {
   protected:
     PlainModel() {
         spec_ = read_model_spec(golden("small_llama/nf4_dq"));
-        for (const TensorRule& rule : tensor_table(spec_)) add(rule.hf_name, DType::bf16, rule.shape);
+        for (const spec::TensorRule& rule : spec::tensor_table(spec_)) add(rule.hf_name, spec::DType::bf16, rule.shape);
     }
-    void add(const std::string& name, DType dtype, std::vector<int64_t> shape) {
+    void add(const std::string& name, spec::DType dtype, std::vector<int64_t> shape) {
         const TensorDecl decl{name, dtype, std::move(shape)};
         blobs_.push_back({decl, std::vector<std::byte>(decl.bytes())});
     }
     void remove(const std::string& name) {
         std::erase_if(blobs_, [&](const TensorBlob& blob) { return blob.decl.name == name; });
     }
-    void replace(const std::string& name, DType dtype, std::vector<int64_t> shape) {
+    void replace(const std::string& name, spec::DType dtype, std::vector<int64_t> shape) {
         remove(name);
         add(name, dtype, std::move(shape));
     }
@@ -82,7 +83,7 @@ class PlainModel : public testing::Test {
     }
 
     const std::string q_ = "model.layers.1.self_attn.q_proj.weight";
-    ModelSpec spec_;
+    spec::ModelSpec spec_;
     std::vector<TensorBlob> blobs_;
     ScratchFolder folder_;
     std::optional<Checkpoint> checkpoint_;
@@ -93,17 +94,17 @@ TEST_F(PlainModel, IsAccepted) {
 }
 
 TEST_F(PlainModel, MayMixTypesAndKinds) {
-    replace(q_, DType::f32, {128, 128});
-    replace("model.norm.weight", DType::f16, {128});
+    replace(q_, spec::DType::f32, {128, 128});
+    replace("model.norm.weight", spec::DType::f16, {128});
     const std::string k = "model.layers.0.self_attn.k_proj.weight";
     remove(k);
     const std::vector<float> w(64 * 128, 0.5F);
-    for (TensorBlob& blob : quant4_tensors(k, quantize_nf4(w.data(), 64, 128), DType::bf16))
+    for (TensorBlob& blob : quant4_tensors(k, quantize_nf4(w.data(), 64, 128), spec::DType::bf16))
         blobs_.push_back(std::move(blob));
     const ModelTensors tensors = resolve();
     EXPECT_EQ(tensors.quantised_linears(), 1);
-    EXPECT_TRUE(tensors.linear(0, Projection::k).quantised());
-    EXPECT_FALSE(tensors.linear(1, Projection::k).quantised());
+    EXPECT_TRUE(tensors.linear(0, spec::Projection::k).quantised());
+    EXPECT_FALSE(tensors.linear(1, spec::Projection::k).quantised());
 }
 
 TEST_F(PlainModel, NamesWhatIsMissing) {
@@ -116,43 +117,43 @@ TEST_F(PlainModel, NamesWhatIsMissing) {
 }
 
 TEST_F(PlainModel, NamesWhatIsUnknown) {
-    add("model.layers.2.self_attn.q_proj.weight", DType::bf16, {128, 128});
-    add("model.layers.0.self_attn.q_proj.bias", DType::bf16, {128});
-    add("model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {16});
+    add("model.layers.2.self_attn.q_proj.weight", spec::DType::bf16, {128, 128});
+    add("model.layers.0.self_attn.q_proj.bias", spec::DType::bf16, {128});
+    add("model.layers.0.self_attn.rotary_emb.inv_freq", spec::DType::f32, {16});
     expect_refused({"unknown tensors (2 tensors)", "model.layers.2.self_attn.q_proj.weight", "q_proj.bias BF16 [128]"});
 }
 
 TEST_F(PlainModel, IgnoresWhatNobodyNeeds) {
-    add("model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {16});
+    add("model.layers.0.self_attn.rotary_emb.inv_freq", spec::DType::f32, {16});
     spec_.tie_word_embeddings = true;  // lm_head.weight is then a copy
     EXPECT_EQ(resolve().head().rule.hf_name, "model.embed_tokens.weight");
 }
 
 TEST_F(PlainModel, NamesAWrongShapeOrType) {
-    replace(q_, DType::bf16, {128, 64});
+    replace(q_, spec::DType::bf16, {128, 64});
     expect_refused({q_, "[128, 128]", "[128, 64]"});
-    replace(q_, DType::i32, {128, 128});
+    replace(q_, spec::DType::i32, {128, 128});
     expect_refused({q_, "I32"});
-    replace(q_, DType::f8_e4m3, {128, 128});
+    replace(q_, spec::DType::f8_e4m3, {128, 128});
     expect_refused({q_, "F8_E4M3"});
-    replace(q_, DType::u8, {8192, 1});
+    replace(q_, spec::DType::u8, {8192, 1});
     expect_refused({q_, "without their quant_state"});
 }
 
 TEST_F(PlainModel, TakesInt8LinearsWithTheirScales) {
-    replace(q_, DType::i8, {128, 128});
+    replace(q_, spec::DType::i8, {128, 128});
     expect_refused({q_, "without their model.layers.1.self_attn.q_proj.SCB"});
-    add("model.layers.1.self_attn.q_proj.SCB", DType::f32, {128});
+    add("model.layers.1.self_attn.q_proj.SCB", spec::DType::f32, {128});
     EXPECT_EQ(resolve().int8_linears(), 1);
-    add("model.layers.1.self_attn.q_proj.weight_format", DType::u8, {});
+    add("model.layers.1.self_attn.q_proj.weight_format", spec::DType::u8, {});
     EXPECT_EQ(resolve().int8_linears(), 1);
-    replace(q_, DType::i8, {128, 64});
+    replace(q_, spec::DType::i8, {128, 64});
     expect_refused({q_, "[128, 128]", "I8 [128, 64]"});
 }
 
 TEST_F(PlainModel, RefusesAnInt8Embedding) {
-    replace("lm_head.weight", DType::i8, {256, 128});
-    add("lm_head.SCB", DType::f32, {256});
+    replace("lm_head.weight", spec::DType::i8, {256, 128});
+    add("lm_head.SCB", spec::DType::f32, {256});
     expect_refused({"lm_head.weight", "8 bit", "only the linears"});
 }
 
@@ -160,16 +161,16 @@ TEST_F(PlainModel, RefusesQuantisedEmbeddingsAndOtherShapes) {
     const auto quantised = [&](const std::string& name, int64_t rows, int64_t cols) {
         remove(name);
         const std::vector<float> w(static_cast<std::size_t>(rows * cols), 0.5F);
-        for (TensorBlob& blob : quant4_tensors(name, quantize_nf4(w.data(), rows, cols), DType::bf16))
+        for (TensorBlob& blob : quant4_tensors(name, quantize_nf4(w.data(), rows, cols), spec::DType::bf16))
             blobs_.push_back(std::move(blob));
     };
     quantised("lm_head.weight", 256, 128);
     expect_refused({"lm_head.weight", "only the linears"});
     std::erase_if(blobs_, [](const TensorBlob& blob) { return blob.decl.name.starts_with("lm_head"); });
-    add("lm_head.weight", DType::bf16, {256, 128});
+    add("lm_head.weight", spec::DType::bf16, {256, 128});
     quantised(q_, 64, 256);
     expect_refused({q_, "[128, 128]", "quant_state says [64, 256]"});
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

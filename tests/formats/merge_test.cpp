@@ -4,7 +4,7 @@
 
 #include "formats/model_support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -54,7 +54,7 @@ void expect_close(const std::vector<float>& found, const Reference& expected, in
 }
 
 std::vector<float> random_floats(int64_t n, uint64_t seed) {
-    const TensorBlob blob = random_blob({"x", DType::f32, {n}}, seed, 1.0F);
+    const TensorBlob blob = random_blob({"x", spec::DType::f32, {n}}, seed, 1.0F);
     std::vector<float> values(static_cast<std::size_t>(n));
     std::memcpy(values.data(), blob.data.data(), blob.data.size());
     return values;
@@ -87,16 +87,16 @@ TEST(MergedModel, AddsPeftsAdapterToDequantisedWeights) {
     const MergedModel model(base, &adapter);
     EXPECT_EQ(model.changed_tensors(), 7);
     EXPECT_EQ(model.tensors().size(), base.tensors.all().size());
-    for (const TensorRule& rule : model.tensors()) {
+    for (const spec::TensorRule& rule : model.tensors()) {
         const auto merged = values_of(model.open(rule)), before = values_of(*base.tensors.find(rule.hf_name));
-        const bool adapted = rule.role == TensorRole::linear && rule.layer == 1;
+        const bool adapted = rule.role == spec::TensorRole::linear && rule.layer == 1;
         if (!adapted) {
             EXPECT_EQ(merged, before) << rule.hf_name;
             continue;
         }
         const auto a = floats_of(adapter.a(1, rule.projection)), b = floats_of(adapter.b(1, rule.projection));
         const int64_t r = adapter.layers[1][static_cast<std::size_t>(rule.projection)].r;
-        const double scale = scales.at(cat("model.layers.1.", path_of(rule.projection))).get<double>();
+        const double scale = scales.at(cat("model.layers.1.", spec::path_of(rule.projection))).get<double>();
         expect_close(merged, reference(before, b, a, r, scale, rule.shape[1]), r, rule.hf_name);
         EXPECT_NE(merged, before) << rule.hf_name;
     }
@@ -106,7 +106,7 @@ TEST(MergedModel, ReadsRowsOfATensorAsTheWholeHasThem) {
     const WeightFile base = WeightFile::open(golden("small_llama/nf4_dq").string());
     const Adapter adapter = read_adapter(golden("adapters/patterns"), base.spec);
     const MergedModel model(base, &adapter);
-    for (const TensorRule& rule : model.tensors()) {
+    for (const spec::TensorRule& rule : model.tensors()) {
         const MergedTensor tensor = model.open(rule);
         const auto whole = values_of(tensor);
         std::vector<float> pieces(whole.size());
@@ -122,8 +122,8 @@ TEST(MergedModel, ReadsRowsOfATensorAsTheWholeHasThem) {
 /// A base of the tests' own, tied or not, and an adapter for it.
 class WrittenPair : public testing::Test {
   protected:
-    void write(bool tied, const LoraSpec& lora) {
-        const ModelSpec spec = tiny_spec(tied);
+    void write(bool tied, const spec::LoraSpec& lora) {
+        const spec::ModelSpec spec = tiny_spec(tied);
         write_model_folder(folder_ / "base", spec, random_weights(spec));
         write_adapter_folder(folder_ / "adapter", spec, lora, (folder_ / "base").string());
         base_.emplace(WeightFile::open((folder_ / "base").string()));
@@ -131,7 +131,7 @@ class WrittenPair : public testing::Test {
     }
     std::vector<float> base_values(const std::string& name) const { return values_of(*base_->tensors.find(name)); }
     std::vector<float> merged_values(const MergedModel& model, const std::string& name) const {
-        for (const TensorRule& rule : model.tensors())
+        for (const spec::TensorRule& rule : model.tensors())
             if (rule.hf_name == name) return values_of(model.open(rule));
         ADD_FAILURE() << "no " << name;
         return {};
@@ -142,8 +142,8 @@ class WrittenPair : public testing::Test {
     std::optional<Adapter> adapter_;
 };
 
-LoraSpec lora_with(std::vector<std::string> modules_to_save) {
-    LoraSpec lora;
+spec::LoraSpec lora_with(std::vector<std::string> modules_to_save) {
+    spec::LoraSpec lora;
     lora.r = 3;
     lora.lora_alpha = 5;
     lora.target_modules = {"q_proj", "down_proj"};
@@ -152,13 +152,13 @@ LoraSpec lora_with(std::vector<std::string> modules_to_save) {
 }
 
 TEST_F(WrittenPair, RankStabilisedScale) {
-    LoraSpec lora = lora_with({});
+    spec::LoraSpec lora = lora_with({});
     lora.use_rslora = true;
     write(false, lora);
     const MergedModel model(*base_, &*adapter_);
     const std::string name = "model.layers.0.mlp.down_proj.weight";
-    const auto expected = reference(base_values(name), floats_of(adapter_->b(0, Projection::down)),
-                                    floats_of(adapter_->a(0, Projection::down)), 3, 5 / std::sqrt(3.0), 40);
+    const auto expected = reference(base_values(name), floats_of(adapter_->b(0, spec::Projection::down)),
+                                    floats_of(adapter_->a(0, spec::Projection::down)), 3, 5 / std::sqrt(3.0), 40);
     expect_close(merged_values(model, name), expected, 4, name);  // one rounding more: of the scale itself
 }
 
@@ -175,7 +175,7 @@ TEST_F(WrittenPair, ATiedBaseStaysTiedUnlessAnEndWasSaved) {
     write(true, lora_with({}));
     const MergedModel tied(*base_, &*adapter_);
     EXPECT_TRUE(tied.spec().tie_word_embeddings);
-    for (const TensorRule& rule : tied.tensors()) EXPECT_NE(rule.role, TensorRole::lm_head);
+    for (const spec::TensorRule& rule : tied.tensors()) EXPECT_NE(rule.role, spec::TensorRole::lm_head);
 
     write(true, lora_with({"embed_tokens"}));
     const MergedModel untied(*base_, &*adapter_);
@@ -199,8 +199,8 @@ TEST_F(WrittenPair, MergesIntoTheValuesOfLoadingIn4Bit) {
     EXPECT_EQ(merged_values(model, other), rounded(other, 12, 24));
     EXPECT_NE(merged_values(model, other), base_values(other));
     expect_close(merged_values(model, adapted),
-                 reference(rounded(adapted, 24, 24), floats_of(adapter_->b(1, Projection::q)),
-                           floats_of(adapter_->a(1, Projection::q)), 3, 5.0 / 3, 24),
+                 reference(rounded(adapted, 24, 24), floats_of(adapter_->b(1, spec::Projection::q)),
+                           floats_of(adapter_->a(1, spec::Projection::q)), 3, 5.0 / 3, 24),
                  4, adapted);
     EXPECT_EQ(merged_values(model, "lm_head.weight"), base_values("lm_head.weight"))
         << "only linears of layers are quantised";
@@ -210,7 +210,7 @@ TEST_F(WrittenPair, WithoutAnAdapterTheBaseItself) {
     write(true, lora_with({}));
     const MergedModel model(*base_, nullptr);
     EXPECT_EQ(model.changed_tensors(), 0);
-    for (const TensorRule& rule : model.tensors())
+    for (const spec::TensorRule& rule : model.tensors())
         EXPECT_EQ(values_of(model.open(rule)), base_values(rule.hf_name)) << rule.hf_name;
 }
 
@@ -232,4 +232,4 @@ TEST_F(WrittenPair, SaysWhatTheAdapterWasTrainedOn) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

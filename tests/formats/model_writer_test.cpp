@@ -4,7 +4,7 @@
 
 #include "formats/model_support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -17,13 +17,13 @@ class WrittenModelFolder : public testing::Test {
           adapter_(read_adapter(golden("adapters/patterns"), base_.spec)),
           model_(base_, &adapter_) {}
 
-    WrittenModel write(WeightType type, std::size_t shard_bytes = default_shard_bytes, int threads = 0) {
+    WrittenModel write(spec::WeightType type, std::size_t shard_bytes = default_shard_bytes, int threads = 0) {
         fs::remove_all(folder_.path());
         fs::create_directories(folder_.path());
         return write_model(model_, folder_.path(), {type, shard_bytes, threads});
     }
     WeightFile open() const { return WeightFile::open(folder_.path().string()); }
-    std::vector<float> merged(const TensorRule& rule) const {
+    std::vector<float> merged(const spec::TensorRule& rule) const {
         const MergedTensor tensor = model_.open(rule);
         std::vector<float> values(static_cast<std::size_t>(tensor.rows() * tensor.cols()));
         tensor.read_f32(0, tensor.rows(), values.data());
@@ -37,20 +37,20 @@ class WrittenModelFolder : public testing::Test {
 };
 
 TEST_F(WrittenModelFolder, HoldsEveryValueRoundedOnce) {
-    for (const auto& [type, dtype] : {std::pair(WeightType::f32, DType::f32),
-                                      {WeightType::bf16, DType::bf16},
-                                      {WeightType::f16, DType::f16},
-                                      {WeightType::automatic, DType::bf16}}) {
+    for (const auto& [type, dtype] : {std::pair(spec::WeightType::f32, spec::DType::f32),
+                                      {spec::WeightType::bf16, spec::DType::bf16},
+                                      {spec::WeightType::f16, spec::DType::f16},
+                                      {spec::WeightType::automatic, spec::DType::bf16}}) {
         const WrittenModel written = write(type);
         const WeightFile found = open();
         EXPECT_EQ(written.files, 1U);
         EXPECT_EQ(written.tensor_bytes, found.checkpoint.total_bytes());
         EXPECT_EQ(found.spec.dtype, dtype);
         EXPECT_FALSE(found.quantization.has_value());
-        for (const TensorRule& rule : model_.tensors()) {
+        for (const spec::TensorRule& rule : model_.tensors()) {
             const auto values = merged(rule);
-            std::vector<std::byte> expected(values.size() * size_of(dtype));
-            convert_from_f32(dtype, values.data(), static_cast<int64_t>(values.size()), expected.data());
+            std::vector<std::byte> expected(values.size() * spec::size_of(dtype));
+            spec::convert_from_f32(dtype, values.data(), static_cast<int64_t>(values.size()), expected.data());
             const TensorView& tensor = found.checkpoint.at(rule.hf_name);
             EXPECT_EQ(tensor.dtype, dtype);
             EXPECT_EQ(tensor.shape, rule.shape);
@@ -61,16 +61,16 @@ TEST_F(WrittenModelFolder, HoldsEveryValueRoundedOnce) {
 }
 
 TEST_F(WrittenModelFolder, InNf4QuantisesTheMergedValuesAndKeepsTheOthersAsTheyLie) {
-    write(WeightType::nf4);
+    write(spec::WeightType::nf4);
     const WeightFile found = open();
     ASSERT_TRUE(found.quantization.has_value());
     EXPECT_EQ(found.quantization->bnb_4bit_quant_type, "nf4");
     EXPECT_TRUE(found.quantization->bnb_4bit_use_double_quant);
     EXPECT_EQ(found.quantization->bnb_4bit_compute_dtype, "bfloat16");
     EXPECT_EQ(found.tensors.quantised_linears(), 14);
-    for (const TensorRule& rule : model_.tensors()) {
+    for (const spec::TensorRule& rule : model_.tensors()) {
         const auto& source = *found.tensors.find(rule.hf_name);
-        EXPECT_EQ(source.quantised(), rule.role == TensorRole::linear) << rule.hf_name;
+        EXPECT_EQ(source.quantised(), rule.role == spec::TensorRole::linear) << rule.hf_name;
         if (!source.quantised()) continue;
         if (rule.layer == 0) {  // the adapter is on layer 1
             for (const TensorView* part : source.quant4->parts) {
@@ -80,8 +80,8 @@ TEST_F(WrittenModelFolder, InNf4QuantisesTheMergedValuesAndKeepsTheOthersAsTheyL
             }
             continue;
         }
-        const auto expected =
-            quant4_tensors(rule.hf_name, quantize_nf4(merged(rule).data(), rule.shape[0], rule.shape[1]), DType::bf16);
+        const auto expected = quant4_tensors(
+            rule.hf_name, quantize_nf4(merged(rule).data(), rule.shape[0], rule.shape[1]), spec::DType::bf16);
         for (const TensorBlob& blob : expected) {
             const TensorView& part = found.checkpoint.at(blob.decl.name);
             EXPECT_TRUE(std::equal(part.data.begin(), part.data.end(), blob.data.begin(), blob.data.end()))
@@ -91,14 +91,14 @@ TEST_F(WrittenModelFolder, InNf4QuantisesTheMergedValuesAndKeepsTheOthersAsTheyL
 }
 
 TEST_F(WrittenModelFolder, InShardsHoldsTheSameTensors) {
-    write(WeightType::bf16);
+    write(spec::WeightType::bf16);
     const auto hashes = [](const WeightFile& file) {
         std::map<std::string, std::string> all;
         for (const std::string& name : file.checkpoint.names()) all[name] = sha256(file.checkpoint.at(name).data);
         return all;
     };
     const auto expected = hashes(open());
-    for (const WeightType type : {WeightType::bf16, WeightType::nf4}) {
+    for (const spec::WeightType type : {spec::WeightType::bf16, spec::WeightType::nf4}) {
         constexpr std::size_t limit = 60'000;
         const WrittenModel written = write(type, limit);
         const WeightFile found = open();
@@ -112,14 +112,14 @@ TEST_F(WrittenModelFolder, InShardsHoldsTheSameTensors) {
             for (const TensorView& tensor : file.tensors()) bytes += tensor.data.size();
             EXPECT_TRUE(bytes <= limit || file.tensors().size() == 1) << file.path();
         }
-        if (type == WeightType::bf16) {
+        if (type == spec::WeightType::bf16) {
             EXPECT_EQ(hashes(found), expected);
         }
     }
 }
 
 TEST_F(WrittenModelFolder, DoesNotDependOnTheThreads) {
-    for (const WeightType type : {WeightType::bf16, WeightType::nf4}) {
+    for (const spec::WeightType type : {spec::WeightType::bf16, spec::WeightType::nf4}) {
         write(type, default_shard_bytes, 1);
         const std::string one = read_file(folder_ / "model.safetensors");
         write(type, default_shard_bytes, 7);
@@ -128,7 +128,7 @@ TEST_F(WrittenModelFolder, DoesNotDependOnTheThreads) {
 }
 
 TEST_F(WrittenModelFolder, KeepsWhatTheConfigSaysBesides) {
-    write(WeightType::bf16);
+    write(spec::WeightType::bf16);
     const auto before = nlohmann::json::parse(read_file(golden("small_llama/nf4_dq/config.json")));
     auto after = nlohmann::json::parse(read_file(folder_ / "config.json"));
     EXPECT_FALSE(after.contains("quantization_config"));
@@ -139,15 +139,16 @@ TEST_F(WrittenModelFolder, KeepsWhatTheConfigSaysBesides) {
 /// A base whose values a test chooses.
 class ChosenBase : public testing::Test {
   protected:
-    void write_base(const std::string& name, std::size_t element, float value, DType dtype = DType::f32) {
-        const ModelSpec spec = tiny_spec(false, dtype);
+    void write_base(const std::string& name, std::size_t element, float value, spec::DType dtype = spec::DType::f32) {
+        const spec::ModelSpec spec = tiny_spec(false, dtype);
         auto weights = random_weights(spec);
         for (TensorBlob& blob : weights)
-            if (blob.decl.name == name) convert_from_f32(dtype, &value, 1, blob.data.data() + element * size_of(dtype));
+            if (blob.decl.name == name)
+                spec::convert_from_f32(dtype, &value, 1, blob.data.data() + element * spec::size_of(dtype));
         write_model_folder(folder_ / "base", spec, weights);
         fs::create_directories(folder_ / "out");
     }
-    void write_as(WeightType type) {
+    void write_as(spec::WeightType type) {
         const WeightFile base = WeightFile::open((folder_ / "base").string());
         write_model(MergedModel(base, nullptr), folder_ / "out", {type});
     }
@@ -157,7 +158,7 @@ class ChosenBase : public testing::Test {
 TEST_F(ChosenBase, RefusesValuesThatAreNotFiniteByTheTensorsName) {
     const std::string linear = "model.layers.1.mlp.up_proj.weight";
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()})
-        for (const WeightType type : {WeightType::f32, WeightType::bf16, WeightType::nf4}) {
+        for (const spec::WeightType type : {spec::WeightType::f32, spec::WeightType::bf16, spec::WeightType::nf4}) {
             write_base(linear, 321, bad);
             expect_input_error({linear, "not finite"}, [&] { write_as(type); });
             EXPECT_TRUE(fs::is_empty(folder_ / "out")) << "no file is half there";
@@ -167,13 +168,13 @@ TEST_F(ChosenBase, RefusesValuesThatAreNotFiniteByTheTensorsName) {
 TEST_F(ChosenBase, RefusesValuesThatTheTypeCannotHold) {
     const std::string norm = "model.norm.weight";
     write_base(norm, 5, -65520.0F);
-    expect_input_error({norm, "65520", "float16", "--dtype bf16"}, [&] { write_as(WeightType::f16); });
-    write_as(WeightType::bf16);
+    expect_input_error({norm, "65520", "float16", "--dtype bf16"}, [&] { write_as(spec::WeightType::f16); });
+    write_as(spec::WeightType::bf16);
     write_base(norm, 5, 65519.0F);  // rounds to the largest half
-    write_as(WeightType::f16);
+    write_as(spec::WeightType::f16);
     write_base(norm, 5, 3.4e38F);
-    expect_input_error({norm, "bfloat16"}, [&] { write_as(WeightType::bf16); });
-    write_as(WeightType::f32);
+    expect_input_error({norm, "bfloat16"}, [&] { write_as(spec::WeightType::bf16); });
+    write_as(spec::WeightType::f32);
 }
 
 TEST(QuantizeNf4InPieces, GivesTheBytesOfTheWhole) {
@@ -181,16 +182,16 @@ TEST(QuantizeNf4InPieces, GivesTheBytesOfTheWhole) {
     // short.
     for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
              {1, 1}, {5, 219}, {300, 219}, {64, 64}, {1000, 72}, {3000, 96}, {700, 1001}}) {
-        const TensorBlob blob = random_blob({"w", DType::f32, {rows, cols}}, 9);
+        const TensorBlob blob = random_blob({"w", spec::DType::f32, {rows, cols}}, 9);
         std::vector<float> w(static_cast<std::size_t>(rows * cols));
         std::memcpy(w.data(), blob.data.data(), blob.data.size());
-        const auto whole = quant4_tensors("w", quantize_nf4(w.data(), rows, cols), DType::bf16);
+        const auto whole = quant4_tensors("w", quantize_nf4(w.data(), rows, cols), spec::DType::bf16);
         const int64_t width = cols;
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             std::copy(w.begin() + begin * width, w.begin() + end * width, out);
         };
         for (const int threads : {1, 3}) {
-            const auto pieces = quant4_tensors("w", quantize_nf4(rows, cols, read, threads), DType::bf16);
+            const auto pieces = quant4_tensors("w", quantize_nf4(rows, cols, read, threads), spec::DType::bf16);
             for (std::size_t i = 0; i < whole.size(); ++i)
                 EXPECT_EQ(pieces[i].data, whole[i].data) << whole[i].decl.name << " " << rows << "x" << cols;
         }
@@ -198,4 +199,4 @@ TEST(QuantizeNf4InPieces, GivesTheBytesOfTheWhole) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

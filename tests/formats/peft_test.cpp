@@ -3,13 +3,13 @@
 #include "formats/support.h"
 #include "unsloth/formats/hf_config.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
 using nlohmann::json;
 
-ModelSpec small_llama() {
+spec::ModelSpec small_llama() {
     return read_model_spec(golden("small_llama/nf4_dq"));
 }
 
@@ -107,11 +107,11 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotKnow) {
 TEST(Adapter, ReadsAFolderThatFitsItsModel) {
     const Adapter adapter = read_adapter(golden("adapters/patterns"), small_llama());
     const auto scales = golden_json("adapters/patterns/lora_scaling.json");
-    for (int i = 0; i < projection_count; ++i) {
-        const auto p = static_cast<Projection>(i);
+    for (int i = 0; i < spec::projection_count; ++i) {
+        const auto p = static_cast<spec::Projection>(i);
         EXPECT_EQ(adapter.layers[0][static_cast<std::size_t>(i)].r, 0) << "layers_to_transform is [1]";
-        const LoraModule& module = adapter.layers[1][static_cast<std::size_t>(i)];
-        EXPECT_EQ(module.scale, scales.at(cat("model.layers.1.", path_of(p))).get<double>()) << name_of(p);
+        const spec::LoraModule& module = adapter.layers[1][static_cast<std::size_t>(i)];
+        EXPECT_EQ(module.scale, scales.at(cat("model.layers.1.", spec::path_of(p))).get<double>()) << spec::name_of(p);
         EXPECT_EQ(adapter.a(1, p).shape, (std::vector<int64_t>{module.r, small_llama().in_features(p)}));
         EXPECT_EQ(adapter.b(1, p).shape, (std::vector<int64_t>{small_llama().out_features(p), module.r}));
     }
@@ -137,7 +137,7 @@ class WrittenAdapter : public testing::Test {
         expect_input_error(words, [&] { write_and_read(); });
     }
 
-    ModelSpec model_ = small_llama();
+    spec::ModelSpec model_ = small_llama();
     PeftConfig config_;
     std::vector<TensorBlob> blobs_;
     ScratchFolder folder_;
@@ -147,8 +147,8 @@ TEST_F(WrittenAdapter, IsReadBack) {
     const Adapter adapter = write_and_read();
     EXPECT_EQ(adapter.file.tensors().size(), 2U * 2 * 2 + 1);
     EXPECT_EQ(adapter.file.find("base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"),
-              &adapter.a(1, Projection::q));
-    EXPECT_EQ(adapter.b(0, Projection::down).shape, (std::vector<int64_t>{128, 4}));
+              &adapter.a(1, spec::Projection::q));
+    EXPECT_EQ(adapter.b(0, spec::Projection::down).shape, (std::vector<int64_t>{128, 4}));
     EXPECT_EQ(adapter.saved_module("lm_head").name, "base_model.model.lm_head.weight");
     EXPECT_EQ(saved_module_name("embed_tokens"), "base_model.model.model.embed_tokens.weight");
     EXPECT_EQ(adapter.file.metadata().at("format"), "pt");
@@ -159,7 +159,7 @@ TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
     blobs_.pop_back();
     expect_refused({"missing tensors", "base_model.model.lm_head.weight", "[256, 128]"});
     blobs_ = intact;
-    blobs_.push_back({{"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", DType::f32, {1}},
+    blobs_.push_back({{"base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", spec::DType::f32, {1}},
                       std::vector<std::byte>(4)});
     expect_refused({"unknown tensors", "k_proj.lora_A"});
     blobs_ = intact;
@@ -172,7 +172,7 @@ TEST_F(WrittenAdapter, NamesWhatDoesNotFit) {
     config_.lora.layers_to_transform = {7};
     expect_refused({"adapter_config.json", "layer 7"});
     config_.lora.layers_to_transform = {};
-    blobs_[0] = {{blobs_[0].decl.name, DType::i32, {4, 128}}, std::vector<std::byte>(4 * 4 * 128)};
+    blobs_[0] = {{blobs_[0].decl.name, spec::DType::i32, {4, 128}}, std::vector<std::byte>(4 * 4 * 128)};
     expect_refused({"q_proj.lora_A", "I32"});
 }
 
@@ -185,4 +185,4 @@ TEST_F(WrittenAdapter, SaysWhichFileIsMissing) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -6,7 +6,7 @@
 
 #include "formats/support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -187,8 +187,10 @@ std::vector<std::byte> bytes_of(const std::string& text) {
 TEST(SafetensorsWriter, SortsNamesAndAlignsData) {
     const ScratchFolder folder;
     const fs::path path = folder / "out.safetensors";
-    SafetensorsWriter writer(
-        path, {{"b", DType::u8, {3}}, {"c", DType::f32, {2}}, {"a", DType::u8, {5}}, {"d", DType::bf16, {1}}});
+    SafetensorsWriter writer(path, {{"b", spec::DType::u8, {3}},
+                                    {"c", spec::DType::f32, {2}},
+                                    {"a", spec::DType::u8, {5}},
+                                    {"d", spec::DType::bf16, {1}}});
     ASSERT_EQ(writer.tensors().size(), 4U);
     EXPECT_EQ(writer.tensors().front().name, "c");
     writer.append("b", bytes_of("xyz"));
@@ -211,7 +213,7 @@ TEST(SafetensorsWriter, SortsNamesAndAlignsData) {
         R"("dtype":"U8","shape":[3]},"c":{"data_offsets":[0,8],"dtype":"F32","shape":[2]},"d":{"data_offsets":[8,10],"dtype":"BF16","shape":[1]}})");
     const SafetensorsFile file(path);
     for (const TensorView& tensor : file.tensors())
-        EXPECT_EQ(tensor.file_offset % size_of(tensor.dtype), 0U) << tensor.name;
+        EXPECT_EQ(tensor.file_offset % spec::size_of(tensor.dtype), 0U) << tensor.name;
     EXPECT_EQ(std::memcmp(file.at("a").data.data(), "hello", 5), 0);
     EXPECT_EQ(reinterpret_cast<const float*>(file.at("c").data.data())[1], 2.0F);
 }
@@ -220,7 +222,7 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenAbandoned) {
     const ScratchFolder folder;
     write_text(folder / "out.safetensors", "the old file");
     {
-        SafetensorsWriter writer(folder / "out.safetensors", {{"a", DType::u8, {4}}});
+        SafetensorsWriter writer(folder / "out.safetensors", {{"a", spec::DType::u8, {4}}});
         writer.append("a", bytes_of("abc"));
         EXPECT_THROW(writer.append("a", bytes_of("de")), CheckError);
         EXPECT_THROW(writer.append("b", bytes_of("d")), CheckError);
@@ -228,14 +230,15 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenAbandoned) {
     }
     EXPECT_EQ(read_file(folder / "out.safetensors"), "the old file");
     EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
-    EXPECT_THROW(SafetensorsWriter(folder / "x", {{"a", DType::u8, {1}}, {"a", DType::u8, {1}}}), CheckError);
+    EXPECT_THROW(SafetensorsWriter(folder / "x", {{"a", spec::DType::u8, {1}}, {"a", spec::DType::u8, {1}}}),
+                 CheckError);
     EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
 }
 
 TEST(SafetensorsWriter, ReportsAFolderThatIsNotThere) {
     const ScratchFolder folder;
     expect_error(ErrorKind::runtime, {"nowhere/out.safetensors"},
-                 [&] { SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", DType::u8, {1}}}); });
+                 [&] { SafetensorsWriter writer(folder / "nowhere/out.safetensors", {{"a", spec::DType::u8, {1}}}); });
 }
 
 TEST(SafetensorsWriter, ReportsAFullDiskAndCleansUp) {
@@ -248,7 +251,7 @@ TEST(SafetensorsWriter, ReportsAFullDiskAndCleansUp) {
     small.rlim_cur = 4096;
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
     expect_error(ErrorKind::runtime, {"big.safetensors"}, [&] {
-        SafetensorsWriter writer(folder / "big.safetensors", {{"a", DType::u8, {100'000}}});
+        SafetensorsWriter writer(folder / "big.safetensors", {{"a", spec::DType::u8, {100'000}}});
         writer.append("a", std::vector<std::byte>(100'000));
         writer.finish();
     });
@@ -258,4 +261,4 @@ TEST(SafetensorsWriter, ReportsAFullDiskAndCleansUp) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -2,7 +2,7 @@
 
 #include "formats/support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using Shards = std::vector<std::vector<std::size_t>>;
@@ -29,4 +29,4 @@ TEST(Shards, AreListedInTheIndex) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -4,7 +4,7 @@
 
 #include "formats/support.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using namespace test;
@@ -93,4 +93,4 @@ TEST(TrainerState, NamesFileAndKeyOfWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::formats

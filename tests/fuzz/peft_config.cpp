@@ -6,8 +6,8 @@
 
 namespace {
 
-unsloth::ModelSpec small_model() {
-    unsloth::ModelSpec model;
+unsloth::spec::ModelSpec small_model() {
+    unsloth::spec::ModelSpec model;
     model.hidden_size = 8;
     model.intermediate_size = 16;
     model.num_layers = 3;
@@ -22,13 +22,13 @@ unsloth::ModelSpec small_model() {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     using namespace unsloth;
-    static const ModelSpec model = small_model();
-    PeftConfig config;
+    static const spec::ModelSpec model = small_model();
+    formats::PeftConfig config;
     const std::string text(fuzz::text_of(data, size));
-    if (!fuzz::accepts([&] { config = parse_peft_config(text, "adapter_config.json"); })) return 0;
-    fuzz::accepts([&] { adapter_tensors(config.lora, model); });
-    const std::string written = write_peft_config(config);
-    const std::string again = write_peft_config(parse_peft_config(written, "what was written"));
+    if (!fuzz::accepts([&] { config = formats::parse_peft_config(text, "adapter_config.json"); })) return 0;
+    fuzz::accepts([&] { formats::adapter_tensors(config.lora, model); });
+    const std::string written = formats::write_peft_config(config);
+    const std::string again = formats::write_peft_config(formats::parse_peft_config(written, "what was written"));
     fuzz::require(again == written, "adapter_config.json changes when it is read and written");
     return 0;
 }

@@ -9,7 +9,7 @@ extern "C" std::size_t LLVMFuzzerMutate(uint8_t* data, std::size_t size, std::si
 extern "C" std::size_t LLVMFuzzerCustomMutator(uint8_t* data, std::size_t size, std::size_t max_size,
                                                unsigned int seed) {
     size = LLVMFuzzerMutate(data, size, max_size);
-    if (seed % 8 != 0) unsloth::seal_cache_file({data, size});
+    if (seed % 8 != 0) unsloth::data::seal_cache_file({data, size});
     return size;
 }
 
@@ -18,10 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     static const fuzz::Folder folder;
     const auto file = folder.write("rows", fuzz::text_of(data, size));
     fuzz::accepts([&] {
-        const auto rows = open_cache_file(file);
+        const auto rows = data::open_cache_file(file);
         if (!rows) return;
         for (int64_t i = 0; i < rows->store->rows(); ++i) {
-            const Sample sample = rows->store->sample(i);
+            const data::Sample sample = rows->store->sample(i);
             fuzz::require(sample.labels.size() == sample.ids.size() && sample.positions.size() == sample.ids.size(),
                           "labels and positions beside ids");
         }

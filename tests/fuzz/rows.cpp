@@ -18,26 +18,26 @@ bool takes(const Step& step) {
         try {
             step();
             taken = true;
-        } catch (const BadRow&) {
+        } catch (const data::BadRow&) {
         }
     });
     return taken;
 }
 
-void format_row(const nlohmann::ordered_json& row, const RowEncoder& encoder) {
-    DataFormat format = DataFormat::automatic;
-    if (!takes([&] { format = detect_format(row); })) return;
+void format_row(const nlohmann::ordered_json& row, const data::RowEncoder& encoder) {
+    config::DataFormat format = config::DataFormat::automatic;
+    if (!takes([&] { format = data::detect_format(row); })) return;
     for (const bool train_on_prompt : {false, true}) {
         takes([&] {
-            const RowFormatter formatter(format,
-                                         {.train_on_prompt = train_on_prompt,
-                                          .train_on_last_turn_only = train_on_prompt,
-                                          .max_seq_length = 64,
-                                          .long_rows = LongRows::truncate,
-                                          .max_positions = 128,
-                                          .vocab_size = 4096},
-                                         &encoder);
-            const FormattedRow made = formatter.format(row);
+            const data::RowFormatter formatter(format,
+                                               {.train_on_prompt = train_on_prompt,
+                                                .train_on_last_turn_only = train_on_prompt,
+                                                .max_seq_length = 64,
+                                                .long_rows = config::LongRows::truncate,
+                                                .max_positions = 128,
+                                                .vocab_size = 4096},
+                                               &encoder);
+            const data::FormattedRow made = formatter.format(row);
             fuzz::require(made.labels.size() == made.ids.size() && made.ids.size() <= 64,
                           "labels beside ids, cut to 64");
             fuzz::require(made.positions.empty() || made.positions.size() == made.ids.size(), "positions beside ids");
@@ -45,10 +45,10 @@ void format_row(const nlohmann::ordered_json& row, const RowEncoder& encoder) {
     }
 }
 
-void read_rows(const std::filesystem::path& file, const ReaderOptions& options, const RowEncoder& encoder) {
-    std::unique_ptr<RowReader> reader;
-    if (!takes([&] { reader = open_rows(file, options); })) return;
-    RowChunk chunk;
+void read_rows(const std::filesystem::path& file, const data::ReaderOptions& options, const data::RowEncoder& encoder) {
+    std::unique_ptr<data::RowReader> reader;
+    if (!takes([&] { reader = data::open_rows(file, options); })) return;
+    data::RowChunk chunk;
     while (takes([&] { chunk = reader->next(); }) && !chunk.empty()) {
         for (std::size_t i = 0; i < chunk.size(); ++i) {
             nlohmann::ordered_json row;
@@ -61,9 +61,10 @@ void read_rows(const std::filesystem::path& file, const ReaderOptions& options, 
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     static const fuzz::Folder folder;
-    static const auto encoder = make_row_encoder(Tokenizer::load(fuzz::golden("tokenizer/qwen_small")), "auto");
-    const ColumnNames renamed = {{"text", "content"}, {"prompt", "text"}};
-    const ReaderOptions strict, lenient{TextUnit::file, InvalidUtf8::replace, renamed};
+    static const auto encoder =
+        data::make_row_encoder(tokenizer::Tokenizer::load(fuzz::golden("tokenizer/qwen_small")), "auto");
+    const data::ColumnNames renamed = {{"text", "content"}, {"prompt", "text"}};
+    const data::ReaderOptions strict, lenient{config::TextUnit::file, config::InvalidUtf8::replace, renamed};
     for (const char* name : {"rows.jsonl", "rows.csv", "rows.txt"}) {
         const auto file = folder.write(name, fuzz::text_of(data, size));
         read_rows(file, size % 2 == 0 ? strict : lenient, *encoder);

@@ -19,12 +19,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     static const ModelFolder folder;
     const auto path = folder.write("model.safetensors", fuzz::text_of(data, size));
     fuzz::accepts([&] {
-        const SafetensorsFile file(path);
+        const formats::SafetensorsFile file(path);
         std::size_t bytes = 0;
-        for (const TensorView& tensor : file.tensors()) {
+        for (const formats::TensorView& tensor : file.tensors()) {
             fuzz::require(&file.at(tensor.name) == &tensor, "a tensor is not found under its name");
-            fuzz::require(static_cast<std::size_t>(tensor.elements()) * size_of(tensor.dtype) == tensor.data.size(),
-                          "a tensor's size is not that of its elements");
+            fuzz::require(
+                static_cast<std::size_t>(tensor.elements()) * spec::size_of(tensor.dtype) == tensor.data.size(),
+                "a tensor's size is not that of its elements");
             unsigned sum = 0;
             for (const std::byte value : tensor.data) sum += std::to_integer<unsigned>(value);
             fuzz::require(sum <= 255 * tensor.data.size(), "bytes");  // they are there to be read
@@ -33,7 +34,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
         }
         fuzz::require(bytes < file.size(), "tensors overlap");
     });
-    const Inspection inspection = inspect_path(folder.path().string());
-    fuzz::require(!inspect_text(inspection).empty() && !inspect_json(inspection).empty(), "nothing was printed");
+    const formats::Inspection inspection = formats::inspect_path(folder.path().string());
+    fuzz::require(!formats::inspect_text(inspection).empty() && !formats::inspect_json(inspection).empty(),
+                  "nothing was printed");
     return 0;
 }

@@ -13,7 +13,7 @@ struct Models : fuzz::Folder {
     Models() {
         std::filesystem::create_directory(model);
         const auto shard = [](const std::filesystem::path& file, const std::string& tensor) {
-            write_safetensors(file, {{{tensor, DType::u8, {2}}, {std::byte{1}, std::byte{2}}}});
+            formats::write_safetensors(file, {{{tensor, spec::DType::u8, {2}}, {std::byte{1}, std::byte{2}}}});
         };
         shard(model / "a.safetensors", "a");
         shard(model / "b.safetensors", "b");
@@ -27,8 +27,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     static const Models models;
     models.write("model/model.safetensors.index.json", fuzz::text_of(data, size));
     fuzz::accepts([&] {
-        const Checkpoint checkpoint = Checkpoint::open(models.model.string());
-        for (const SafetensorsFile& file : checkpoint.files())
+        const formats::Checkpoint checkpoint = formats::Checkpoint::open(models.model.string());
+        for (const formats::SafetensorsFile& file : checkpoint.files())
             fuzz::require(
                 std::filesystem::canonical(file.path()).parent_path() == std::filesystem::canonical(models.model),
                 "a file outside of the model's folder was opened");

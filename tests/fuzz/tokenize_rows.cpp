@@ -8,12 +8,12 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     using namespace unsloth;
-    static const Tokenizer tokenizer = Tokenizer::load(fuzz::golden("tokenizer/qwen_small"));
+    static const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(fuzz::golden("tokenizer/qwen_small"));
     static const std::string tool_template = fuzz::golden("jinja/templates/tool_calls.jinja").string();
     for (const std::string& name : {std::string("qwen"), tool_template}) {
         std::istringstream in(std::string(fuzz::text_of(data, size)));
         std::ostringstream out;
-        fuzz::accepts([&] { tokenize_stream(tokenizer, {.chat_template = name, .decode = true}, in, out); });
+        fuzz::accepts([&] { tokenizer::tokenize_stream(tokenizer, {.chat_template = name, .decode = true}, in, out); });
     }
     return 0;
 }

@@ -17,8 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     for (const fuzz::Folder* folder :
          {static_cast<const fuzz::Folder*>(&bpe), static_cast<const fuzz::Folder*>(&sentencepiece)}) {
         folder->write("tokenizer_config.json", fuzz::text_of(data, size));
-        std::optional<Tokenizer> tokenizer;
-        if (!fuzz::accepts([&] { tokenizer = Tokenizer::load(folder->path()); })) continue;
+        std::optional<tokenizer::Tokenizer> tokenizer;
+        if (!fuzz::accepts([&] { tokenizer = tokenizer::Tokenizer::load(folder->path()); })) continue;
         fuzz::use(*tokenizer, "Hello, <s> world");
         for (const auto& [name, source] : tokenizer->chat_templates()) fuzz::encode_rows(*tokenizer, name, "Well.");
         fuzz::encode_rows(*tokenizer, "auto", "Well.");

@@ -8,8 +8,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     static const fuzz::Folder folder;
     const std::string_view input = fuzz::text_of(data, size);
     folder.write("tokenizer.json", input);
-    std::optional<Tokenizer> tokenizer;
-    if (!fuzz::accepts([&] { tokenizer = Tokenizer::load(folder.path()); })) return 0;
+    std::optional<tokenizer::Tokenizer> tokenizer;
+    if (!fuzz::accepts([&] { tokenizer = tokenizer::Tokenizer::load(folder.path()); })) return 0;
     fuzz::use(*tokenizer, fuzz::end_of(input));
     fuzz::use(*tokenizer, "Héllo  wörld, 日本 123\n\n <s> a");
     fuzz::look_at_tokens(*tokenizer);

@@ -11,10 +11,10 @@
 namespace unsloth::fuzz {
 
 /// Encodes and decodes `text`, and checks what holds of every tokenizer.
-inline void use(const Tokenizer& tokenizer, std::string_view text) {
+inline void use(const tokenizer::Tokenizer& tokenizer, std::string_view text) {
     accepts([&] {
         for (const bool special : {false, true}) {
-            const Encoding encoding = tokenizer.encode_with_offsets(text, special);
+            const tokenizer::Encoding encoding = tokenizer.encode_with_offsets(text, special);
             require(tokenizer.encode(text, special) == encoding.ids, "the ids depend on whether offsets are asked for");
             require(encoding.offsets.size() == encoding.ids.size(), "ids without offsets");
             for (const auto& [begin, end] : encoding.offsets)
@@ -25,7 +25,7 @@ inline void use(const Tokenizer& tokenizer, std::string_view text) {
 }
 
 /// Looks at the tokens one by one.
-inline void look_at_tokens(const Tokenizer& tokenizer) {
+inline void look_at_tokens(const tokenizer::Tokenizer& tokenizer) {
     for (int32_t id = 0; id < std::min<int64_t>(tokenizer.vocab_size(), 300); ++id) {
         const std::string token = tokenizer.token(id);
         require(!token.empty() || !tokenizer.is_special(id), "a hole of the vocabulary is special");
@@ -34,9 +34,9 @@ inline void look_at_tokens(const Tokenizer& tokenizer) {
 }
 
 /// Encodes rows of all kinds with the chat template of a tokenizer.
-inline void encode_rows(const Tokenizer& tokenizer, std::string_view template_name, std::string_view text) {
-    std::unique_ptr<RowEncoder> encoder;
-    if (!accepts([&] { encoder = make_row_encoder(tokenizer, template_name); })) return;
+inline void encode_rows(const tokenizer::Tokenizer& tokenizer, std::string_view template_name, std::string_view text) {
+    std::unique_ptr<data::RowEncoder> encoder;
+    if (!accepts([&] { encoder = data::make_row_encoder(tokenizer, template_name); })) return;
     accepts([&] { encoder->text(text); });
     accepts([&] { encoder->prompt_completion("Why?", text); });
     accepts([&] { encoder->alpaca({"Say it.", "", std::string(text), ""}); });

@@ -7,11 +7,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     using namespace unsloth;
     static const fuzz::Folder folder;
     folder.write("trainer_state.json", fuzz::text_of(data, size));
-    TrainerState state;
-    if (!fuzz::accepts([&] { state = read_trainer_state(folder.path()); })) return 0;
-    const std::string written = trainer_state_json(state);
+    formats::TrainerState state;
+    if (!fuzz::accepts([&] { state = formats::read_trainer_state(folder.path()); })) return 0;
+    const std::string written = formats::trainer_state_json(state);
     folder.write("trainer_state.json", written);
-    fuzz::require(trainer_state_json(read_trainer_state(folder.path())) == written,
+    fuzz::require(formats::trainer_state_json(formats::read_trainer_state(folder.path())) == written,
                   "trainer_state.json changes when it is read and written");
     return 0;
 }

@@ -84,7 +84,7 @@ TEST_F(ElementwiseSpeedGpu, RopeAndSwiglu) {
 TEST_F(ElementwiseSpeedGpu, Rows) {
     ops::Context ctx(at::kCUDA);
     const at::Tensor scalars = testing::bytes_on(testing::test_scalars(), ctx.device());
-    ctx.scalars = static_cast<const StepScalars*>(scalars.const_data_ptr());
+    ctx.scalars = static_cast<const spec::StepScalars*>(scalars.const_data_ptr());
     const at::Tensor x = bf16({tokens, hidden}), y = bf16({tokens, hidden}), f = fp32({tokens, hidden});
     const double bytes = static_cast<double>(x.nbytes());
     report("copy_2d bf16", 2 * bytes, [&] { ops::copy_2d(ctx, x, y, 0.5); });
@@ -97,10 +97,10 @@ TEST_F(ElementwiseSpeedGpu, Rows) {
 
 TEST_F(ElementwiseSpeedGpu, CrossEntropy) {
     ops::Context ctx(at::kCUDA);
-    StepScalars small_steps = testing::test_scalars();
+    spec::StepScalars small_steps = testing::test_scalars();
     small_steps.loss_scale = 1;
     const at::Tensor scalars = testing::bytes_on(small_steps, ctx.device());
-    ctx.scalars = static_cast<const StepScalars*>(scalars.const_data_ptr());
+    ctx.scalars = static_cast<const spec::StepScalars*>(scalars.const_data_ptr());
     const at::Tensor logits = bf16({4096, 128256}), losses = fp32({4096}), targets = int32({4096});
     const double bytes = static_cast<double>(logits.nbytes());
     report("cross_entropy, loss alone", bytes, [&] { ops::cross_entropy(ctx, logits, targets, losses, false); });

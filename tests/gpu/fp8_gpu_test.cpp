@@ -83,18 +83,18 @@ TEST_F(Fp8Gpu, KeepsWhatIsNotFinite) {
 
 TEST_F(Fp8Gpu, NormReportsItsSite) {
     ops::Context ctx(at::kCUDA);
-    const at::Tensor outcome = testing::bytes_on(StepOutcome{0, 0, 0, 0, all_finite}, ctx.device());
-    ctx.outcome = static_cast<StepOutcome*>(outcome.mutable_data_ptr());
+    const at::Tensor outcome = testing::bytes_on(spec::StepOutcome{0, 0, 0, 0, spec::all_finite}, ctx.device());
+    ctx.outcome = static_cast<spec::StepOutcome*>(outcome.mutable_data_ptr());
     const at::Tensor x = at::randn({40, 512}, bf16()), weight = at::ones({512}, bf16()),
                      rstd = at::empty({40}, bf16().dtype(at::kFloat));
     const ops::Fp8Matrix out = testing::poisoned_fp8(40, 512, at::kCUDA);
     const auto first_bad = [&] {
-        StepOutcome read{};
+        spec::StepOutcome read{};
         std::memcpy(&read, outcome.cpu().const_data_ptr(), sizeof read);
         return read.first_bad_site;
     };
     ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, {}, rstd, out, {7});
-    EXPECT_EQ(first_bad(), all_finite);
+    EXPECT_EQ(first_bad(), spec::all_finite);
     x[39][511] = NAN;
     ops::rms_norm_forward_fp8(ctx, x, weight, 1e-5, {}, rstd, out, {7});
     EXPECT_EQ(first_bad(), 7U);

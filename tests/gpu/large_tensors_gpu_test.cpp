@@ -84,7 +84,7 @@ TEST_F(LargeTensorsGpu, Rope) {
 TEST_F(LargeTensorsGpu, CrossEntropy) {
     ops::Context ctx(at::kCUDA);
     const at::Tensor scalars = testing::bytes_on(testing::test_scalars(), ctx.device());
-    ctx.scalars = static_cast<const StepScalars*>(scalars.const_data_ptr());
+    ctx.scalars = static_cast<const spec::StepScalars*>(scalars.const_data_ptr());
     const at::Tensor logits = large({17000, 128256}), losses = fp32({17000}), alone_losses = fp32({tail});
     const at::Tensor targets = at::full({17000}, 128255, at::TensorOptions(at::kInt).device(at::kCUDA));
     const at::Tensor alone = last_rows(logits).clone();

@@ -67,7 +67,7 @@ TEST_F(OptimizerGpuTest, StepsEqualTheCpuBitForBit) {
 }
 
 TEST_F(OptimizerGpuTest, EqualsBitsandbytesArithmetic) {
-    const SafetensorsFile file(golden::path("optimizer/adamw8bit.safetensors"));
+    const formats::SafetensorsFile file(golden::path("optimizer/adamw8bit.safetensors"));
     const at::Tensor gradients = golden::tensor(file, "gradients").to(at::kFloat);
     AdamwState state = make_state(std::vector<uint8_t>(16, block_decays | block_8bit), gpu->device());
     state.params_P.copy_(golden::tensor(file, "initial"));
@@ -148,7 +148,7 @@ TEST_F(OptimizerGpuTest, NormSkipsOnWhatIsNotFiniteOrABadSite) {
     step.load();
     EXPECT_EQ(step.outcome.skipped, 1U);
     EXPECT_EQ(step.outcome.first_bad_site, 6U);
-    step.outcome.first_bad_site = all_finite;
+    step.outcome.first_bad_site = spec::all_finite;
     step.store();
     gradient[1023] = std::numeric_limits<float>::quiet_NaN();
     ops::gradient_norm(*gpu, gradient, scratch);

@@ -33,10 +33,10 @@ class QuantGpuTest : public ::testing::Test {
 TEST_F(QuantGpuTest, DequantisesBitsandbytesFilesExactly) {
     const auto hashes = nlohmann::json::parse(std::ifstream(golden::path("quant/hashes.json")));
     for (const char* kind : quant_cases::kinds) {
-        const Checkpoint stored = Checkpoint::open(golden::path(cat("quant/", kind, ".safetensors")));
+        const formats::Checkpoint stored = formats::Checkpoint::open(golden::path(cat("quant/", kind, ".safetensors")));
         for (const char* name : quant_cases::weights) {
             SCOPED_TRACE(cat(kind, " ", name));
-            const Quant4Tensor weight = ops::upload(*gpu, find_quant4(stored, name)->view);
+            const Quant4Tensor weight = ops::upload(*gpu, formats::find_quant4(stored, name)->view);
             at::Tensor fp32 = at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kFloat));
             at::Tensor bf16 = at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kBFloat16));
             ops::dequantize_4bit(*gpu, weight.view(), fp32);
@@ -121,10 +121,10 @@ TEST_F(QuantGpuTest, QuantisesAsTheCpuDoes) {
 }
 
 TEST_F(QuantGpuTest, QuantisesAsBitsandbytesDoes) {
-    const SafetensorsFile originals(golden::path("quant/bf16.safetensors"));
-    const Checkpoint stored = Checkpoint::open(golden::path("quant/nf4_dq.safetensors"));
+    const formats::SafetensorsFile originals(golden::path("quant/bf16.safetensors"));
+    const formats::Checkpoint stored = formats::Checkpoint::open(golden::path("quant/nf4_dq.safetensors"));
     for (const char* name : quant_cases::weights) {
-        const Quant4Tensor expected = ops::upload(cpu, find_quant4(stored, name)->view);
+        const Quant4Tensor expected = ops::upload(cpu, formats::find_quant4(stored, name)->view);
         const Quant4Tensor got = ops::quantize_nf4(*gpu, golden::tensor(originals, name).to(gpu->device()));
         EXPECT_TRUE(same_bits(got.packed, expected.packed));
         EXPECT_LE((got.absmax.cpu().to(at::kInt) - expected.absmax.to(at::kInt)).abs().max().item<int>(), 1);

@@ -29,11 +29,11 @@ class StepGpu : public testing::Test {
         log::set_level(log::Level::warning);
     }
 
-    LoadedConfig config() const {
-        LoadedConfig loaded;
-        Config& c = loaded.config;
+    config::LoadedConfig config() const {
+        config::LoadedConfig loaded;
+        config::Config& c = loaded.config;
         c.model.path = cat(UNSLOTH_SOURCE_DIR, "/tests/golden/formats/small_llama/nf4_dq");
-        c.model.dtype = DType::bf16;
+        c.model.dtype = spec::DType::bf16;
         c.data.train_file = (folder_ / "rows.jsonl").string();
         c.training.output_dir = (folder_ / "out").string();
         c.training.per_device_train_batch_size = 4;
@@ -45,7 +45,7 @@ class StepGpu : public testing::Test {
     }
 
     /// The parameters after six steps.
-    static at::Tensor trained(const LoadedConfig& loaded) {
+    static at::Tensor trained(const config::LoadedConfig& loaded) {
         train::Trainer trainer(loaded);
         trainer.load();
         for (int64_t step = 1; step <= 6; ++step) {
@@ -60,8 +60,8 @@ class StepGpu : public testing::Test {
 };
 
 TEST_F(StepGpu, AllocatesNothingAfterTheFirstSteps) {
-    for (const auto keep : {GradientCheckpointing::none, GradientCheckpointing::full}) {
-        LoadedConfig loaded = config();
+    for (const auto keep : {config::GradientCheckpointing::none, config::GradientCheckpointing::full}) {
+        config::LoadedConfig loaded = config();
         loaded.config.training.gradient_checkpointing = keep;
         train::Trainer trainer(loaded);
         trainer.load();
@@ -80,7 +80,7 @@ TEST_F(StepGpu, AllocatesNothingAfterTheFirstSteps) {
 
 TEST_F(StepGpu, ThePlanIsWhatTheRunTakes) {
     const at::Device device(at::kCUDA, 0);
-    LoadedConfig loaded = config();
+    config::LoadedConfig loaded = config();
     loaded.config.training.per_device_train_batch_size = 16;
     memory::reset_peak(device);
     const int64_t before = memory::peak_allocated_bytes(device);
@@ -106,7 +106,7 @@ TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
     const at::Tensor before = parameters.state().params_P.clone();
     // An adapter of layer 1 overflows: the first non-finite value is what its layer hands on.
     const model::Parameter* b =
-        parameters.table().find(TensorRole::linear, 1, Projection::down, model::Parameter::Kind::lora_b);
+        parameters.table().find(spec::TensorRole::linear, 1, spec::Projection::down, model::Parameter::Kind::lora_b);
     ASSERT_NE(b, nullptr);
     parameters.value(*b).fill_(std::numeric_limits<float>::infinity());
     const at::Tensor poisoned = parameters.state().params_P.clone();
@@ -125,7 +125,7 @@ TEST_F(StepGpu, SkipsAnUpdateThatIsNotFiniteAndNamesThePlace) {
 }
 
 TEST_F(StepGpu, DeterministicRunsAreBitEqual) {
-    LoadedConfig loaded = config();
+    config::LoadedConfig loaded = config();
     loaded.config.training.deterministic = true;
     EXPECT_TRUE(trained(loaded).equal(trained(loaded)));
 }
@@ -138,12 +138,12 @@ TEST_F(StepGpu, RecordedPassesEqualIssuedOnes) {
         rows << "]}\n";
     }
     rows.close();
-    for (const auto keep :
-         {GradientCheckpointing::none, GradientCheckpointing::attention, GradientCheckpointing::full_offload})
-        for (const auto cache : {WeightCache::off, WeightCache::on}) {
+    for (const auto keep : {config::GradientCheckpointing::none, config::GradientCheckpointing::attention,
+                            config::GradientCheckpointing::full_offload})
+        for (const auto cache : {config::WeightCache::off, config::WeightCache::on}) {
             std::vector<at::Tensor> results;
             for (const bool records : {false, true}) {
-                LoadedConfig loaded = config();
+                config::LoadedConfig loaded = config();
                 loaded.config.data.train_file = (folder_ / "equal_rows.jsonl").string();
                 loaded.config.training.deterministic = true;
                 loaded.config.training.gradient_checkpointing = keep;

@@ -30,7 +30,7 @@ class StepMemoryGpu : public ::testing::Test {
     void SetUp() override { UNSLOTH_NEEDS_DEVICE("cuda"); }
 
     /// A run over rows of these lengths in their order, one a micro-batch, so that every micro-batch is of equal rows.
-    LoadedConfig config(const fs::path& model, const std::vector<int>& lengths, const Flags& more) const {
+    config::LoadedConfig config(const fs::path& model, const std::vector<int>& lengths, const Flags& more) const {
         std::vector<Row> rows;
         for (std::size_t row = 0; row < lengths.size(); ++row) {
             Row& made = rows.emplace_back();
@@ -81,7 +81,7 @@ class StepMemoryGpu : public ::testing::Test {
             "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1})"));
         train::run_init({.config_file = (folder / (name + ".json")).string(),
                          .out = (folder / name).string(),
-                         .quantize = InitQuantize::nf4});
+                         .quantize = config::InitQuantize::nf4});
         return folder / name;
     }
 
@@ -175,11 +175,11 @@ TEST_F(StepMemoryGpu, RopesFrequenciesOfEachLengthAreMadeWithoutWaiting) {
     for (int row = 0; row < 12; ++row) lengths.push_back(20 + 3 * row);
     train::Trainer trainer(config(folder / "dynamic", lengths, {"--training.max_steps", "12"}));
     trainer.load();
-    ASSERT_EQ(trainer.plan().spec().rope.type, RopeSpec::Type::dynamic);
+    ASSERT_EQ(trainer.plan().spec().rope.type, spec::RopeSpec::Type::dynamic);
     for (int64_t number = 1; number <= 2; ++number) step(trainer, number);
     const int64_t allocations = memory::allocation_count(at::Device(at::kCUDA, 0));
     for (int64_t number = 3; number <= 12; ++number) {
-        const StepBatch batch = trainer.loader().step(number - 1);
+        const data::StepBatch batch = trainer.loader().step(number - 1);
         {
             const NoWaiting guard;
             EXPECT_NO_THROW(trainer.stepper().issue(batch, number, 1e-4)) << "step " << number;

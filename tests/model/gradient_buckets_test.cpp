@@ -10,13 +10,14 @@ using model::cut_gradients;
 using model::GradientStretch;
 using model::ParameterTable;
 
-ModelSpec spec_of(const std::string& name) {
-    return WeightFile::open(model_folder(name).string()).spec;
+spec::ModelSpec spec_of(const std::string& name) {
+    return formats::WeightFile::open(model_folder(name).string()).spec;
 }
 
-ParameterTable lora_table(const ModelSpec& spec, const std::vector<std::string>& modules_to_save) {
-    LoraSpec lora{.r = 8, .target_modules = {"q_proj", "o_proj", "down_proj"}, .modules_to_save = modules_to_save};
-    return ParameterTable::lora(spec, resolve_lora(lora, spec), modules_to_save);
+ParameterTable lora_table(const spec::ModelSpec& spec, const std::vector<std::string>& modules_to_save) {
+    spec::LoraSpec lora{
+        .r = 8, .target_modules = {"q_proj", "o_proj", "down_proj"}, .modules_to_save = modules_to_save};
+    return ParameterTable::lora(spec, spec::resolve_lora(lora, spec), modules_to_save);
 }
 
 /// Every element once, in the order in which the backward pass completes them, and no bucket of several layers above
@@ -41,7 +42,7 @@ void expect_whole(const ParameterTable& table, const std::vector<GradientStretch
 
 TEST(GradientBuckets, ALayerEachWhenSmall) {
     UNSLOTH_NEEDS_XZ();
-    const ModelSpec spec = spec_of("small_llama/bf16");
+    const spec::ModelSpec spec = spec_of("small_llama/bf16");
     const ParameterTable table = lora_table(spec, {});
     const std::vector<GradientStretch> cut = cut_gradients(table, spec.num_layers, 1);
     ASSERT_EQ(static_cast<int64_t>(cut.size()), spec.num_layers);
@@ -52,7 +53,7 @@ TEST(GradientBuckets, ALayerEachWhenSmall) {
 
 TEST(GradientBuckets, JoinedUpToTheSize) {
     UNSLOTH_NEEDS_XZ();
-    const ModelSpec spec = spec_of("small_llama/bf16");
+    const spec::ModelSpec spec = spec_of("small_llama/bf16");
     const ParameterTable table = lora_table(spec, {});
     const int64_t whole = table.flat_elements() * 4;
     EXPECT_EQ(cut_gradients(table, spec.num_layers, whole).size(), 1U);
@@ -64,7 +65,7 @@ TEST(GradientBuckets, JoinedUpToTheSize) {
 
 TEST(GradientBuckets, HeadFirstEmbeddingsLast) {
     UNSLOTH_NEEDS_XZ();
-    const ModelSpec spec = spec_of("small_llama/bf16");
+    const spec::ModelSpec spec = spec_of("small_llama/bf16");
     const int head = static_cast<int>(spec.num_layers);
     for (const ParameterTable& table : {lora_table(spec, {"embed_tokens", "lm_head"}), ParameterTable::full(spec)}) {
         const std::vector<GradientStretch> cut = cut_gradients(table, spec.num_layers, int64_t{1} << 40);
@@ -74,7 +75,7 @@ TEST(GradientBuckets, HeadFirstEmbeddingsLast) {
         EXPECT_EQ(cut[2].level, -1);
         expect_whole(table, cut);
     }
-    const ModelSpec tied = spec_of("llama_tied");
+    const spec::ModelSpec tied = spec_of("llama_tied");
     const std::vector<GradientStretch> cut = cut_gradients(ParameterTable::full(tied), tied.num_layers, 1);
     EXPECT_EQ(cut.back().level, -1) << "the head's gradient of a tied matrix is only complete with the embeddings'";
     expect_whole(ParameterTable::full(tied), cut);

@@ -34,7 +34,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         r.sizes.head_chunk = 16;
         r.sizes.training = r.trains = trains;
         if (trains)
-            r.lora = LoraSpec{
+            r.lora = spec::LoraSpec{
                 .r = 8,
                 .target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
         if (packed)
@@ -98,7 +98,7 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
             if (p.kind == model::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.05);
         }
         model->parameters_changed();
-        StepBatch batch;
+        data::StepBatch batch;
         batch.micro = {every_position({tokens})};
         batch.tokens = batch.labels = batch.micro[0].labels;
         train::Stepper stepper(*model.ctx, *model.model, {});

@@ -7,14 +7,14 @@ namespace {
 
 using namespace test;
 
-std::shared_ptr<const WeightFile> open_golden(const std::string& name) {
-    return std::make_shared<const WeightFile>(WeightFile::open(model_folder(name).string()));
+std::shared_ptr<const formats::WeightFile> open_golden(const std::string& name) {
+    return std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(name).string()));
 }
 
 model::LoadRequest training_request() {
     model::LoadRequest request;
     request.trains = true;
-    request.lora = LoraSpec{};
+    request.lora = spec::LoraSpec{};
     request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
     request.lora->r = 8;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
@@ -41,11 +41,11 @@ int64_t bytes_of_group(const memory::Plan& plan, const std::string& group) {
 TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
     UNSLOTH_NEEDS_XZ();
     for (const char* name : {"llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3", "small_llama/bf16"})
-        for (const Checkpointing keep : {Checkpointing{Keep::everything},
-                                         {Keep::but_mlp},
-                                         {Keep::attention},
-                                         {Keep::input},
-                                         {Keep::but_mlp, true}})
+        for (const spec::Checkpointing keep : {spec::Checkpointing{spec::Keep::everything},
+                                               {spec::Keep::but_mlp},
+                                               {spec::Keep::attention},
+                                               {spec::Keep::input},
+                                               {spec::Keep::but_mlp, true}})
             for (const double dropout : {0.0, 0.1}) {
                 SCOPED_TRACE(cat(name, " ", name_of(keep)));
                 model::LoadRequest request = training_request();
@@ -54,7 +54,7 @@ TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
                 const model::ModelPlan plan(open_golden(name), request);
                 expect_no_overlap(plan.resident());
                 expect_no_overlap(plan.step());
-                EXPECT_EQ(bytes_of_group(plan.step(), "live layer") > 0, keep.keep != Keep::everything);
+                EXPECT_EQ(bytes_of_group(plan.step(), "live layer") > 0, keep.keep != spec::Keep::everything);
                 EXPECT_EQ(bytes_of_group(plan.step(), "offloaded layers' slots") > 0, keep.offload);
                 EXPECT_EQ(bytes_of_group(plan.host(), "offloaded") > 0, keep.offload);
             }
@@ -63,14 +63,15 @@ TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
 TEST(ModelPlan, WhatIsKeptFallsFromNoneToFull) {
     UNSLOTH_NEEDS_XZ();
     const auto file = open_golden("small_llama/bf16");
-    const auto plan_with = [&](Checkpointing checkpointing) {
+    const auto plan_with = [&](spec::Checkpointing checkpointing) {
         model::LoadRequest request = training_request();
         request.sizes.checkpointing = checkpointing;
         return model::ModelPlan(file, request);
     };
     const int64_t layers = file->spec.num_layers, tokens = training_request().sizes.tokens;
     int64_t before = std::numeric_limits<int64_t>::max();
-    for (const Keep keep : {Keep::everything, Keep::but_mlp, Keep::attention, Keep::input}) {
+    for (const spec::Keep keep :
+         {spec::Keep::everything, spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input}) {
         const model::ModelPlan plan = plan_with({keep});
         const int64_t kept = bytes_of_group(plan.step(), "kept of layers");
         EXPECT_LT(kept, before);
@@ -106,7 +107,7 @@ TEST(ModelPlan, HoldsWhatGenerationKeeps) {
 TEST(ModelPlan, HoldsTheCopiesThatCheckpointsAreWrittenFrom) {
     UNSLOTH_NEEDS_XZ();
     const auto file = open_golden("small_llama/bf16");
-    for (const Optimizer optim : {Optimizer::adamw_torch, Optimizer::adamw_8bit}) {
+    for (const config::Optimizer optim : {config::Optimizer::adamw_torch, config::Optimizer::adamw_8bit}) {
         model::LoadRequest request = training_request();
         request.lora->r = 32;  // moments of 8 bits
         request.optim = optim;
@@ -141,9 +142,9 @@ TEST(ModelPlan, EightBitStatesTakeAQuarter) {
     model::LoadRequest request = training_request();
     request.lora->r = 32;  // every tensor has the 4096 elements from which on 8 bits are used
     const auto file = open_golden("small_llama/bf16");
-    request.optim = Optimizer::adamw_torch;
+    request.optim = config::Optimizer::adamw_torch;
     const int64_t wide = bytes_of_group(model::ModelPlan(file, request).resident(), "optimizer state");
-    request.optim = Optimizer::adamw_8bit;
+    request.optim = config::Optimizer::adamw_8bit;
     const int64_t narrow = bytes_of_group(model::ModelPlan(file, request).resident(), "optimizer state");
     EXPECT_LT(narrow, wide / 2);
     EXPECT_GT(narrow, wide / 8);
@@ -152,7 +153,7 @@ TEST(ModelPlan, EightBitStatesTakeAQuarter) {
 TEST(ModelPlan, AnUnusableRequestIsAUsersError) {
     UNSLOTH_NEEDS_XZ();
     model::LoadRequest request = training_request();
-    request.finetuning_type = FinetuningType::full;
+    request.finetuning_type = config::FinetuningType::full;
     try {
         const model::ModelPlan plan(open_golden("small_llama/nf4_dq"), request);
         FAIL() << "4-bit weights cannot be trained in full";

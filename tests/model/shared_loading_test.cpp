@@ -40,9 +40,9 @@ class SharedLoadingTest : public ::testing::TestWithParam<Load> {
     }
 
     LoadedModel load(const model::LoadShare& share) {
-        const model::ModelPlan plan(
-            std::make_shared<const WeightFile>(WeightFile::open(model_folder(GetParam().model).string())),
-            request_of(GetParam()));
+        const model::ModelPlan plan(std::make_shared<const formats::WeightFile>(
+                                        formats::WeightFile::open(model_folder(GetParam().model).string())),
+                                    request_of(GetParam()));
         LoadedModel loaded;
         loaded.ctx = std::make_unique<ops::Context>(plan.request().device);
         loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx, share));
@@ -86,13 +86,13 @@ TEST_P(SharedLoadingTest, EveryPlaceGetsTheWholeModel) {
 
 std::vector<Load> loads() {
     const auto full = [](model::LoadRequest& r) {
-        r.finetuning_type = FinetuningType::full;
+        r.finetuning_type = config::FinetuningType::full;
         r.trains = r.sizes.training = true;
         r.load_in_4bit = false;
     };
     const auto saved = [](model::LoadRequest& r) {
         r.trains = r.sizes.training = true;
-        r.lora = LoraSpec{.r = 8, .target_modules = {"q_proj", "down_proj"}, .modules_to_save = {"lm_head"}};
+        r.lora = spec::LoraSpec{.r = 8, .target_modules = {"q_proj", "down_proj"}, .modules_to_save = {"lm_head"}};
     };
     const auto tiles = [](model::LoadRequest& r) {
         r.nf4_chooser = [](int64_t, int64_t, int64_t, bool) {

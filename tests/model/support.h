@@ -103,16 +103,16 @@ inline fs::path model_folder(const std::string& name) {
 #define UNSLOTH_NEEDS_XZ() \
     if (!::unsloth::test::have_xz()) GTEST_SKIP() << "xz is not installed (package xz-utils)"
 
-inline at::Tensor tensor_of(const TensorView& view) {
+inline at::Tensor tensor_of(const formats::TensorView& view) {
     at::Tensor out = at::empty(view.shape, model::scalar_type(view.dtype));
     std::memcpy(out.data_ptr(), view.data.data(), view.data.size());
     return out;
 }
 
 inline std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
-    const SafetensorsFile file(path);
+    const formats::SafetensorsFile file(path);
     std::map<std::string, at::Tensor> tensors;
-    for (const TensorView& view : file.tensors()) tensors[view.name] = tensor_of(view);
+    for (const formats::TensorView& view : file.tensors()) tensors[view.name] = tensor_of(view);
     return tensors;
 }
 
@@ -179,7 +179,8 @@ struct LoadedModel {
 
 /// A model as `request` asks for it.
 inline LoadedModel load_model(const fs::path& folder, const model::LoadRequest& request) {
-    const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(folder.string())), request);
+    const model::ModelPlan plan(std::make_shared<const formats::WeightFile>(formats::WeightFile::open(folder.string())),
+                                request);
     LoadedModel loaded;
     loaded.ctx = std::make_unique<ops::Context>(request.device);
     loaded.model = std::make_unique<model::Model>(*loaded.ctx, plan.load(*loaded.ctx));
@@ -204,22 +205,22 @@ inline LoadedModel load_model(const fs::path& folder, const std::string& device,
 }
 
 /// Rows one after another, each a segment, with every position a row of the head: logits come for all tokens.
-inline Batch every_position(const std::vector<std::vector<int32_t>>& rows) {
-    std::vector<Sample> samples;
+inline data::Batch every_position(const std::vector<std::vector<int32_t>>& rows) {
+    std::vector<data::Sample> samples;
     for (const auto& ids : rows) {
-        Sample sample{static_cast<int64_t>(samples.size()), ids, ids, {}};
+        data::Sample sample{static_cast<int64_t>(samples.size()), ids, ids, {}};
         for (std::size_t t = 0; t < ids.size(); ++t) sample.positions.push_back(static_cast<int32_t>(t));
         samples.push_back(std::move(sample));
     }
-    std::vector<const Sample*> pointers;
-    for (const Sample& sample : samples) pointers.push_back(&sample);
-    Batch batch = make_batch(pointers);
+    std::vector<const data::Sample*> pointers;
+    for (const data::Sample& sample : samples) pointers.push_back(&sample);
+    data::Batch batch = data::make_batch(pointers);
     batch.target_index.clear();
     batch.target_ids.clear();
     for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
         const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
         batch.target_index.push_back(t);
-        batch.target_ids.push_back(target == ignore_label ? 0 : target);
+        batch.target_ids.push_back(target == data::ignore_label ? 0 : target);
     }
     batch.labels = batch.tokens();
     return batch;
@@ -231,14 +232,14 @@ struct Scored {
 };
 
 inline Scored score_every_position(model::Model& model, const std::vector<std::vector<int32_t>>& rows) {
-    const Batch batch = every_position(rows);
+    const data::Batch batch = every_position(rows);
     std::vector<at::Tensor> chunks;
     const at::Tensor losses = model.score(
         batch, [&](int64_t, const at::Tensor& logits_CV) { chunks.push_back(logits_CV.to(at::kFloat).cpu().clone()); });
     double sum = 0;
     int64_t count = 0;
     for (std::size_t t = 0; t < batch.ids_T.size(); ++t) {
-        if (batch.targets_T[t] == ignore_label) continue;
+        if (batch.targets_T[t] == data::ignore_label) continue;
         sum += losses.data_ptr<float>()[t];
         ++count;
     }

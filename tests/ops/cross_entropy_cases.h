@@ -44,12 +44,12 @@ inline OpCase accumulate_loss_case(int64_t count, double poison, double before) 
     const bool bad = !std::isfinite(poison);
     if (bad) {  // the loss itself is then not finite: only the report is compared
         c.run = [](ops::Context& ctx, const Tensors& a) {
-            const at::Tensor outcome = bytes_on(StepOutcome{0, 0, 0, 0, 40}, ctx.device());
-            StepOutcome* const reported = ctx.outcome;
-            ctx.outcome = static_cast<StepOutcome*>(outcome.mutable_data_ptr());
+            const at::Tensor outcome = bytes_on(spec::StepOutcome{0, 0, 0, 0, 40}, ctx.device());
+            spec::StepOutcome* const reported = ctx.outcome;
+            ctx.outcome = static_cast<spec::StepOutcome*>(outcome.mutable_data_ptr());
             ops::accumulate_loss(ctx, a[0], {17});
             ops::accumulate_loss(ctx, a[0], {23});
-            StepOutcome seen;
+            spec::StepOutcome seen;
             const at::Tensor bytes = outcome.cpu();
             std::memcpy(&seen, bytes.const_data_ptr(), sizeof(seen));
             EXPECT_FALSE(std::isfinite(seen.loss));

@@ -12,7 +12,7 @@ TEST(CrossEntropy, MatchesAutogradInDoublePrecision) {
 TEST(CrossEntropy, GradientIsTheSlopeOfTheLoss) {
     at::manual_seed(2);
     ops::Context ctx(at::kCPU);
-    StepScalars scalars = testing::test_scalars();
+    spec::StepScalars scalars = testing::test_scalars();
     ctx.scalars = &scalars;
     const at::Tensor logits = at::randn({4, 30}), targets = at::randint(0, 30, {4}, at::kInt), losses = at::empty({4});
     const at::Tensor gradient = logits.clone();

@@ -71,10 +71,10 @@ TEST(GemmTable, WhatWasNotMeasuredIsLeftToTheLibrary) {
         const GemmCase measured = forward(m, 6144, 4096);
         EXPECT_FALSE(left(measured)) << m;
         GemmCase p = measured;
-        p.input_type = p.output_type = DType::f16;
+        p.input_type = p.output_type = spec::DType::f16;
         EXPECT_TRUE(left(p));
         p = measured;
-        p.output_type = DType::f32;
+        p.output_type = spec::DType::f32;
         EXPECT_TRUE(left(p));
         p = measured;
         p.bias = p.a.data;

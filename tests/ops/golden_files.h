@@ -18,13 +18,13 @@ inline std::string path(const std::string& name) {
     return std::string(UNSLOTH_SOURCE_DIR "/tests/golden/") + name;
 }
 
-inline at::ScalarType scalar_type(DType type) {
+inline at::ScalarType scalar_type(spec::DType type) {
     switch (type) {
-        case DType::f32:
+        case spec::DType::f32:
             return at::kFloat;
-        case DType::bf16:
+        case spec::DType::bf16:
             return at::kBFloat16;
-        case DType::u8:
+        case spec::DType::u8:
             return at::kByte;
         default:
             throw std::runtime_error("no such type in these golden files");
@@ -32,8 +32,8 @@ inline at::ScalarType scalar_type(DType type) {
 }
 
 /// A copy of the tensor.
-inline at::Tensor tensor(const SafetensorsFile& file, const std::string& name) {
-    const TensorView& view = file.at(name);
+inline at::Tensor tensor(const formats::SafetensorsFile& file, const std::string& name) {
+    const formats::TensorView& view = file.at(name);
     at::Tensor result = at::empty(view.shape, scalar_type(view.dtype));
     std::memcpy(result.data_ptr(), view.data.data(), view.data.size());
     return result;
@@ -97,14 +97,14 @@ class StepState {
         scalars.loss_scale = 1;
         scalars.max_grad_norm = 1;
         outcome.clip = 1;
-        outcome.first_bad_site = all_finite;
+        outcome.first_bad_site = spec::all_finite;
         store();
     }
     StepState(const StepState&) = delete;
     StepState& operator=(const StepState&) = delete;
 
-    StepScalars scalars{};
-    StepOutcome outcome{};
+    spec::StepScalars scalars{};
+    spec::StepOutcome outcome{};
 
     /// Makes `scalars` and `outcome` visible to the device.
     void store() {
@@ -113,8 +113,8 @@ class StepState {
         std::memcpy(host.data_ptr<uint8_t>() + 128, &outcome, sizeof outcome);
         memory_ = host.to(ctx_.device());
         auto* base = memory_.data_ptr<uint8_t>();
-        ctx_.scalars = reinterpret_cast<const StepScalars*>(base);
-        ctx_.outcome = reinterpret_cast<StepOutcome*>(base + 128);
+        ctx_.scalars = reinterpret_cast<const spec::StepScalars*>(base);
+        ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(base + 128);
     }
     /// Reads `outcome` back.
     void load() {

@@ -22,27 +22,29 @@ class Nf4GemmTest : public ::testing::Test {
 
 TEST_F(Nf4GemmTest, EveryCodeOfATileHasItsOwnPlace) {
     std::set<int> places;
-    for (int row = 0; row < nf4_tile; ++row) {
-        for (int column = 0; column < nf4_tile; ++column) {
-            const Nf4TilePlace place = nf4_tile_place(row, column);
-            EXPECT_TRUE(place.byte >= 0 && place.byte < nf4_tile_code_bytes && (place.shift == 0 || place.shift == 4));
+    for (int row = 0; row < spec::nf4_tile; ++row) {
+        for (int column = 0; column < spec::nf4_tile; ++column) {
+            const spec::Nf4TilePlace place = spec::nf4_tile_place(row, column);
+            EXPECT_TRUE(place.byte >= 0 && place.byte < spec::nf4_tile_code_bytes &&
+                        (place.shift == 0 || place.shift == 4));
             places.insert(place.byte * 2 + place.shift / 4);
         }
     }
-    EXPECT_EQ(places.size(), std::size_t{nf4_tile * nf4_tile});
+    EXPECT_EQ(places.size(), std::size_t{spec::nf4_tile * spec::nf4_tile});
 }
 
 /// A thread's eight elements of an A operand are one 32-bit word: units (i, 2j) and (i, 2j + 1).
 TEST_F(Nf4GemmTest, AWordHoldsWhatAThreadOwns) {
     for (const auto& [row, column] : {std::pair{0, 0}, {8, 0}, {0, 8}, {8, 8}, {0, 1}, {8, 1}, {0, 9}, {8, 9}})
-        EXPECT_EQ(nf4_tile_place(16 + 3 + row, 32 + 4 + column).byte / 4, nf4_tile_place(16 + 3, 32 + 4).byte / 4);
+        EXPECT_EQ(spec::nf4_tile_place(16 + 3 + row, 32 + 4 + column).byte / 4,
+                  spec::nf4_tile_place(16 + 3, 32 + 4).byte / 4);
 }
 
 TEST_F(Nf4GemmTest, TilesDequantiseToTheSameBits) {
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{64, 64}, {128, 320}, {320, 1024}}) {
         const ops::Quant4Tensor weight = quant_cases::random_weight(rows, cols, true, generator);
         const ops::Nf4Tiles tiles = ops::make_nf4_tiles(ctx, weight);
-        EXPECT_EQ(tiles.tiles.numel(), nf4_tiles_bytes(rows, cols));
+        EXPECT_EQ(tiles.tiles.numel(), spec::nf4_tiles_bytes(rows, cols));
         for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
             const at::Tensor expected = quant_cases::dequantize_into_wider(ctx, weight, type, 0, 16);
             const at::Tensor got = at::full({rows, cols + 16}, 7.0, at::dtype(type));

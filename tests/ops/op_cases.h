@@ -37,15 +37,15 @@ struct OpCase {
     std::function<int64_t(at::Device)> workspace = [](at::Device) { return 0; };
     /// Replaces tolerance_of(dtype) when set.
     std::optional<Tolerance> tolerance;
-    StepScalars scalars{};
-    StepOutcome outcome_before{0, 0, 0, 0, all_finite};
-    uint32_t expected_bad_site = all_finite;
+    spec::StepScalars scalars{};
+    spec::StepOutcome outcome_before{0, 0, 0, 0, spec::all_finite};
+    uint32_t expected_bad_site = spec::all_finite;
     double expected_loss = 0;
 };
 
 struct CaseResult {
     Tensors args;  ///< on the CPU, with their storage
-    StepOutcome outcome{};
+    spec::StepOutcome outcome{};
 };
 
 /// A plain struct as bytes on a device.
@@ -60,8 +60,8 @@ inline CaseResult run_case(const OpCase& op_case, at::Device device) {
     ops::Context ctx(device);
     const at::Tensor scalars = bytes_on(op_case.scalars, device);
     const at::Tensor outcome = bytes_on(op_case.outcome_before, device);
-    ctx.scalars = static_cast<const StepScalars*>(scalars.const_data_ptr());
-    ctx.outcome = static_cast<StepOutcome*>(outcome.mutable_data_ptr());
+    ctx.scalars = static_cast<const spec::StepScalars*>(scalars.const_data_ptr());
+    ctx.outcome = static_cast<spec::StepOutcome*>(outcome.mutable_data_ptr());
     const int64_t bytes = op_case.workspace(ctx.device());
     if (bytes > 0) ctx.workspace = at::full({bytes}, 0xFF, at::TensorOptions(at::kByte).device(device));  // NaN as fp32
     Tensors args;
@@ -70,7 +70,7 @@ inline CaseResult run_case(const OpCase& op_case, at::Device device) {
     CaseResult result;
     for (const at::Tensor& arg : args) result.args.push_back(copy_with_storage(arg, at::kCPU));
     const at::Tensor outcome_after = outcome.cpu();
-    std::memcpy(&result.outcome, outcome_after.const_data_ptr(), sizeof(StepOutcome));
+    std::memcpy(&result.outcome, outcome_after.const_data_ptr(), sizeof(spec::StepOutcome));
     return result;
 }
 
@@ -111,8 +111,8 @@ inline void check_on_cpu(const std::vector<OpCase>& cases) {
 }
 
 /// The scalars of a step as tests use them.
-inline StepScalars test_scalars() {
-    StepScalars scalars{};
+inline spec::StepScalars test_scalars() {
+    spec::StepScalars scalars{};
     scalars.step = 1;
     scalars.epoch = 3;
     scalars.seed_lo = 0x12345678u;

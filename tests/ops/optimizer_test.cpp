@@ -40,7 +40,7 @@ TEST_F(OptimizerTest, MapsAreBitsandbytes) {
 }
 
 TEST_F(OptimizerTest, NearestCodesFromAnyGuess) {
-    const SafetensorsFile file(golden::path("optimizer/blockwise8.safetensors"));
+    const formats::SafetensorsFile file(golden::path("optimizer/blockwise8.safetensors"));
     for (const bool is_signed : {true, false}) {
         const std::string kind = is_signed ? "signed" : "unsigned";
         const std::vector<float> map = ops::dynamic_map(is_signed);
@@ -112,7 +112,7 @@ struct TorchCase {
 };
 
 TEST_F(OptimizerTest, EqualsTorchAdamW) {
-    const SafetensorsFile file(golden::path("optimizer/adamw.safetensors"));
+    const formats::SafetensorsFile file(golden::path("optimizer/adamw.safetensors"));
     const std::vector<TorchCase> cases = {{"case0.", 1e-3, 0.9, 0.999, 1e-8, 0.01, 2.5e-5},
                                           {"case1.", 3e-3, 0.9, 0.95, 1e-6, 0.1, 1.4e-5},
                                           {"case2.", 5e-4, 0.85, 0.99, 1e-8, 0.0, 9.4e-6}};
@@ -161,7 +161,7 @@ at::Tensor by_block(const AdamwState& state, const at::Tensor& slots) {
 
 /// 20 steps of the 8-bit golden case; `fp32_corrections` gives equal bits.
 void follow_bitsandbytes(Context& ctx, bool fp32_corrections, double parameter_bound) {
-    const SafetensorsFile file(golden::path("optimizer/adamw8bit.safetensors"));
+    const formats::SafetensorsFile file(golden::path("optimizer/adamw8bit.safetensors"));
     const at::Tensor gradients = golden::tensor(file, "gradients").to(at::kFloat);
     AdamwState state = make_state(std::vector<uint8_t>(16, block_decays | block_8bit), at::kCPU);
     state.params_P.copy_(golden::tensor(file, "initial"));
@@ -341,8 +341,9 @@ TEST_F(OptimizerTest, NotFiniteOrABadSiteSkips) {
         step.load();
         EXPECT_EQ(step.outcome.skipped, 1U) << bad;  // 1e38 each: the norm itself leaves fp32
         EXPECT_EQ(step.outcome.clip, 0.0F);
-        EXPECT_EQ(step.outcome.first_bad_site, bad_gradient_norm) << "a step behind this one must be skipped, too";
-        step.outcome.first_bad_site = all_finite;
+        EXPECT_EQ(step.outcome.first_bad_site, spec::bad_gradient_norm)
+            << "a step behind this one must be skipped, too";
+        step.outcome.first_bad_site = spec::all_finite;
     }
     step.outcome.first_bad_site = 6;
     step.store();
@@ -351,7 +352,7 @@ TEST_F(OptimizerTest, NotFiniteOrABadSiteSkips) {
     EXPECT_EQ(step.outcome.skipped, 1U);
     EXPECT_EQ(step.outcome.first_bad_site, 6U);
     EXPECT_EQ(step.outcome.grad_norm, 32.0F);
-    step.outcome.first_bad_site = all_finite;
+    step.outcome.first_bad_site = spec::all_finite;
     step.store();
     ops::gradient_norm(ctx, at::ones({1024}), scratch);  // skipped of the step before is no memory
     step.load();

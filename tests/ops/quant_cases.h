@@ -32,8 +32,9 @@ inline ops::Quant4Tensor random_weight(int64_t rows, int64_t cols, bool nested, 
     weight.cols = cols;
     weight.packed = at::randint(256, {(elements + 1) / 2}, generator, at::kByte);
     weight.tables = at::empty({272}, at::kFloat);
-    std::copy(std::begin(nf4_code), std::end(nf4_code), weight.tables.data_ptr<float>());
-    std::copy(dynamic_map_256(true).begin(), dynamic_map_256(true).end(), weight.tables.data_ptr<float>() + 16);
+    std::copy(std::begin(spec::nf4_code), std::end(spec::nf4_code), weight.tables.data_ptr<float>());
+    std::copy(spec::dynamic_map_256(true).begin(), spec::dynamic_map_256(true).end(),
+              weight.tables.data_ptr<float>() + 16);
     if (nested) {
         weight.absmax = at::randint(256, {blocks}, generator, at::kByte);
         weight.nested_absmax = at::rand({(blocks + 255) / 256}, generator) * 0.03;
@@ -91,7 +92,7 @@ inline void expect_several_at_once(ops::Context& ctx, at::ScalarType type, at::G
     const at::Tensor got = at::full({rows, width + margin}, 7.0, at::TensorOptions(ctx.device()).dtype(type));
     const at::Tensor expected = at::full({rows, width + margin}, 7.0, at::dtype(type));
     std::vector<ops::Quant4Tensor> host, weights;
-    std::vector<Quant4View> views;
+    std::vector<spec::Quant4View> views;
     std::vector<at::Tensor> outs;
     int64_t row = 0;
     for (const auto& [n, k] : shapes) {
@@ -104,7 +105,7 @@ inline void expect_several_at_once(ops::Context& ctx, at::ScalarType type, at::G
     }
     ops::dequantize_4bit(ctx, views, outs);
     EXPECT_TRUE(golden::same_bits(got, expected));
-    ops::dequantize_4bit(ctx, std::span<const Quant4View>(), std::span<const at::Tensor>());
+    ops::dequantize_4bit(ctx, std::span<const spec::Quant4View>(), std::span<const at::Tensor>());
     outs.pop_back();
     EXPECT_THROW(ops::dequantize_4bit(ctx, views, outs), CheckError);
     outs.push_back(at::empty({2, 32}, got.options().dtype(type == at::kHalf ? at::kFloat : at::kHalf)));

@@ -26,18 +26,19 @@ class QuantTest : public ::testing::Test {
     at::Generator generator = at::detail::createCPUGenerator(11);
 };
 
-at::Tensor absmax_of(const Quant4View& view) {
+at::Tensor absmax_of(const spec::Quant4View& view) {
     at::Tensor absmax = at::empty({view.blocks()}, at::kFloat);
-    for (int64_t block = 0; block < view.blocks(); ++block) absmax.data_ptr<float>()[block] = block_absmax(view, block);
+    for (int64_t block = 0; block < view.blocks(); ++block)
+        absmax.data_ptr<float>()[block] = spec::block_absmax(view, block);
     return absmax;
 }
 
 /// Every 4-bit weight that `hashes` describes, in the checkpoint at `path`.
 void expect_hashes(Context& ctx, const std::string& path, const nlohmann::json& hashes) {
-    const Checkpoint checkpoint = Checkpoint::open(path);
+    const formats::Checkpoint checkpoint = formats::Checkpoint::open(path);
     for (const auto& [name, expected] : hashes.items()) {
         SCOPED_TRACE(path + " " + name);
-        const std::optional<Quant4Weight> stored = find_quant4(checkpoint, name);
+        const std::optional<formats::Quant4Weight> stored = formats::find_quant4(checkpoint, name);
         ASSERT_TRUE(stored);
         const Quant4Tensor weight = ops::upload(ctx, stored->view);
         EXPECT_EQ(sha256(weight.packed), expected["packed_sha256"]);
@@ -94,8 +95,8 @@ TEST_F(QuantTest, RangesOfAWeightJoin) {
     for (const int64_t cut : {1, 2, 63, 64, 65, 127, 300, 333}) {
         at::Tensor joined = at::empty({9, 37}, at::kFloat);
         const auto keep = [](float x) { return x; };
-        dequantize_4bit_range(weight.view(), 0, cut, joined.data_ptr<float>(), keep);
-        dequantize_4bit_range(weight.view(), cut, 9 * 37, joined.data_ptr<float>() + cut, keep);
+        spec::dequantize_4bit_range(weight.view(), 0, cut, joined.data_ptr<float>(), keep);
+        spec::dequantize_4bit_range(weight.view(), cut, 9 * 37, joined.data_ptr<float>() + cut, keep);
         EXPECT_TRUE(same_bits(joined, expected)) << cut;
     }
 }
@@ -118,19 +119,19 @@ TEST_F(QuantTest, RefusesWhatDoesNotFit) {
     EXPECT_THROW(ops::dequantize_4bit(ctx, weight.view(), at::empty({4, 63}, at::kFloat)), CheckError);
     EXPECT_THROW(ops::dequantize_4bit(ctx, weight.view(), at::empty({4, 64}, at::kDouble)), CheckError);
     EXPECT_THROW(ops::dequantize_4bit(ctx, weight.view(), at::empty({64, 4}, at::kFloat).t()), CheckError);
-    Quant4View broken = weight.view();
+    spec::Quant4View broken = weight.view();
     broken.nested_absmax = nullptr;
     EXPECT_THROW(ops::dequantize_4bit(ctx, broken, at::empty({4, 64}, at::kFloat)), CheckError);
     EXPECT_THROW(ops::quantize_nf4(ctx, at::zeros({8, 8}, at::kFloat).t().slice(0, 0, 4)), CheckError);
-    ops::dequantize_4bit(ctx, Quant4View{}, at::empty({0, 0}, at::kFloat));  // nothing to do
+    ops::dequantize_4bit(ctx, spec::Quant4View{}, at::empty({0, 0}, at::kFloat));  // nothing to do
 }
 
 TEST_F(QuantTest, QuantisesAsBitsandbytesDoes) {
-    const SafetensorsFile originals(golden::path("quant/bf16.safetensors"));
-    const Checkpoint stored = Checkpoint::open(golden::path("quant/nf4_dq.safetensors"));
+    const formats::SafetensorsFile originals(golden::path("quant/bf16.safetensors"));
+    const formats::Checkpoint stored = formats::Checkpoint::open(golden::path("quant/nf4_dq.safetensors"));
     for (const char* name : quant_cases::weights) {
         SCOPED_TRACE(name);
-        const Quant4Tensor expected = ops::upload(ctx, find_quant4(stored, name)->view);
+        const Quant4Tensor expected = ops::upload(ctx, formats::find_quant4(stored, name)->view);
         for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {  // the originals are exact in both
             const Quant4Tensor got = ops::quantize_nf4(ctx, golden::tensor(originals, name).to(type));
             EXPECT_TRUE(same_bits(got.packed, expected.packed));
@@ -152,9 +153,9 @@ TEST_F(QuantTest, QuantisesAnyShapeToTheNearestCodes) {
             const at::Tensor block = w.view({-1}).slice(0, i / 64 * 64, std::min(elements, i / 64 * 64 + 64));
             const float x = w.data_ptr<float>()[i] / block.abs().max().item<float>();
             const uint8_t byte = got.packed.data_ptr<uint8_t>()[i / 2];
-            const float chosen = nf4_code[i % 2 == 0 ? byte >> 4 : byte & 15];
+            const float chosen = spec::nf4_code[i % 2 == 0 ? byte >> 4 : byte & 15];
             float best = 10;
-            for (const float entry : nf4_code) best = std::min(best, std::abs(x - entry));
+            for (const float entry : spec::nf4_code) best = std::min(best, std::abs(x - entry));
             ASSERT_LE(std::abs(x - chosen), best + 1e-6F) << i;  // thresholds are midpoints but for rounding
             if (i > 2000) break;
         }
@@ -173,7 +174,7 @@ TEST_F(QuantTest, AbsmaxCodesAreTheNearest) {
     EXPECT_EQ(got.nested_absmax.numel(), 2);
     EXPECT_EQ(got.nested_absmax[0].item<float>(), centred.slice(0, 0, 256).abs().max().item<float>());
     EXPECT_EQ(got.nested_absmax[1].item<float>(), centred.slice(0, 256).abs().max().item<float>());
-    const std::array<float, 256>& map = dynamic_map_256(true);
+    const std::array<float, 256>& map = spec::dynamic_map_256(true);
     for (int64_t block = 0; block < 300; ++block) {
         const float x = centred[block].item<float>() / got.nested_absmax[block / 256].item<float>();
         float best = 10;
@@ -211,8 +212,8 @@ TEST_F(QuantTest, ThreadsDoNotChangeTheResult) {
     const Quant4Tensor whole = ops::quantize_nf4(ctx, w);
     std::vector<uint8_t> packed(150000), codes(4688);
     std::vector<float> absmax(4688), nested(19);
-    quantize_nf4_blocks(w.data_ptr<float>(), w.numel(), 0, 4688, packed.data(), absmax.data());
-    const float offset = quantize_absmax(absmax.data(), 4688, codes.data(), nested.data());
+    spec::quantize_nf4_blocks(w.data_ptr<float>(), w.numel(), 0, 4688, packed.data(), absmax.data());
+    const float offset = spec::quantize_absmax(absmax.data(), 4688, codes.data(), nested.data());
     EXPECT_EQ(offset, whole.nested_offset);
     EXPECT_TRUE(std::equal(packed.begin(), packed.end(), whole.packed.data_ptr<uint8_t>()));
     EXPECT_TRUE(std::equal(codes.begin(), codes.end(), whole.absmax.data_ptr<uint8_t>()));

@@ -95,7 +95,7 @@ inline OpCase column_sums_case(int64_t rows, int64_t columns, at::ScalarType dty
 
 /// One element at a time, straight from the definition in core/philox.h.
 inline at::Tensor dropout_mask(const at::Tensor& row, const at::Tensor& offset, int64_t columns, double p,
-                               const StepScalars& scalars, ops::DropoutKey key) {
+                               const spec::StepScalars& scalars, ops::DropoutKey key) {
     const at::Tensor mask = at::empty({row.size(0), columns}, at::kDouble);
     auto value = mask.accessor<double, 2>();
     const uint32_t site = dropout_site(scalars.epoch, key.layer, key.projection);
@@ -129,7 +129,7 @@ inline OpCase dropout_case(int64_t tokens, int64_t columns, at::ScalarType dtype
     c.run = [=](ops::Context& ctx, const Tensors& a) {
         ops::dropout(ctx, a[2], a[0], a[1], p, key, a.back(), accumulate);
     };
-    const StepScalars scalars = c.scalars;
+    const spec::StepScalars scalars = c.scalars;
     c.expected = [=](const Tensors& a) {
         const at::Tensor dropped = a[2] * dropout_mask(a[0], a[1], columns, p, scalars, key);
         return Tensors{accumulate ? a[3] + dropped : dropped};

@@ -47,7 +47,7 @@ class DropoutTest : public ::testing::Test {
     }
 
     ops::Context ctx{at::kCPU};
-    StepScalars scalars = testing::test_scalars();
+    spec::StepScalars scalars = testing::test_scalars();
     const at::Tensor row = at::tensor({4, 4, 9}, at::kInt), offset = at::tensor({0, 1, 0}, at::kInt);
 };
 
@@ -104,7 +104,7 @@ TEST(Rows, RefusesWrongTensors) {
     EXPECT_THROW(ops::column_sums(ctx, table, at::empty({8}, at::kHalf)), CheckError);
     const at::Tensor two = at::zeros({2}, at::kInt);
     EXPECT_THROW(ops::dropout(ctx, out, two, two, 0.5, {}, out), CheckError) << "no scalars";
-    const StepScalars scalars = testing::test_scalars();
+    const spec::StepScalars scalars = testing::test_scalars();
     ctx.scalars = &scalars;
     EXPECT_NO_THROW(ops::dropout(ctx, out, two, two, 0.5, {}, out));
     EXPECT_THROW(ops::dropout(ctx, out, two, two, 1.0, {}, out), CheckError);

@@ -12,7 +12,7 @@
 #include "unsloth/core/half.h"
 #include "unsloth/spec/dynamic_map.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 /// Rounds to `bits` of significand and a smallest exponent, in double, which is exact here: an independent reference.
@@ -104,4 +104,4 @@ TEST(DynamicMap, EqualsBitsandbytes) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::spec

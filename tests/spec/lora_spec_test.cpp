@@ -6,7 +6,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 ModelSpec model() {
@@ -150,4 +150,4 @@ TEST(ResolveLora, PatternsTakeABoundedTimeAndNoStack) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::spec

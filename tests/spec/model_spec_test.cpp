@@ -8,7 +8,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 nlohmann::json golden(const std::string& name) {
@@ -129,4 +129,4 @@ TEST(ModelSpec, KnowsTheShapesAndBiasesOfItsProjections) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-namespace unsloth {
+namespace unsloth::spec {
 namespace {
 
 ModelSpec model() {
@@ -76,4 +76,4 @@ TEST(TensorTable, IgnoresOnlyWhatNobodyNeeds) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -13,24 +13,25 @@ using Ordered = nlohmann::ordered_json;
 class ChatTemplates : public testing::Test {
   protected:
     ChatTemplates() { folder.write("tokenizer.json", read_text(golden("tokenizer/llama3_small/tokenizer.json"))); }
-    Tokenizer tokenizer(const std::string& chat_template = {}) const {
+    tokenizer::Tokenizer tokenizer(const std::string& chat_template = {}) const {
         json config = {
             {"bos_token", "<|begin_of_text|>"}, {"eos_token", {{"content", "<|eot_id|>"}}}, {"pad_token", nullptr}};
         if (!chat_template.empty()) config["chat_template"] = chat_template;
         folder.write("tokenizer_config.json", config.dump());
-        return Tokenizer::load(folder.path());
+        return tokenizer::Tokenizer::load(folder.path());
     }
     std::string text(const std::string& chat_template, const std::string& row) const {
-        return ChatTemplate::choose("auto", tokenizer(chat_template))
-            .render(Ordered::parse(row), TrainedTurns::none)
+        return tokenizer::ChatTemplate::choose("auto", tokenizer(chat_template))
+            .render(Ordered::parse(row), tokenizer::TrainedTurns::none)
             .text;
     }
     /// The text with each trained range in brackets.
     std::string marked(const std::string& chat_template, const std::string& row,
-                       TrainedTurns turns = TrainedTurns::all) const {
-        return marked(ChatTemplate::choose("auto", tokenizer(chat_template)).render(Ordered::parse(row), turns));
+                       tokenizer::TrainedTurns turns = tokenizer::TrainedTurns::all) const {
+        return marked(
+            tokenizer::ChatTemplate::choose("auto", tokenizer(chat_template)).render(Ordered::parse(row), turns));
     }
-    static std::string marked(const Rendered& rendered) {
+    static std::string marked(const tokenizer::Rendered& rendered) {
         std::string out;
         std::size_t at = 0;
         for (const auto& [begin, end] : rendered.trained_bytes) {
@@ -71,11 +72,11 @@ TEST_F(ChatTemplates, AreChosenByName) {
     folder.write("additional_chat_templates/tool_use.jinja", "with tools");
     folder.write("additional_chat_templates/zephyr.jinja", "the model's zephyr");
     folder.write("additional_chat_templates/bad.jinja", "a\n{% if %}");
-    const Tokenizer model = tokenizer("own");
+    const tokenizer::Tokenizer model = tokenizer("own");
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
     const auto with_tools = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}], "tools": []})");
     const auto rendered = [&](const std::string& name, const Ordered& r) {
-        return ChatTemplate::choose(name, model).render(r).text;
+        return tokenizer::ChatTemplate::choose(name, model).render(r).text;
     };
     EXPECT_EQ(rendered("auto", row), "own");
     EXPECT_EQ(rendered("auto", with_tools), "with tools");
@@ -90,18 +91,20 @@ TEST_F(ChatTemplates, AreChosenByName) {
 
 /// A run over plain texts need not care about the model's template.
 TEST_F(ChatTemplates, AMistakeInTheModelsTemplateShowsWhenItIsUsed) {
-    const ChatTemplate chat = ChatTemplate::choose("auto", tokenizer("{% nosuch %}"));
+    const tokenizer::ChatTemplate chat = tokenizer::ChatTemplate::choose("auto", tokenizer("{% nosuch %}"));
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": "x"}]})");
     EXPECT_NE(error_of(ErrorKind::input, [&] { chat.render(row); }).find("nosuch"), std::string::npos);
 }
 
 TEST_F(ChatTemplates, BuiltinOnes) {
-    const Tokenizer model = tokenizer();
+    const tokenizer::Tokenizer model = tokenizer();
     const auto row = Ordered::parse(
         R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": " Q1"},
         {"role": "assistant", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "1"}]},
         {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}], "add_generation_prompt": true})");
-    const auto rendered = [&](const char* name) { return marked(ChatTemplate::choose(name, model).render(row)); };
+    const auto rendered = [&](const char* name) {
+        return marked(tokenizer::ChatTemplate::choose(name, model).render(row));
+    };
     const std::string b = "<|begin_of_text|>", e = "<|eot_id|>";
     EXPECT_EQ(rendered("llama-2"),
               b + "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ1 [/INST]⟦ A1 " + e + "⟧" + b + "[INST] Q2 [/INST]⟦ A2 " + e + "⟧");
@@ -112,27 +115,28 @@ TEST_F(ChatTemplates, BuiltinOnes) {
     EXPECT_EQ(rendered("llama-3"), b + h + "system" + t + "S" + e + h + "user" + t + "Q1" + e + h + "assistant" + t +
                                        "⟦A1" + e + "⟧" + h + "user" + t + "Q2" + e + h + "assistant" + t + "⟦A2" + e +
                                        "⟧" + h + "assistant" + t);
-    const Tokenizer qwen_model = Tokenizer::load(golden("tokenizer/qwen_small"));
-    const std::vector<Message> one = {{"user", "Q"}};
-    EXPECT_EQ(ChatTemplate::choose("qwen", qwen_model).render(one, true).text,
+    const tokenizer::Tokenizer qwen_model = tokenizer::Tokenizer::load(golden("tokenizer/qwen_small"));
+    const std::vector<tokenizer::Message> one = {{"user", "Q"}};
+    EXPECT_EQ(tokenizer::ChatTemplate::choose("qwen", qwen_model).render(one, true).text,
               "<|im_start|>system\nYou are a helpful "
               "assistant.<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n");
-    for (const std::string_view name : builtin_templates()) {
-        const Tokenizer& fitting = name == "chatml" || name == "qwen" ? qwen_model : model;
+    for (const std::string_view name : tokenizer::builtin_templates()) {
+        const tokenizer::Tokenizer& fitting = name == "chatml" || name == "qwen" ? qwen_model : model;
         const auto call = Ordered::parse(R"({"messages": [{"role": "user", "content": "Q"},
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]})");
         const std::string message =
-            error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, fitting).render(call); });
+            error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose(name, fitting).render(call); });
         EXPECT_NE(message.find("tool calls"), std::string::npos) << name << message;
     }
     for (const char* name : {"llama-2", "mistral"}) {
-        const std::vector<Message> twice = {{"user", "a"}, {"user", "b"}};
-        EXPECT_NE(
-            error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, model).render(twice, false); }).find("in turn"),
-            std::string::npos);
-        EXPECT_NE(error_of(ErrorKind::input, [&] { ChatTemplate::choose(name, qwen_model).render(one, false); })
-                      .find("names none"),
+        const std::vector<tokenizer::Message> twice = {{"user", "a"}, {"user", "b"}};
+        EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose(name, model).render(twice, false); })
+                      .find("in turn"),
                   std::string::npos);
+        EXPECT_NE(
+            error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose(name, qwen_model).render(one, false); })
+                .find("names none"),
+            std::string::npos);
     }
 }
 
@@ -143,7 +147,7 @@ constexpr const char* plain =
 TEST_F(ChatTemplates, TurnsThroughCutOffRenderings) {
     EXPECT_EQ(marked(plain, two_turns),
               "<user>\nQ1</s>\n<assistant>\n⟦A1</s>⟧\n<user>\nA1</s>\n<assistant>\n⟦A2 </s>⟧\n");
-    EXPECT_EQ(marked(plain, two_turns, TrainedTurns::last),
+    EXPECT_EQ(marked(plain, two_turns, tokenizer::TrainedTurns::last),
               "<user>\nQ1</s>\n<assistant>\nA1</s>\n<user>\nA1</s>\n<assistant>\n⟦A2 </s>⟧\n");
     // What a user writes is never taken for a header.
     EXPECT_EQ(
@@ -258,7 +262,7 @@ TEST_F(ChatTemplates, GenerationBlocksTellTheTurns) {
         "endgeneration %}\n{% else %}"
         "{{ m.content }}{% endif %}{% endfor %}";
     EXPECT_EQ(marked(marks, two_turns), "Q1<a>⟦A1!⟧A1<a>⟦A2 !⟧");
-    EXPECT_EQ(marked(marks, two_turns, TrainedTurns::last), "Q1<a>A1!A1<a>⟦A2 !⟧");
+    EXPECT_EQ(marked(marks, two_turns, tokenizer::TrainedTurns::last), "Q1<a>A1!A1<a>⟦A2 !⟧");
     // Within a macro their place is not known: the turns are found as in other templates.
     const std::string in_macro =
         "{% macro say(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}</s>{% endmacro %}"
@@ -306,7 +310,7 @@ TEST_F(ChatTemplates, ACallWithoutContentHasAnEmptyOne) {
 TEST_F(ChatTemplates, SayWhatTheyLeaveOut) {
     const auto left_out = [&](const std::string& source, std::string row, bool tools) {
         if (tools) row.insert(1, R"("tools": [{"name": "f"}], )");
-        return ChatTemplate::choose("auto", tokenizer(source)).render(Ordered::parse(row)).left_out;
+        return tokenizer::ChatTemplate::choose("auto", tokenizer(source)).render(Ordered::parse(row)).left_out;
     };
     const std::string row = call_row(R"({"n": 1})"), plain = "{% for m in messages %}[{{ m.role }}] {{ m.content }}|";
     const std::string calls = calls_by + std::string("{{ c.function.name }}{% endfor %}|");
@@ -325,7 +329,7 @@ TEST_F(ChatTemplates, SayWhatTheyLeaveOut) {
 
 TEST_F(ChatTemplates, ATemplateInThePlaceOfItsNameIsAUsageError) {
     const std::string source = "{% for m in messages %}{{ m.content }}{% endfor %}" + std::string(5000, ' ');
-    EXPECT_NE(error_of(ErrorKind::usage, [&] { ChatTemplate::choose(source, tokenizer("x")); })
+    EXPECT_NE(error_of(ErrorKind::usage, [&] { tokenizer::ChatTemplate::choose(source, tokenizer("x")); })
                   .find("there is no chat template"),
               std::string::npos);
 }
@@ -334,9 +338,9 @@ TEST_F(ChatTemplates, RowsNestedTooDeepAreRefused) {
     std::string nested(2000, '[');
     nested += std::string(2000, ']');
     const auto row = Ordered::parse(R"({"messages": [{"role": "user", "content": )" + nested + "}]}");
-    EXPECT_NE(
-        error_of(ErrorKind::input, [&] { ChatTemplate::choose("auto", tokenizer("x")).render(row); }).find("deeper"),
-        std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::ChatTemplate::choose("auto", tokenizer("x")).render(row); })
+                  .find("deeper"),
+              std::string::npos);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace unsloth::test {
 namespace {
 
-void expect_encodings(const Tokenizer& tokenizer, const std::vector<json>& rows) {
+void expect_encodings(const tokenizer::Tokenizer& tokenizer, const std::vector<json>& rows) {
     for (const json& row : rows) {
         const auto text = row["text"].get<std::string>();
         const auto ids = row["ids"].get<std::vector<int32_t>>();
@@ -18,7 +18,7 @@ void expect_encodings(const Tokenizer& tokenizer, const std::vector<json>& rows)
     }
 }
 
-void expect_decodings(const Tokenizer& tokenizer, const std::vector<json>& rows) {
+void expect_decodings(const tokenizer::Tokenizer& tokenizer, const std::vector<json>& rows) {
     for (const json& row : rows) {
         const auto ids = row["ids"].get<std::vector<int32_t>>();
         EXPECT_EQ(tokenizer.decode(ids, false), row["decoded"].get<std::string>()) << row["ids"];
@@ -30,7 +30,7 @@ class SmallTokenizer : public testing::TestWithParam<const char*> {};
 
 TEST_P(SmallTokenizer, EncodesAndDecodesAsTheReference) {
     const std::string name = GetParam();
-    const Tokenizer tokenizer = Tokenizer::load(golden("tokenizer/" + name));
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(golden("tokenizer/" + name));
     expect_encodings(tokenizer, read_rows(golden("tokenizer/" + name + ".jsonl")));
     expect_decodings(tokenizer, read_rows(golden("tokenizer/" + name + ".decode.jsonl")));
 }
@@ -47,7 +47,7 @@ TEST(Golden, TokenizerJsonOfTheLlamaClass) {
         folder.write("tokenizer_config.json", one["config"].dump());
         if (one.contains("model_type")) folder.write("config.json", json{{"model_type", one["model_type"]}}.dump());
         SCOPED_TRACE(one["config"].dump());
-        expect_encodings(Tokenizer::load(folder.path()), one["rows"].get<std::vector<json>>());
+        expect_encodings(tokenizer::Tokenizer::load(folder.path()), one["rows"].get<std::vector<json>>());
     }
 }
 
@@ -61,7 +61,7 @@ TEST(Golden, TokenizerJsonOfLlama2GivesTheIdsOfItsTokenizerModel) {
         if (!named) settings.erase("legacy");
         folder.write("tokenizer.json", small_json("llama2_small").dump());
         folder.write("tokenizer_config.json", settings.dump());
-        expect_encodings(Tokenizer::load(folder.path()), rows);
+        expect_encodings(tokenizer::Tokenizer::load(folder.path()), rows);
     }
 }
 
@@ -71,7 +71,7 @@ TEST_P(RealTokenizer, EncodesAndDecodesAsTheReference) {
     const std::string name = GetParam();
     const TemporaryFolder folder;
     if (!expand_shared(name, folder)) GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
-    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path());
     expect_encodings(tokenizer, shared_rows("tokenizer/" + name + ".jsonl", folder));
     expect_decodings(tokenizer, shared_rows("tokenizer/" + name + ".decode.jsonl", folder));
 }
@@ -81,12 +81,12 @@ TEST(Golden, SplitsAsTheReference) {
     json document = small_json("llama3_small");
     const TemporaryFolder folder;
     json current;
-    std::optional<Tokenizer> tokenizer;
+    std::optional<tokenizer::Tokenizer> tokenizer;
     for (const json& row : read_rows(golden("tokenizer/splits.jsonl"))) {
         if (row["pre_tokenizer"] != current) {
             current = document["pre_tokenizer"] = row["pre_tokenizer"];
             folder.write("tokenizer.json", document.dump());
-            tokenizer = Tokenizer::load(folder.path());
+            tokenizer = tokenizer::Tokenizer::load(folder.path());
         }
         EXPECT_EQ(tokenizer->encode(row["text"].get<std::string>(), false), row["ids"].get<std::vector<int32_t>>())
             << current << row["text"];
@@ -102,10 +102,10 @@ std::size_t code_points(std::string_view text, std::size_t end) {
 
 /// The reference gives every token of a cut character the whole character; ours are bytes.
 TEST(Golden, OffsetsAreThoseOfTheReference) {
-    const Tokenizer tokenizer = Tokenizer::load(golden("tokenizer/llama3_small"));
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(golden("tokenizer/llama3_small"));
     for (const json& row : read_rows(golden("tokenizer/llama3_small.jsonl"))) {
         const auto text = row["text"].get<std::string>();
-        const Encoding encoding = tokenizer.encode_with_offsets(text, false);
+        const tokenizer::Encoding encoding = tokenizer.encode_with_offsets(text, false);
         ASSERT_EQ(encoding.ids, row["ids"].get<std::vector<int32_t>>());
         const auto expected = row["offsets"].get<std::vector<std::pair<std::size_t, std::size_t>>>();
         ASSERT_EQ(encoding.offsets.size(), expected.size());

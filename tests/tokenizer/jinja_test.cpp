@@ -14,23 +14,24 @@ OrderedJson read_ordered(const std::string& name) {
     return OrderedJson::parse(read_text(golden("jinja/" + name)));
 }
 
-jinja::Variables variables_of(const OrderedJson& object) {
-    jinja::Variables out = {{"tools", {}}, {"documents", {}}, {"add_generation_prompt", false}};
+tokenizer::jinja::Variables variables_of(const OrderedJson& object) {
+    tokenizer::jinja::Variables out = {{"tools", {}}, {"documents", {}}, {"add_generation_prompt", false}};
     for (const auto& [key, value] : object.items()) {
         std::erase_if(out, [&, k = key](const auto& entry) { return entry.first == k; });
-        out.emplace_back(key, jinja::from_json(value));
+        out.emplace_back(key, tokenizer::jinja::from_json(value));
     }
     return out;
 }
 
-std::string render(const std::string& source, const jinja::Variables& variables = {}) {
-    return jinja::Template::compile(source, "test").render(variables).text;
+std::string render(const std::string& source, const tokenizer::jinja::Variables& variables = {}) {
+    return tokenizer::jinja::Template::compile(source, "test").render(variables).text;
 }
 
-void expect_row(const json& row, const std::string& source, const jinja::Variables& variables) {
+void expect_row(const json& row, const std::string& source, const tokenizer::jinja::Variables& variables) {
     const std::string shown = source.substr(0, 300);
     try {
-        const jinja::RenderedTemplate out = jinja::Template::compile(source, "test").render(variables);
+        const tokenizer::jinja::RenderedTemplate out =
+            tokenizer::jinja::Template::compile(source, "test").render(variables);
         ASSERT_FALSE(row.contains("error")) << shown << "\nrendered as " << out.text;
         EXPECT_EQ(out.text, row["text"].get<std::string>()) << shown;
         EXPECT_EQ(json(out.generations), row.value("generations", json::array())) << shown;
@@ -41,7 +42,7 @@ void expect_row(const json& row, const std::string& source, const jinja::Variabl
 }
 
 TEST(Jinja, ExpressionsAndStatementsAsTheReference) {
-    const jinja::Variables variables = variables_of(read_ordered("variables.json"));
+    const tokenizer::jinja::Variables variables = variables_of(read_ordered("variables.json"));
     int rendered = 0, refused = 0;
     for (const json& row : read_rows(golden("jinja/expressions.jsonl"))) {
         expect_row(row, row["template"], variables);
@@ -64,7 +65,7 @@ TEST(Jinja, WholeTemplatesAsTheReference) {
     EXPECT_GE(rows, 50);
 }
 
-std::string refusal(const std::string& source, const jinja::Variables& variables = {}) {
+std::string refusal(const std::string& source, const tokenizer::jinja::Variables& variables = {}) {
     return error_of(ErrorKind::input, [&] { render(source, variables); });
 }
 
@@ -168,7 +169,8 @@ TEST(Jinja, WorkWithinOneStepIsBounded) {
     const auto started = std::chrono::steady_clock::now();
     const auto refused = [](const std::string& source) {
         SCOPED_TRACE(source.substr(0, 200));
-        return error_of(ErrorKind::input, [&] { jinja::Template::compile(source, "test").render({}, 2'000'000); });
+        return error_of(ErrorKind::input,
+                        [&] { tokenizer::jinja::Template::compile(source, "test").render({}, 2'000'000); });
     };
     const auto nested = [](const std::string& pair, const std::string& use) {  // 2^60 values, of which 60 are in memory
         return "{% set n = namespace(a=" + pair + ", b=" + pair +
@@ -227,19 +229,19 @@ TEST(Jinja, WorkWithinOneStepIsBounded) {
 
 /// One compiled template serves several threads, and one rendering leaves nothing behind for the next.
 TEST(Jinja, RenderingsAreIndependent) {
-    const jinja::Template t = jinja::Template::compile(
+    const tokenizer::jinja::Template t = tokenizer::jinja::Template::compile(
         "{% set ns = namespace(n=0) %}{% for i in range(n) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n "
         "}}{{ x is defined }}",
         "test");
-    const auto sum = [&](int n) { return t.render({{"n", jinja::Value(n)}}).text; };
+    const auto sum = [&](int n) { return t.render({{"n", tokenizer::jinja::Value(n)}}).text; };
     EXPECT_EQ(sum(5), "10False");
-    EXPECT_EQ(t.render({{"n", jinja::Value(2)}, {"x", jinja::Value(1)}}).text, "1True");
+    EXPECT_EQ(t.render({{"n", tokenizer::jinja::Value(2)}, {"x", tokenizer::jinja::Value(1)}}).text, "1True");
     EXPECT_EQ(sum(3), "3False");
 }
 
 TEST(Jinja, GenerationWithinAValueIsTold) {
     const auto within = [](const std::string& source) {
-        return jinja::Template::compile(source, "test").render({}).generation_within_value;
+        return tokenizer::jinja::Template::compile(source, "test").render({}).generation_within_value;
     };
     EXPECT_FALSE(within("{% generation %}a{% endgeneration %}"));
     EXPECT_TRUE(within("{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}"));
@@ -261,7 +263,7 @@ TEST(Jinja, DocumentsKeepOrderAndNumbers) {
     const auto plain =
         OrderedJson::parse(R"({"z": 1, "a": [18446744073709551615, -9223372036854775808, 1.0], "z": 2})");
     EXPECT_TRUE(document.is_discarded());  // no number
-    EXPECT_EQ(render("{{ d | tojson }}", {{"d", jinja::from_json(plain)}}),
+    EXPECT_EQ(render("{{ d | tojson }}", {{"d", tokenizer::jinja::from_json(plain)}}),
               R"({"z": 2, "a": [18446744073709551615, -9223372036854775808, 1.0]})");
 }
 

@@ -7,8 +7,8 @@
 namespace unsloth::test {
 namespace {
 
-Tokenizer golden_tokenizer(const char* name) {
-    return Tokenizer::load(golden(std::string("tokenizer/") + name));
+tokenizer::Tokenizer golden_tokenizer(const char* name) {
+    return tokenizer::Tokenizer::load(golden(std::string("tokenizer/") + name));
 }
 
 std::string golden_model() {
@@ -18,7 +18,7 @@ std::string golden_model() {
 TEST(SentencePiece, DecodesWhatItEncoded) {
     std::mt19937 random(5);
     for (const char* name : {"llama2_small", "mistral_small", "spm_small"}) {
-        const Tokenizer tokenizer = golden_tokenizer(name);
+        const tokenizer::Tokenizer tokenizer = golden_tokenizer(name);
         for (int i = 0; i < 200; ++i) {
             // Not a space in front: "first" adds none there, so that decoding takes the text's own away.
             std::string text = "x";
@@ -31,7 +31,7 @@ TEST(SentencePiece, DecodesWhatItEncoded) {
 
 TEST(SentencePiece, TakesAMegabyteWithoutSpaces) {
     for (const char* name : {"llama2_small", "mistral_small", "affix_small"}) {
-        const Tokenizer tokenizer = golden_tokenizer(name);
+        const tokenizer::Tokenizer tokenizer = golden_tokenizer(name);
         for (const std::string unit : {"a", "the", " ", "\n", "é", "中", "!", "<s"}) {
             std::string text = "x";
             while (text.size() < 1'000'000) text += unit;
@@ -47,10 +47,10 @@ TEST(SentencePiece, TakesAMegabyteWithoutSpaces) {
 /// Tokens of a text cover it from end to end, whatever was inserted or merged.
 TEST(SentencePiece, OffsetsCoverTheText) {
     for (const char* name : {"llama2_small", "mistral_small", "metaspace_small", "spm_legacy_small"}) {
-        const Tokenizer tokenizer = golden_tokenizer(name);
+        const tokenizer::Tokenizer tokenizer = golden_tokenizer(name);
         for (const json& row : read_rows(golden("tokenizer/" + std::string(name) + ".jsonl"))) {
             const auto text = row["text"].get<std::string>();
-            const Encoding encoding = tokenizer.encode_with_offsets(text, false);
+            const tokenizer::Encoding encoding = tokenizer.encode_with_offsets(text, false);
             ASSERT_EQ(encoding.ids, row["ids"].get<std::vector<int32_t>>()) << row["text"];
             ASSERT_EQ(encoding.offsets.size(), encoding.ids.size());
             std::size_t last_begin = 0, last_end = 0;
@@ -70,7 +70,7 @@ TEST(SentencePiece, OffsetsCoverTheText) {
 
 /// A space that the tokenizer puts in front of a stretch stands at the stretch's first character.
 TEST(SentencePiece, InsertedSpacesBelongToTheCharacterBehindThem) {
-    const Encoding encoding = golden_tokenizer("llama2_small").encode_with_offsets("</s>\u00e9x", false);
+    const tokenizer::Encoding encoding = golden_tokenizer("llama2_small").encode_with_offsets("</s>\u00e9x", false);
     ASSERT_GE(encoding.offsets.size(), 3u);
     using Span = std::pair<std::size_t, std::size_t>;
     EXPECT_EQ(encoding.offsets[0].first, 0u);
@@ -79,7 +79,7 @@ TEST(SentencePiece, InsertedSpacesBelongToTheCharacterBehindThem) {
 }
 
 TEST(SentencePiece, KnowsItsSpecialTokens) {
-    const Tokenizer tokenizer = golden_tokenizer("spm_legacy_small");
+    const tokenizer::Tokenizer tokenizer = golden_tokenizer("spm_legacy_small");
     EXPECT_EQ(tokenizer.bos_id(), 1);
     EXPECT_EQ(tokenizer.eos_id(), 2);
     EXPECT_TRUE(tokenizer.adds_bos());
@@ -92,20 +92,20 @@ TEST(SentencePiece, KnowsItsSpecialTokens) {
 
 TEST(SentencePiece, ModelAloneIsEnough) {
     const TemporaryFolder folder;
-    EXPECT_FALSE(Tokenizer::exists(folder.path()));
+    EXPECT_FALSE(tokenizer::Tokenizer::exists(folder.path()));
     folder.write("tokenizer.model", golden_model());
-    EXPECT_TRUE(Tokenizer::exists(folder.path()));
-    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    EXPECT_TRUE(tokenizer::Tokenizer::exists(folder.path()));
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path());
     EXPECT_TRUE(tokenizer.adds_bos());
     EXPECT_FALSE(tokenizer.adds_eos());
     EXPECT_EQ(tokenizer.eos_id(), 2);
     EXPECT_EQ(tokenizer.stop_ids(), std::vector<int32_t>{2});
     folder.write("tokenizer_config.json", R"({"add_bos_token": false, "add_prefix_space": false})");
-    const Tokenizer bare = Tokenizer::load(folder.path());
+    const tokenizer::Tokenizer bare = tokenizer::Tokenizer::load(folder.path());
     EXPECT_FALSE(bare.adds_bos());
     EXPECT_EQ(bare.decode(bare.encode(" a", true), false), " a");
     folder.write("added_tokens.json", R"({"<pad>": 600})");
-    EXPECT_EQ(Tokenizer::load(folder.path()).added_token_id("<pad>"), 600);
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).added_token_id("<pad>"), 600);
 }
 
 TEST(SentencePiece, SettingsAreChecked) {
@@ -121,7 +121,7 @@ TEST(SentencePiece, SettingsAreChecked) {
         {R"({"added_tokens_decoder": {"600": {"lstrip": true}}})", "'content' is missing"}};
     for (const auto& [config, expected] : cases) {
         folder.write("tokenizer_config.json", config);
-        const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+        const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
         EXPECT_NE(message.find("tokenizer_config.json"), std::string::npos) << message;
         EXPECT_NE(message.find(expected), std::string::npos) << message;
     }
@@ -156,7 +156,7 @@ TEST(SentencePiece, BadModelsAreRefused) {
     const TemporaryFolder folder;
     for (const auto& [bytes, expected] : cases) {
         folder.write("tokenizer.model", bytes);
-        const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+        const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
         EXPECT_NE(message.find("tokenizer.model"), std::string::npos) << message;
         EXPECT_NE(message.find(expected), std::string::npos) << message;
     }
@@ -177,7 +177,7 @@ TEST(SentencePiece, DamagedModelsAreRefusedOrRead) {
         }
         folder.write("tokenizer.model", damaged);
         try {
-            Tokenizer::load(folder.path()).encode("Hello, wörld", true);
+            tokenizer::Tokenizer::load(folder.path()).encode("Hello, wörld", true);
         } catch (const Error& error) {
             EXPECT_EQ(error.kind(), ErrorKind::input) << error.what();
             ++refused;

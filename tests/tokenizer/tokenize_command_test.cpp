@@ -9,16 +9,16 @@ namespace {
 
 class TokenizeCommand : public testing::Test {
   protected:
-    std::vector<json> run(const TokenizeOptions& options, const std::string& input) const {
+    std::vector<json> run(const tokenizer::TokenizeOptions& options, const std::string& input) const {
         std::istringstream in(input);
         std::ostringstream out;
-        tokenize_stream(tokenizer, options, in, out);
+        tokenizer::tokenize_stream(tokenizer, options, in, out);
         std::vector<json> rows;
         std::istringstream lines(out.str());
         for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
         return rows;
     }
-    Tokenizer tokenizer = Tokenizer::load(golden("tokenizer/llama3_small"));
+    tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(golden("tokenizer/llama3_small"));
 };
 
 TEST_F(TokenizeCommand, Text) {
@@ -28,7 +28,7 @@ TEST_F(TokenizeCommand, Text) {
     EXPECT_EQ(rows[0]["text"], "the café");
     EXPECT_EQ(rows[0]["trained"], json::array());
     EXPECT_EQ(rows[1]["ids"], json::array({*tokenizer.bos_id()}));
-    TokenizeOptions options;
+    tokenizer::TokenizeOptions options;
     options.no_special = true;
     EXPECT_EQ(run(options, "{\"text\": \"the\"}")[0]["ids"], json(tokenizer.encode("the", false)));
 }
@@ -40,20 +40,20 @@ TEST_F(TokenizeCommand, Messages) {
     std::string line = input;
     std::replace(line.begin(), line.end(), '\n', ' ');
     const json row = run({}, line)[0];
-    const std::vector<Message> messages = {{"user", "Q"}, {"assistant", "A"}};
-    const Rendered rendered = ChatTemplate::choose("llama-3", tokenizer).render(messages, true);
-    const EncodedTurns turns = encode_rendered(tokenizer, rendered);
+    const std::vector<tokenizer::Message> messages = {{"user", "Q"}, {"assistant", "A"}};
+    const tokenizer::Rendered rendered = tokenizer::ChatTemplate::choose("llama-3", tokenizer).render(messages, true);
+    const tokenizer::EncodedTurns turns = tokenizer::encode_rendered(tokenizer, rendered);
     EXPECT_EQ(row["text"], rendered.text);
     EXPECT_EQ(row["ids"], json(turns.ids));
     EXPECT_EQ(row["trained"], json(turns.trained));
     ASSERT_EQ(row["trained"].size(), 1u);
-    TokenizeOptions options;
+    tokenizer::TokenizeOptions options;
     options.chat_template = "alpaca";
     EXPECT_NE(run(options, line)[0]["text"].get<std::string>().find("### Response:\nA<|eot_id|>"), std::string::npos);
 }
 
 TEST_F(TokenizeCommand, Decode) {
-    TokenizeOptions options;
+    tokenizer::TokenizeOptions options;
     options.decode = true;
     const json ids = tokenizer.encode("the café", true);
     EXPECT_EQ(run(options, json{{"ids", ids}}.dump())[0]["text"], "<|begin_of_text|>the café");
@@ -107,21 +107,21 @@ TEST_F(TokenizeCommand, MalformedLinesAreNamed) {
 TEST_F(TokenizeCommand, RowsBeforeABadLineAreWritten) {
     std::istringstream in("{\"text\": \"one\"}\n{\"text\": 2}\n");
     std::ostringstream out;
-    error_of(ErrorKind::input, [&] { tokenize_stream(tokenizer, {}, in, out); });
+    error_of(ErrorKind::input, [&] { tokenizer::tokenize_stream(tokenizer, {}, in, out); });
     EXPECT_EQ(json::parse(out.str())["text"], "one");
 }
 
 TEST_F(TokenizeCommand, UnknownTemplateIsAUsageError) {
-    TokenizeOptions options;
+    tokenizer::TokenizeOptions options;
     options.chat_template = "vicuna";
     EXPECT_NE(error_of(ErrorKind::usage, [&] { run(options, ""); }).find("vicuna"), std::string::npos);
 }
 
 TEST(MeasureCommand, ReportsRoundsOfEncoding) {
-    const Tokenizer tokenizer = Tokenizer::load(golden("tokenizer/llama2_small"));
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(golden("tokenizer/llama2_small"));
     std::istringstream in("{\"text\": \"Hello\"}\n\n{\"text\": \"\u00e9\"}\n");
     std::ostringstream out;
-    measure_encoding(tokenizer, true, 3, in, out);
+    tokenizer::measure_encoding(tokenizer, true, 3, in, out);
     const json result = json::parse(out.str());
     EXPECT_EQ(result["rows"], 2);
     EXPECT_EQ(result["bytes"], 7);
@@ -130,7 +130,7 @@ TEST(MeasureCommand, ReportsRoundsOfEncoding) {
     for (const std::string bad : {"{", "{\"ids\": []}", "[]"}) {
         std::istringstream rows("{\"text\": \"a\"}\n" + bad);
         const std::string message =
-            error_of(ErrorKind::input, [&] { measure_encoding(tokenizer, true, 1, rows, out); });
+            error_of(ErrorKind::input, [&] { tokenizer::measure_encoding(tokenizer, true, 1, rows, out); });
         EXPECT_NE(message.find("line 2"), std::string::npos) << message;
     }
 }

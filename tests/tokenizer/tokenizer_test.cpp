@@ -8,12 +8,12 @@
 namespace unsloth::test {
 namespace {
 
-Tokenizer llama() {
-    return Tokenizer::load(golden("tokenizer/llama3_small"));
+tokenizer::Tokenizer llama() {
+    return tokenizer::Tokenizer::load(golden("tokenizer/llama3_small"));
 }
 
-Tokenizer qwen() {
-    return Tokenizer::load(golden("tokenizer/qwen_small"));
+tokenizer::Tokenizer qwen() {
+    return tokenizer::Tokenizer::load(golden("tokenizer/qwen_small"));
 }
 
 /// Joins the best pair again and again, straight from the definition.
@@ -39,7 +39,7 @@ std::vector<int32_t> reference_bpe(const json& model, const std::string& ascii_w
 
 TEST(Tokenizer, MergesLongWordsByTheDefinition) {
     const json model = small_json("qwen_small")["model"];
-    const Tokenizer tokenizer = qwen();
+    const tokenizer::Tokenizer tokenizer = qwen();
     std::mt19937 random(7);
     for (const std::size_t length : {1u, 2u, 31u, 32u, 33u, 34u, 60u, 200u, 700u}) {
         for (int repeat = 0; repeat < 4; ++repeat) {
@@ -52,7 +52,7 @@ TEST(Tokenizer, MergesLongWordsByTheDefinition) {
 }
 
 TEST(Tokenizer, DecodesWhatItEncoded) {
-    const Tokenizer tokenizer = llama();
+    const tokenizer::Tokenizer tokenizer = llama();
     std::mt19937 random(3);
     for (int i = 0; i < 200; ++i) {
         std::string text;
@@ -63,7 +63,7 @@ TEST(Tokenizer, DecodesWhatItEncoded) {
 }
 
 TEST(Tokenizer, TakesAMegabyteWithoutSpaces) {
-    const Tokenizer tokenizer = llama();
+    const tokenizer::Tokenizer tokenizer = llama();
     for (const std::string unit : {"a", "the", " ", "\n", "é", "!", "<|"}) {
         std::string text;
         while (text.size() < 1'000'000) text += unit;
@@ -74,7 +74,7 @@ TEST(Tokenizer, TakesAMegabyteWithoutSpaces) {
 /// A pattern that backs off over every byte of a run needs more steps than PCRE2 allows by default.
 TEST(Tokenizer, TakesARunOfSpacesBeyondTheDefaultMatchLimit) {
     const std::string text(12'000'000, ' ');
-    const Encoding encoding = llama().encode_with_offsets(text, false);
+    const tokenizer::Encoding encoding = llama().encode_with_offsets(text, false);
     std::size_t covered = 0;
     for (const auto& [begin, end] : encoding.offsets) {
         EXPECT_EQ(begin, covered);
@@ -84,7 +84,7 @@ TEST(Tokenizer, TakesARunOfSpacesBeyondTheDefaultMatchLimit) {
 }
 
 TEST(Tokenizer, ReadsInvalidUtf8AsReplacementCharacters) {
-    const Tokenizer tokenizer = llama();
+    const tokenizer::Tokenizer tokenizer = llama();
     const std::vector<std::pair<std::string, std::string>> cases = {
         {"a\xff"
          "b",
@@ -98,7 +98,7 @@ TEST(Tokenizer, ReadsInvalidUtf8AsReplacementCharacters) {
         {"x\x80", "x\uFFFD"}};
     for (const auto& [bytes, text] : cases) EXPECT_EQ(tokenizer.encode(bytes, false), tokenizer.encode(text, false));
     // Offsets are those of the bytes that came in.
-    const Encoding encoding = tokenizer.encode_with_offsets("\xff<|eot_id|>\xfe", false);
+    const tokenizer::Encoding encoding = tokenizer.encode_with_offsets("\xff<|eot_id|>\xfe", false);
     const auto eot = std::find(encoding.ids.begin(), encoding.ids.end(), *tokenizer.token_id("<|eot_id|>"));
     ASSERT_NE(eot, encoding.ids.end());
     EXPECT_EQ(encoding.offsets[eot - encoding.ids.begin()], (std::pair<std::size_t, std::size_t>(1, 11)));
@@ -106,9 +106,9 @@ TEST(Tokenizer, ReadsInvalidUtf8AsReplacementCharacters) {
 }
 
 TEST(Tokenizer, OffsetsReachBackThroughNormalisation) {
-    const Tokenizer tokenizer = qwen();
+    const tokenizer::Tokenizer tokenizer = qwen();
     const std::string text = "x e\u0301<|im_end|>y";  // e + accent become one character of two bytes
-    const Encoding encoding = tokenizer.encode_with_offsets(text, false);
+    const tokenizer::Encoding encoding = tokenizer.encode_with_offsets(text, false);
     const auto end = std::find(encoding.ids.begin(), encoding.ids.end(), *tokenizer.token_id("<|im_end|>"));
     ASSERT_NE(end, encoding.ids.end());
     const auto at = static_cast<std::size_t>(end - encoding.ids.begin());
@@ -118,7 +118,7 @@ TEST(Tokenizer, OffsetsReachBackThroughNormalisation) {
 }
 
 TEST(Tokenizer, KnowsItsSpecialTokens) {
-    const Tokenizer a = llama();
+    const tokenizer::Tokenizer a = llama();
     EXPECT_EQ(a.bos_id(), a.token_id("<|begin_of_text|>"));
     EXPECT_EQ(a.eos_id(), a.token_id("<|eot_id|>"));
     EXPECT_TRUE(a.adds_bos());
@@ -131,12 +131,12 @@ TEST(Tokenizer, KnowsItsSpecialTokens) {
     EXPECT_EQ(a.added_token_id("the"), std::nullopt);
     EXPECT_EQ(a.token_id("not a token"), std::nullopt);
     EXPECT_THROW(a.token(static_cast<int32_t>(a.vocab_size())), CheckError);
-    const Tokenizer b = qwen();
+    const tokenizer::Tokenizer b = qwen();
     EXPECT_EQ(b.bos_id(), std::nullopt);
     EXPECT_EQ(b.eos_id(), b.token_id("<|im_end|>"));
     EXPECT_FALSE(b.adds_bos());
     EXPECT_FALSE(b.is_special(*b.added_token_id("<think>")));
-    const Tokenizer c = Tokenizer::load(golden("tokenizer/gpt2_small"));
+    const tokenizer::Tokenizer c = tokenizer::Tokenizer::load(golden("tokenizer/gpt2_small"));
     EXPECT_TRUE(c.adds_bos());
     EXPECT_TRUE(c.adds_eos());
 }
@@ -144,20 +144,20 @@ TEST(Tokenizer, KnowsItsSpecialTokens) {
 TEST(Tokenizer, ReadsTheFilesBesideIt) {
     const TemporaryFolder folder;
     folder.write("tokenizer.json", small_json("llama3_small").dump());
-    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), std::nullopt);
-    EXPECT_TRUE(Tokenizer::load(folder.path()).adds_bos());  // the post-processor says it
-    const auto id = [&](const char* token) { return *Tokenizer::load(folder.path()).token_id(token); };
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).eos_id(), std::nullopt);
+    EXPECT_TRUE(tokenizer::Tokenizer::load(folder.path()).adds_bos());  // the post-processor says it
+    const auto id = [&](const char* token) { return *tokenizer::Tokenizer::load(folder.path()).token_id(token); };
     const int32_t eot = id("<|eot_id|>"), eos = id("<|end_of_text|>");
     folder.write("config.json", json{{"eos_token_id", eos}}.dump());
-    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), eos);
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).eos_id(), eos);
     folder.write("generation_config.json", json{{"eos_token_id", {eot, eos, 1 << 20}}}.dump());
-    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), eot);
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).eos_id(), eot);
     folder.write("special_tokens_map.json", R"({"eos_token": {"content": "<|end_of_text|>"}})");
-    EXPECT_EQ(Tokenizer::load(folder.path()).eos_id(), eos);
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).eos_id(), eos);
     folder.write("tokenizer_config.json",
                  R"({"eos_token": "<|eot_id|>", "chat_template": [{"name": "tool_use", "template": "T"},
                      {"name": "default", "template": "D"}]})");
-    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path());
     EXPECT_EQ(tokenizer.eos_id(), eot);
     EXPECT_EQ(tokenizer.stop_ids(), (std::vector<int32_t>{eot, eos}));
     using Named = std::vector<std::pair<std::string, std::string>>;
@@ -175,9 +175,9 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
     std::filesystem::create_directory(folder.path() / "additional_chat_templates");
     folder.write("additional_chat_templates/rag.jinja", "R");
     folder.write("additional_chat_templates/notes.txt", "no template");
-    EXPECT_EQ(Tokenizer::load(folder.path()).chat_templates(),
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).chat_templates(),
               (Named{{"tool_use", "T"}, {"default", "J"}, {"rag", "R"}}));
-    EXPECT_EQ(Tokenizer::load(folder.path()).folder(), folder.path());
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).folder(), folder.path());
     files.insert(files.end(), {"chat_template.jinja", "additional_chat_templates/rag.jinja"});
     EXPECT_EQ(names(), files);
 }
@@ -192,7 +192,7 @@ TEST(Tokenizer, PathsThatItsFilesNameAreNotFollowed) {
                                                          {"name_or_path", "../.."},
                                                          {"chat_template", "../secret.jinja"}}
                                                         .dump());
-    const Tokenizer tokenizer = Tokenizer::load(folder.path() / "tokenizer");
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path() / "tokenizer");
     ASSERT_EQ(tokenizer.chat_templates().size(), 1u);
     EXPECT_EQ(tokenizer.chat_templates()[0].second, "../secret.jinja") << "a template, not the path of one";
     for (const auto& file : tokenizer.files()) EXPECT_EQ(file.parent_path(), folder.path() / "tokenizer");
@@ -205,7 +205,7 @@ TEST(Tokenizer, MergesMayBeStrings) {
     }
     const TemporaryFolder folder;
     folder.write("tokenizer.json", document.dump());
-    const Tokenizer strings = Tokenizer::load(folder.path()), pairs = qwen();
+    const tokenizer::Tokenizer strings = tokenizer::Tokenizer::load(folder.path()), pairs = qwen();
     for (const json& row : read_rows(golden("tokenizer/qwen_small.jsonl"))) {
         const auto text = row["text"].get<std::string>();
         EXPECT_EQ(strings.encode(text, false), pairs.encode(text, false));
@@ -214,7 +214,7 @@ TEST(Tokenizer, MergesMayBeStrings) {
 
 /// Two tokenizers and eight threads share the per-thread caches.
 TEST(Tokenizer, IsSafeFromManyThreads) {
-    const Tokenizer a = llama(), b = qwen();
+    const tokenizer::Tokenizer a = llama(), b = qwen();
     const std::vector<json> rows_a = read_rows(golden("tokenizer/llama3_small.jsonl"));
     const std::vector<json> rows_b = read_rows(golden("tokenizer/qwen_small.jsonl"));
     std::atomic<int> wrong = 0;
@@ -243,7 +243,7 @@ TEST_P(BadTokenizerJson, IsRefusedByName) {
     document.merge_patch(json::parse(GetParam().patch));
     const TemporaryFolder folder;
     folder.write("tokenizer.json", document.dump());
-    const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(message.find((folder.path() / "tokenizer.json").string()), std::string::npos) << message;
     EXPECT_NE(message.find(GetParam().expected), std::string::npos) << message;
 }
@@ -309,7 +309,7 @@ TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
     const TemporaryFolder folder;
     const auto message = [&] {
         folder.write("tokenizer.json", document.dump());
-        return error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+        return error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     };
     const std::vector<std::pair<const char*, const char*>> cases = {{"(a", "not valid"},
                                                                     {"[\\W]", "'\\W'"},
@@ -362,7 +362,7 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
         }
         text.replace(text.find("\"here\""), 6, opening + closing);
         folder.write("tokenizer.json", text);
-        const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+        const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
         EXPECT_NE(message.find("nested"), std::string::npos) << message.substr(0, 300);
         document = small_json("llama3_small");
     }
@@ -371,20 +371,21 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
     text.replace(text.find("\"version\":\"1.0\""), 15,
                  "\"version\":" + std::string(depth, '[') + std::string(depth, ']'));
     folder.write("tokenizer.json", text);
-    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("a list of 1"),
+    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); }).find("a list of 1"),
               std::string::npos);
 }
 
 TEST(Tokenizer, NumbersThatNoDoubleHoldsAreRefused) {
     const TemporaryFolder folder;
     folder.write("tokenizer.json", R"({"version": "1.0", "truncation": 1e999})");
-    EXPECT_NE(
-        error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("tokenizer.json: not valid JSON"),
-        std::string::npos);
+    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); })
+                  .find("tokenizer.json: not valid JSON"),
+              std::string::npos);
     folder.write("tokenizer.json", small_json("llama3_small").dump());
     folder.write("generation_config.json", R"({"temperature": 1e999})");
-    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); }).find("generation_config.json"),
-              std::string::npos);
+    EXPECT_NE(
+        error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); }).find("generation_config.json"),
+        std::string::npos);
 }
 
 TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
@@ -392,13 +393,13 @@ TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
     json document = small_json("llama3_small");
     document["model"]["vocab"]["far away"] = 268435455;  // tables for so many ids would take 30 GB
     folder.write("tokenizer.json", document.dump());
-    EXPECT_NE(error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); })
+    EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); })
                   .find("['far away']: expected an id from 0 to "),
               std::string::npos);
     document["model"]["vocab"]["far away"] = 1'000'000;
     document["post_processor"] = nullptr;  // names ids of added tokens, which count on from the vocabulary's size
     folder.write("tokenizer.json", document.dump());
-    EXPECT_EQ(Tokenizer::load(folder.path()).vocab_size(), 1'000'001);
+    EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).vocab_size(), 1'000'001);
 }
 
 TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
@@ -409,9 +410,9 @@ TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
         for (int i = 0; i < 50; ++i) steps.push_back(step);
         document[part] = {{"type", "Sequence"}, {members, steps}};
         folder.write("tokenizer.json", document.dump());
-        return Tokenizer::load(folder.path());
+        return tokenizer::Tokenizer::load(folder.path());
     };
-    const auto encode = [](const Tokenizer& tokenizer) {
+    const auto encode = [](const tokenizer::Tokenizer& tokenizer) {
         return error_of(ErrorKind::input, [&] { tokenizer.encode("é a", false); });
     };
     const json doubling = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
@@ -421,7 +422,7 @@ TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
     const json bytes = {
         {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
     EXPECT_NE(encode(with("pre_tokenizer", "pretokenizers", bytes)).find(reason), std::string::npos);
-    const Tokenizer decodes = with("decoder", "decoders", doubling);
+    const tokenizer::Tokenizer decodes = with("decoder", "decoders", doubling);
     const std::vector<int32_t> ids = decodes.encode("a a", false);
     EXPECT_NE(error_of(ErrorKind::input, [&] { decodes.decode(ids, false); }).find(reason), std::string::npos);
 }
@@ -439,7 +440,7 @@ TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
                          {"normalized", false},
                          {"special", special}});
     folder.write("tokenizer.json", document.dump());
-    const Tokenizer tokenizer = Tokenizer::load(folder.path());
+    const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path());
     const auto id = tokenizer.added_token_id("<twice>");
     ASSERT_TRUE(id);
     EXPECT_TRUE(tokenizer.is_special(*id));
@@ -450,12 +451,12 @@ TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
 TEST(Tokenizer, BrokenJsonNamesFileAndLine) {
     const TemporaryFolder folder;
     folder.write("tokenizer.json", "{\n\"version\": \"1.0\",\n oops}");
-    const std::string message = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(message.find("tokenizer.json:3"), std::string::npos) << message;
     folder.write("tokenizer.json", std::string(100000, '['));
-    error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     std::filesystem::remove(folder.path() / "tokenizer.json");
-    const std::string missing = error_of(ErrorKind::input, [&] { Tokenizer::load(folder.path()); });
+    const std::string missing = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(missing.find("tokenizer.json"), std::string::npos) << missing;
 }
 

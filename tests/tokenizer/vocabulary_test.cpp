@@ -5,12 +5,12 @@
 
 #include "tokenizer/support.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 namespace {
 
 using namespace test;
 
-Vocabulary small(const std::string& name, const std::string& pre = {}) {
+spec::Vocabulary small(const std::string& name, const std::string& pre = {}) {
     return read_vocabulary(golden("tokenizer/" + name), pre);
 }
 
@@ -31,9 +31,9 @@ void expect_refused(const std::string& name, const std::string& words, const Cha
 }
 
 TEST(Vocabulary, OfAByteLevelTokenizer) {
-    const Vocabulary vocabulary = small("llama3_small");
+    const spec::Vocabulary vocabulary = small("llama3_small");
     const json document = small_json("llama3_small");
-    EXPECT_EQ(vocabulary.kind, Vocabulary::Kind::byte_bpe);
+    EXPECT_EQ(vocabulary.kind, spec::Vocabulary::Kind::byte_bpe);
     EXPECT_EQ(vocabulary.pre_tokenizer, "llama-bpe");
     EXPECT_TRUE(vocabulary.add_bos);
     EXPECT_FALSE(vocabulary.add_eos);
@@ -41,12 +41,12 @@ TEST(Vocabulary, OfAByteLevelTokenizer) {
     ASSERT_EQ(vocabulary.tokens.size(), model.at("vocab").size() + document.at("added_tokens").size());
     for (const auto& [text, id] : model.at("vocab").items()) {
         EXPECT_EQ(vocabulary.tokens[id.get<std::size_t>()].text, text);
-        EXPECT_EQ(vocabulary.tokens[id.get<std::size_t>()].kind, TokenKind::normal);
+        EXPECT_EQ(vocabulary.tokens[id.get<std::size_t>()].kind, spec::TokenKind::normal);
     }
     for (const json& added : document.at("added_tokens")) {
-        const VocabularyToken& token = vocabulary.tokens[added.at("id").get<std::size_t>()];
+        const spec::VocabularyToken& token = vocabulary.tokens[added.at("id").get<std::size_t>()];
         EXPECT_EQ(token.text, added.at("content"));
-        EXPECT_EQ(token.kind, TokenKind::control);
+        EXPECT_EQ(token.kind, spec::TokenKind::control);
     }
     ASSERT_EQ(vocabulary.merges.size(), model.at("merges").size());
     const json& first = model.at("merges").at(0);
@@ -58,33 +58,33 @@ TEST(Vocabulary, OfAByteLevelTokenizer) {
 }
 
 TEST(Vocabulary, TellsTokensOfTextsFromMarkers) {
-    const Vocabulary vocabulary = small("qwen_small");
+    const spec::Vocabulary vocabulary = small("qwen_small");
     EXPECT_EQ(vocabulary.pre_tokenizer, "qwen2");
     const json document = small_json("qwen_small");
-    std::map<TokenKind, int> kinds;
+    std::map<spec::TokenKind, int> kinds;
     for (const json& added : document.at("added_tokens")) {
-        const VocabularyToken& token = vocabulary.tokens[added.at("id").get<std::size_t>()];
+        const spec::VocabularyToken& token = vocabulary.tokens[added.at("id").get<std::size_t>()];
         const std::string text = added.at("content");
         const bool marker = added.at("special").get<bool>() || text.starts_with("<|");
-        EXPECT_EQ(token.kind, marker ? TokenKind::control : TokenKind::user_defined) << text;
+        EXPECT_EQ(token.kind, marker ? spec::TokenKind::control : spec::TokenKind::user_defined) << text;
         ++kinds[token.kind];
     }
-    EXPECT_GT(kinds[TokenKind::user_defined], 0);
-    EXPECT_GT(kinds[TokenKind::control], 0);
+    EXPECT_GT(kinds[spec::TokenKind::user_defined], 0);
+    EXPECT_GT(kinds[spec::TokenKind::control], 0);
 }
 
 TEST(Vocabulary, OfASentencePieceTokenizerInJson) {
-    const Vocabulary vocabulary = small("llama2_small");
-    EXPECT_EQ(vocabulary.kind, Vocabulary::Kind::sentencepiece);
+    const spec::Vocabulary vocabulary = small("llama2_small");
+    EXPECT_EQ(vocabulary.kind, spec::Vocabulary::Kind::sentencepiece);
     EXPECT_TRUE(vocabulary.add_space_prefix);
     EXPECT_TRUE(vocabulary.add_bos);
     const auto& tokens = vocabulary.tokens;
     EXPECT_EQ(tokens[3].text, "<0x00>");
-    EXPECT_EQ(tokens[3].kind, TokenKind::byte);
-    EXPECT_EQ(tokens[1].kind, TokenKind::control);
+    EXPECT_EQ(tokens[3].kind, spec::TokenKind::byte);
+    EXPECT_EQ(tokens[1].kind, spec::TokenKind::control);
     // A merge of lower rank must come first: its result has the higher score.
     std::map<std::string, float> scores;
-    for (const VocabularyToken& token : tokens) scores[token.text] = token.score;
+    for (const spec::VocabularyToken& token : tokens) scores[token.text] = token.score;
     float last = 1;
     const json document = small_json("llama2_small");
     for (const json& merge : document.at("model").at("merges")) {
@@ -99,20 +99,20 @@ TEST(Vocabulary, OfASentencePieceTokenizerInJson) {
 }
 
 TEST(Vocabulary, OfASentencePieceModel) {
-    const Vocabulary vocabulary = small("spm_small");
-    EXPECT_EQ(vocabulary.kind, Vocabulary::Kind::sentencepiece);
+    const spec::Vocabulary vocabulary = small("spm_small");
+    EXPECT_EQ(vocabulary.kind, spec::Vocabulary::Kind::sentencepiece);
     EXPECT_EQ(vocabulary.tokens[0].text, "<unk>");
     EXPECT_EQ(*vocabulary.bos, 1);
     EXPECT_EQ(*vocabulary.eos, 2);
     int bytes = 0;
-    for (const VocabularyToken& token : vocabulary.tokens) bytes += token.kind == TokenKind::byte;
+    for (const spec::VocabularyToken& token : vocabulary.tokens) bytes += token.kind == spec::TokenKind::byte;
     EXPECT_EQ(bytes, 256);
 }
 
 TEST(Vocabulary, TakesScoresOfTheModelBesideTheJsonIfItIsTheSame) {
     const TemporaryFolder folder;
     std::filesystem::copy(golden("tokenizer/spm_small/tokenizer.model"), folder.path() / "tokenizer.model");
-    const Vocabulary model = read_vocabulary(folder.path());
+    const spec::Vocabulary model = read_vocabulary(folder.path());
     json document = small_json("llama2_small");
     json& vocab = document["model"]["vocab"] = json::object();
     document["model"]["merges"] = json::array({json::array({model.tokens[300].text, model.tokens[301].text})});
@@ -121,10 +121,10 @@ TEST(Vocabulary, TakesScoresOfTheModelBesideTheJsonIfItIsTheSame) {
     for (std::size_t id = 0; id < model.tokens.size(); ++id) vocab[model.tokens[id].text] = id;
     vocab[model.tokens[300].text + model.tokens[301].text] = model.tokens.size();
     folder.write("tokenizer.json", document.dump());
-    const Vocabulary same = read_vocabulary(folder.path());
+    const spec::Vocabulary same = read_vocabulary(folder.path());
     int compared = 0;
     for (std::size_t id = 0; id < model.tokens.size(); ++id) {
-        if (model.tokens[id].kind != TokenKind::normal) continue;
+        if (model.tokens[id].kind != spec::TokenKind::normal) continue;
         EXPECT_EQ(same.tokens[id].score, model.tokens[id].score) << id;
         ++compared;
     }
@@ -183,4 +183,4 @@ TEST(Vocabulary, RefusesTokensThatAreThereTwice) {
 }
 
 }  // namespace
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -7,23 +7,23 @@
 namespace unsloth::train {
 namespace {
 
-std::string about_rate(FinetuningType type, double rate) {
-    Config config;
+std::string about_rate(config::FinetuningType type, double rate) {
+    config::Config config;
     config.lora.finetuning_type = type;
     config.training.learning_rate = rate;
     return doubt_learning_rate(config).value_or("");
 }
 
 TEST(Doubts, LearningRatesFarFromTheUsual) {
-    for (const double usual : {1e-5, 2e-4, 2e-3}) EXPECT_EQ(about_rate(FinetuningType::lora, usual), "");
-    for (const double usual : {1e-7, 2e-5, 1e-4}) EXPECT_EQ(about_rate(FinetuningType::full, usual), "");
+    for (const double usual : {1e-5, 2e-4, 2e-3}) EXPECT_EQ(about_rate(config::FinetuningType::lora, usual), "");
+    for (const double usual : {1e-7, 2e-5, 1e-4}) EXPECT_EQ(about_rate(config::FinetuningType::full, usual), "");
     EXPECT_EQ(
-        about_rate(FinetuningType::lora, 0.02),
+        about_rate(config::FinetuningType::lora, 0.02),
         "training.learning_rate 0.02 is far from what is usual for a LoRA (1e-5 to 2e-3, often 2e-4): the loss may "
         "rise instead of falling");
-    EXPECT_TRUE(about_rate(FinetuningType::lora, 2e-7).ends_with("little will be learnt"));
-    EXPECT_TRUE(about_rate(FinetuningType::full, 2e-4).find("often 1e-5") != std::string::npos);
-    EXPECT_TRUE(about_rate(FinetuningType::full, 0).ends_with("little will be learnt"));
+    EXPECT_TRUE(about_rate(config::FinetuningType::lora, 2e-7).ends_with("little will be learnt"));
+    EXPECT_TRUE(about_rate(config::FinetuningType::full, 2e-4).find("often 1e-5") != std::string::npos);
+    EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learnt"));
 }
 
 TEST(Doubts, ALossThatRisesTenfoldIsToldOnce) {

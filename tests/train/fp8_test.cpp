@@ -109,7 +109,7 @@ fs::path wide_model(const ScratchFolder& folder, int64_t intermediate) {
         "rope_theta": 10000.0, "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1})"));
     train::run_init({.config_file = (folder / (name + ".json")).string(),
                      .out = (folder / name).string(),
-                     .quantize = InitQuantize::nf4});
+                     .quantize = config::InitQuantize::nf4});
     return folder / name;
 }
 
@@ -129,7 +129,7 @@ TEST_P(Fp8Training, TakesTheWidestMlpsInUse) {
 
 TEST_P(Fp8Training, RefusesWiderMlpsWhenPlanning) {
     if (GetParam() == "cpu") GTEST_SKIP() << "the CPU has no longest row";
-    const LoadedConfig config =
+    const config::LoadedConfig config =
         make_config(flags + Flags{"--model.compute_dtype", "fp8", "--model.path", wide_model(folder, 32784).string()});
     try {
         const train::Trainer trainer(config);
@@ -152,7 +152,8 @@ TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
     request.device = device;
     request.dtype = at::kBFloat16;
     request.fp8 = true;
-    const auto file = std::make_shared<const WeightFile>(WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
+    const auto file = std::make_shared<const formats::WeightFile>(
+        formats::WeightFile::open(model_folder("tiny_llama/nf4_dq").string()));
     try {
         const model::ModelPlan plan(file, request);
         ADD_FAILURE() << "planned";
@@ -173,7 +174,7 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
         "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1})");
     train::run_init({.config_file = (folder / "shape.json").string(),
                      .out = (folder / "model").string(),
-                     .quantize = InitQuantize::nf4});
+                     .quantize = config::InitQuantize::nf4});
     std::vector<Row> rows(4);
     for (std::size_t row = 0; row < rows.size(); ++row) {
         for (std::size_t t = 0; t < 512; ++t)

@@ -18,19 +18,19 @@ std::vector<Row> rows_of(const std::string& name) {
         Row row;
         row.ids.assign(ids.begin(), ids.begin() + 26);
         row.labels = row.ids;
-        row.labels[2] = ignore_label;
+        row.labels[2] = data::ignore_label;
         rows.push_back(row);
     }
     return rows;
 }
 
 /// The loss of a training step that changes nothing: with the same masks whenever it is taken.
-StepOutcome still_step(train::Trainer& trainer, int64_t number) {
+spec::StepOutcome still_step(train::Trainer& trainer, int64_t number) {
     trainer.stepper().issue(trainer.loader().step(0), number, 0.0);
     return trainer.stepper().take(true)->outcome;
 }
 
-double scored_loss(train::Trainer& trainer, const Batch& batch) {
+double scored_loss(train::Trainer& trainer, const data::Batch& batch) {
     return in_fp64(trainer.model().score(batch)).sum().item<double>() / static_cast<double>(batch.labels);
 }
 
@@ -68,8 +68,8 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
         trainer.stepper().issue(trainer.loader().step(0), number, 5e-3);
         trainer.stepper().take(true);
     }
-    const StepOutcome outcome = still_step(trainer, 4);
-    const Batch batch = trainer.loader().step(0).micro[0];
+    const spec::StepOutcome outcome = still_step(trainer, 4);
+    const data::Batch batch = trainer.loader().step(0).micro[0];
     const double scored = scored_loss(trainer, batch);
     EXPECT_LT(std::abs(outcome.loss - scored), dropout ? 1.0 : 1e-5);
     if (dropout) {

@@ -17,7 +17,7 @@ using namespace test;
 
 /// A rank's model, batch and steps.
 struct Rank {
-    Rank(const LoadedConfig& config, comm::Group& shared)
+    Rank(const config::LoadedConfig& config, comm::Group& shared)
         : group(shared),
           benched(config, at::kCPU, {12, 12}, &shared),
           stepper(benched.ctx(), benched.model(), {.max_grad_norm = 1, .seed = 1, .group = &shared}) {}
@@ -37,7 +37,7 @@ struct Rank {
 class RanksTest : public ::testing::Test {
   protected:
     void SetUp() override { UNSLOTH_NEEDS_XZ(); }
-    LoadedConfig config() const {
+    config::LoadedConfig config() const {
         return make_config({"--model.path", model_folder("small_llama/nf4_dq").string(), "--lora.r", "8"});
     }
 };
@@ -73,7 +73,7 @@ TEST_F(RanksTest, AValueThatTheSumsDoNotShowIsEveryonesToSkip) {
         EXPECT_FALSE(rank.skipped());
         const auto second = *rank.stepper.take(/*must=*/true);
         EXPECT_EQ(second.outcome.skipped, 1U) << "rank " << group.rank();
-        EXPECT_EQ(second.outcome.first_bad_site, group.rank() == 0 ? 3U : bad_elsewhere);
+        EXPECT_EQ(second.outcome.first_bad_site, group.rank() == 0 ? 3U : spec::bad_elsewhere);
         EXPECT_TRUE(at::equal(rank.values(), good)) << "rank " << group.rank();
     });
 }

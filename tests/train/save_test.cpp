@@ -25,9 +25,9 @@ class SaveTest : public ::testing::TestWithParam<std::string> {
 
 /// Losses of the first rows under a trainer's model as it is.
 at::Tensor score_first_step(train::Trainer& trainer) {
-    const StepBatch step = trainer.loader().step(0);
+    const data::StepBatch step = trainer.loader().step(0);
     std::vector<at::Tensor> losses;
-    for (const Batch& micro : step.micro) losses.push_back(trainer.model().score(micro));
+    for (const data::Batch& micro : step.micro) losses.push_back(trainer.model().score(micro));
     return at::cat(losses);
 }
 
@@ -41,7 +41,7 @@ void take_steps(train::Trainer& trainer) {
 TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
     for (const char* variant : {"rslora", "patterns", "modules_to_save"}) {
         SCOPED_TRACE(variant);
-        const LoadedConfig config = make_config(flags(variant, "6"));
+        const config::LoadedConfig config = make_config(flags(variant, "6"));
         train::Trainer trainer(config);
         trainer.load();
         take_steps(trainer);
@@ -51,11 +51,12 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
 
         const Tensors values = copy_values(*trainer.model().parameters());
         expect_same_bits(read_tensors(folder / "saved/adapter_model.safetensors"), values);
-        const Adapter adapter = read_adapter(folder / "saved", trainer.plan().spec());
+        const formats::Adapter adapter = formats::read_adapter(folder / "saved", trainer.plan().spec());
         EXPECT_EQ(adapter.config.base_model_name_or_path, config.config.model.path);
-        const Adapter initial = read_adapter(*config.config.model.adapter_name_or_path, trainer.plan().spec());
+        const formats::Adapter initial =
+            formats::read_adapter(*config.config.model.adapter_name_or_path, trainer.plan().spec());
         for (std::size_t layer = 0; layer < initial.layers.size(); ++layer)
-            for (std::size_t p = 0; p < projection_count; ++p) {
+            for (std::size_t p = 0; p < spec::projection_count; ++p) {
                 EXPECT_EQ(adapter.layers[layer][p].r, initial.layers[layer][p].r);
                 EXPECT_EQ(adapter.layers[layer][p].scale, initial.layers[layer][p].scale);
             }
@@ -77,9 +78,9 @@ TEST_P(SaveTest, AnAdapterFolderReadsBackAndContinues) {
 }
 
 TEST_P(SaveTest, AFullRunLeavesAModelThatScoresTheSame) {
-    const LoadedConfig config = make_config(flags("full", "5"));
+    const config::LoadedConfig config = make_config(flags("full", "5"));
     train::Trainer(config).run();
-    EXPECT_EQ(WeightFile::open((folder / "out").string()).spec.dtype, DType::bf16);
+    EXPECT_EQ(formats::WeightFile::open((folder / "out").string()).spec.dtype, spec::DType::bf16);
 
     // The same run in memory, its masters rounded as the checkpoint's own type does.
     train::Trainer trainer(config);
@@ -91,11 +92,11 @@ TEST_P(SaveTest, AFullRunLeavesAModelThatScoresTheSame) {
     trainer.model().parameters_changed();
     const at::Tensor expected = score_first_step(trainer);
 
-    const StepBatch step = trainer.loader().step(0);
-    const BatchLimits limits = trainer.loader().limits();
+    const data::StepBatch step = trainer.loader().step(0);
+    const data::BatchLimits limits = trainer.loader().limits();
     const LoadedModel saved = load_model(folder / "out", GetParam(), at::kFloat, false, limits.tokens, limits.segments);
     std::vector<at::Tensor> losses;
-    for (const Batch& micro : step.micro) losses.push_back(saved->score(micro));
+    for (const data::Batch& micro : step.micro) losses.push_back(saved->score(micro));
     EXPECT_LT(max_abs(at::cat(losses), expected), 1e-5);
     const LoadedModel before =
         load_model(config.config.model.path, GetParam(), at::kFloat, false, limits.tokens, limits.segments);
@@ -114,12 +115,12 @@ TEST_P(SaveTest, ShardsHoldWhatOneFileHolds) {
     EXPECT_FALSE(fs::exists(folder / "many/model.safetensors"));
     EXPECT_TRUE(fs::exists(folder / "many/model.safetensors.index.json"));
     // Untrained, so also what was loaded.
-    const WeightFile one = WeightFile::open((folder / "one").string()),
-                     many = WeightFile::open((folder / "many").string());
-    const WeightFile original = WeightFile::open(source.string());
+    const formats::WeightFile one = formats::WeightFile::open((folder / "one").string()),
+                              many = formats::WeightFile::open((folder / "many").string());
+    const formats::WeightFile original = formats::WeightFile::open(source.string());
     ASSERT_EQ(one.tensors.all().size(), original.tensors.all().size());
     ASSERT_EQ(many.tensors.all().size(), original.tensors.all().size());
-    for (const TensorSource& tensor : original.tensors.all()) {
+    for (const formats::TensorSource& tensor : original.tensors.all()) {
         const std::string& name = tensor.rule.hf_name;
         const at::Tensor expected = tensor_of(*tensor.tensor);
         EXPECT_TRUE(same_bits(tensor_of(*one.tensors.find(name)->tensor), expected)) << name;
@@ -136,30 +137,30 @@ TEST_P(SaveTest, ATiedModelTrainsAndSavesOneMatrix) {
         rows.push_back(row);
     }
     write_rows(folder / "rows.jsonl", rows);
-    const LoadedConfig config = make_config({"--model.path",
-                                             model_folder("llama_tied").string(),
-                                             "--data.train_file",
-                                             (folder / "rows.jsonl").string(),
-                                             "--training.output_dir",
-                                             (folder / "out").string(),
-                                             "--training.overwrite_output_dir",
-                                             "true",
-                                             "--lora.finetuning_type",
-                                             "full",
-                                             "--training.warmup_steps",
-                                             "0",
-                                             "--training.learning_rate",
-                                             "0.001",
-                                             "--hardware.device",
-                                             GetParam(),
-                                             "--training.num_train_epochs",
-                                             "6",
-                                             "--training.deterministic",
-                                             "true"});
+    const config::LoadedConfig config = make_config({"--model.path",
+                                                     model_folder("llama_tied").string(),
+                                                     "--data.train_file",
+                                                     (folder / "rows.jsonl").string(),
+                                                     "--training.output_dir",
+                                                     (folder / "out").string(),
+                                                     "--training.overwrite_output_dir",
+                                                     "true",
+                                                     "--lora.finetuning_type",
+                                                     "full",
+                                                     "--training.warmup_steps",
+                                                     "0",
+                                                     "--training.learning_rate",
+                                                     "0.001",
+                                                     "--hardware.device",
+                                                     GetParam(),
+                                                     "--training.num_train_epochs",
+                                                     "6",
+                                                     "--training.deterministic",
+                                                     "true"});
     const Course course = train_all(config);
     EXPECT_LT(course.steps.back().outcome.loss, 0.9 * course.steps.front().outcome.loss);
     train::Trainer(config).run();
-    const WeightFile saved = WeightFile::open((folder / "out").string());
+    const formats::WeightFile saved = formats::WeightFile::open((folder / "out").string());
     EXPECT_TRUE(saved.spec.tie_word_embeddings);
     EXPECT_EQ(saved.tensors.find("lm_head.weight"), nullptr);
     const at::Tensor embed = tensor_of(*saved.tensors.find("model.embed_tokens.weight")->tensor);

@@ -16,19 +16,20 @@ namespace {
 
 using Kwargs = std::vector<std::pair<std::string, std::string>>;
 
-const std::map<std::string, Schedule> names = {{"linear", Schedule::linear},
-                                               {"cosine", Schedule::cosine},
-                                               {"cosine_with_restarts", Schedule::cosine_with_restarts},
-                                               {"polynomial", Schedule::polynomial},
-                                               {"constant", Schedule::constant},
-                                               {"constant_with_warmup", Schedule::constant_with_warmup},
-                                               {"inverse_sqrt", Schedule::inverse_sqrt},
-                                               {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
-                                               {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
-                                               {"warmup_stable_decay", Schedule::warmup_stable_decay}};
+const std::map<std::string, config::Schedule> names = {
+    {"linear", config::Schedule::linear},
+    {"cosine", config::Schedule::cosine},
+    {"cosine_with_restarts", config::Schedule::cosine_with_restarts},
+    {"polynomial", config::Schedule::polynomial},
+    {"constant", config::Schedule::constant},
+    {"constant_with_warmup", config::Schedule::constant_with_warmup},
+    {"inverse_sqrt", config::Schedule::inverse_sqrt},
+    {"cosine_with_min_lr", config::Schedule::cosine_with_min_lr},
+    {"cosine_warmup_with_min_lr", config::Schedule::cosine_warmup_with_min_lr},
+    {"warmup_stable_decay", config::Schedule::warmup_stable_decay}};
 
-TrainingOptions training_of(Schedule schedule, Kwargs kwargs = {}, int64_t warmup_steps = 0) {
-    TrainingOptions training;
+config::TrainingOptions training_of(config::Schedule schedule, Kwargs kwargs = {}, int64_t warmup_steps = 0) {
+    config::TrainingOptions training;
     training.lr_scheduler_type = schedule;
     training.lr_scheduler_kwargs = std::move(kwargs);
     training.warmup_steps = warmup_steps;
@@ -45,9 +46,9 @@ TEST(Schedule, EqualsTransformers) {
         Kwargs kwargs;
         for (const auto& [key, value] : entry["options"].items())
             kwargs.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
-        TrainingOptions training = training_of(names.at(name), kwargs, entry["warmup"]);
+        config::TrainingOptions training = training_of(names.at(name), kwargs, entry["warmup"]);
         training.learning_rate = golden["base_lr"];
-        const ScheduleOptions options = schedule_options(training, entry["total"]);
+        const train::ScheduleOptions options = train::schedule_options(training, entry["total"]);
         std::vector<int64_t> steps = entry["steps"];
         if (steps.size() == 3) {
             const int64_t last = steps[1];
@@ -57,7 +58,7 @@ TEST(Schedule, EqualsTransformers) {
         const std::vector<double> expected = entry["multiplier"];
         ASSERT_EQ(steps.size(), expected.size());
         for (std::size_t i = 0; i < steps.size(); ++i)
-            ASSERT_NEAR(schedule_multiplier(names.at(name), options, steps[i]), expected[i], 1e-12)
+            ASSERT_NEAR(train::schedule_multiplier(names.at(name), options, steps[i]), expected[i], 1e-12)
                 << entry["options"] << " " << name << " " << steps[i];
         ++seen[name];
     }
@@ -65,28 +66,29 @@ TEST(Schedule, EqualsTransformers) {
 }
 
 TEST(Schedule, WarmupFromStepsOrRatio) {
-    TrainingOptions training = training_of(Schedule::linear);
+    config::TrainingOptions training = training_of(config::Schedule::linear);
     training.warmup_ratio = 0.03;
-    EXPECT_EQ(warmup_steps_of(training, 1000), 30);
-    EXPECT_EQ(warmup_steps_of(training, 1001), 31);  // rounded up
-    EXPECT_EQ(warmup_steps_of(training, 0), 0);
+    EXPECT_EQ(train::warmup_steps_of(training, 1000), 30);
+    EXPECT_EQ(train::warmup_steps_of(training, 1001), 31);  // rounded up
+    EXPECT_EQ(train::warmup_steps_of(training, 0), 0);
     training.warmup_steps = 7;
-    EXPECT_EQ(warmup_steps_of(training, 1000), 7);
-    EXPECT_EQ(schedule_options(training, 1000).warmup_steps, 7);
+    EXPECT_EQ(train::warmup_steps_of(training, 1000), 7);
+    EXPECT_EQ(train::schedule_options(training, 1000).warmup_steps, 7);
 }
 
 TEST(Schedule, AbsoluteMinimumIsAShareOfTheBase) {
-    const ScheduleOptions options =
-        schedule_options(training_of(Schedule::cosine_with_min_lr, {{"min_lr", "2e-5"}}), 100);
-    EXPECT_NEAR(schedule_multiplier(Schedule::cosine_with_min_lr, options, 100), 0.1, 1e-12);
+    const train::ScheduleOptions options =
+        train::schedule_options(training_of(config::Schedule::cosine_with_min_lr, {{"min_lr", "2e-5"}}), 100);
+    EXPECT_NEAR(train::schedule_multiplier(config::Schedule::cosine_with_min_lr, options, 100), 0.1, 1e-12);
 }
 
 TEST(Schedule, StableStepsGivenWin) {
-    const ScheduleOptions options = schedule_options(
-        training_of(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"num_stable_steps", "20"}}), 100);
-    EXPECT_EQ(schedule_multiplier(Schedule::warmup_stable_decay, options, 19), 1.0);
-    EXPECT_NEAR(schedule_multiplier(Schedule::warmup_stable_decay, options, 25), 0.5, 1e-12);
-    EXPECT_EQ(schedule_multiplier(Schedule::warmup_stable_decay, options, 31), 0.0);
+    const train::ScheduleOptions options = train::schedule_options(
+        training_of(config::Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"num_stable_steps", "20"}}),
+        100);
+    EXPECT_EQ(train::schedule_multiplier(config::Schedule::warmup_stable_decay, options, 19), 1.0);
+    EXPECT_NEAR(train::schedule_multiplier(config::Schedule::warmup_stable_decay, options, 25), 0.5, 1e-12);
+    EXPECT_EQ(train::schedule_multiplier(config::Schedule::warmup_stable_decay, options, 31), 0.0);
 }
 
 TEST(Schedule, StaysFiniteAndWithinBoundsEverywhere) {
@@ -94,11 +96,12 @@ TEST(Schedule, StaysFiniteAndWithinBoundsEverywhere) {
         for (const int64_t total : {0, 1, 2, 10}) {
             for (const int64_t warmup : {0, 1, 2, 10, 20}) {
                 Kwargs kwargs;
-                if (schedule == Schedule::warmup_stable_decay) kwargs = {{"num_decay_steps", "3"}};
+                if (schedule == config::Schedule::warmup_stable_decay) kwargs = {{"num_decay_steps", "3"}};
                 if (name.ends_with("min_lr")) kwargs = {{"min_lr_rate", "0.1"}};
-                const ScheduleOptions options = schedule_options(training_of(schedule, kwargs, warmup), total);
+                const train::ScheduleOptions options =
+                    train::schedule_options(training_of(schedule, kwargs, warmup), total);
                 for (int64_t step = 0; step <= total + 2; ++step) {
-                    const double multiplier = schedule_multiplier(schedule, options, step);
+                    const double multiplier = train::schedule_multiplier(schedule, options, step);
                     EXPECT_TRUE(multiplier >= 0 && multiplier <= 1)
                         << name << " " << total << " " << warmup << " " << step << " " << multiplier;
                 }
@@ -108,9 +111,9 @@ TEST(Schedule, StaysFiniteAndWithinBoundsEverywhere) {
 }
 
 /// The message of the usage error that parsing raises; "" if it raises none.
-std::string refusal(Schedule schedule, const Kwargs& kwargs) {
+std::string refusal(config::Schedule schedule, const Kwargs& kwargs) {
     try {
-        schedule_options(training_of(schedule, kwargs), 100);
+        train::schedule_options(training_of(schedule, kwargs), 100);
     } catch (const Error& error) {
         EXPECT_EQ(error.kind(), ErrorKind::usage);
         return error.what();
@@ -119,33 +122,35 @@ std::string refusal(Schedule schedule, const Kwargs& kwargs) {
 }
 
 TEST(Schedule, RefusesWhatAScheduleDoesNotHave) {
-    EXPECT_EQ(refusal(Schedule::cosine, {{"num_cycles", "1.5"}}), "");
-    EXPECT_EQ(refusal(Schedule::warmup_stable_decay,
+    EXPECT_EQ(refusal(config::Schedule::cosine, {{"num_cycles", "1.5"}}), "");
+    EXPECT_EQ(refusal(config::Schedule::warmup_stable_decay,
                       {{"num_decay_steps", "10"}, {"decay_type", "1-sqrt"}, {"num_stable_steps", "null"}}),
               "");
-    const std::string unknown = refusal(Schedule::cosine, {{"num_cycle", "1.5"}});
+    const std::string unknown = refusal(config::Schedule::cosine, {{"num_cycle", "1.5"}});
     EXPECT_NE(unknown.find("num_cycle"), std::string::npos);
     EXPECT_NE(unknown.find("It takes: num_cycles."), std::string::npos) << unknown;
-    EXPECT_NE(refusal(Schedule::linear, {{"power", "2"}}).find("It takes none."), std::string::npos);
-    EXPECT_NE(refusal(Schedule::polynomial, {{"power", "two"}}).find("a number"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::polynomial, {{"power", "2x"}}), "");
-    EXPECT_NE(refusal(Schedule::polynomial, {{"lr_end", "0.01"}}).find("lr_end"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::cosine_with_restarts, {{"num_cycles", "1.5"}}).find("whole number"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::cosine_with_min_lr, {}).find("neither"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::cosine_with_min_lr, {{"min_lr", "1e-5"}, {"min_lr_rate", "0.1"}}).find("both"),
+    EXPECT_NE(refusal(config::Schedule::linear, {{"power", "2"}}).find("It takes none."), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::polynomial, {{"power", "two"}}).find("a number"), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::polynomial, {{"power", "2x"}}), "");
+    EXPECT_NE(refusal(config::Schedule::polynomial, {{"lr_end", "0.01"}}).find("lr_end"), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::cosine_with_restarts, {{"num_cycles", "1.5"}}).find("whole number"),
               std::string::npos);
-    EXPECT_NE(refusal(Schedule::warmup_stable_decay, {}).find("num_decay_steps"), std::string::npos);
-    EXPECT_NE(refusal(Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"decay_type", "sqrt"}})
+    EXPECT_NE(refusal(config::Schedule::cosine_with_min_lr, {}).find("neither"), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::cosine_with_min_lr, {{"min_lr", "1e-5"}, {"min_lr_rate", "0.1"}}).find("both"),
+              std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::warmup_stable_decay, {}).find("num_decay_steps"), std::string::npos);
+    EXPECT_NE(refusal(config::Schedule::warmup_stable_decay, {{"num_decay_steps", "10"}, {"decay_type", "sqrt"}})
                   .find("linear | cosine | 1-sqrt"),
               std::string::npos);
-    EXPECT_NE(refusal(Schedule::inverse_sqrt, {{"timescale", "0"}}), "");
-    EXPECT_NE(refusal(Schedule::reduce_lr_on_plateau, {{"factor", "1"}}), "");
+    EXPECT_NE(refusal(config::Schedule::inverse_sqrt, {{"timescale", "0"}}), "");
+    EXPECT_NE(refusal(config::Schedule::reduce_lr_on_plateau, {{"factor", "1"}}), "");
 }
 
 /// Values worked out with torch.optim.lr_scheduler.ReduceLROnPlateau.
 TEST(PlateauSchedule, FallsWhenTheMetricStopsImproving) {
     const Kwargs kwargs = {{"factor", "0.5"}, {"patience", "1"}, {"cooldown", "1"}, {"min_lr", "3e-5"}};
-    PlateauSchedule plateau(schedule_options(training_of(Schedule::reduce_lr_on_plateau, kwargs), 100));
+    train::PlateauSchedule plateau(
+        train::schedule_options(training_of(config::Schedule::reduce_lr_on_plateau, kwargs), 100));
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const std::vector<std::pair<double, double>> course = {
         {3.0, 2e-4}, {2.0, 2e-4}, {1.9999, 2e-4},
@@ -162,7 +167,8 @@ TEST(PlateauSchedule, FallsWhenTheMetricStopsImproving) {
 
 TEST(PlateauSchedule, ModeMaxAndAbsoluteThreshold) {
     const Kwargs kwargs = {{"mode", "max"}, {"patience", "0"}, {"threshold", "0.5"}, {"threshold_mode", "abs"}};
-    PlateauSchedule plateau(schedule_options(training_of(Schedule::reduce_lr_on_plateau, kwargs), 100));
+    train::PlateauSchedule plateau(
+        train::schedule_options(training_of(config::Schedule::reduce_lr_on_plateau, kwargs), 100));
     plateau.observe(1.0);
     plateau.observe(1.6);
     EXPECT_DOUBLE_EQ(plateau.learning_rate(), 2e-4);
@@ -171,11 +177,11 @@ TEST(PlateauSchedule, ModeMaxAndAbsoluteThreshold) {
 }
 
 TEST(PlateauSchedule, ContinuesFromItsState) {
-    const ScheduleOptions options =
-        schedule_options(training_of(Schedule::reduce_lr_on_plateau, {{"patience", "2"}, {"cooldown", "2"}}), 100);
-    PlateauSchedule whole(options);
+    const train::ScheduleOptions options = train::schedule_options(
+        training_of(config::Schedule::reduce_lr_on_plateau, {{"patience", "2"}, {"cooldown", "2"}}), 100);
+    train::PlateauSchedule whole(options);
     for (int i = 0; i < 20; ++i) {
-        PlateauSchedule resumed(options);
+        train::PlateauSchedule resumed(options);
         resumed.restore(whole.state());
         const double metric = i < 3 ? 1.0 / (i + 1) : 1.0;
         whole.observe(metric);

@@ -32,7 +32,7 @@ inline std::vector<StepSplit> step_splits(int most_ranks) {
 
 /// What must not be seen in any bit.
 struct StepSettingsCase {
-    Checkpointing checkpointing;
+    spec::Checkpointing checkpointing;
     bool records = false;
     std::string name() const { return cat(name_of(checkpointing), records ? ", recorded" : ""); }
 };
@@ -42,7 +42,8 @@ inline std::vector<StepSettingsCase> step_settings(bool gpu) {
     std::vector<StepSettingsCase> cases;
     for (const bool records : {false, true})
         for (const bool offload : {false, true})
-            for (const Keep keep : {Keep::everything, Keep::but_mlp, Keep::attention, Keep::input})
+            for (const spec::Keep keep :
+                 {spec::Keep::everything, spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input})
                 if (gpu || !records) cases.push_back({{keep, offload}, records});
     return cases;
 }
@@ -58,10 +59,10 @@ inline fs::path matrix_model() {
             "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 64,
             "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "bfloat16"})");
-        InitRequest request;
+        config::InitRequest request;
         request.config_file = (folder / "config.json").string();
         request.out = (folder / "model").string();
-        request.quantize = InitQuantize::nf4;
+        request.quantize = config::InitQuantize::nf4;
         train::run_init(request);
         return folder / "model";
     }();
@@ -69,8 +70,8 @@ inline fs::path matrix_model() {
 }
 
 /// Row number `row` of the run.
-inline Sample matrix_row(int row, bool equal_rows) {
-    Sample sample;
+inline data::Sample matrix_row(int row, bool equal_rows) {
+    data::Sample sample;
     sample.row = row;
     const int length = equal_rows ? 12 : 5 + row * 5 % 11;
     for (int32_t t = 0; t < length; ++t) {
@@ -78,21 +79,21 @@ inline Sample matrix_row(int row, bool equal_rows) {
         sample.positions.push_back(t);
     }
     sample.labels = sample.ids;
-    sample.labels[1] = ignore_label;
+    sample.labels[1] = data::ignore_label;
     return sample;
 }
 
 /// A rank's part of step number `step`, from 0.
-inline StepBatch matrix_batch(const StepSplit& split, int step, int rank) {
-    StepBatch batch;
+inline data::StepBatch matrix_batch(const StepSplit& split, int step, int rank) {
+    data::StepBatch batch;
     const int parts = split.micro_batches * split.ranks, each = matrix_rows / parts;
     for (int part = 0; part < parts; ++part) {
-        std::vector<Sample> rows;
+        std::vector<data::Sample> rows;
         for (int i = 0; i < each; ++i)
             rows.push_back(matrix_row(step * matrix_rows + part * each + i, split.equal_rows));
-        std::vector<const Sample*> pointers;
-        for (const Sample& row : rows) pointers.push_back(&row);
-        Batch micro = make_batch(pointers);
+        std::vector<const data::Sample*> pointers;
+        for (const data::Sample& row : rows) pointers.push_back(&row);
+        data::Batch micro = data::make_batch(pointers);
         batch.labels += micro.labels;
         batch.tokens += micro.tokens();
         if (part / split.micro_batches == rank) batch.micro.push_back(std::move(micro));
@@ -118,7 +119,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.lora->lora_dropout = 0.1;
     request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
     request.trains = true;
-    request.optim = Optimizer::adamw_torch;
+    request.optim = config::Optimizer::adamw_torch;
     request.records = settings.records;
     model::ActivationSizes& sizes = request.sizes;
     sizes.tokens = 16 * matrix_rows / split.micro_batches / split.ranks;
@@ -128,7 +129,8 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     sizes.head_chunk = 24;  // several chunks
     sizes.deterministic = true;
     sizes.checkpointing = settings.checkpointing;
-    const model::ModelPlan plan(std::make_shared<const WeightFile>(WeightFile::open(matrix_model().string())), request);
+    const model::ModelPlan plan(
+        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(matrix_model().string())), request);
     ops::Context ctx(device);
     ctx.deterministic = true;
     model::Model model(ctx, plan.load(ctx));
@@ -169,7 +171,7 @@ inline std::vector<StepRun> run_ranks(const StepSplit& split, const StepSettings
 /// What a rank's passes must have done for the case's names to be true.
 inline model::PassCounts expected_counts(const StepSplit& split, const StepSettingsCase& settings) {
     const int64_t micro = int64_t{matrix_steps} * split.micro_batches, layers = micro * matrix_layers;
-    const LayerSteps again = recompute_of(settings.checkpointing.keep);
+    const spec::LayerSteps again = spec::recompute_of(settings.checkpointing.keep);
     const auto with = [&](bool recomputed) { return recomputed ? 2 * layers : layers; };
     model::PassCounts counts;
     counts.qkv = with(again.qkv);

@@ -22,7 +22,7 @@ std::vector<Row> random_rows(int count, uint32_t seed, int vocab = 250) {
         for (int t = 0; t < length; ++t)
             row.ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
         row.labels = row.ids;
-        std::fill(row.labels.begin(), row.labels.begin() + 2, ignore_label);
+        std::fill(row.labels.begin(), row.labels.begin() + 2, data::ignore_label);
         rows.push_back(std::move(row));
     }
     return rows;
@@ -57,7 +57,7 @@ Flags fresh_flags(const ScratchFolder& folder, const std::vector<Row>& rows, con
             "true"};
 }
 
-void train_and_save(const LoadedConfig& config) {
+void train_and_save(const config::LoadedConfig& config) {
     train::Trainer(config).run();
 }
 
@@ -103,7 +103,7 @@ TEST_P(StepTest, DropoutKeepsTheExpectationOfTheAdaptersTerm) {
     std::filesystem::rename(folder / "out", folder / "start");  // no run may write over what it begins from
     const Flags adapted = flags + Flags{"--model.adapter_name_or_path", (folder / "start").string()};
     const Tensors exact = train_all(make_config(adapted)).first_gradients;
-    const std::string name = lora_b_name(1, Projection::q);
+    const std::string name = formats::lora_b_name(1, spec::Projection::q);
     at::Tensor sum = at::zeros_like(exact.at(name));
     constexpr int seeds = 40;
     double spread = 0;
@@ -143,7 +143,7 @@ TEST_P(StepTest, ARerunGivesTheSameBits) {
 TEST(Threads, TheirNumberMovesRoundingAlone) {
     UNSLOTH_NEEDS_XZ();
     const ScratchFolder folder;
-    const LoadedConfig config =
+    const config::LoadedConfig config =
         make_config(fresh_flags(folder, random_rows(8, 11), "cpu") + Flags{"--lora.lora_dropout", "0.1"});
     const Course one = train_all(config);
     at::set_num_threads(3);
@@ -195,15 +195,15 @@ TEST_P(StepTest, Fp16FollowsFp32UnderALossScale) {
 fs::path spoiled_model(const ScratchFolder& folder, const std::string& tensor, int64_t row, float value) {
     const fs::path source = model_folder("small_llama/bf16");
     write_text(folder / "model/config.json", read_file(source / "config.json"));
-    std::vector<TensorBlob> blobs;
-    const SafetensorsFile file(source / "model.safetensors");
-    for (const TensorView& view : file.tensors()) {
+    std::vector<formats::TensorBlob> blobs;
+    const formats::SafetensorsFile file(source / "model.safetensors");
+    for (const formats::TensorView& view : file.tensors()) {
         at::Tensor values = tensor_of(view);
         if (view.name == tensor) values[row].fill_(value);
         const auto* data = static_cast<const std::byte*>(values.data_ptr());
         blobs.push_back({{view.name, view.dtype, view.shape}, {data, data + values.nbytes()}});
     }
-    write_safetensors(folder / "model/model.safetensors", blobs);
+    formats::write_safetensors(folder / "model/model.safetensors", blobs);
     return folder / "model";
 }
 
@@ -212,7 +212,7 @@ Tensors saved_adapter(const fs::path& folder) {
 }
 
 /// Runs and returns the message of the runtime Error that must end it.
-std::string failure_of(const LoadedConfig& config) {
+std::string failure_of(const config::LoadedConfig& config) {
     try {
         train::Trainer(config).run();
     } catch (const Error& error) {
@@ -260,14 +260,14 @@ TEST_P(StepTest, TheLastGoodAdapterIsKept) {
     EXPECT_TRUE(contains(message, "the embeddings (forward)")) << message;
     const Course two_steps = train_all(make_config(flags + Flags{"--training.max_steps", "2"}));
     const Tensors kept = saved_adapter(folder / "out");
-    EXPECT_GT(l2(kept.at(lora_b_name(0, Projection::q))), 0.0);
+    EXPECT_GT(l2(kept.at(formats::lora_b_name(0, spec::Projection::q))), 0.0);
     expect_same_bits(kept, two_steps.final_values);
 }
 
 TEST_P(StepTest, ASkippedUpdateChangesNoBit) {
     std::vector<Row> rows = random_rows(12, 9);
     rows[5].ids[1] = 255;
-    const LoadedConfig config =
+    const config::LoadedConfig config =
         make_config(fresh_flags(folder, rows, GetParam()) +
                     Flags{"--model.load_in_4bit", "false", "--lora.r", "32", "--training.optim", "adamw_8bit",
                           "--model.path", spoiled_model(folder, "model.embed_tokens.weight", 255, nan_value).string()});
@@ -303,7 +303,7 @@ TEST_P(StepTest, AnFp16OverflowHalvesTheScaleAndGoesOn) {
     // Row 255 of the embedding is finite in bf16 and fp32, infinite in fp16: steps with that token overflow.
     std::vector<Row> rows = random_rows(12, 10);
     rows[5].ids[1] = 255;
-    const LoadedConfig config =
+    const config::LoadedConfig config =
         make_config(fresh_flags(folder, rows, GetParam()) +
                     Flags{"--model.load_in_4bit", "false", "--model.dtype", "float16", "--model.path",
                           spoiled_model(folder, "model.embed_tokens.weight", 255, 1e6F).string()});

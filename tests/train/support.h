@@ -30,7 +30,7 @@ inline void write_rows(const fs::path& path, const std::vector<Row>& rows) {
 /// A reference variant's rows in order. `packed` has lists of documents, each becoming a segment of one row.
 inline std::vector<Row> reference_rows(const std::string& variant) {
     const auto mask_prompt = [](std::vector<int32_t> labels, int prompt) {
-        std::fill(labels.begin(), labels.begin() + prompt, ignore_label);
+        std::fill(labels.begin(), labels.begin() + prompt, data::ignore_label);
         return labels;
     };
     std::vector<Row> rows;
@@ -55,7 +55,7 @@ inline std::vector<Row> reference_rows(const std::string& variant) {
 }
 
 /// Small defaults under a test's flags; of a flag that comes twice the later one counts.
-inline LoadedConfig make_config(const Flags& flags) {
+inline config::LoadedConfig make_config(const Flags& flags) {
     log::set_level(log::Level::error);
     std::map<std::string, std::string> values = {{"--data.shuffle", "false"},
                                                  {"--training.optim", "adamw_torch"},
@@ -64,7 +64,7 @@ inline LoadedConfig make_config(const Flags& flags) {
     for (std::size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
     Flags unique;
     for (const auto& [name, value] : values) unique.insert(unique.end(), {name, value});
-    return load_config(std::nullopt, unique);
+    return config::load_config(std::nullopt, unique);
 }
 
 inline Flags operator+(Flags a, const Flags& b) {
@@ -95,7 +95,7 @@ struct Course {
     model::PassCounts counts;
 };
 
-inline Course train_all(const LoadedConfig& config) {
+inline Course train_all(const config::LoadedConfig& config) {
     train::Trainer trainer(config);
     trainer.load();
     Course course;
@@ -114,7 +114,7 @@ inline Course train_all(const LoadedConfig& config) {
 
 /// The gradients of a first step from adapters whose B is not zero, so that no gradient is. `times`: the step is issued
 /// so often, with the same result; passes of a shape that was seen before may be recorded ones.
-inline Tensors first_gradients(const LoadedConfig& config, int times = 1, model::PassCounts* counts = nullptr) {
+inline Tensors first_gradients(const config::LoadedConfig& config, int times = 1, model::PassCounts* counts = nullptr) {
     train::Trainer trainer(config);
     trainer.load();
     model::Parameters& parameters = *trainer.model().parameters();

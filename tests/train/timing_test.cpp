@@ -37,7 +37,7 @@ struct TimedRun {
     nlohmann::json summary;
     double elsewhere = 0;  ///< of the clock: neither evaluations, nor saves, nor loading
 
-    explicit TimedRun(const LoadedConfig& config) {
+    explicit TimedRun(const config::LoadedConfig& config) {
         train::Trainer trainer(config);
         const auto start = std::chrono::steady_clock::now();
         trainer.run();

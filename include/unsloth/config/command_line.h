@@ -9,7 +9,7 @@
 #include "unsloth/config/engine.h"
 #include "unsloth/spec/weight_type.h"
 
-namespace unsloth {
+namespace unsloth::config {
 
 enum class Command {
     train,
@@ -108,7 +108,7 @@ struct MergeRequest {
     std::string adapter;  ///< folder; never empty
     std::string base;     ///< as model.path; empty: what the adapter's config names
     std::string out;      ///< folder to make; never empty
-    WeightType dtype = WeightType::automatic;
+    spec::WeightType dtype = spec::WeightType::automatic;
     bool load_in_4bit = false;  ///< the base's values are rounded to NF4 first
     std::string max_shard_size = "5GB";
     int64_t max_shard_bytes = 0;  ///< what max_shard_size says; above 0
@@ -122,7 +122,7 @@ struct MergeRequest {
 struct QuantizeRequest {
     std::string model;  ///< as model.path; never empty
     std::string out;    ///< folder to make; never empty
-    WeightType type = WeightType::nf4;
+    spec::WeightType type = spec::WeightType::nf4;
     std::string max_shard_size = "5GB";
     int64_t max_shard_bytes = 0;
 };
@@ -159,4 +159,4 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments);
 /// topic.
 std::string help_text(const std::string& topic);
 
-}  // namespace unsloth
+}  // namespace unsloth::config

@@ -11,7 +11,7 @@
 
 #include "unsloth/spec/dtype.h"
 
-namespace unsloth {
+namespace unsloth::config {
 
 enum class FinetuningType { lora, full };
 enum class DataFormat { automatic, tokenized, alpaca, messages, sharegpt, prompt_completion, preference, text };
@@ -58,7 +58,7 @@ enum class Schedule {
 struct ModelOptions {
     std::string path;
     bool load_in_4bit = true;
-    DType dtype = DType::bf16;  ///< compute type: f32, bf16 or f16
+    spec::DType dtype = spec::DType::bf16;  ///< compute type: f32, bf16 or f16
     ComputeType compute_dtype = ComputeType::same;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;
@@ -181,4 +181,4 @@ struct LoadedConfig {
     bool is_given(const std::string& option) const { return given.count(option) != 0; }
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::config

@@ -11,7 +11,7 @@
 #include "unsloth/config/config.h"
 #include "unsloth/spec/dtype.h"
 
-namespace unsloth {
+namespace unsloth::config {
 
 struct ScoreRequest {
     std::string out;     ///< JSON Lines, one object a row of data.train_file; never empty
@@ -37,7 +37,7 @@ struct InitRequest {
     InitQuantize quantize = InitQuantize::none;
     std::string tokenizer;  ///< folder whose tokenizer files are copied beside the weights; empty: none
     int64_t seed = 3407;
-    DType dtype = DType::bf16;  ///< of the weights that stay unquantised
+    spec::DType dtype = spec::DType::bf16;  ///< of the weights that stay unquantised
 };
 
 enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
@@ -82,7 +82,7 @@ class __attribute__((visibility("default"))) Engine {
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::config
 
 /// The engine library's one entry. The caller owns the result.
-extern "C" unsloth::Engine* unsloth_create_engine();
+extern "C" unsloth::config::Engine* unsloth_create_engine();

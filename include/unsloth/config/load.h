@@ -8,7 +8,7 @@
 
 #include "unsloth/config/config.h"
 
-namespace unsloth {
+namespace unsloth::config {
 
 /// Defaults, then the file, then the flags ("--section.key", "VALUE", …; also --key where it is unique, --key=VALUE,
 /// dashes for underscores). The file is JSON with // and /* */ comments. Settles what depends on other options (full
@@ -35,4 +35,4 @@ std::string config_schema();
 /// docs/options.md.
 std::string options_markdown();
 
-}  // namespace unsloth
+}  // namespace unsloth::config

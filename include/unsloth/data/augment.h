@@ -11,7 +11,7 @@
 #include "unsloth/config/config.h"
 #include "unsloth/data/format.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct AugmentCounts {
     std::string by;
@@ -41,9 +41,9 @@ struct AugmentResult {
 /// Usage Error for a val_size without an eval_out and the reverse, for nothing to do, and for fields that the format
 /// does not have; input Error (file:line) for bad rows unless skip_bad_rows, for an id that comes twice, and for rows
 /// that are copies themselves.
-AugmentResult augment_rows(const Config& config, const AugmentRequest& request);
+AugmentResult augment_rows(const config::Config& config, const config::AugmentRequest& request);
 
 /// A few lines for the log.
 std::string describe(const AugmentResult& result);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -7,7 +7,7 @@
 
 #include "unsloth/data/token_order.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 inline constexpr int32_t ignore_label = -100;
 
@@ -61,4 +61,4 @@ Batch make_batch(const std::vector<const Sample*>& samples);
 /// token.
 int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -16,7 +16,7 @@
 
 #include "unsloth/data/dataset.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct CacheOptions {
     std::filesystem::path folder;     ///< empty: no cache
@@ -33,7 +33,7 @@ CacheOptions cache_options(const std::string& cache_dir);
 /// As Dataset::load, from the cache where it has the rows. A hit needs neither the encoder nor the formats; warnings
 /// about left out rows are repeated. A file that is new may drive out others (CacheOptions::max_bytes). Runtime Error
 /// when the file cannot be written (a full disk): nothing is left behind.
-Dataset load_cached(const std::vector<DataSource>& sources, const DatasetOptions& options,
+Dataset load_cached(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
                     const EncoderOnDemand& encoder, const CacheOptions& cache);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

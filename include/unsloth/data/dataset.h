@@ -15,10 +15,10 @@
 #include "unsloth/data/format.h"
 #include "unsloth/data/source.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct DatasetOptions : RowOptions {
-    DataFormat format = DataFormat::automatic;  ///< of a source that names none
+    config::DataFormat format = config::DataFormat::automatic;  ///< of a source that names none
     ReaderOptions reader;
     bool skip_bad_rows = false;    ///< bad rows and rows without a target are counted and left out
     bool keep_all_masked = false;  ///< rows without a target are kept (scoring), neither refused nor dropped
@@ -30,24 +30,24 @@ struct DatasetOptions : RowOptions {
 using EncoderOnDemand = std::function<const RowEncoder*()>;
 
 struct DatasetStats {
-    int64_t rows = 0;                           ///< kept
-    int64_t bad_rows = 0;                       ///< skipped: malformed
-    int64_t masked_rows = 0;                    ///< skipped: no label left to train on
-    int64_t long_rows = 0;                      ///< dropped: longer than max_seq_length
-    int64_t augmented_rows = 0;                 ///< in the files: copies that `data augment` made
-    int64_t truncated_rows = 0;                 ///< among the kept
-    int64_t split_rows = 0;                     ///< of the files, whose pieces are among the kept
-    int64_t pieces = 0;                         ///< of these, among the kept
-    int64_t tokens = 0;                         ///< of the kept, after truncation
-    int64_t trained_tokens = 0;                 ///< targets among them
-    int64_t longest = 0;                        ///< tokens of the longest kept row
-    DataFormat format = DataFormat::automatic;  ///< as detected; of several sources the first one's
+    int64_t rows = 0;                                           ///< kept
+    int64_t bad_rows = 0;                                       ///< skipped: malformed
+    int64_t masked_rows = 0;                                    ///< skipped: no label left to train on
+    int64_t long_rows = 0;                                      ///< dropped: longer than max_seq_length
+    int64_t augmented_rows = 0;                                 ///< in the files: copies that `data augment` made
+    int64_t truncated_rows = 0;                                 ///< among the kept
+    int64_t split_rows = 0;                                     ///< of the files, whose pieces are among the kept
+    int64_t pieces = 0;                                         ///< of these, among the kept
+    int64_t tokens = 0;                                         ///< of the kept, after truncation
+    int64_t trained_tokens = 0;                                 ///< targets among them
+    int64_t longest = 0;                                        ///< tokens of the longest kept row
+    config::DataFormat format = config::DataFormat::automatic;  ///< as detected; of several sources the first one's
     std::vector<std::string>
         warnings;  ///< what was skipped, cut or is in doubt, with the first lines; of the whole file
 };
 
 /// The format of a source's rows, see find_format(). `path` may be what files_of() takes.
-DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options);
+config::DataFormat probe_format(const std::filesystem::path& path, const DatasetOptions& options);
 
 /// Rows ready to train on: an immutable store shared by copies and splits, and the list of its rows that are
 /// ours.
@@ -59,7 +59,7 @@ class Dataset {
     /// Logs the formats, and what was skipped or cut. Input Error "file:line: what is wrong" for the first bad row
     /// unless skip_bad_rows; for rows whose labels are all masked (count and first lines); for a source without
     /// rows. `encoder` is called only when some rows are not tokenised.
-    static Dataset load(const std::vector<DataSource>& sources, const DatasetOptions& options,
+    static Dataset load(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
                         const EncoderOnDemand& encoder);
     /// The same for one file, folder or glob.
     static Dataset load(const std::filesystem::path& path, const DatasetOptions& options, const RowEncoder* encoder);
@@ -101,4 +101,4 @@ class Dataset {
     DatasetStats stats_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -6,11 +6,11 @@
 #include "unsloth/data/dataset.h"
 #include "unsloth/data/loader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Rows, tokens, the share that is trained, the longest row, what was cut or dropped.
 std::string describe(const Dataset& dataset);
 /// The same, and how the rows make steps: batch, packing, steps of an epoch.
 std::string describe(const StepLoader& loader);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

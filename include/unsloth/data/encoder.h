@@ -12,7 +12,7 @@
 
 #include "unsloth/tokenizer/chat.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct AlpacaFields {
     std::string instruction;
@@ -24,7 +24,7 @@ struct AlpacaFields {
 /// Messages in order. What a template renders beyond role and content (calls of tools, reasoning, names, ...) is in the
 /// JSON texts, which are filled only when the row has more.
 struct Conversation {
-    std::vector<Message> turns;
+    std::vector<tokenizer::Message> turns;
     bool uses_tools = false;     ///< tools are declared or called
     std::string messages_json;   ///< array of the messages, contents as texts
     std::string tools_json;      ///< the row's `tools`; may be empty
@@ -59,7 +59,7 @@ class RowEncoder {
     /// BOS if the tokenizer adds one, prompt, completion, EOS; the completion and EOS are trained.
     virtual EncodedRow prompt_completion(std::string_view prompt, std::string_view completion) const = 0;
     /// Through the chat template; the assistant's turns and what ends them are trained, a span a turn.
-    virtual EncodedRow messages(const std::vector<Message>& turns) const = 0;
+    virtual EncodedRow messages(const std::vector<tokenizer::Message>& turns) const = 0;
     /// The same for a conversation with messages_json. Unless an encoder overrides it: input Error where it uses tools,
     /// else its roles and contents alone.
     virtual EncodedRow whole_conversation(const Conversation& conversation) const;
@@ -79,7 +79,7 @@ std::string encoder_fingerprint(const std::filesystem::path& tokenizer_folder, c
 /// three-section prompt with `auto` and `alpaca`; another template renders them as a conversation of system,
 /// instruction and input (a blank line between), and output. `kwargs` is data.chat_template_kwargs. Usage Error for an
 /// unknown template; input Error at the first row of text when the tokenizer names no EOS.
-std::unique_ptr<RowEncoder> make_row_encoder(const Tokenizer& tokenizer, std::string_view template_name,
+std::unique_ptr<RowEncoder> make_row_encoder(const tokenizer::Tokenizer& tokenizer, std::string_view template_name,
                                              std::string_view kwargs = "{}");
 
-}  // namespace unsloth
+}  // namespace unsloth::data

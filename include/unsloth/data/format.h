@@ -11,7 +11,7 @@
 #include "unsloth/config/config.h"
 #include "unsloth/data/encoder.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// The column of a copy that augmentation made, saying of what: {"of": id of the row, "by": "synonym" | "swap" |
 /// "delete" | "back_translation", "copy": its number, "seed"}. A row's id is its id column, else its number over all
@@ -22,7 +22,7 @@ struct RowOptions {
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
     int64_t max_seq_length = 0;            ///< longer rows are cut, split or dropped; 0: none is too long
-    LongRows long_rows = LongRows::automatic;
+    config::LongRows long_rows = config::LongRows::automatic;
     int64_t max_positions = 0;  ///< what the model allows; 0: not known
     int64_t vocab_size = 0;     ///< rows of the model's embedding; 0: not known
     int64_t bos_id = -1;        ///< the model's BOS token, that tokenised rows are examined for; -1: not known
@@ -41,13 +41,13 @@ struct FormattedRow {
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
-std::string format_name(DataFormat format);
+std::string format_name(config::DataFormat format);
 
 /// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
 /// completion_mask and assistant_masks), messages {messages}, sharegpt {conversations},
 /// preference {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in
 /// this order. BadRow names the columns found, and for shapes known elsewhere how to rename them.
-DataFormat detect_format(const nlohmann::ordered_json& row);
+config::DataFormat detect_format(const nlohmann::ordered_json& row);
 
 struct WeightedConversation;
 
@@ -56,7 +56,7 @@ class RowFormatter {
   public:
     /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for preference
     /// pairs, which no loss of this version learns from.
-    RowFormatter(DataFormat format, const RowOptions& options, const RowEncoder* encoder);
+    RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
     /// format does not know are ignored, or variables of a conversation's chat template where it reads them. Rows whose
@@ -78,9 +78,9 @@ class RowFormatter {
     void finish(FormattedRow& row) const;
     void check_reach(const FormattedRow& row) const;
 
-    DataFormat format_;
+    config::DataFormat format_;
     RowOptions options_;
     const RowEncoder* encoder_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

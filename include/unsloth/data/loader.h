@@ -10,7 +10,7 @@
 #include "unsloth/data/dataset.h"
 #include "unsloth/data/sampler.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 struct LoaderOptions {
     int64_t per_device_train_batch_size = 1;  ///< rows (packed rows with `packing`) of a micro-batch
@@ -146,4 +146,4 @@ class EvalLoader {
     int64_t most_batches_ = 0;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -12,7 +12,7 @@
 
 #include "unsloth/data/batch.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Calls load(first), load(first + 1), ... load(end - 1) on a thread of its own and keeps at most `depth`
 /// results waiting.
@@ -44,4 +44,4 @@ class Prefetcher {
     std::thread thread_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::data

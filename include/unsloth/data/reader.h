@@ -13,7 +13,7 @@
 
 #include "unsloth/config/config.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// What turns rows that the datasets library saved into a file that is read here.
 inline constexpr const char* arrow_conversion =
@@ -30,8 +30,8 @@ struct BadRow {
 using ColumnNames = std::vector<std::pair<std::string, std::string>>;
 
 struct ReaderOptions {
-    TextUnit text_unit = TextUnit::paragraph;  ///< what a row of a plain text file is
-    InvalidUtf8 invalid_utf8 = InvalidUtf8::refuse;
+    config::TextUnit text_unit = config::TextUnit::paragraph;  ///< what a row of a plain text file is
+    config::InvalidUtf8 invalid_utf8 = config::InvalidUtf8::refuse;
     ColumnNames columns;  ///< renamed while parsing
 };
 
@@ -118,4 +118,4 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
 /// Parses a JSON row into an object; BadRow with the column and what is wrong otherwise.
 nlohmann::ordered_json parse_row(std::string_view text);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

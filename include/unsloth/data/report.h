@@ -11,7 +11,7 @@
 #include "unsloth/data/show.h"
 #include "unsloth/data/training_data.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Rows of a length between `from` and `to`, both included, in tokens.
 struct LengthBin {
@@ -22,7 +22,7 @@ struct LengthBin {
 struct SetReport {
     std::string source;  ///< the files' path; for rows held out of the training files, which part of them
     bool held_out = false;
-    DataFormat format = DataFormat::automatic;
+    config::DataFormat format = config::DataFormat::automatic;
     // Of the files. Of a part of the training rows: the same figures as those of the training set.
     int64_t read = 0;
     int64_t bad = 0;       ///< dropped: malformed
@@ -60,11 +60,11 @@ struct DataReport {
 /// Of data that was loaded with RefusedRows::set_aside; `refusal` says what the configuration's own way to load it
 /// answers, empty where that loads it. Shows up to `shown` rows: the first of the training set, of the evaluation set
 /// one, of those whose labels are all masked up to `shown`. Time and memory are linear in the rows.
-DataReport make_report(const TrainingData& data, const Config& config, std::string refusal, int64_t shown);
+DataReport make_report(const TrainingData& data, const config::Config& config, std::string refusal, int64_t shown);
 
 /// For people; ends in a newline. `tokenizer` may be null: rows are shown as ids.
-std::string report_text(const DataReport& report, const Tokenizer* tokenizer, Marks marks);
+std::string report_text(const DataReport& report, const tokenizer::Tokenizer* tokenizer, Marks marks);
 /// An object {train, eval, shared, steps, warnings, refusal, rows}; ends in a newline.
-std::string report_json(const DataReport& report, const Tokenizer* tokenizer);
+std::string report_json(const DataReport& report, const tokenizer::Tokenizer* tokenizer);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -11,18 +11,18 @@
 #include "unsloth/data/encoder.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Where it lies: in the folder of model.adapter_name_or_path if that holds one, else in the model's.
-std::filesystem::path run_tokenizer_folder(const Config& config, const std::filesystem::path& model_folder);
+std::filesystem::path run_tokenizer_folder(const config::Config& config, const std::filesystem::path& model_folder);
 
 /// Input Error when there is none, or when its ids do not fit the model's `vocab_size` (0: not known).
-Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size);
+tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size);
 
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
 std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
-                                                               const DataOptions& data);
+                                                               const config::DataOptions& data);
 /// What of the cache's keys depends on the encoder: see encoder_fingerprint().
-std::string run_encoder_fingerprint(const std::filesystem::path& folder, const DataOptions& data);
+std::string run_encoder_fingerprint(const std::filesystem::path& folder, const config::DataOptions& data);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

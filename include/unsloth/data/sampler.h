@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// What a row's 64-bit lot is drawn for; each use has its own stream of random numbers. The values lie beyond
 /// what dropout's counter (core/philox.h) has in its last word, a channel / 4.
@@ -49,4 +49,4 @@ std::vector<int64_t> mixture_counts(std::span<const int64_t> source_rows, std::s
 std::vector<int64_t> mixture_order(std::span<const MixtureSource> sources, std::span<const int64_t> rows, uint64_t seed,
                                    uint32_t epoch, bool shuffle);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

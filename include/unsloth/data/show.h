@@ -9,7 +9,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// How trained tokens are told from masked ones: by colour (ANSI escapes), or by the brackets U+27E6 and U+27E7 around
 /// them.
@@ -20,7 +20,7 @@ std::vector<std::pair<int64_t, int64_t>> target_ranges(const Sample& sample);
 
 /// The text of each run of [begin, end) tokens, in order; joined they are the text of the whole sequence. The runs must
 /// follow one another and cover it. Where a run ends within a character, its bytes are shown as U+FFFD.
-std::vector<std::string> decode_runs(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
+std::vector<std::string> decode_runs(const tokenizer::Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                                      const std::vector<std::pair<int64_t, int64_t>>& runs);
 
 /// A text in which no byte can steer a terminal: control characters other than line feeds and tabs become \xNN.
@@ -28,6 +28,6 @@ std::string printable(const std::string& text);
 
 /// The row's text, special tokens included, with marks around what is trained; a line between segments. Without a
 /// tokenizer (null) the ids. Ends in a newline.
-std::string show_tokens(const Sample& sample, const Tokenizer* tokenizer, Marks marks);
+std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokenizer, Marks marks);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

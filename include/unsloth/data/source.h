@@ -9,13 +9,13 @@
 #include "unsloth/config/config.h"
 #include "unsloth/data/reader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// A source with its files, in the order in which they are read.
 struct SourceFiles {
     std::string name;  ///< path as the user gave it
     std::vector<std::filesystem::path> files;
-    DataFormat format = DataFormat::automatic;
+    config::DataFormat format = config::DataFormat::automatic;
     ColumnNames columns;
 };
 
@@ -63,9 +63,9 @@ class SourceReader {
 /// The format of a source's rows: the one it names, or what the columns of each file's first readable row say (logged).
 /// Input Error "file:line: what is wrong" when there is no row, or a file's first row (with `skip_bad_rows`: every row)
 /// does not tell, and when the files do not agree.
-DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
+config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
 
 /// A source whose path was looked up and whose format is known.
-SourceFiles resolve(const DataSource& source, const ReaderOptions& options, bool skip_bad_rows);
+SourceFiles resolve(const config::DataSource& source, const ReaderOptions& options, bool skip_bad_rows);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

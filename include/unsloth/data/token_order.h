@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// Places of the tokens of a batch, grouped by token id. Group g, the places order[starts[g]] ...
 /// order[starts[g + 1] - 1] (ascending), holds id unique[g]; ids ascend. Empty when it was not asked for.
@@ -21,4 +21,4 @@ struct TokenOrder {
 /// negative.
 TokenOrder sort_tokens(std::span<const int32_t> ids_T);
 
-}  // namespace unsloth
+}  // namespace unsloth::data

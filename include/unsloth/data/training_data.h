@@ -11,7 +11,7 @@
 #include "unsloth/data/dataset.h"
 #include "unsloth/data/loader.h"
 
-namespace unsloth {
+namespace unsloth::data {
 
 /// What the rows must fit; 0 where it is not known.
 struct ModelLimits {
@@ -20,8 +20,8 @@ struct ModelLimits {
     int64_t bos_id = -1;        ///< bos_token_id; -1: none is named
 };
 
-DatasetOptions dataset_options(const Config& config, const ModelLimits& limits);
-LoaderOptions loader_options(const Config& config, int rank = 0, int world_size = 1);
+DatasetOptions dataset_options(const config::Config& config, const ModelLimits& limits);
+LoaderOptions loader_options(const config::Config& config, int rank = 0, int world_size = 1);
 
 /// What becomes of bad rows and of rows without a target: what data.skip_bad_rows says; or they never stop the load,
 /// and the rows without a target are kept apart. Both give the same training rows where skip_bad_rows is on, or no such
@@ -45,8 +45,8 @@ struct TrainingData {
 /// (encoder_fingerprint); without one, rows of text are not cached. Usage Error for both an eval_file and a val_size,
 /// for nothing to train on, and for a val_size of files that hold augmented copies of rows, since the copies of a row
 /// that is held out would be trained on.
-TrainingData load_training_data(const Config& config, const ModelLimits& limits,
+TrainingData load_training_data(const config::Config& config, const ModelLimits& limits,
                                 const std::function<std::unique_ptr<RowEncoder>()>& make_encoder,
                                 const std::string& fingerprint = {}, const LoadChoices& choices = {});
 
-}  // namespace unsloth
+}  // namespace unsloth::data

@@ -15,7 +15,7 @@
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/spec/quant4.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 enum class Quant4Type : uint8_t { nf4, fp4 };
 constexpr const char* name_of(Quant4Type type) {
@@ -24,10 +24,10 @@ constexpr const char* name_of(Quant4Type type) {
 
 /// A 4-bit weight as it lies in a checkpoint. Copyable; valid as long as the checkpoint.
 struct Quant4Weight {
-    Quant4View view;  ///< host pointers into the map (into `copies` for a companion that is not aligned there)
+    spec::Quant4View view;  ///< host pointers into the map (into `copies` for a companion that is not aligned there)
     Quant4Type type = Quant4Type::nf4;
-    DType dtype = DType::bf16;             ///< the weight's type before it was quantised
-    std::vector<const TensorView*> parts;  ///< packed codes first, then its companions
+    spec::DType dtype = spec::DType::bf16;  ///< the weight's type before it was quantised
+    std::vector<const TensorView*> parts;   ///< packed codes first, then its companions
     std::shared_ptr<const std::vector<std::vector<float>>> copies;
 
     std::size_t stored_bytes() const;
@@ -46,10 +46,10 @@ bool is_quant4_companion(const std::string& tensor_name, std::string* weight_nam
 
 /// out[(row_end - row_begin) * cols] = rows [row_begin, row_end) of the weight in fp32: multiply, round, add, round
 /// (never fused), bit-exact with bitsandbytes. Single-threaded; call it for disjoint rows from several threads.
-void dequantize_rows(const Quant4View& weight, int64_t row_begin, int64_t row_end, float* out);
+void dequantize_rows(const spec::Quant4View& weight, int64_t row_begin, int64_t row_end, float* out);
 
 /// absmax_b for all blocks, in fp32 (double quantisation undone).
-void dequantize_absmax(const Quant4View& weight, float* out);
+void dequantize_absmax(const spec::Quant4View& weight, float* out);
 
 /// A 4-bit weight that owns its memory.
 struct Quant4Owned {
@@ -61,7 +61,7 @@ struct Quant4Owned {
     std::vector<float> tables;         ///< code [16], nested map [256]
     float nested_offset = 0.0F;
 
-    Quant4View view() const;
+    spec::Quant4View view() const;
 };
 
 /// Quantises w [rows, cols] to NF4 with double quantisation: codes equal to bitsandbytes', absmax codes the nearest map
@@ -76,9 +76,10 @@ Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int t
 
 /// What a checkpoint stores for such a weight, the packed codes under `weight_name` first. `dtype`: the weight's type
 /// before it was quantised.
-std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, DType dtype);
+std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype);
 /// The same without data, for declaring a file before its weights are made (the JSON's length depends on the offset:
 /// it is padded with spaces to a fixed size in both).
-std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols, DType dtype);
+std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols,
+                                            spec::DType dtype);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -12,7 +12,7 @@
 
 #include "unsloth/formats/checkpoint.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// An 8-bit weight as it lies in a checkpoint. Copyable; valid as long as the checkpoint.
 struct Int8Weight {
@@ -48,4 +48,4 @@ void quantize_int8_rows(const float* w, int64_t rows, int64_t cols, int8_t* code
 /// What a checkpoint stores for such a weight: codes, maxima, format.
 std::vector<TensorDecl> int8_declarations(const std::string& weight_name, int64_t rows, int64_t cols);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -11,7 +11,7 @@
 
 #include "unsloth/formats/safetensors.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// What of a model is needed.
 enum class ModelFiles { all, all_but_weights };
@@ -52,4 +52,4 @@ class Checkpoint {
     std::size_t total_bytes_ = 0;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -9,7 +9,7 @@
 
 #include "unsloth/core/staged_folder.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 struct CheckpointFolder {
     std::filesystem::path path;
@@ -50,4 +50,4 @@ void remove_old_checkpoints(const std::filesystem::path& output_dir, int64_t lim
 /// that holds the output folder's lock.
 void remove_unfinished_checkpoints(const std::filesystem::path& output_dir);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

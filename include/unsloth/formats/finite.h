@@ -7,7 +7,7 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// The first element, in the tensor's order, that is a NaN or an infinity; nullopt: there is none. Reads all bytes, on
 /// all cores.
@@ -21,4 +21,4 @@ void require_finite(const std::string& name, const Quant4Weight& weight);
 void require_finite(const WeightFile& model);
 void require_finite(const Adapter& adapter);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

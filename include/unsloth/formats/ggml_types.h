@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// The types that this program writes; the values are ggml's.
 enum class GgmlType : uint32_t {
@@ -47,4 +47,4 @@ void quantize_ggml(GgmlType type, const float* x, int64_t n, std::byte* out);
 /// The inverse: what a reader computes from the bytes, in fp32.
 void dequantize_ggml(GgmlType type, const std::byte* in, int64_t n, float* out);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

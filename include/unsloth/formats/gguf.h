@@ -20,7 +20,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/formats/ggml_types.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// The type of a field's value, or of an array's elements; the values are the file's.
 enum class GgufValueType : uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };
@@ -133,4 +133,4 @@ class GgufFile {
     std::vector<GgufTensor> tensors_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -13,7 +13,7 @@
 #include "unsloth/formats/peft.h"
 #include "unsloth/spec/vocabulary.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// What most weights of a file are; the values are llama.cpp's (general.file_type). Vectors stay F32. In the quantised
 /// kinds some weights get another type, as llama-quantize chooses (see tensor_type): q4_k_m is a mix of Q4_K and Q6_K.
@@ -29,13 +29,13 @@ enum class GgufFileType : uint32_t {
 };
 
 /// The type of one weight of a model (a rule of tensor_table), before its row length is looked at.
-GgmlType wanted_type(const ModelSpec& spec, const TensorRule& rule, GgufFileType file_type);
+GgmlType wanted_type(const spec::ModelSpec& spec, const spec::TensorRule& rule, GgufFileType file_type);
 /// What takes the place of `type` for rows of `cols` that are no multiple of its block, as llama-quantize chooses:
 /// Q4_K -> Q5_0, Q5_K -> Q5_1, Q6_K -> Q8_0, and F16 where that does not fit either.
 GgmlType type_for_rows(GgmlType type, int64_t cols);
 
 /// llama.cpp's name of a tensor: "blk.3.attn_q.weight".
-std::string gguf_tensor_name(const TensorRule& rule);
+std::string gguf_tensor_name(const spec::TensorRule& rule);
 
 struct GgufExportOptions {
     GgufFileType type = GgufFileType::bf16;
@@ -65,13 +65,13 @@ struct GgufReport {
 /// Error for a model that llama.cpp has no form for, a vocabulary larger than the model's, weights that are not finite
 /// or do not fit into the type; runtime Error when the file cannot be written; Interrupted on a signal, with nothing
 /// left behind. What llama.cpp computes otherwise (sliding windows, dynamic RoPE) is logged as a warning.
-GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabulary, const std::filesystem::path& out,
-                             const GgufExportOptions& options);
+GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vocabulary,
+                             const std::filesystem::path& out, const GgufExportOptions& options);
 
 /// The same for a LoRA adapter alone (f32, f16, bf16 or q8_0; usage Error otherwise). llama.cpp scales by
 /// alpha / r with one alpha for all: where modules differ (rsLoRA with rank_pattern, alpha_pattern), the rest of their
 /// scale is multiplied into lora_b. Input Error for modules_to_save.
-GgufReport export_adapter_gguf(const Adapter& adapter, const ModelSpec& spec, const std::filesystem::path& out,
+GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& spec, const std::filesystem::path& out,
                                const GgufExportOptions& options);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

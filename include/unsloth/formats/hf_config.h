@@ -8,7 +8,7 @@
 
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// `quantization_config`, as bitsandbytes' users know it. Which weights are quantised is decided by the tensors alone.
 struct QuantizationConfig {
@@ -25,21 +25,21 @@ struct QuantizationConfig {
 /// The model that folder/config.json describes. Input Error, naming file and key, for an architecture, rope type,
 /// activation or quantisation method that this program does not know, and for sizes that are missing, not positive,
 /// too large or contradict each other.
-ModelSpec read_model_spec(const std::filesystem::path& folder);
+spec::ModelSpec read_model_spec(const std::filesystem::path& folder);
 /// The same from a text; `source` stands in messages.
-ModelSpec parse_model_spec(const std::string& json_text, const std::string& source);
+spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source);
 
 /// nullopt: the file has no quantization_config.
 std::optional<QuantizationConfig> read_quantization_config(const std::filesystem::path& folder);
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source);
 
 /// Checks what a config.json would be refused for, also for a spec made by hand. `source` stands in messages.
-void check_model_spec(const ModelSpec& spec, const std::string& source);
+void check_model_spec(const spec::ModelSpec& spec, const std::string& source);
 
 /// A config.json that transformers loads, with sorted keys and the names of 4.x, which 5.x reads too.
 /// With `original` (a config.json text) its unknown keys and its own spelling of the names are kept.
 /// Without `quantization` the result has no quantization_config.
-std::string write_model_config(const ModelSpec& spec, const std::optional<QuantizationConfig>& quantization = {},
+std::string write_model_config(const spec::ModelSpec& spec, const std::optional<QuantizationConfig>& quantization = {},
                                const std::string& original = {});
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

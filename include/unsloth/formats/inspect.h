@@ -12,7 +12,7 @@
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 struct InspectedTensor {
     std::string name;
@@ -23,9 +23,9 @@ struct InspectedTensor {
 };
 
 struct Inspection {
-    std::string path;                ///< what was asked for
-    std::string kind;                ///< "model", "adapter" or "gguf"
-    std::optional<ModelSpec> model;  ///< absent when config.json is missing or refused
+    std::string path;                      ///< what was asked for
+    std::string kind;                      ///< "model", "adapter" or "gguf"
+    std::optional<spec::ModelSpec> model;  ///< absent when config.json is missing or refused
     std::vector<InspectedTensor> tensors;
     std::map<std::string, int64_t> kinds;  ///< how many tensors of each dtype
     int64_t parameters = 0;
@@ -45,4 +45,4 @@ Inspection inspect_path(const std::string& path);
 std::string inspect_text(const Inspection& inspection);
 std::string inspect_json(const Inspection& inspection);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

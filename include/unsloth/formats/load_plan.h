@@ -14,11 +14,11 @@
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/spec/tensor_table.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// One tensor of the model: a 16/32-bit tensor, or a 4-bit or 8-bit weight.
 struct TensorSource {
-    TensorRule rule;
+    spec::TensorRule rule;
     const TensorView* tensor = nullptr;  ///< the tensor itself; for a quantised weight its codes
     std::optional<Quant4Weight> quant4;
     std::optional<Int8Weight> int8;
@@ -43,11 +43,11 @@ class ModelTensors {
     explicit ModelTensors(std::vector<TensorSource> sources);
 
     const std::vector<TensorSource>& all() const { return sources_; }
-    const TensorSource& linear(int layer, Projection p) const;
-    const TensorSource* bias(int layer, Projection p) const;  ///< nullptr: the projection has none
+    const TensorSource& linear(int layer, spec::Projection p) const;
+    const TensorSource* bias(int layer, spec::Projection p) const;  ///< nullptr: the projection has none
     /// A tensor that is neither linear nor bias; layer -1 for those outside of layers. CheckError when the model has
     /// none.
-    const TensorSource& of(TensorRole role, int layer = -1) const;
+    const TensorSource& of(spec::TensorRole role, int layer = -1) const;
     /// lm_head, or embed_tokens where they are tied.
     const TensorSource& head() const;
     const TensorSource* find(const std::string& hf_name) const;
@@ -65,11 +65,11 @@ class ModelTensors {
 /// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit or 8-bit weight or a 16/32-bit
 /// tensor of the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind)
 /// when some are missing, unknown, of another shape or of a type that cannot be used.
-ModelTensors resolve_tensors(const Checkpoint& checkpoint, const ModelSpec& spec);
+ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec);
 
 /// A model on disk: its config, its mapped weights, and where each tensor lies. Movable; views stay valid.
 struct WeightFile {
-    ModelSpec spec;
+    spec::ModelSpec spec;
     std::optional<QuantizationConfig> quantization;
     Checkpoint checkpoint;
     ModelTensors tensors;
@@ -78,4 +78,4 @@ struct WeightFile {
     static WeightFile open(const std::string& path);
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -14,7 +14,7 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// W[rows, cols] += scale · (B[rows, r] · A[r, cols]), all row-major. The products are summed over r in order, each
 /// product and sum rounded to fp32; the scale comes last. Single-threaded; call it for disjoint rows from several
@@ -25,7 +25,7 @@ void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_
 /// 4-bit codes; the rest stays mapped.
 class MergedTensor {
   public:
-    const TensorRule& rule() const { return rule_; }
+    const spec::TensorRule& rule() const { return rule_; }
     int64_t rows() const { return rule_.shape.size() > 1 ? rule_.shape[0] : 1; }
     int64_t cols() const { return rule_.shape.back(); }
 
@@ -37,7 +37,7 @@ class MergedTensor {
 
   private:
     friend class MergedModel;
-    TensorRule rule_;
+    spec::TensorRule rule_;
     const TensorSource* base_ = nullptr;            ///< nullptr where a saved module stands in its place
     std::shared_ptr<const Quant4Owned> quantised_;  ///< the base's values rounded to NF4
     const TensorView* saved_ = nullptr;             ///< of modules_to_save
@@ -55,24 +55,24 @@ class MergedModel {
 
     /// The base's, but for tie_word_embeddings: modules_to_save trains a copy of its own at each end of a tied model
     /// (as PEFT does), so the result is not tied any more.
-    const ModelSpec& spec() const { return spec_; }
+    const spec::ModelSpec& spec() const { return spec_; }
     const WeightFile& base() const { return base_; }
-    const std::vector<TensorRule>& tensors() const { return tensors_; }
-    MergedTensor open(const TensorRule& rule) const;
+    const std::vector<spec::TensorRule>& tensors() const { return tensors_; }
+    MergedTensor open(const spec::TensorRule& rule) const;
     int64_t changed_tensors() const;
     /// The 4-bit weight of the base that stands for this tensor as it is: the adapter leaves it alone. nullptr
     /// otherwise.
-    const Quant4Weight* unchanged_quant4(const TensorRule& rule) const;
+    const Quant4Weight* unchanged_quant4(const spec::TensorRule& rule) const;
 
   private:
-    const TensorView* saved_module(const TensorRule& rule) const;
-    LoraModule lora_of(const TensorRule& rule) const;
+    const TensorView* saved_module(const spec::TensorRule& rule) const;
+    spec::LoraModule lora_of(const spec::TensorRule& rule) const;
 
     const WeightFile& base_;
     const Adapter* adapter_;
     bool base_in_4bit_;
-    ModelSpec spec_;
-    std::vector<TensorRule> tensors_;
+    spec::ModelSpec spec_;
+    std::vector<spec::TensorRule> tensors_;
 };
 
 /// What the base of an adapter was while it was trained.
@@ -82,4 +82,4 @@ enum class TrainedOn : uint8_t { unknown, plain, file_4bit, quantised_while_load
 /// "…8bit"), and from run_config.json in its folder, which says whether a run of this program quantised while loading.
 TrainedOn trained_on(const std::filesystem::path& adapter_folder, const PeftConfig& adapter);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -8,10 +8,10 @@
 #include "unsloth/formats/shards.h"
 #include "unsloth/spec/weight_type.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 struct ModelWriteOptions {
-    WeightType type = WeightType::automatic;
+    spec::WeightType type = spec::WeightType::automatic;
     std::size_t shard_bytes = default_shard_bytes;  ///< of tensors in a file; above 0
     int threads = 0;                                ///< 0: as many as the machine has. The files do not depend on it
 };
@@ -21,9 +21,9 @@ struct WrittenModel {
 };
 
 /// The type that `automatic` means for this model, and itself for any other.
-WeightType resolve_weight_type(WeightType type, const ModelSpec& spec);
+spec::WeightType resolve_weight_type(spec::WeightType type, const spec::ModelSpec& spec);
 /// What config.json calls it: the type of all tensors that are not quantised.
-DType storage_dtype(WeightType type, const ModelSpec& spec);
+spec::DType storage_dtype(spec::WeightType type, const spec::ModelSpec& spec);
 
 /// Every value is rounded once, from fp32 to what is stored. Beside the mapped files, at most a slab of 8 MiB of one
 /// tensor and a few rows for each thread are held (with nf4 the tensor's codes instead of the slab). Of an NF4 base,
@@ -33,4 +33,4 @@ DType storage_dtype(WeightType type, const ModelSpec& spec);
 WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder,
                          const ModelWriteOptions& options);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

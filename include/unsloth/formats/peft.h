@@ -9,10 +9,10 @@
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/spec/lora_spec.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 struct PeftConfig {
-    LoraSpec lora;
+    spec::LoraSpec lora;
     std::string base_model_name_or_path;  ///< as the user gave it
 };
 
@@ -25,27 +25,28 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
 std::string write_peft_config(const PeftConfig& config);
 
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
-std::string lora_a_name(int layer, Projection p);
-std::string lora_b_name(int layer, Projection p);
+std::string lora_a_name(int layer, spec::Projection p);
+std::string lora_b_name(int layer, spec::Projection p);
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module);
 
 /// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A before B, then modules_to_save.
-std::vector<TensorDecl> adapter_tensors(const LoraSpec& lora, const ModelSpec& model, DType dtype = DType::f32);
+std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model,
+                                        spec::DType dtype = spec::DType::f32);
 
 /// An adapter folder that fits a model: every expected tensor is there in its shape and a floating type, and no other.
 struct Adapter {
     PeftConfig config;
-    std::vector<LayerLora> layers;  ///< resolve_lora(config.lora, model)
+    std::vector<spec::LayerLora> layers;  ///< resolve_lora(config.lora, model)
     SafetensorsFile file;
 
-    const TensorView& a(int layer, Projection p) const { return file.at(lora_a_name(layer, p)); }
-    const TensorView& b(int layer, Projection p) const { return file.at(lora_b_name(layer, p)); }
+    const TensorView& a(int layer, spec::Projection p) const { return file.at(lora_a_name(layer, p)); }
+    const TensorView& b(int layer, spec::Projection p) const { return file.at(lora_b_name(layer, p)); }
     const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module)); }
 };
 
 /// Input Error that names the tensors when some are missing, unknown or of another shape.
-Adapter read_adapter(const std::filesystem::path& folder, const ModelSpec& model);
+Adapter read_adapter(const std::filesystem::path& folder, const spec::ModelSpec& model);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace unsloth {
+namespace unsloth::formats {
 
 struct RunState {
     /// reduce_lr_on_plateau's memory.
@@ -42,4 +42,4 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
 /// input Error, naming file and key, for a text that is none, or of another version of the format.
 RunState read_run_state(const std::filesystem::path& folder);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -19,12 +19,12 @@
 #include "unsloth/core/files.h"
 #include "unsloth/spec/dtype.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// A tensor inside a mapped file; lives as long as its SafetensorsFile. `data` need not be aligned to its type.
 struct TensorView {
     std::string name;
-    DType dtype = DType::f32;
+    spec::DType dtype = spec::DType::f32;
     std::vector<int64_t> shape;  ///< empty: a scalar
     std::span<const std::byte> data;
     const MappedFile* file = nullptr;
@@ -38,7 +38,7 @@ struct TensorView {
 };
 
 /// "F32", "BF16", … as the header spells an element type.
-std::string_view safetensors_name(DType type);
+std::string_view safetensors_name(spec::DType type);
 /// "[2, 3]".
 std::string shape_text(const std::vector<int64_t>& shape);
 
@@ -67,7 +67,7 @@ class SafetensorsFile {
 /// What a file to be written declares.
 struct TensorDecl {
     std::string name;
-    DType dtype = DType::f32;
+    spec::DType dtype = spec::DType::f32;
     std::vector<int64_t> shape;
 
     std::size_t bytes() const;
@@ -113,4 +113,4 @@ class SafetensorsWriter {
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorBlob>& tensors,
                        SafetensorsWriter::Metadata metadata = {{"format", "pt"}});
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

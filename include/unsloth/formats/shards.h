@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// What most programs write: 5 GB.
 inline constexpr std::size_t default_shard_bytes = 5'000'000'000;
@@ -23,4 +23,4 @@ std::string shard_index_json(const std::map<std::string, std::string>& file_of_t
 std::vector<std::vector<std::size_t>> split_into_shards(const std::vector<std::size_t>& item_bytes,
                                                         std::size_t largest);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::formats {
 
 /// One row of log_history: {epoch, step} and named numbers (loss, grad_norm, learning_rate; eval_loss, …).
 inline constexpr const char* trainer_state_file = "trainer_state.json";
@@ -43,4 +43,4 @@ void write_trainer_state(const std::filesystem::path& folder, const TrainerState
 /// Input Error, naming file and key, for a text that is no trainer state. Keys that we do not know are ignored.
 TrainerState read_trainer_state(const std::filesystem::path& folder);
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -69,14 +69,14 @@ struct KvCache {
 };
 
 struct ActivationSizes {
-    int64_t tokens = 0;           ///< most tokens a micro-batch may have
-    int64_t segments = 0;         ///< most segments
-    int64_t longest = 0;          ///< longest segment
-    int64_t head_rows = 0;        ///< most rows with a target
-    int64_t head_chunk = 0;       ///< rows of logits at a time
-    int64_t cache_tokens = 0;     ///< of the sequence that generation continues
-    bool training = true;         ///< backward buffers too
-    Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
+    int64_t tokens = 0;                 ///< most tokens a micro-batch may have
+    int64_t segments = 0;               ///< most segments
+    int64_t longest = 0;                ///< longest segment
+    int64_t head_rows = 0;              ///< most rows with a target
+    int64_t head_chunk = 0;             ///< rows of logits at a time
+    int64_t cache_tokens = 0;           ///< of the sequence that generation continues
+    bool training = true;               ///< backward buffers too
+    spec::Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
     bool dropout = false;
     bool fp8 = false;  ///< the base is in 8 bits
     bool trains_embedding = false;
@@ -85,11 +85,11 @@ struct ActivationSizes {
 
 class Activations {
   public:
-    static void plan(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+    static void plan(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
                      at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan);
     /// `host`: the arena of host_plan; nullptr where that is empty.
-    Activations(const ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-                const memory::Arena& arena, const memory::Arena* host);
+    Activations(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+                at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host);
 
     /// Cuts every view to `tokens` tokens (cheap when the number did not change).
     void resize(int64_t tokens);

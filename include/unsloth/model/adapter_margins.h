@@ -18,29 +18,29 @@ using LayerMargins = std::array<GroupMargins, group_count>;
 /// The adapters' parameters by layer and projection.
 class Adapters {
   public:
-    Adapters(const Parameters& parameters, const std::vector<LayerLora>& lora);
+    Adapters(const Parameters& parameters, const std::vector<spec::LayerLora>& lora);
     uint64_t version() const { return parameters_.version; }
     at::Tensor value(const Parameter& p) const { return parameters_.value(p); }
-    const std::vector<LayerLora>& layers() const { return lora_; }
-    const LayerLora& lora(int layer) const { return lora_.at(static_cast<std::size_t>(layer)); }
+    const std::vector<spec::LayerLora>& layers() const { return lora_; }
+    const spec::LayerLora& lora(int layer) const { return lora_.at(static_cast<std::size_t>(layer)); }
     /// A projection's parameters in a layer; nullptr where it has no adapter.
-    const Parameter* a(int layer, Projection p) const { return at(a_, layer, p); }
-    const Parameter* b(int layer, Projection p) const { return at(b_, layer, p); }
+    const Parameter* a(int layer, spec::Projection p) const { return at(a_, layer, p); }
+    const Parameter* b(int layer, spec::Projection p) const { return at(b_, layer, p); }
 
   private:
-    const Parameter* at(const std::vector<const Parameter*>& list, int layer, Projection p) const {
-        return list[static_cast<std::size_t>(layer * projection_count + static_cast<int>(p))];
+    const Parameter* at(const std::vector<const Parameter*>& list, int layer, spec::Projection p) const {
+        return list[static_cast<std::size_t>(layer * spec::projection_count + static_cast<int>(p))];
     }
     const Parameters& parameters_;
-    std::vector<LayerLora> lora_;
+    std::vector<spec::LayerLora> lora_;
     std::vector<const Parameter*> a_, b_;
 };
 
 class AdapterMargins {
   public:
     /// Submits the table that one launch works from. `transposed`: the margins have an a_KR.
-    static void plan(const LayerLayout& layout, const std::vector<LayerLora>& lora, at::Device device, bool transposed,
-                     memory::Plan& plan);
+    static void plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
+                     bool transposed, memory::Plan& plan);
     /// `margins`: one a layer (all the same for a source that expands one layer at a time).
     AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
                    const std::vector<LayerMargins>& margins, const memory::Arena& arena);

@@ -9,7 +9,7 @@
 namespace unsloth::model {
 
 /// Attention of a layer of this model: heads, scale and the layer's window.
-ops::AttentionShape attention_shape(const ModelSpec& spec, int64_t layer);
+ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer);
 
 /// What all layers of one micro-batch share.
 struct TokenInputs {
@@ -20,7 +20,7 @@ struct TokenInputs {
 };
 
 struct LayerContext {
-    const ModelSpec& spec;
+    const spec::ModelSpec& spec;
     GroupContext group;
     const TokenInputs& tokens;
     const Scratch& scratch;
@@ -31,12 +31,12 @@ struct LayerContext {
 /// x_next_TD = the residual stream after the layer; `saved` (with saved.x_TD given) receives what the backward needs.
 /// With fewer `steps` only those run, from what `saved` already holds; without `down`, x_next_TD is not needed.
 void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, const at::Tensor& x_next_TD,
-                   LayerSteps steps = {});
+                   spec::LayerSteps steps = {});
 
 /// Turns the gradient in scratch.g_full (columns 0..D) from that of the layer's output into that of its input, and adds
 /// the layer's parameter gradients. What was not kept is computed again first. `input_gradient` false: nothing below is
 /// trained, the gradient of the input is left out.
-void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, Keep keep,
+void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, spec::Keep keep,
                     bool input_gradient);
 
 }  // namespace unsloth::model

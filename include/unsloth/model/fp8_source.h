@@ -7,9 +7,9 @@ namespace unsloth::model {
 
 class Fp8Source final : public WeightSource {
   public:
-    static void plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    static void plan(const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// `layers` hold norms and biases.
-    Fp8Source(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+    Fp8Source(ops::Context& ctx, const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
               std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters);
     /// Quantises a group's joined projections [N, K] of the compute dtype on the arena's device; w_NK may be reused
     /// afterwards.

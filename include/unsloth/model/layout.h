@@ -37,7 +37,7 @@ constexpr int64_t row_stride(int64_t columns) {
 
 /// A projection's place in its group.
 struct Slice {
-    Projection projection;
+    spec::Projection projection;
     int64_t n_begin = 0, n = 0;  ///< rows of W
     int64_t r_begin = 0,
             r = 0;  ///< rows of A and columns of B that are reserved (padded to 8; the same in every layer)
@@ -60,8 +60,8 @@ struct LayerLayout {
 };
 
 /// `lora` has one entry a layer, or is empty (no adapters: R = 0).
-LayerLayout make_layout(const ModelSpec& spec, const std::vector<LayerLora>& lora);
+LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora);
 
-Group group_of(Projection p);
+Group group_of(spec::Projection p);
 
 }  // namespace unsloth::model

@@ -27,12 +27,12 @@ struct LoadRequest {
     at::Device device = at::kCPU;
     at::ScalarType dtype = at::kFloat;  ///< compute type
     bool load_in_4bit = true;           ///< quantise 16/32-bit linears to NF4 (double quantisation) on the way in
-    FinetuningType finetuning_type = FinetuningType::lora;
-    std::optional<LoraSpec> lora;        ///< adapters to train; nullopt: none
+    config::FinetuningType finetuning_type = config::FinetuningType::lora;
+    std::optional<spec::LoraSpec> lora;  ///< adapters to train; nullopt: none
     std::optional<std::string> adapter;  ///< PEFT folder: gives `lora` and the adapters' values
     bool trains = false;                 ///< gradients and optimizer states too
     bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
-    Optimizer optim = Optimizer::adamw_8bit;
+    config::Optimizer optim = config::Optimizer::adamw_8bit;
     uint64_t seed = 0;                ///< of the adapters' initialisation
     bool fp8 = false;                 ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
     bool weight_cache = false;        ///< 4-bit linears of a CUDA run are expanded once, while loading
@@ -50,11 +50,11 @@ class ModelPlan {
   public:
     /// Input Error where the adapter does not fit the model, usage Error where the request makes no sense (full
     /// fine-tuning of a 4-bit checkpoint, …).
-    ModelPlan(std::shared_ptr<const WeightFile> file, LoadRequest request);
+    ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request);
 
-    const ModelSpec& spec() const { return file_->spec; }
+    const spec::ModelSpec& spec() const { return file_->spec; }
     const LoadRequest& request() const { return request_; }
-    const std::optional<LoraSpec>& lora() const { return request_.lora; }
+    const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
     const ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
@@ -85,27 +85,27 @@ class ModelPlan {
 
   private:
     enum class Held { file_map, packed, quantised_here, tiles, matrix };
-    Held held(const TensorSource& source) const;
+    Held held(const formats::TensorSource& source) const;
     bool resident_source() const;
     bool expands_4bit() const;
     bool tiles_serve() const;
-    bool lies_in_tiles(const TensorSource& source) const;
-    bool quantises(const TensorSource& source) const;              ///< to NF4, while loading
-    at::ScalarType matrix_type(const TensorSource& source) const;  ///< of a linear that is held as a matrix
+    bool lies_in_tiles(const formats::TensorSource& source) const;
+    bool quantises(const formats::TensorSource& source) const;              ///< to NF4, while loading
+    at::ScalarType matrix_type(const formats::TensorSource& source) const;  ///< of a linear that is held as a matrix
     void require_fp8() const;
-    StoredWeight frozen_weight(ops::Context& ctx, const TensorSource& linear) const;
+    StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;
     bool embedding_on_host() const;
     static std::string part_name(const std::string& tensor, const char* part) { return tensor + " " + part; }
     void plan_resident();
-    void plan_linear(const TensorSource& source);
+    void plan_linear(const formats::TensorSource& source);
     /// Puts a part of a stored weight into its planned buffer and returns that.
     using PlacePart = std::function<at::Tensor(const char* what, at::ScalarType type, const at::Tensor& values)>;
-    StoredWeight load_packed(const TensorSource& source, const PlacePart& keep) const;
-    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const TensorSource& source,
+    StoredWeight load_packed(const formats::TensorSource& source, const PlacePart& keep) const;
+    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
                              bool reads) const;
     std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena, SharedLoading& shared) const;
-    at::Tensor load_vector(const memory::Arena& arena, const TensorSource* source) const;
+    at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
     at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
     OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters,
                             SharedLoading& shared) const;
@@ -116,15 +116,15 @@ class ModelPlan {
                                               const memory::Arena& arena, const Adapters* adapters,
                                               const Parameters* masters, SharedLoading& shared) const;
 
-    std::shared_ptr<const WeightFile> file_;
+    std::shared_ptr<const formats::WeightFile> file_;
     LoadRequest request_;
-    std::shared_ptr<const Adapter> adapter_;
-    std::vector<LayerLora> lora_layers_;
+    std::shared_ptr<const formats::Adapter> adapter_;
+    std::vector<spec::LayerLora> lora_layers_;
     std::optional<ParameterTable> table_;
     LayerLayout layout_;
     memory::Plan resident_, step_, host_;
 };
 
-at::ScalarType scalar_type(DType type);
+at::ScalarType scalar_type(spec::DType type);
 
 }  // namespace unsloth::model

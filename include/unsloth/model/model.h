@@ -30,11 +30,11 @@ struct OuterWeights {
 
 /// Everything a model is made of, built by model/loader.h. Owns all of it; members in order of dependence.
 struct ModelParts {
-    std::shared_ptr<const WeightFile> file;  ///< its map may be what the weights are
-    ModelSpec spec;
+    std::shared_ptr<const formats::WeightFile> file;  ///< its map may be what the weights are
+    spec::ModelSpec spec;
     LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
-    std::vector<LayerLora> lora;  ///< one a layer; empty: no adapters
+    std::vector<spec::LayerLora> lora;  ///< one a layer; empty: no adapters
     double lora_dropout = 0.0;
     bool full_finetuning = false;
     bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
@@ -51,14 +51,14 @@ class Model {
   public:
     Model(ops::Context& ctx, ModelParts parts);
 
-    const ModelSpec& spec() const { return parts_.spec; }
+    const spec::ModelSpec& spec() const { return parts_.spec; }
     at::ScalarType dtype() const { return parts_.dtype; }
     Parameters* parameters() { return parts_.parameters.get(); }
     const ModelParts& parts() const { return parts_; }
 
     /// Forward and backward of one micro-batch: adds its gradients to the flat buffer and its loss (with the step's
     /// divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or targets adds nothing.
-    void train(const Batch& batch);
+    void train(const data::Batch& batch);
 
     /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
     /// then on (with several micro-batches to a step the last one counts).
@@ -67,7 +67,7 @@ class Model {
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises). `on_logits` (may be
     /// empty) sees each chunk: first row's index among the targets, and the logits [C, V] in the compute dtype.
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
-    at::Tensor score(const Batch& batch, const OnLogits& on_logits = {});
+    at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {});
 
     /// Caches for one sequence of up to `capacity` tokens, in the plan's memory: one sequence at a
     /// time.
@@ -87,14 +87,14 @@ class Model {
     ModuleObserver on_module;  ///< may be empty
 
   private:
-    void upload(const Batch& batch);
+    void upload(const data::Batch& batch);
     void make_rope_table(int64_t longest_position);
     void embed();
     enum class Pass { forward, backward };
     void forward_layers(std::vector<KvCache>* caches, bool training);
     void choose_recording();
     void issue_or_record(Pass pass, const std::function<void()>& work);
-    void head_forward_backward(const Batch& batch);
+    void head_forward_backward(const data::Batch& batch);
     void head_chunk(int64_t first, int64_t rows, bool gradient);
     void gather_head_rows(int64_t rows);
     void backward_layers();
@@ -102,7 +102,7 @@ class Model {
     void embedding_gradient();
     LayerContext layer_context(int layer, const TokenInputs& inputs);
     at::Tensor layer_output(int64_t layer) const;
-    const Parameter* outer_parameter(TensorRole role) const;
+    const Parameter* outer_parameter(spec::TensorRole role) const;
 
     ops::Context& ctx_;
     ModelParts parts_;

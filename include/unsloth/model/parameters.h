@@ -20,9 +20,9 @@ struct Parameter {
     enum class Kind : uint8_t { lora_a, lora_b, base };
     Kind kind = Kind::base;
     std::string name;  ///< as it is saved: PEFT's key for adapters, the HF name for a full model
-    TensorRole role = TensorRole::linear;
+    spec::TensorRole role = spec::TensorRole::linear;
     int layer = -1;
-    Projection projection = Projection::q;
+    spec::Projection projection = spec::Projection::q;
     std::vector<int64_t> shape;
     int64_t offset = 0;  ///< in elements, a multiple of 256
     bool decays = true;  ///< weight decay applies
@@ -34,15 +34,15 @@ class ParameterTable {
   public:
     /// Adapters (A [r, K], B [N, r] per module) in layer order, then modules_to_save under PEFT's names. Decay on all,
     /// as torch.optim.AdamW over PEFT's parameters.
-    static ParameterTable lora(const ModelSpec& spec, const std::vector<LayerLora>& lora,
+    static ParameterTable lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
                                const std::vector<std::string>& modules_to_save);
     /// Every tensor of the model; decay on 2-D tensors only.
-    static ParameterTable full(const ModelSpec& spec);
+    static ParameterTable full(const spec::ModelSpec& spec);
 
     const std::vector<Parameter>& parameters() const { return parameters_; }
     int64_t flat_elements() const { return flat_; }  ///< with the padding to 256
     int64_t trainable_elements() const;              ///< without
-    const Parameter* find(TensorRole role, int layer, Projection projection, Parameter::Kind kind) const;
+    const Parameter* find(spec::TensorRole role, int layer, spec::Projection projection, Parameter::Kind kind) const;
 
   private:
     void add(Parameter parameter);
@@ -55,12 +55,12 @@ class Parameters {
   public:
     /// Submits the flat buffers: fp32 values and gradients, moments as `optimizer` asks (8-bit blocks for tensors of at
     /// least 4096 elements that are no embedding; the others 32-bit). Without `trains` only the values.
-    static void plan(const ParameterTable& table, Optimizer optimizer, bool trains, memory::Plan& plan);
-    Parameters(ParameterTable table, Optimizer optimizer, bool trains, const memory::Arena& arena);
+    static void plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, memory::Plan& plan);
+    Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const memory::Arena& arena);
     /// Host memory for copies of what training changes, which checkpoints are written from: values and moments.
-    static void plan_copies(const ParameterTable& table, Optimizer optimizer, memory::Plan& host);
+    static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, memory::Plan& host);
     /// Those of the plan; the other tensors are undefined.
-    static ops::AdamwState copies(const ParameterTable& table, Optimizer optimizer, const memory::Arena& host);
+    static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer, const memory::Arena& host);
 
     const ParameterTable& table() const { return table_; }
     at::Tensor value(const Parameter& p) const { return view(state_.params_P, p); }

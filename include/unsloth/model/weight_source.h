@@ -84,7 +84,7 @@ using StoredWeight = std::variant<ops::Quant4Tensor, ops::Nf4Tiles, at::Tensor>;
 void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK);
 
 struct StoredLayer {
-    std::array<StoredWeight, projection_count> projections;
+    std::array<StoredWeight, spec::projection_count> projections;
     std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
     at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
 };
@@ -129,15 +129,15 @@ class ScratchSource final : public WeightSource {
 /// copies of trained fp32 masters.
 class ResidentSource final : public WeightSource {
   public:
-    static void plan(const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    static void plan(const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
     /// `layers` hold norms and biases, and matrices that are copied in by `load` (frozen base) or none (trained
     /// masters).
-    ResidentSource(ops::Context& ctx, const ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
+    ResidentSource(ops::Context& ctx, const spec::ModelSpec& spec, const LayerLayout& layout, at::ScalarType dtype,
                    std::vector<StoredLayer> layers, const memory::Arena& arena, const Adapters* adapters,
                    const Parameters* masters);
     /// Puts a frozen projection into its place: [N, K] of any floating dtype, on any device, or a 4-bit one, which is
     /// expanded.
-    void load(ops::Context& ctx, int layer, Projection p, const StoredWeight& weight);
+    void load(ops::Context& ctx, int layer, spec::Projection p, const StoredWeight& weight);
     /// All that load() writes of a group, and the adapters' margins beside it: contiguous.
     const at::Tensor& base(int layer, Group g) const { return layers_.at(static_cast<std::size_t>(layer))[g].buffer; }
     void refresh(ops::Context& ctx) override;

@@ -36,9 +36,9 @@ class Context {
     /// cuBLASLt's own choice for every product, as on a card that was not measured
     bool library_products = false;
     /// Readable by the device (host memory on the CPU). Owned by the step.
-    const StepScalars* scalars = nullptr;
+    const spec::StepScalars* scalars = nullptr;
     /// Written by the device. Owned by the step.
-    StepOutcome* outcome = nullptr;
+    spec::StepOutcome* outcome = nullptr;
     /// Times the regions that operators and the step open (ops/profiler.h); nullptr: nothing is timed. Not owned.
     Profiler* profiler = nullptr;
 
@@ -51,7 +51,7 @@ class Context {
 /// Codes order by execution: forward of layer i: 2i (input norm), 2i + 1 (post-attention norm); 2L the final norm;
 /// 2L + 1 the loss; backward of layer i: 2L + 2 + 2(L - 1 - i) (post norm), + 1 (input norm).
 struct Site {
-    uint32_t code = all_finite;
+    uint32_t code = spec::all_finite;
 };
 
 }  // namespace unsloth::ops

@@ -21,7 +21,7 @@ struct Nf4Tiles {
     at::Tensor tables;         ///< fp32 [16 + 256]: code, nested map
     float nested_offset = 0;
     int64_t rows = 0, cols = 0;
-    Nf4TilesView view() const;
+    spec::Nf4TilesView view() const;
 };
 
 /// Puts a weight that nf4_tiles_supported into tiles. Allocates them (loading, not the step) and shares the

@@ -12,12 +12,12 @@ namespace unsloth::ops {
 /// multiply-add, rounded once. Pointers of `weight` are on ctx.device(). Bit-exact with bitsandbytes (see
 /// tests/golden/quant). CUDA: near copy speed when cols and out's row stride are multiples of 8 and out is
 /// aligned to 16 bytes (packed codes to 4), correct for all.
-void dequantize_4bit(Context& ctx, const Quant4View& weight, const at::Tensor& out_NK);
+void dequantize_4bit(Context& ctx, const spec::Quant4View& weight, const at::Tensor& out_NK);
 
 /// The same for weights[i] into outs[i], all of one dtype and apart from each other: a fused group's or a
 /// layer's weights, as a rule into slices of few buffers. CUDA: one launch for every eight that have the
 /// sizes and alignment above.
-void dequantize_4bit(Context& ctx, std::span<const Quant4View> weights, std::span<const at::Tensor> outs);
+void dequantize_4bit(Context& ctx, std::span<const spec::Quant4View> weights, std::span<const at::Tensor> outs);
 
 /// A quantised weight that owns its memory on a device (or shares the host's, see `upload`).
 struct Quant4Tensor {
@@ -27,13 +27,13 @@ struct Quant4Tensor {
     at::Tensor tables;         ///< fp32 [16 + 256]: code, nested map (zeros when not nested)
     float nested_offset = 0;
     int64_t rows = 0, cols = 0;
-    Quant4View view() const;
+    spec::Quant4View view() const;
 };
 
 /// Puts a weight that lies in host memory on ctx.device(). On CUDA it is copied (the host's memory is free
 /// when the call returns); on the CPU the codes and block maxima are shared, not copied: `host` must outlive
 /// the result.
-Quant4Tensor upload(Context& ctx, const Quant4View& host);
+Quant4Tensor upload(Context& ctx, const spec::Quant4View& host);
 
 /// Quantises w_NK (contiguous, fp32/bf16/f16, on ctx.device()) to NF4 with double quantisation, equal to
 /// bitsandbytes' CUDA result within the bounds of tests/golden/quant; reductions run in a fixed order. A

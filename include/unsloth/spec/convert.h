@@ -6,7 +6,7 @@
 
 #include "unsloth/spec/dtype.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// Widens (f16, bf16, f32 exactly) or rounds (f64) `n` elements at `in`, which need not be aligned, to `out`.
 /// CheckError for a type that is not floating.
@@ -15,4 +15,4 @@ void convert_to_f32(DType type, const std::byte* in, int64_t n, float* out);
 /// Rounds `n` fp32 values to `type` (f32, bf16 or f16; nearest, ties to even) into `out`, which need not be aligned.
 void convert_from_f32(DType type, const float* in, int64_t n, std::byte* out);
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

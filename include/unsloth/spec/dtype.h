@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 enum class DType : uint8_t { f32, bf16, f16, f64, i64, i32, i16, i8, u8, boolean, f8_e4m3, f8_e5m2 };
 
@@ -61,4 +61,4 @@ constexpr const char* name_of(DType type) {
     return "?";
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -5,9 +5,9 @@
 
 #include <array>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// The 256 values in ascending order, bit-equal to bitsandbytes' `create_dynamic_map`.
 const std::array<float, 256>& dynamic_map_256(bool is_signed);
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

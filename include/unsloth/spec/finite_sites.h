@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 inline constexpr uint32_t bad_gradient_norm = 0xFFFFFFFEu;  ///< every value was finite that was looked at before
 inline constexpr uint32_t bad_elsewhere = 0xFFFFFFFDu;      ///< another rank saw one
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// What is kept of a layer. Norm outputs and the MLP's activation are always made again: they cost a pass over memory,
 /// not a product.
@@ -45,4 +45,4 @@ inline std::string name_of(const Checkpointing& c) {
     return std::string(names[static_cast<int>(c.keep)]) + (c.offload ? "+offload" : "");
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -9,7 +9,7 @@
 
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 
 struct LoraSpec {
     int64_t r = 16;
@@ -39,4 +39,4 @@ using LayerLora = std::array<LoraModule, projection_count>;
 /// a pattern key that is no valid regular expression, or a target list that matches nothing.
 std::vector<LayerLora> resolve_lora(const LoraSpec& lora, const ModelSpec& model);
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

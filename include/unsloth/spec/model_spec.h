@@ -10,7 +10,7 @@
 
 #include "unsloth/spec/dtype.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// The architectures this program knows; anything else is refused by name.
 enum class Architecture { llama, mistral, qwen2, qwen3 };
@@ -91,4 +91,4 @@ struct RopeFrequencies {
 /// depends on seq_len. Computed in fp64 and rounded once; agrees with transformers to a relative 5e-7.
 RopeFrequencies rope_frequencies(const ModelSpec& spec, int64_t seq_len);
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -18,7 +18,7 @@
 
 #include "unsloth/spec/quant4.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 
 inline constexpr int nf4_tile = 64;               ///< rows and columns of a tile
 inline constexpr int nf4_tile_code_bytes = 2048;  ///< then one byte a row: its block maximum's code
@@ -60,4 +60,4 @@ constexpr int64_t nf4_tiles_bytes(int64_t rows, int64_t cols) {
     return rows / nf4_tile * (cols / nf4_tile) * nf4_tile_bytes;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 inline constexpr int quant4_block = 64;          ///< elements an absmax covers, over the flattened weight
 inline constexpr int quant4_nested_block = 256;  ///< absmax values a nested absmax covers
@@ -53,4 +53,4 @@ struct Quant4View {
     constexpr bool nested() const { return absmax_u8 != nullptr; }
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

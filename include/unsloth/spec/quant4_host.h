@@ -10,7 +10,7 @@
 
 #include "unsloth/spec/quant4.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// The fp32 block maximum of block `block`, double quantisation undone.
 inline float block_absmax(const Quant4View& weight, int64_t block) {
@@ -53,4 +53,4 @@ void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, 
 /// an absmax is not).
 float quantize_absmax(const float* absmax, int64_t blocks, uint8_t* codes, float* nested_absmax);
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

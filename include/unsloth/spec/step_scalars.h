@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// Written by the host before a step (one small copy to the device).
 struct StepScalars {
@@ -32,4 +32,4 @@ struct StepOutcome {
     uint32_t first_bad_site;  ///< smallest site code that saw a non-finite value
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -8,7 +8,7 @@
 
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth {
+namespace unsloth::spec {
 
 enum class TensorRole : uint8_t {
     embed_tokens,  ///< [V, D]
@@ -37,4 +37,4 @@ std::vector<TensorRule> tensor_table(const ModelSpec& spec);
 /// Keys that some checkpoints hold and nobody needs (rotary_emb.inv_freq; lm_head.weight of a tied model).
 bool is_ignorable_tensor(const ModelSpec& spec, const std::string& hf_name);
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// What a token is; the values are SentencePiece's and ggml's.
 enum class TokenKind : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
@@ -32,4 +32,4 @@ struct Vocabulary {
     std::vector<std::pair<std::string, std::string>> chat_templates;  ///< Jinja by name, as Tokenizer::chat_templates
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace unsloth {
+namespace unsloth::spec {
 
 /// `automatic`: the model's own 16- or 32-bit type, as its config.json names it. With nf4 the linears of the layers are
 /// quantised as bitsandbytes does (double quantisation), with int8 as its LLM.int8 does; all else keeps the model's own
@@ -28,4 +28,4 @@ constexpr const char* name_of(WeightType type) {
     return "?";
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::spec

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// The parts of `text` between runs of white space (Unicode's White_Space and U+001C ... U+001F), as pieces of it.
 std::vector<std::string_view> split_white_space(std::string_view text);
@@ -22,4 +22,4 @@ std::string lowercase(std::string_view text);
 /// The first character in title case, the others as they are.
 std::string with_capital(std::string_view text);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

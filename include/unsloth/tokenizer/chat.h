@@ -13,7 +13,7 @@
 
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct Message {
     std::string role;
@@ -113,4 +113,4 @@ std::string alpaca_prompt(std::string_view instruction, std::string_view input =
 /// Input Error when the tokenizer names no EOS.
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

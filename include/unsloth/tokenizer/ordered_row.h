@@ -7,7 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 inline constexpr int most_ordered_keys = 10000;  ///< of one object
 inline constexpr int deepest_ordered_json = 1000;
@@ -17,4 +17,4 @@ nlohmann::ordered_json parse_ordered(std::string_view text);
 /// The same, with a discarded value for whatever cannot be parsed.
 nlohmann::ordered_json try_parse_ordered(std::string_view text);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

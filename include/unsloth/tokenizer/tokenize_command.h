@@ -7,7 +7,7 @@
 
 #include "unsloth/tokenizer/tokenizer.h"
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 struct TokenizeOptions {
     std::string chat_template = "auto";       ///< for rows with messages
@@ -28,4 +28,4 @@ struct TokenizeOptions {
 /// A malformed line is an input Error with its line number; lines before it have been written.
 void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out);
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

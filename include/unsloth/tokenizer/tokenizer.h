@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace unsloth {
+namespace unsloth::tokenizer {
 
 /// Tokens and where each came from: the half-open range of bytes of the text given to `encode`.
 /// A token that the post-processor added has the empty range (0, 0) in front and (size, size) at the end.
@@ -85,4 +85,4 @@ class Tokenizer {
     std::shared_ptr<const Impl> impl_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::tokenizer

@@ -11,7 +11,7 @@ namespace unsloth::train {
 
 /// Of a checkpoint's names, shapes and, of each tensor, some values from its beginning, middle and end: reading all
 /// would take as long as loading it.
-std::string sample_hash(const Checkpoint& checkpoint);
+std::string sample_hash(const formats::Checkpoint& checkpoint);
 
 /// Of a tensor's values, wherever they are, a few MiB at a time.
 std::string values_hash(const at::Tensor& values);

@@ -9,6 +9,6 @@ namespace unsloth::train {
 /// it: 2 (N - 1) / N times the bytes over the time, which is what each GPU's link must carry whatever the number of
 /// ranks. Every sum's values are checked. usage Error when this process is alone; runtime Error for wrong sums, and as
 /// the ranks' group.
-void bench_comm(const LoadedConfig& loaded, const BenchRequest& request);
+void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 }  // namespace unsloth::train

@@ -9,6 +9,6 @@ namespace unsloth::train {
 /// are those of model.path (llama-3.1-8b without one) with lora.*'s adapters, for batch x seq rows. With `tune`, times
 /// every algorithm, names the best, and prints lines for the tables in kernels/gemm_table_*.cpp. usage Error without a
 /// GPU.
-void bench_gemm(const LoadedConfig& loaded, const BenchRequest& request);
+void bench_gemm(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 }  // namespace unsloth::train

@@ -14,11 +14,11 @@ namespace unsloth::train {
 /// Prints a line an operator: time, TF/s or GB/s, share of the ceiling (a large product; a large copy). Shapes are
 /// those of model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of `seq` tokens; with
 /// min_seq attention's rows are those of row_lengths.
-void bench_ops(const LoadedConfig& loaded, const BenchRequest& request);
+void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 /// The shape that a bench of operators or products takes: model.path's, or the built-in one of this name where there is
 /// none.
-ModelSpec benched_spec(const LoadedConfig& loaded, const std::string& otherwise);
+spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::string& otherwise);
 
 /// Lengths of `count` rows: all `longest`, or, where `shortest` is not 0, spread evenly down to it and shuffled, the
 /// same in each run.

@@ -10,6 +10,6 @@ namespace unsloth::train {
 /// slowest rank each, both times, the efficiency (alone / together, both the median of the rounds), the difference in
 /// ms, and the time and bus bandwidth of the gradients' all-reduce with nothing else under way. usage Error when
 /// started alone.
-void bench_scaling(const LoadedConfig& loaded, const BenchRequest& request);
+void bench_scaling(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 }  // namespace unsloth::train

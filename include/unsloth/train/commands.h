@@ -6,14 +6,14 @@
 namespace unsloth::train {
 
 /// Log-probabilities of every row of data.train_file, one JSON object a line.
-void run_score(const LoadedConfig& loaded, const ScoreRequest& request);
+void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
 /// Greedy continuation of prompts with a KV cache.
-void run_generate(const LoadedConfig& loaded, const GenerateRequest& request);
+void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request);
 /// A model folder with random weights.
-void run_init(const InitRequest& request);
+void run_init(const config::InitRequest& request);
 /// How far the logits of two models are apart. Input Error for texts that cannot be read or encoded.
-LogitComparison compare_logits(const CompareRequest& request);
+config::LogitComparison compare_logits(const config::CompareRequest& request);
 /// Measures the training step, or every operator, against this device's ceilings.
-void run_bench(const LoadedConfig& loaded, const BenchRequest& request);
+void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 }  // namespace unsloth::train

@@ -11,7 +11,7 @@
 namespace unsloth::train {
 
 /// What to say about a learning rate outside the range that is usual for LoRA or full training; nothing otherwise.
-std::optional<std::string> doubt_learning_rate(const Config& config);
+std::optional<std::string> doubt_learning_rate(const config::Config& config);
 
 /// Says once that the loss has risen to ten times its least value.
 class LossWatch {

@@ -53,7 +53,7 @@ class HistoryObserver final : public Observer {
   public:
     void on_step(const StepReport& report) override;
     void on_eval(const EvalReport& report) override;
-    std::vector<TrainerLogRow> rows;
+    std::vector<formats::TrainerLogRow> rows;
 };
 
 }  // namespace unsloth::train

@@ -12,13 +12,13 @@ namespace unsloth::train {
 
 struct ResumePoint {
     std::filesystem::path folder;
-    RunState state;
+    formats::RunState state;
 };
 
 /// The checkpoint that training.resume_from_checkpoint means: nothing when it asks for none, or for "auto" where there
 /// is none. Damaged and unfinished ones are passed over with a warning, except one that is named. usage Error when
 /// "true" finds none; input Error when the named one is damaged.
-std::optional<ResumePoint> find_resume_point(const TrainingOptions& training);
+std::optional<ResumePoint> find_resume_point(const config::TrainingOptions& training);
 
 /// Reads a folder that is known to be whole.
 ResumePoint read_resume_point(const std::filesystem::path& folder);
@@ -28,17 +28,17 @@ bool holds_a_run(const std::filesystem::path& folder);
 
 /// usage Error when going on from `point` would replace what it does not continue in output_dir: another run, or of the
 /// same one steps behind a checkpoint that was named, or a finished result behind the newest whole checkpoint.
-void require_nothing_lost(const TrainingOptions& training, const ResumePoint& point);
+void require_nothing_lost(const config::TrainingOptions& training, const ResumePoint& point);
 
 /// usage Error when the run is to end before the checkpoint's step.
 void require_steps_left(const ResumePoint& point, int64_t total_steps);
 
 /// Compares the configuration with the checkpoint's run_config.json. Logs what differs; usage Error for what would
 /// change the meaning of the steps already taken (adapter, data, seed, optimizer, …).
-void require_same_run(const Config& config, const ResumePoint& point);
+void require_same_run(const config::Config& config, const ResumePoint& point);
 
 /// Gradient accumulation under which a step has as many rows as before, with `world_size` ranks. usage Error where
 /// there is none, or where the configuration asks for another number of rows.
-int64_t accumulation_for(const TrainingOptions& training, const RunState& state, int world_size);
+int64_t accumulation_for(const config::TrainingOptions& training, const formats::RunState& state, int world_size);
 
 }  // namespace unsloth::train

@@ -17,9 +17,9 @@ namespace unsloth::train {
 struct RunFiles {
     std::filesystem::path output_dir;
     const model::ParameterTable* table = nullptr;  ///< not owned
-    std::optional<LoraSpec> lora;                  ///< nothing: full training, the whole model is saved
+    std::optional<spec::LoraSpec> lora;            ///< nothing: full training, the whole model is saved
     std::string base;                              ///< model.path as the user gave it
-    ModelSpec spec;
+    spec::ModelSpec spec;
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;
     std::filesystem::path tokenizer_folder;
@@ -29,8 +29,8 @@ struct RunFiles {
 
 /// What belongs to one moment of it, beside the tensors.
 struct RunMoment {
-    TrainerState trainer;
-    RunState run;
+    formats::TrainerState trainer;
+    formats::RunState run;
 };
 
 class RunSaver {
@@ -47,12 +47,12 @@ class RunSaver {
     bool wait();
     /// The adapter or model, with tokenizer and trainer_state.json, in the output folder itself. runtime Error when it
     /// cannot be written.
-    void result(const TrainerState& trainer) const;
+    void result(const formats::TrainerState& trainer) const;
     std::optional<int64_t> last_checkpoint() const { return last_; }  ///< the last one asked for
 
   private:
     void write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
-                      const TrainerState& trainer) const;
+                      const formats::TrainerState& trainer) const;
     void write_checkpoint(const Snapshot& snapshot, const RunMoment& moment) const;
 
     RunFiles files_;

@@ -6,7 +6,7 @@
 
 #include "unsloth/config/config.h"
 
-namespace unsloth {
+namespace unsloth::train {
 
 /// How warmup_stable_decay rises and falls.
 enum class ScheduleShape : uint8_t { linear, cosine, one_minus_sqrt };
@@ -42,16 +42,16 @@ struct ScheduleOptions {
 
 /// Steps of warm-up in a run of `total_steps`: warmup_steps when above 0, else ceil(total_steps *
 /// warmup_ratio).
-int64_t warmup_steps_of(const TrainingOptions& training, int64_t total_steps);
+int64_t warmup_steps_of(const config::TrainingOptions& training, int64_t total_steps);
 
 /// Reads the schedule's arguments from training.lr_scheduler_kwargs. Usage Error, naming the key, for an
 /// argument that the schedule does not have, a value that is not of its kind, and combinations that
 /// transformers refuses.
-ScheduleOptions schedule_options(const TrainingOptions& training, int64_t total_steps);
+ScheduleOptions schedule_options(const config::TrainingOptions& training, int64_t total_steps);
 
 /// The factor on the base learning rate in effect at the optimizer step with this index, counted from 0.
 /// reduce_lr_on_plateau: 1 (its course depends on evaluations: see PlateauSchedule). step >= 0.
-double schedule_multiplier(Schedule schedule, const ScheduleOptions& options, int64_t step);
+double schedule_multiplier(config::Schedule schedule, const ScheduleOptions& options, int64_t step);
 
 /// reduce_lr_on_plateau: the rate falls by `factor` when the metric has not improved for more than `patience`
 /// evaluations.
@@ -80,4 +80,4 @@ class PlateauSchedule {
     State state_;
 };
 
-}  // namespace unsloth
+}  // namespace unsloth::train

@@ -24,36 +24,37 @@ std::string describe_device(at::Device device);
 
 /// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
 struct OpenedModel {
-    std::shared_ptr<const WeightFile> file;
+    std::shared_ptr<const formats::WeightFile> file;
     std::filesystem::path tokenizer_folder;
 
     /// Input Error when there is none, or when its ids do not fit the model's vocabulary.
-    Tokenizer tokenizer() const;
+    tokenizer::Tokenizer tokenizer() const;
     /// What a folder of results needs beside the weights; empty without a tokenizer.
     std::vector<std::filesystem::path> tokenizer_files() const;
-    ModelLimits limits() const;
+    data::ModelLimits limits() const;
 };
-OpenedModel open_model(const Config& config);
+OpenedModel open_model(const config::Config& config);
 
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
-std::function<std::unique_ptr<RowEncoder>()> encoder_maker(const OpenedModel& opened, const Config& config);
+std::function<std::unique_ptr<data::RowEncoder>()> encoder_maker(const OpenedModel& opened,
+                                                                 const config::Config& config);
 
 /// The adapters that lora.* asks for.
-LoraSpec lora_spec(const LoraOptions& options);
+spec::LoraSpec lora_spec(const config::LoraOptions& options);
 
 /// The request that model.* and lora.* describe; `sizes` still to be set. Logs what an adapter folder decides, and is a
 /// usage Error where a given lora option contradicts it.
-model::LoadRequest load_request(const LoadedConfig& loaded, at::Device device, bool trains);
+model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains);
 
 /// What gradient_checkpointing asks for; nullopt: automatic.
-std::optional<Checkpointing> checkpointing_of(GradientCheckpointing option);
+std::optional<spec::Checkpointing> checkpointing_of(config::GradientCheckpointing option);
 
 /// Sets what `config` leaves to the program: the first of the ways to keep activations, and to hold 4-bit weights, with
 /// which the plan takes no more than 90 % of the device's free memory (the last, if none does).
-void choose_memory_use(const Config& config, model::ModelPlan& plan);
+void choose_memory_use(const config::Config& config, model::ModelPlan& plan);
 
 /// Rows of logits that the lm_head makes at a time.
-int64_t head_chunk_rows(const ModelSpec& spec, at::ScalarType dtype, int64_t rows);
+int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows);
 
 /// Throws a runtime Error with the table and what would fit when the plan exceeds the device's free memory.
 void require_memory(const model::ModelPlan& plan);
@@ -62,15 +63,15 @@ void require_memory(const model::ModelPlan& plan);
 void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step);
 
 /// A context on `device` with what the configuration says of reductions and kernels.
-std::unique_ptr<ops::Context> make_context(const Config& config, at::Device device);
+std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device);
 
 /// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so
 /// that Model::score yields the logits of all of them, in order.
-void cover_every_position(Batch& batch);
+void cover_every_position(data::Batch& batch);
 
 /// StepSettings::bucket_bytes. Sums take multiprocessors from the backward pass, whose products count on all of them:
 /// beside it they cost more than NVLink needs after it, and are worth it where a network is between the ranks.
-int64_t bucket_bytes(const Config& config, const comm::Group* group);
+int64_t bucket_bytes(const config::Config& config, const comm::Group* group);
 
 /// How the ranks on this machine load the model together: each GPU's rank reads a part, the rest comes from the others.
 /// Alone without a group, on the CPU, where the file's map serves all processes, and where the ranks' plans differ
@@ -84,7 +85,7 @@ struct LoadedModel {
 };
 /// Passes have from `fewest_tokens` to `tokens` tokens; `cache_tokens`: of a sequence that is continued, 0 where none
 /// is.
-LoadedModel load_for_inference(const LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens, int64_t segments,
-                               int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens = 0);
+LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens = 0);
 
 }  // namespace unsloth::train

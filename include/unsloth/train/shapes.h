@@ -9,7 +9,7 @@
 namespace unsloth::train {
 
 /// The shape of that name; usage Error that lists the names otherwise.
-ModelSpec builtin_shape(const std::string& name);
+spec::ModelSpec builtin_shape(const std::string& name);
 std::vector<std::string> builtin_shape_names();
 
 }  // namespace unsloth::train

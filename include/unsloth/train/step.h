@@ -31,7 +31,7 @@ struct StepResult {
     double learning_rate = 0;
     int64_t tokens = 0, labels = 0;
     double seconds = 0;  ///< from the end of the step before it, or from start_clock(), to its own
-    StepOutcome outcome{};
+    spec::StepOutcome outcome{};
     double loss_scale = 1.0;
     std::vector<int64_t> rows;  ///< source rows of this rank, for messages
     int signal = 0;             ///< with a group: stop signal that some rank was sent before it issued the step
@@ -64,7 +64,7 @@ class Stepper {
 
     /// Issues step number `step` (from 1) at this learning rate. False when it was dropped: parameters and moments are
     /// those of the step before.
-    bool issue(const StepBatch& batch, int64_t step, double learning_rate, const IssueOptions& options = {});
+    bool issue(const data::StepBatch& batch, int64_t step, double learning_rate, const IssueOptions& options = {});
     /// The next step's time counts from here: to be called after other work (an evaluation, a save), with nothing under
     /// way. Waits for what was issued so far.
     void start_clock();
@@ -91,8 +91,8 @@ class Stepper {
         StepResult result;
     };
     std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
-    void write_scalars(Slot& slot, const StepBatch& batch, int64_t step, double learning_rate);
-    void adjust_loss_scale(const StepOutcome& outcome);
+    void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
+    void adjust_loss_scale(const spec::StepOutcome& outcome);
     void share(Slot& slot, int64_t step, bool save_due);
 
     ops::Context& ctx_;

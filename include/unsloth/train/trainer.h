@@ -31,7 +31,7 @@ class Trainer {
   public:
     /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input,
     /// usage or runtime Error; nothing large is allocated yet.
-    explicit Trainer(const LoadedConfig& loaded);
+    explicit Trainer(const config::LoadedConfig& loaded);
     /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to
     /// stop.
     void run();
@@ -40,7 +40,7 @@ class Trainer {
     /// Allocates and loads the model.
     void load();
     model::Model& model() { return *model_; }
-    StepLoader& loader() { return *loader_; }
+    data::StepLoader& loader() { return *loader_; }
     Stepper& stepper() { return *stepper_; }
     double learning_rate(int64_t step) const;  ///< of step number `step`, from 1
     int64_t total_steps() const { return total_steps_; }
@@ -60,11 +60,11 @@ class Trainer {
     void open_data();
     void make_plan();
     void banner() const;
-    Config effective_config() const;
+    config::Config effective_config() const;
     void restore();
     int64_t cpu_threads() const;
     void loop();
-    bool issue(const StepBatch& batch, int64_t step);
+    bool issue(const data::StepBatch& batch, int64_t step);
     bool save_time_has_come() const;
     void checkpoint();
     [[noreturn]] void stop_for(int signal);
@@ -79,10 +79,10 @@ class Trainer {
     RunMoment moment() const;
     void save_result();
     bool finish_saving();
-    bool full() const { return config().lora.finetuning_type == FinetuningType::full; }
-    const Config& config() const { return loaded_.config; }
+    bool full() const { return config().lora.finetuning_type == config::FinetuningType::full; }
+    const config::Config& config() const { return loaded_.config; }
 
-    LoadedConfig loaded_;
+    config::LoadedConfig loaded_;
     comm::LaunchEnvironment environment_;
     at::Device device_;
     std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
@@ -91,9 +91,9 @@ class Trainer {
     std::vector<std::string> nccl_;  ///< NCCL's environment variables, for the log
     std::string data_fingerprint_;   ///< of the training rows
     OpenedModel opened_;
-    std::unique_ptr<StepLoader> loader_;
-    std::optional<EvalLoader> eval_;
-    Dataset eval_rows_;
+    std::unique_ptr<data::StepLoader> loader_;
+    std::optional<data::EvalLoader> eval_;
+    data::Dataset eval_rows_;
     int64_t total_steps_ = 0;
     ScheduleOptions schedule_;
     std::optional<PlateauSchedule> plateau_;  ///< reduce_lr_on_plateau follows the evaluations

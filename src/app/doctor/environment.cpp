@@ -101,7 +101,7 @@ std::vector<Finding> judge_environment(const std::vector<std::string>& variables
     return findings;
 }
 
-std::vector<Finding> check_environment(const Config&) {
+std::vector<Finding> check_environment(const config::Config&) {
     return judge_environment(own_environment());
 }
 

@@ -21,17 +21,17 @@ struct Finding {
 };
 
 /// The machine without the GPU: program, system, CPUs, memory, disks, limits.
-std::vector<Finding> check_system(const Config& config);
-std::vector<Finding> check_limits(const Config& config);
+std::vector<Finding> check_system(const config::Config& config);
+std::vector<Finding> check_limits(const config::Config& config);
 /// Driver, GPUs, how they are connected with each other and with CPUs.
-std::vector<Finding> check_gpus(const Config& config);
+std::vector<Finding> check_gpus(const config::Config& config);
 /// Opens the engine: LibTorch, CUDA and NCCL as a run would load them.
-std::vector<Finding> check_libraries(const Config& config);
+std::vector<Finding> check_libraries(const config::Config& config);
 /// Sums over all visible GPUs of this machine, by ranks that are started as a run's: whether they end, are right, and
 /// their rate.
-std::vector<Finding> check_sums(const Config& config);
+std::vector<Finding> check_sums(const config::Config& config);
 /// Variables that change what the libraries do.
-std::vector<Finding> check_environment(const Config& config);
+std::vector<Finding> check_environment(const config::Config& config);
 
 /// Parts of the above that tests feed with values of their own.
 /// Variables ("NAME=value") that are worth a line in a report, with passwords in URLs masked.

@@ -16,7 +16,7 @@ std::string cuda_text(int cuda) {
     return cat(cuda / 1000, ".", cuda % 1000 / 10);
 }
 
-std::vector<Finding> without_nvml(const NvmlReport& report, const Config& config) {
+std::vector<Finding> without_nvml(const NvmlReport& report, const config::Config& config) {
     const GpuInventory inventory = find_gpus();
     const bool wanted = config.hardware.device.starts_with("cuda");
     if (!inventory.gpus.empty())
@@ -97,7 +97,7 @@ Finding visible(const NvmlReport& report) {
 
 }  // namespace
 
-std::vector<Finding> check_gpus(const Config& config) {
+std::vector<Finding> check_gpus(const config::Config& config) {
     const NvmlReport report = ask_nvml(true);
     if (report.gpus.empty()) return without_nvml(report, config);
     std::vector<Finding> findings{driver(report)};

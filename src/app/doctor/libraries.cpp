@@ -55,7 +55,7 @@ std::vector<Finding> nccl_version() {
 
 }  // namespace
 
-std::vector<Finding> check_libraries(const Config&) {
+std::vector<Finding> check_libraries(const config::Config&) {
     try {
         load_engine();
     } catch (const Error& failure) {

@@ -63,7 +63,7 @@ Finding judge_shared_memory(int64_t size, int64_t free) {
     return finding;
 }
 
-std::vector<Finding> check_limits(const Config&) {
+std::vector<Finding> check_limits(const config::Config&) {
     return {
         shared_memory(),
         limit(RLIMIT_NOFILE, "open files", 4096, false,

@@ -108,7 +108,7 @@ Finding judge_sums(const std::string& printed, bool nvlink) {
     return finding;
 }
 
-std::vector<Finding> check_sums(const Config& config) {
+std::vector<Finding> check_sums(const config::Config& config) {
     const NvmlReport report = ask_nvml(true);
     const auto count = visible_gpus(gpus_of(report)).size();
     if (count < 2 || config.hardware.device == "cpu")

@@ -145,7 +145,7 @@ std::string human_size(int64_t bytes) {
     return text;
 }
 
-std::vector<Finding> check_system(const Config& config) {
+std::vector<Finding> check_system(const config::Config& config) {
     std::vector<Finding> findings{program(), operating_system(), cpus(), memory()};
     findings.push_back(disk("output_dir", config.training.output_dir));
     findings.push_back(disk("working directory", ""));

@@ -1,7 +1,7 @@
 // What a reader of a GGUF file computes from its blocks. Products are rounded before sums.
 #include "formats/gguf/quantizers.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 
 void dequantize_q8_0(const uint8_t* in, int64_t blocks, float* out) {
     for (int64_t b = 0; b < blocks; ++b, in += q8_0::bytes) {
@@ -91,4 +91,4 @@ void dequantize_q6_k(const uint8_t* in, int64_t blocks, float* out) {
     }
 }
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

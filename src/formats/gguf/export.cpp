@@ -6,23 +6,23 @@
 #include "unsloth/core/error.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 using gguf::Item;
 
-bool is_query_or_key(const TensorRule& rule) {
-    const bool projected = rule.role == TensorRole::linear || rule.role == TensorRole::bias;
-    return projected && (rule.projection == Projection::q || rule.projection == Projection::k);
+bool is_query_or_key(const spec::TensorRule& rule) {
+    const bool projected = rule.role == spec::TensorRole::linear || rule.role == spec::TensorRole::bias;
+    return projected && (rule.projection == spec::Projection::q || rule.projection == spec::Projection::k);
 }
 
-Item model_item(const ModelSpec& spec, const TensorSource& source) {
+Item model_item(const spec::ModelSpec& spec, const TensorSource& source) {
     Item item;
     item.decl = {gguf_tensor_name(source.rule), GgmlType::f32, source.rule.shape};
     item.source = source.rule.hf_name;
     item.drop = [&source] { source.drop(); };
     item.read = [&source](int64_t begin, int64_t end, float* out) { source.read_f32(begin, end, out); };
-    if (source.rule.role == TensorRole::linear && gguf::permutes_heads(spec) && is_query_or_key(source.rule))
+    if (source.rule.role == spec::TensorRole::linear && gguf::permutes_heads(spec) && is_query_or_key(source.rule))
         item.head_dim = spec.head_dim;
     return item;
 }
@@ -48,7 +48,7 @@ Item vector_item(std::string name, std::string source, std::vector<float> values
 }
 
 /// A vector is one row: the order of q's and k's biases is made here.
-Item bias_item(const ModelSpec& spec, const TensorSource& source) {
+Item bias_item(const spec::ModelSpec& spec, const TensorSource& source) {
     std::vector<float> values(static_cast<std::size_t>(source.cols()));
     source.read_f32(values.data());
     return vector_item(gguf_tensor_name(source.rule), source.rule.hf_name, in_head_order(values, spec.head_dim));
@@ -57,8 +57,8 @@ Item bias_item(const ModelSpec& spec, const TensorSource& source) {
 /// What every module's scale * r is, if it is the same for all: then alpha can say it, and tensors stay as they are.
 double common_alpha(const Adapter& adapter) {
     double common = 0;
-    for (const LayerLora& layer : adapter.layers)
-        for (const LoraModule& module : layer) {
+    for (const spec::LayerLora& layer : adapter.layers)
+        for (const spec::LoraModule& module : layer) {
             if (module.r == 0) continue;
             const double alpha = module.scale * static_cast<double>(module.r);
             if (common == 0) common = alpha;
@@ -72,9 +72,9 @@ Item adapter_item(std::string name, const TensorView& tensor) {
     item.decl = {std::move(name), GgmlType::f32, tensor.shape};
     item.source = tensor.name;
     item.read = [&tensor, cols = tensor.shape.back()](int64_t begin, int64_t end, float* out) {
-        const std::size_t row = static_cast<std::size_t>(cols) * size_of(tensor.dtype);
-        convert_to_f32(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * row, (end - begin) * cols,
-                       out);
+        const std::size_t row = static_cast<std::size_t>(cols) * spec::size_of(tensor.dtype);
+        spec::convert_to_f32(tensor.dtype, tensor.data.data() + static_cast<std::size_t>(begin) * row,
+                             (end - begin) * cols, out);
     };
     return item;
 }
@@ -96,9 +96,9 @@ GgmlType adapter_type(GgufFileType type) {
     }
 }
 
-std::string weight_name(int layer, Projection p) {
-    TensorRule rule;
-    rule.role = TensorRole::linear;
+std::string weight_name(int layer, spec::Projection p) {
+    spec::TensorRule rule;
+    rule.role = spec::TensorRole::linear;
     rule.layer = layer;
     rule.projection = p;
     return gguf_tensor_name(rule);
@@ -106,9 +106,9 @@ std::string weight_name(int layer, Projection p) {
 
 }  // namespace
 
-GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabulary, const std::filesystem::path& out,
-                             const GgufExportOptions& options) {
-    const ModelSpec& spec = model.spec;
+GgufReport export_model_gguf(const WeightFile& model, const spec::Vocabulary& vocabulary,
+                             const std::filesystem::path& out, const GgufExportOptions& options) {
+    const spec::ModelSpec& spec = model.spec;
     gguf::check_expressible(spec);
     GgufMetadata metadata;
     gguf::add_model_fields(spec, options, metadata);
@@ -119,7 +119,7 @@ GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabula
     if (std::vector<float> divisors = gguf::rope_divisors(spec); !divisors.empty())
         items.push_back(vector_item("rope_freqs.weight", "rope_scaling", std::move(divisors)));
     for (const TensorSource& source : model.tensors.all()) {
-        if (source.rule.role == TensorRole::bias && gguf::permutes_heads(spec) && is_query_or_key(source.rule)) {
+        if (source.rule.role == spec::TensorRole::bias && gguf::permutes_heads(spec) && is_query_or_key(source.rule)) {
             items.push_back(bias_item(spec, source));
             continue;
         }
@@ -130,7 +130,7 @@ GgufReport export_model_gguf(const WeightFile& model, const Vocabulary& vocabula
     return gguf::write_items(out, metadata, items, options.threads);
 }
 
-GgufReport export_adapter_gguf(const Adapter& adapter, const ModelSpec& spec, const std::filesystem::path& out,
+GgufReport export_adapter_gguf(const Adapter& adapter, const spec::ModelSpec& spec, const std::filesystem::path& out,
                                const GgufExportOptions& options) {
     const GgmlType type = adapter_type(options.type);
     if (!adapter.config.lora.modules_to_save.empty())
@@ -149,15 +149,15 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const ModelSpec& spec, co
     std::vector<Item> items;
     gguf::TypeSetter types;
     for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer)
-        for (int p = 0; p < projection_count; ++p) {
-            const auto projection = static_cast<Projection>(p);
-            const LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(p)];
+        for (int p = 0; p < spec::projection_count; ++p) {
+            const auto projection = static_cast<spec::Projection>(p);
+            const spec::LoraModule& module = adapter.layers[layer][static_cast<std::size_t>(p)];
             if (module.r == 0) continue;
             const std::string name = weight_name(static_cast<int>(layer), projection);
             items.push_back(adapter_item(name + ".lora_a", adapter.a(static_cast<int>(layer), projection)));
             types.set(items.back(), type);
             Item b = adapter_item(name + ".lora_b", adapter.b(static_cast<int>(layer), projection));
-            const bool turned = projection == Projection::q || projection == Projection::k;
+            const bool turned = projection == spec::Projection::q || projection == spec::Projection::k;
             if (gguf::permutes_heads(spec) && turned) b.head_dim = spec.head_dim;
             b.factor = static_cast<float>(module.scale * static_cast<double>(module.r) / alpha);
             types.set(b, type);
@@ -167,4 +167,4 @@ GgufReport export_adapter_gguf(const Adapter& adapter, const ModelSpec& spec, co
     return gguf::write_items(out, metadata, items, options.threads);
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -6,7 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/spec/convert.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 constexpr std::array<GgmlTypeInfo, 34> types = {{
@@ -21,15 +21,15 @@ constexpr std::array<GgmlTypeInfo, 34> types = {{
     {40, "NVFP4", 64, 36},    {41, "Q1_0", 128, 18},
 }};
 
-DType plain_type(GgmlType type) {
+spec::DType plain_type(GgmlType type) {
     switch (type) {
         case GgmlType::f32:
-            return DType::f32;
+            return spec::DType::f32;
         case GgmlType::f16:
-            return DType::f16;
+            return spec::DType::f16;
         default:
             UNSLOTH_CHECK(type == GgmlType::bf16, "type ", static_cast<uint32_t>(type));
-            return DType::bf16;
+            return spec::DType::bf16;
     }
 }
 
@@ -76,7 +76,7 @@ void quantize_ggml(GgmlType type, const float* x, int64_t n, std::byte* out) {
         case GgmlType::q6_k:
             return gguf::quantize_q6_k(x, blocks, bytes);
         default:
-            return convert_from_f32(plain_type(type), x, n, out);
+            return spec::convert_from_f32(plain_type(type), x, n, out);
     }
 }
 
@@ -99,8 +99,8 @@ void dequantize_ggml(GgmlType type, const std::byte* in, int64_t n, float* out) 
         case GgmlType::q6_k:
             return gguf::dequantize_q6_k(bytes, blocks, out);
         default:
-            return convert_to_f32(plain_type(type), in, n, out);
+            return spec::convert_to_f32(plain_type(type), in, n, out);
     }
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

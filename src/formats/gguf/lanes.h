@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 
 inline constexpr int lane_count = 8;
 using Floats = float __attribute__((vector_size(lane_count * sizeof(float))));
@@ -69,4 +69,4 @@ UNSLOTH_LANES void load_groups(const float* x, Floats (&groups)[size]) {
     }
 #endif
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

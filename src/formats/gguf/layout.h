@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 
 inline constexpr std::string_view magic = "GGUF";
 inline constexpr uint32_t version = 3;
@@ -19,4 +19,4 @@ constexpr std::size_t aligned(std::size_t offset, std::size_t alignment) {
     return (offset + alignment - 1) / alignment * alignment;
 }
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

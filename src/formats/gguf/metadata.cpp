@@ -6,7 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 namespace {
 
 uint32_t u32(int64_t value) {
@@ -14,9 +14,9 @@ uint32_t u32(int64_t value) {
     return static_cast<uint32_t>(value);
 }
 
-void add_rope_fields(const ModelSpec& spec, const std::string& prefix, GgufMetadata& out) {
-    using Type = RopeSpec::Type;
-    const RopeSpec& rope = spec.rope;
+void add_rope_fields(const spec::ModelSpec& spec, const std::string& prefix, GgufMetadata& out) {
+    using Type = spec::RopeSpec::Type;
+    const spec::RopeSpec& rope = spec.rope;
     out.add(prefix + "rope.freq_base", static_cast<float>(rope.theta));
     out.add(prefix + "rope.dimension_count", u32(spec.head_dim));
     if (rope.type != Type::linear && rope.type != Type::yarn) return;
@@ -30,7 +30,7 @@ void add_rope_fields(const ModelSpec& spec, const std::string& prefix, GgufMetad
     out.add(scaling + "yarn_beta_slow", static_cast<float>(rope.beta_slow));
     // llama.cpp multiplies by 0.1 ln(factor) + 1 whatever the model says; this is the rest.
     const double theirs = rope.factor > 1 ? 0.1 * std::log(rope.factor) + 1 : 1.0;
-    const double rest = static_cast<double>(rope_frequencies(spec, 1).attention_scaling) / theirs;
+    const double rest = static_cast<double>(spec::rope_frequencies(spec, 1).attention_scaling) / theirs;
     if (std::abs(rest - 1) > 1e-6) out.add(scaling + "attn_factor", static_cast<float>(rest));
 }
 
@@ -45,7 +45,7 @@ void add_role(const char* role, std::optional<int32_t> id, std::optional<int64_t
     out.add(cat("tokenizer.ggml.", role, "_token_id"), u32(*value));
 }
 
-void add_chat_templates(const Vocabulary& vocabulary, GgufMetadata& out) {
+void add_chat_templates(const spec::Vocabulary& vocabulary, GgufMetadata& out) {
     std::vector<std::string> others;
     for (const auto& [name, text] : vocabulary.chat_templates) {
         if (name == "default") {
@@ -60,39 +60,39 @@ void add_chat_templates(const Vocabulary& vocabulary, GgufMetadata& out) {
 
 }  // namespace
 
-std::string architecture_name(const ModelSpec& spec) {
+std::string architecture_name(const spec::ModelSpec& spec) {
     switch (spec.architecture) {
-        case Architecture::llama:
-        case Architecture::mistral:
+        case spec::Architecture::llama:
+        case spec::Architecture::mistral:
             return "llama";
-        case Architecture::qwen2:
+        case spec::Architecture::qwen2:
             return "qwen2";
-        case Architecture::qwen3:
+        case spec::Architecture::qwen3:
             return "qwen3";
     }
     UNSLOTH_CHECK(false, "architecture of ", spec.model_type);
     return {};
 }
 
-bool permutes_heads(const ModelSpec& spec) {
+bool permutes_heads(const spec::ModelSpec& spec) {
     return architecture_name(spec) == "llama";
 }
 
-void check_expressible(const ModelSpec& spec) {
+void check_expressible(const spec::ModelSpec& spec) {
     const std::string architecture = architecture_name(spec);
     const auto refuse = [&](const std::string& what) {
         throw input_error(cat("llama.cpp's '", architecture, "' has no ", what, ", which this model has"));
     };
     if (architecture != "llama") {
         if (spec.o_bias || spec.mlp_bias) refuse("biases on the output projection or the MLP");
-        if (spec.rope.type == RopeSpec::Type::llama3) refuse("RoPE scaling of type llama3");
+        if (spec.rope.type == spec::RopeSpec::Type::llama3) refuse("RoPE scaling of type llama3");
     }
     if (architecture == "qwen2" && spec.q_size() != spec.hidden_size)
         refuse("heads that are not hidden_size wide together");
-    const RopeSpec& rope = spec.rope;
-    if (rope.type == RopeSpec::Type::dynamic)
+    const spec::RopeSpec& rope = spec.rope;
+    if (rope.type == spec::RopeSpec::Type::dynamic)
         log::warning("llama.cpp has no dynamic RoPE: positions from ", spec.max_position_embeddings, " on will differ");
-    if (rope.type == RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
+    if (rope.type == spec::RopeSpec::Type::yarn && (rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.truncate))
         log::warning("llama.cpp reads neither beta_fast and beta_slow nor truncate of YaRN for '", architecture,
                      "': give them to it by --yarn-beta-fast ", rope.beta_fast, " --yarn-beta-slow ", rope.beta_slow);
     const auto window =
@@ -102,7 +102,7 @@ void check_expressible(const ModelSpec& spec) {
                      " tokens will see more of what came before");
 }
 
-void add_model_fields(const ModelSpec& spec, const GgufExportOptions& options, GgufMetadata& out) {
+void add_model_fields(const spec::ModelSpec& spec, const GgufExportOptions& options, GgufMetadata& out) {
     const std::string architecture = architecture_name(spec), prefix = architecture + ".";
     out.add("general.architecture", architecture);
     out.add("general.type", "model");
@@ -122,21 +122,22 @@ void add_model_fields(const ModelSpec& spec, const GgufExportOptions& options, G
     add_rope_fields(spec, prefix, out);
 }
 
-void add_vocabulary_fields(const ModelSpec& spec, const Vocabulary& vocabulary, GgufMetadata& out) {
+void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& vocabulary, GgufMetadata& out) {
     const auto count = static_cast<int64_t>(vocabulary.tokens.size());
     if (count > spec.vocab_size)
         throw input_error(
             cat("the tokenizer has ", count, " tokens, the model ", spec.vocab_size),
             "The tokenizer belongs to another model, or the embeddings were not enlarged for added tokens.");
-    const bool sentencepiece = vocabulary.kind == Vocabulary::Kind::sentencepiece;
+    const bool sentencepiece = vocabulary.kind == spec::Vocabulary::Kind::sentencepiece;
     std::vector<std::string> texts;
     std::vector<int32_t> kinds;
     std::vector<float> scores;
     for (int64_t id = 0; id < spec.vocab_size; ++id) {
-        const VocabularyToken token = id < count ? vocabulary.tokens[static_cast<std::size_t>(id)] : VocabularyToken{};
+        const spec::VocabularyToken token =
+            id < count ? vocabulary.tokens[static_cast<std::size_t>(id)] : spec::VocabularyToken{};
         const bool filler = token.text.empty();
         texts.push_back(filler ? cat("[PAD", id, "]") : token.text);
-        kinds.push_back(static_cast<int32_t>(filler ? TokenKind::unused : token.kind));
+        kinds.push_back(static_cast<int32_t>(filler ? spec::TokenKind::unused : token.kind));
         scores.push_back(filler ? -10000.0F : token.score);
     }
     out.add("tokenizer.ggml.model", sentencepiece ? "llama" : "gpt2");
@@ -163,14 +164,14 @@ void add_vocabulary_fields(const ModelSpec& spec, const Vocabulary& vocabulary, 
     add_chat_templates(vocabulary, out);
 }
 
-std::vector<float> rope_divisors(const ModelSpec& spec) {
-    if (spec.rope.type != RopeSpec::Type::llama3) return {};
-    ModelSpec unscaled = spec;
-    unscaled.rope.type = RopeSpec::Type::standard;
-    std::vector<float> divisors = rope_frequencies(unscaled, 1).inv_freq;
-    const std::vector<float> scaled = rope_frequencies(spec, 1).inv_freq;
+std::vector<float> rope_divisors(const spec::ModelSpec& spec) {
+    if (spec.rope.type != spec::RopeSpec::Type::llama3) return {};
+    spec::ModelSpec unscaled = spec;
+    unscaled.rope.type = spec::RopeSpec::Type::standard;
+    std::vector<float> divisors = spec::rope_frequencies(unscaled, 1).inv_freq;
+    const std::vector<float> scaled = spec::rope_frequencies(spec, 1).inv_freq;
     for (std::size_t i = 0; i < divisors.size(); ++i) divisors[i] /= scaled[i];
     return divisors;
 }
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

@@ -3,24 +3,24 @@
 
 #include "unsloth/formats/gguf_export.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 
 inline constexpr uint32_t quantization_version = 2;  ///< GGML_QNT_VERSION: the layout of the blocks
 
 /// llama.cpp's architecture for a model: Mistral's is "llama".
-std::string architecture_name(const ModelSpec& spec);
+std::string architecture_name(const spec::ModelSpec& spec);
 /// Whether it wants the rows of q and k in another order (see Item::head_dim).
-bool permutes_heads(const ModelSpec& spec);
+bool permutes_heads(const spec::ModelSpec& spec);
 
 /// Input Error for what the architecture has no tensors or formulas for in llama.cpp; logs what it computes otherwise.
-void check_expressible(const ModelSpec& spec);
+void check_expressible(const spec::ModelSpec& spec);
 
-void add_model_fields(const ModelSpec& spec, const GgufExportOptions& options, GgufMetadata& out);
+void add_model_fields(const spec::ModelSpec& spec, const GgufExportOptions& options, GgufMetadata& out);
 /// Tokens beyond the vocabulary's, up to the model's vocab_size, become "[PAD…]" of kind unused, as do holes.
 /// Input Error when the vocabulary has more tokens than the model.
-void add_vocabulary_fields(const ModelSpec& spec, const Vocabulary& vocabulary, GgufMetadata& out);
+void add_vocabulary_fields(const spec::ModelSpec& spec, const spec::Vocabulary& vocabulary, GgufMetadata& out);
 
 /// rope_freqs.weight: what llama.cpp divides the angles by, head_dim / 2 values; empty where it needs none.
-std::vector<float> rope_divisors(const ModelSpec& spec);
+std::vector<float> rope_divisors(const spec::ModelSpec& spec);
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

@@ -10,7 +10,7 @@
 #include "formats/gguf/lanes.h"
 #include "formats/gguf/quantizers.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 namespace {
 
 constexpr int group = 32;        ///< of Q4_K and Q5_K
@@ -293,4 +293,4 @@ UNSLOTH_FOR_THIS_MACHINE(quantize_q4_k, q4_k_body)
 UNSLOTH_FOR_THIS_MACHINE(quantize_q5_k, q5_k_body)
 UNSLOTH_FOR_THIS_MACHINE(quantize_q6_k, q6_k_body)
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

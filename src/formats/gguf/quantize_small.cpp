@@ -4,7 +4,7 @@
 
 #include "formats/gguf/quantizers.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 namespace {
 
 /// The value of largest magnitude, with its sign; of equal ones the first.
@@ -98,4 +98,4 @@ void quantize_q5_1(const float* x, int64_t blocks, uint8_t* out) {
     }
 }
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

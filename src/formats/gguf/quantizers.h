@@ -7,7 +7,7 @@
 
 #include "unsloth/core/half.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 
 inline constexpr int small_block = 32;   ///< Q4_0, Q5_0, Q5_1, Q8_0
 inline constexpr int super_block = 256;  ///< the K types
@@ -72,4 +72,4 @@ inline SixBits unpack_six_bits(const uint8_t* packed, int j) {
             static_cast<uint8_t>((packed[j + 4] >> 4) | (packed[j] >> 6) << 4)};
 }
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

@@ -8,7 +8,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/gguf.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 /// Bytes of a value of fixed size; 0 for strings and arrays.
@@ -294,4 +294,4 @@ const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
     return it == tensors_.end() ? nullptr : &*it;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

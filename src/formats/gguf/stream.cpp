@@ -12,7 +12,7 @@
 #include "unsloth/core/parallel.h"
 #include "unsloth/core/temporary.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 namespace {
 
 constexpr int64_t chunk_elements = 1 << 23;         ///< in fp32 32 MiB
@@ -185,12 +185,12 @@ GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& met
     return report;
 }
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf
 
-namespace unsloth {
+namespace unsloth::formats {
 
 double GgufTypeReport::relative_error() const {
     return squares > 0 ? std::sqrt(squared_error / squares) : 0.0;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

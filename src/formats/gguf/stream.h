@@ -8,7 +8,7 @@
 
 #include "unsloth/formats/gguf_export.h"
 
-namespace unsloth::gguf {
+namespace unsloth::formats::gguf {
 
 /// One tensor to be written.
 struct Item {
@@ -40,4 +40,4 @@ class TypeSetter {
 GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& metadata, const std::vector<Item>& items,
                        int threads);
 
-}  // namespace unsloth::gguf
+}  // namespace unsloth::formats::gguf

@@ -4,11 +4,11 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/gguf_export.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
-constexpr std::array<const char*, projection_count> projection_stems = {"attn_q",   "attn_k", "attn_v",  "attn_output",
-                                                                        "ffn_gate", "ffn_up", "ffn_down"};
+constexpr std::array<const char*, spec::projection_count> projection_stems = {
+    "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"};
 
 /// llama.cpp spends more bits on the first and last eighth of the layers, and on every third between.
 bool deserves_more_bits(int64_t layer, int64_t layers) {
@@ -16,10 +16,10 @@ bool deserves_more_bits(int64_t layer, int64_t layers) {
 }
 
 /// What llama.cpp takes for a model of 70 billion parameters: several heads share a v that is small for its weight.
-bool is_70b(const ModelSpec& spec) {
+bool is_70b(const spec::ModelSpec& spec) {
     if (spec.num_layers != 80) return false;
-    return spec.architecture == Architecture::qwen2 ||
-           (spec.architecture != Architecture::qwen3 && spec.num_heads != spec.num_kv_heads);
+    return spec.architecture == spec::Architecture::qwen2 ||
+           (spec.architecture != spec::Architecture::qwen3 && spec.num_heads != spec.num_kv_heads);
 }
 
 GgmlType base_type(GgufFileType file_type) {
@@ -57,42 +57,43 @@ GgmlType head_type(GgmlType base, int64_t cols) {
 
 }  // namespace
 
-std::string gguf_tensor_name(const TensorRule& rule) {
+std::string gguf_tensor_name(const spec::TensorRule& rule) {
     const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.layer, ".", stem, end); };
     switch (rule.role) {
-        case TensorRole::embed_tokens:
+        case spec::TensorRole::embed_tokens:
             return "token_embd.weight";
-        case TensorRole::lm_head:
+        case spec::TensorRole::lm_head:
             return "output.weight";
-        case TensorRole::final_norm:
+        case spec::TensorRole::final_norm:
             return "output_norm.weight";
-        case TensorRole::input_norm:
+        case spec::TensorRole::input_norm:
             return in_layer("attn_norm", ".weight");
-        case TensorRole::post_norm:
+        case spec::TensorRole::post_norm:
             return in_layer("ffn_norm", ".weight");
-        case TensorRole::q_norm:
+        case spec::TensorRole::q_norm:
             return in_layer("attn_q_norm", ".weight");
-        case TensorRole::k_norm:
+        case spec::TensorRole::k_norm:
             return in_layer("attn_k_norm", ".weight");
-        case TensorRole::linear:
+        case spec::TensorRole::linear:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".weight");
-        case TensorRole::bias:
+        case spec::TensorRole::bias:
             return in_layer(projection_stems[static_cast<std::size_t>(rule.projection)], ".bias");
     }
     UNSLOTH_CHECK(false, "role ", static_cast<int>(rule.role));
     return {};
 }
 
-GgmlType wanted_type(const ModelSpec& spec, const TensorRule& rule, GgufFileType file_type) {
+GgmlType wanted_type(const spec::ModelSpec& spec, const spec::TensorRule& rule, GgufFileType file_type) {
     const GgmlType base = base_type(file_type);
     if (rule.shape.size() < 2) return GgmlType::f32;
-    if (rule.role == TensorRole::lm_head || (rule.role == TensorRole::embed_tokens && spec.tie_word_embeddings))
+    if (rule.role == spec::TensorRole::lm_head ||
+        (rule.role == spec::TensorRole::embed_tokens && spec.tie_word_embeddings))
         return head_type(base, rule.shape.back());
     const bool mixed = file_type == GgufFileType::q4_k_m || file_type == GgufFileType::q5_k_m;
-    if (!mixed || rule.role != TensorRole::linear) return base;
-    if (rule.projection != Projection::v && rule.projection != Projection::down) return base;
+    if (!mixed || rule.role != spec::TensorRole::linear) return base;
+    if (rule.projection != spec::Projection::v && rule.projection != spec::Projection::down) return base;
     if (deserves_more_bits(rule.layer, spec.num_layers)) return GgmlType::q6_k;
-    return rule.projection == Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
+    return rule.projection == spec::Projection::v && is_70b(spec) ? GgmlType::q5_k : base;
 }
 
 GgmlType type_for_rows(GgmlType type, int64_t cols) {
@@ -104,4 +105,4 @@ GgmlType type_for_rows(GgmlType type, int64_t cols) {
     return cols % info_of(other).block == 0 ? other : GgmlType::f16;
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

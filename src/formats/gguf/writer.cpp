@@ -9,7 +9,7 @@
 #include "unsloth/formats/gguf.h"
 #include "unsloth/formats/safetensors.h"
 
-namespace unsloth {
+namespace unsloth::formats {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian");
@@ -138,4 +138,4 @@ void GgufWriter::finish() {
     file_->finish();
 }
 
-}  // namespace unsloth
+}  // namespace unsloth::formats

@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 Bound::Bound(const char* function, const Arguments& arguments, std::initializer_list<const char*> names,
              std::size_t required, bool positional_only)
@@ -39,4 +39,4 @@ const std::string& Bound::string(std::size_t i) const {
     return values_[i]->string();
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

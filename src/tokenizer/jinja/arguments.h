@@ -8,7 +8,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 class Bound {
   public:
@@ -32,4 +32,4 @@ class Bound {
     std::array<std::optional<Value>, 6> values_;
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

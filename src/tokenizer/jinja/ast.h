@@ -8,7 +8,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 struct FilterEntry;
 struct TestEntry;
@@ -125,4 +125,4 @@ struct Program {
     }
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace unsloth::jinja::text {
+namespace unsloth::tokenizer::jinja::text {
 
 /// Every `step`th code point from first to last.
 struct CharacterRun {
@@ -39,4 +39,4 @@ const std::vector<CharacterRun>& printable_runs();
 const std::vector<CharacterRun>& cased_runs();
 const std::vector<CharacterRun>& case_ignorable_runs();
 
-}  // namespace unsloth::jinja::text
+}  // namespace unsloth::tokenizer::jinja::text

@@ -8,7 +8,7 @@
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
 
-namespace unsloth::jinja::text {
+namespace unsloth::tokenizer::jinja::text {
 namespace {
 
 bool contains(const std::vector<CharacterRun>& runs, char32_t c) {
@@ -264,4 +264,4 @@ std::string repr(std::string_view s) {
     return out;
 }
 
-}  // namespace unsloth::jinja::text
+}  // namespace unsloth::tokenizer::jinja::text

@@ -3,7 +3,7 @@
 
 #include "tokenizer/jinja/evaluator.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 class Evaluator::Depth {
   public:
@@ -16,4 +16,4 @@ class Evaluator::Depth {
     Evaluator& evaluator_;
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

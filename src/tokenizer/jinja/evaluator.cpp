@@ -7,7 +7,7 @@
 #include "tokenizer/jinja/print.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 using Kind = Statement::Kind;
 
@@ -335,4 +335,4 @@ void Evaluator::assign(const Expression& target, const Value& value, const Scope
     }
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

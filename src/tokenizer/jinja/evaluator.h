@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/ast.h"
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 /// Variables of one frame. Macros keep the frame that they were made in, so frames are shared.
 struct Scope {
@@ -108,4 +108,4 @@ class Evaluator {
     std::size_t kept_limit_ = 1000;  ///< when those that are gone are swept out
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -6,7 +6,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 using Kind = Expression::Kind;
@@ -261,4 +261,4 @@ ExpressionPtr ExpressionParser::unary(bool with_filters) {
     }
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

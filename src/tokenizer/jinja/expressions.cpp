@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 constexpr int64_t by_name = 8;  ///< steps that looking up and calling a filter or test is worth
@@ -277,4 +277,4 @@ Value Evaluator::evaluate_dict(const Expression& e, const ScopePtr& scope) {
     return dict;
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

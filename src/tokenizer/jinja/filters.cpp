@@ -5,7 +5,7 @@
 
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 /// Jinja's filters that no chat template has a use for: for web pages, or random.
@@ -29,4 +29,4 @@ std::string unknown_filter(std::string_view name) {
                  : cat("no filter named '", name, "'");
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

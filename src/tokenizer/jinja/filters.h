@@ -6,7 +6,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 /// `arguments.positional[0]` is the filtered value.
 using Filter = Value (*)(Evaluator&, Arguments& arguments);
@@ -26,4 +26,4 @@ extern const FilterEntry text_filters[];
 extern const FilterEntry number_filters[];
 extern const FilterEntry sequence_filters[];
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

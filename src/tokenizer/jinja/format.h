@@ -6,7 +6,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 /// `values`: a tuple for several, a dict for %(name)s, anything else for one.
 std::string format_percent(std::string_view pattern, const Value& values);
@@ -14,4 +14,4 @@ std::string format_percent(std::string_view pattern, const Value& values);
 /// str.format, with fields such as {0}, {name.member[key]!r:>8}.
 std::string format_braces(Evaluator& evaluator, std::string_view pattern, const Arguments& arguments);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -10,7 +10,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 /// [[fill]align][sign][z][#][0][width][, or _][.precision][type]
@@ -184,4 +184,4 @@ std::string format_braces(Evaluator& evaluator, std::string_view pattern, const 
     return BraceFormatter(evaluator, arguments).run(pattern, 2);
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

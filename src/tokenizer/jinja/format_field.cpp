@@ -9,7 +9,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 std::string padded(const Field& field, std::string_view sign, const std::string& body, char by_default) {
@@ -102,4 +102,4 @@ int64_t read_number(std::string_view pattern, std::size_t& at) {
     return value;
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -7,7 +7,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 constexpr int64_t widest_field = 1'000'000;
 
@@ -30,4 +30,4 @@ std::string write_string(const Field& field, std::string_view s);
 /// million.
 int64_t read_number(std::string_view pattern, std::size_t& at);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -10,7 +10,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 class PercentFormatter {
@@ -187,4 +187,4 @@ std::string format_percent(std::string_view pattern, const Value& values) {
     return PercentFormatter(pattern, values).run();
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

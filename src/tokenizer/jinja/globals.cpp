@@ -7,7 +7,7 @@
 #include "tokenizer/jinja/print.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 constexpr int64_t longest_range = 100'000;  // the sandbox's own limit
@@ -164,4 +164,4 @@ std::optional<Value> find_global(std::string_view name) {
     return found == globals.end() ? std::nullopt : std::optional(found->second);
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

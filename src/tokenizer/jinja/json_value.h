@@ -6,7 +6,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 /// Keys keep their order. Failure for a document that nests too deep.
 template <class Json>
@@ -39,4 +39,4 @@ Value from_json(const Json& json) {
     }
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -9,7 +9,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 using Kind = Token::Kind;
@@ -370,4 +370,4 @@ std::vector<Token> tokenize(std::string_view source) {
     return Lexer(source).run();
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

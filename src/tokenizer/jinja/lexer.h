@@ -7,7 +7,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 struct Token {
     enum class Kind {
@@ -36,4 +36,4 @@ struct Token {
 /// All tokens, the last one of kind `end`. Failure with the line for what Jinja's lexer refuses.
 std::vector<Token> tokenize(std::string_view source);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -5,7 +5,7 @@
 #include "tokenizer/jinja/value.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 thread_local int64_t* budget = nullptr;
@@ -32,4 +32,4 @@ void check_string(std::size_t size) {
     if (size > longest_string) fail("a string of more than 64 MiB");
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 // Limits on one value, so that a template cannot take all memory. A row has 64 MiB at most.
 constexpr std::size_t longest_string = std::size_t{64} << 20, longest_sequence = 1'000'000;
@@ -36,4 +36,4 @@ class Budget {
     int64_t* outer_;
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -11,7 +11,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 constexpr std::array<std::string_view, 5> changes_dict = {"clear", "pop", "popitem", "setdefault", "update"};
@@ -146,4 +146,4 @@ Value bind_method(const MethodEntry& method, const Value& self) {
         }));
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

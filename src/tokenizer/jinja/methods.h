@@ -5,7 +5,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 using Method = Value (*)(Evaluator&, const Value& self, Arguments& arguments);
 struct MethodEntry {
@@ -27,4 +27,4 @@ Value bind_method(const MethodEntry& method, const Value& self);
 extern const MethodEntry string_methods[];  // ends with a null function
 Value dict_items(const Value& dict);        ///< the view that dict.items() gives
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

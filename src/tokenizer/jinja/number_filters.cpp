@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 void require_defined(const Value& value) {
@@ -194,4 +194,4 @@ const FilterEntry number_filters[] = {
     {"int", to_int}, {"float", to_float}, {"abs", absolute}, {"round", round}, {"", nullptr},
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -6,7 +6,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 std::optional<Value> Macro::attribute(Evaluator&, std::string_view name) {
     if (name == "name") return statement_.kind == Statement::Kind::macro ? Value(statement_.text) : Value();
@@ -158,4 +158,4 @@ std::optional<Value> LoopVariable::attribute(Evaluator&, std::string_view name) 
     return std::nullopt;
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

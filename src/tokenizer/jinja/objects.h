@@ -8,7 +8,7 @@
 
 #include "tokenizer/jinja/evaluator.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 class NativeFunction : public Object {
   public:
@@ -107,4 +107,4 @@ class LoopVariable : public Object, public std::enable_shared_from_this<LoopVari
 /// Global functions (range, namespace, raise_exception, …); nullopt for another name.
 std::optional<Value> find_global(std::string_view name);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

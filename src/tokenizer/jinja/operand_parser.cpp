@@ -6,7 +6,7 @@
 #include "tokenizer/jinja/tests.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 using Kind = Expression::Kind;
 
@@ -283,4 +283,4 @@ ExpressionPtr ExpressionParser::test(ExpressionPtr value) {
     return inverted;
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

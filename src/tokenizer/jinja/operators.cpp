@@ -8,7 +8,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 const char* symbol(Operation operation) {
@@ -327,4 +327,4 @@ std::optional<Value> element(const Value& value, const Value& key) {
     return Value(bytes.substr(begin, text::byte_of(bytes.substr(begin), 1)));
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -5,7 +5,7 @@
 #include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 Value arithmetic(Operation operation, const Value& a, const Value& b);
 Value negate(const Value& value);
@@ -18,4 +18,4 @@ Value slice(const Value& value, const Value& start, const Value& stop, const Val
 /// value[key] for strings, sequences and dicts; nullopt where Python has no such element.
 std::optional<Value> element(const Value& value, const Value& key);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -5,7 +5,7 @@
 #include "tokenizer/jinja/parser_base.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 using Kind = Statement::Kind;
@@ -299,4 +299,4 @@ Program parse(std::string_view source) {
     return Parser(source).run();
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -5,8 +5,8 @@
 
 #include "tokenizer/jinja/ast.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 Program parse(std::string_view source);
 
-}  // namespace unsloth::jinja
+}

@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/ast.h"
 #include "tokenizer/jinja/lexer.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 /// Recursive descent is bounded: a template nested deeper than this is an error, not a stack overflow.
 constexpr int deepest_nesting = 150;
@@ -99,4 +99,4 @@ class ExpressionParser {
     std::map<std::string, int, std::less<>> ids_;
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

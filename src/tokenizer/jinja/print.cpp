@@ -11,7 +11,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 std::string repr_items(const Items& items, const char* open, const char* close) {
@@ -273,4 +273,4 @@ std::string to_json(const Value& value, const JsonStyle& style) {
     return writer.take();
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -6,7 +6,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 std::string to_string(const Value& value);
 std::string repr(const Value& value);
@@ -21,4 +21,4 @@ struct JsonStyle {
 /// json.dumps; Failure for values that JSON does not have.
 std::string to_json(const Value& value, const JsonStyle& style);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -11,7 +11,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 Value without_case(const Value& value, bool case_sensitive) {
@@ -318,4 +318,4 @@ const FilterEntry sequence_filters[] = {
     {"", nullptr},
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 using text::Side;
@@ -268,4 +268,4 @@ const MethodEntry string_methods[] = {
     {"", nullptr},
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

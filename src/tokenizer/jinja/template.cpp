@@ -6,7 +6,7 @@
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 Template Template::compile(std::string_view source, std::string name) {
     Template made;
@@ -52,4 +52,4 @@ void Template::explain(const char* message, int line) const {
     throw input_error(cat("chat template ", name_, ", line ", line, ": ", message), advice);
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

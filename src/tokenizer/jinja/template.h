@@ -18,7 +18,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 struct Program;
 
@@ -53,4 +53,4 @@ class Template {
     std::shared_ptr<const Program> program_;
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -8,7 +8,7 @@
 #include "tokenizer/jinja/print.h"
 #include "tokenizer/jinja/text.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 const Value& only(const Arguments& arguments) {
@@ -146,4 +146,4 @@ const TestEntry* find_test(std::string_view name) {
     return found == std::end(tests) ? nullptr : found;
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

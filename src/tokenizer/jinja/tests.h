@@ -5,7 +5,7 @@
 
 #include "tokenizer/jinja/value.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 /// `arguments.positional[0]` is the tested value.
 using Test = bool (*)(Evaluator&, Arguments& arguments);
@@ -16,4 +16,4 @@ struct TestEntry {
 /// Null for a name that is not known.
 const TestEntry* find_test(std::string_view name);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

@@ -8,7 +8,7 @@
 #include "tokenizer/jinja/limits.h"
 #include "tokenizer/unicode.h"
 
-namespace unsloth::jinja::text {
+namespace unsloth::tokenizer::jinja::text {
 namespace {
 
 using unicode::Decoded;
@@ -223,4 +223,4 @@ std::string escape_html(std::string_view s) {
     return out;
 }
 
-}  // namespace unsloth::jinja::text
+}  // namespace unsloth::tokenizer::jinja::text

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace unsloth::jinja::text {
+namespace unsloth::tokenizer::jinja::text {
 
 /// Number of code points.
 std::size_t length(std::string_view s);
@@ -59,4 +59,4 @@ std::string repr(std::string_view s);
 /// With &, <, >, ' and " as HTML entities.
 std::string escape_html(std::string_view s);
 
-}  // namespace unsloth::jinja::text
+}  // namespace unsloth::tokenizer::jinja::text

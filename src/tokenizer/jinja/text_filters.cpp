@@ -10,7 +10,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 template <std::string (*convert)(std::string_view)>
@@ -250,4 +250,4 @@ const FilterEntry text_filters[] = {
     {"", nullptr},
 };
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

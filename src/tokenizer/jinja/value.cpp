@@ -9,7 +9,7 @@
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/error.h"
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 namespace {
 
 constexpr std::size_t linear_entries = 8;  // up to here comparing is faster than hashing
@@ -411,4 +411,4 @@ std::string to_decimal(Integer value) {
     return digits;
 }
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

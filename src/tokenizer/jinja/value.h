@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-namespace unsloth::jinja {
+namespace unsloth::tokenizer::jinja {
 
 __extension__ typedef __int128 Integer;
 
@@ -199,4 +199,4 @@ class DepthGuard {
 /// Destroys values without recursion, however deep they nest.
 void release(Items&& values);
 
-}  // namespace unsloth::jinja
+}  // namespace unsloth::tokenizer::jinja

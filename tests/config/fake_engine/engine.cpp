@@ -26,24 +26,24 @@ void end_as_asked(const std::string& how) {
     if (const int signal = interrupt_requested()) throw Interrupted(signal, "saved the adapter");
 }
 
-class FakeEngine : public Engine {
+class FakeEngine : public config::Engine {
   public:
-    void train(const LoadedConfig& loaded) override { end_as_asked(loaded.config.training.output_dir); }
-    void score(const LoadedConfig&, const ScoreRequest& request) override {
+    void train(const config::LoadedConfig& loaded) override { end_as_asked(loaded.config.training.output_dir); }
+    void score(const config::LoadedConfig&, const config::ScoreRequest& request) override {
         std::printf("score %s\n", request.out.c_str());
     }
-    void generate(const LoadedConfig&, const GenerateRequest& request) override {
+    void generate(const config::LoadedConfig&, const config::GenerateRequest& request) override {
         std::printf("generate %s\n", request.prompt.c_str());
     }
-    void init(const InitRequest& request) override { std::printf("init %s\n", request.shape.c_str()); }
-    LogitComparison compare_logits(const CompareRequest&) override { return {}; }
-    void bench(const LoadedConfig&, const BenchRequest& request) override {
+    void init(const config::InitRequest& request) override { std::printf("init %s\n", request.shape.c_str()); }
+    config::LogitComparison compare_logits(const config::CompareRequest&) override { return {}; }
+    void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {
         std::printf("bench %ld\n", static_cast<long>(request.batch));
     }
 };
 
 }  // namespace
 
-extern "C" unsloth::Engine* unsloth_create_engine() {
+extern "C" unsloth::config::Engine* unsloth_create_engine() {
     return new FakeEngine;
 }
