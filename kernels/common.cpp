@@ -1,8 +1,21 @@
 #include "kernels/common.h"
 
+#include <string>
+
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {
+namespace {
+
+[[noreturn]] void fail(cudaError_t status, const std::string& what, const std::string& where) {
+    throw runtime_failure(
+        cat("CUDA: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), where, ")"),
+        status == cudaErrorNoKernelImageForDevice
+            ? "This build has no code for the card: add its architecture to TORCH_CUDA_ARCH_LIST."
+            : "");
+}
+
+}  // namespace
 
 bool built_for_hopper() {
 #ifdef UNSLOTH_SM90A
@@ -13,12 +26,14 @@ bool built_for_hopper() {
 }
 
 void check_cuda(cudaError_t status, const char* call, const char* file, int line) {
+    if (status != cudaSuccess) fail(status, cat(call, " failed"), cat(", ", file, ":", line));
+}
+
+void check_launch(cudaError_t status, const void* kernel) {
     if (status == cudaSuccess) return;
-    throw runtime_failure(cat("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status),
-                              ", ", file, ":", line, ")"),
-                          status == cudaErrorNoKernelImageForDevice
-                              ? "This build has no code for the card: add its architecture to TORCH_CUDA_ARCH_LIST."
-                              : "");
+    const char* name = nullptr;
+    if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = "a kernel";
+    fail(status, cat("launch of ", name, " failed"), "");
 }
 
 void unsupported_dtype(spec::DType type) {

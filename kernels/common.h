@@ -22,6 +22,9 @@ void check_cuda(cudaError_t status, const char* call, const char* file, int line
 /// UNSLOTH_CUDA_CHECK(cudaMemsetAsync(...)): throws when the call fails.
 #define UNSLOTH_CUDA_CHECK(call) ::unsloth::kernels::check_cuda((call), #call, __FILE__, __LINE__)
 
+/// Throws a runtime Error that names the kernel and CUDA's reason, unless its launch's `status` is success.
+void check_launch(cudaError_t status, const void* kernel);
+
 /// Throws CheckError: no kernel is built for this element type.
 [[noreturn]] void unsupported_dtype(spec::DType type);
 
@@ -59,9 +62,10 @@ struct Launch {
 /// Launches `kernel` and checks the launch.
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), const Launch& how, const Args&... args) {
-    UNSLOTH_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(how.shared_bytes)));
+    const auto* entry = reinterpret_cast<const void*>(kernel);
+    check_launch(
+        cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(how.shared_bytes)),
+        entry);
     cudaLaunchAttribute attributes[2] = {};
     unsigned count = 0;
     if (how.cluster > 1) {
@@ -79,7 +83,7 @@ void launch_kernel(void (*kernel)(Params...), const Launch& how, const Args&... 
     config.stream = how.stream;
     config.attrs = attributes;
     config.numAttrs = count;
-    UNSLOTH_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+    check_launch(cudaLaunchKernelEx(&config, kernel, args...), entry);
 }
 
 template <class T>
