@@ -1,4 +1,4 @@
-// Our e4m3 product for Hopper (sm_90a): warpgroup products on tiles that the bulk copy engine brings.
+// Our e4m3 product for Hopper (sm_90a): wgmma on tiles that TMA brings.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,10 +16,10 @@ bool fp8_gemm_sm90_built();
 /// Every tile that is built.
 std::vector<Fp8Tile> fp8_gemm_tiles();
 
-/// Whether addresses and strides suit the copy engine: 16-byte aligned, strides multiples of 16 bytes.
+/// Whether addresses and strides suit TMA: 16-byte aligned, strides multiples of 16 bytes.
 bool fp8_gemm_sm90_takes(const Fp8GemmCase& problem);
 
-/// Keeps the descriptors of the tensors it has seen. Used by one thread at a time.
+/// Keeps the tensor maps of the tensors it has seen. Used by one thread at a time.
 class Fp8GemmSm90 {
   public:
     Fp8GemmSm90();

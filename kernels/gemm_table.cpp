@@ -14,7 +14,7 @@ const char* name_of(GemmForm form) {
     return names[static_cast<int>(form)];
 }
 
-/// Rows that start at 16-byte units, as the copy engine of the measured kernels needs them.
+/// Rows that start at 16-byte units, as TMA of the measured kernels needs them.
 bool aligned(const GemmOperand& x) {
     return aligned_16(x.data, {x.row_stride}, spec::DType::bf16);
 }

@@ -39,7 +39,7 @@ bool lora_supports(const LoraProjection& p, int compute_major) {
 LoraPlan lora_plan(const LoraProjection& p) {
     // Few tokens: short tiles, and the reduction spread over as many blocks as a cluster holds.
     if (p.tokens <= 256) return {.tile = 0, .cluster = 8, .splits = 1};
-    return {.tile = 2, .cluster = 4, .splits = 1};
+    return {.tile = 1, .cluster = 4, .splits = 1};
 }
 
 bool lora_supports(const LoraBackward& p, int compute_major) {

@@ -1,5 +1,5 @@
 // u = x·Aᵀ: few columns out of a long reduction. A cluster of blocks shares one tile of tokens, each block takes a
-// part of the reduction and each of its warp columns a part of that; the parts are added in shared memory, then
+// part of the reduction and each of its warps a part of that; the parts are added in shared memory, then
 // across the cluster, in a fixed order. One kernel, no workspace.
 //
 // A block brings stages of x [kRows, kDepth] and A [kColumns, kDepth] by cp.async, kStages - 1 ahead, and multiplies
@@ -21,13 +21,12 @@ struct ProjectParams {
     int tokens, k, r, cluster;
 };
 
-/// kRowWarps x kTiles m16 tiles of tokens, kDepthWarps warps along the reduction, kDepth elements of it a stage.
-template <int kRowWarps_, int kTiles_, int kDepthWarps_, int kDepth_, int kStages_>
+/// kTiles m16 tiles of tokens; warps along the reduction, kDepth elements of it a stage.
+template <int kTiles_, int kDepth_>
 struct ProjectTile {
-    static constexpr int kRowWarps = kRowWarps_, kTiles = kTiles_, kDepthWarps = kDepthWarps_, kDepth = kDepth_,
-                         kStages = kStages_;
-    static constexpr int kRows = kRowWarps * kTiles * 16, kThreads = kRowWarps * kDepthWarps * 32;
-    static_assert(kDepth / 16 % kDepthWarps == 0, "warps take whole k16 steps");
+    static constexpr int kTiles = kTiles_, kDepth = kDepth_, kWarps = 8, kStages = 4;
+    static constexpr int kRows = kTiles * 16, kThreads = kWarps * 32;
+    static_assert(kDepth / 16 % kWarps == 0, "warps take whole k16 steps");
 };
 
 template <class Tile, int kColumns>
@@ -37,7 +36,7 @@ struct ProjectShared {
     static constexpr int kStageElements = (Tile::kRows + kColumns) * kPitch;
     static constexpr int kSumPitch = kColumns + 8;
     static constexpr std::size_t kStageBytes = std::size_t{2} * Tile::kStages * kStageElements;
-    static constexpr std::size_t kSumBytes = std::size_t{4} * Tile::kDepthWarps * Tile::kRows * kSumPitch;
+    static constexpr std::size_t kSumBytes = std::size_t{4} * Tile::kWarps * Tile::kRows * kSumPitch;
     static constexpr std::size_t kBytes = kStageBytes > kSumBytes ? kStageBytes : kSumBytes;
 };
 
@@ -55,7 +54,6 @@ struct ProjectBlock {
     const int rank = static_cast<int>(blockIdx.x) % p.cluster;
     const int row_begin = static_cast<int>(blockIdx.x) / p.cluster * kRows;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    const int row_warp = warp % Tile::kRowWarps, depth_warp = warp / Tile::kRowWarps;
 
     __device__ __forceinline__ void load(int step, int slot) const {
         const T* x = static_cast<const T*>(p.x);
@@ -84,8 +82,8 @@ struct ProjectBlock {
         const uint32_t stage = base + slot * (Shared::kStageElements * 2);
         const uint32_t a_stage = stage + kRows * Shared::kPitch * 2;
 #pragma unroll
-        for (int i = 0; i < kDepth / 16 / Tile::kDepthWarps; ++i) {
-            const int k = (i * Tile::kDepthWarps + depth_warp) * 16;
+        for (int i = 0; i < kDepth / 16 / Tile::kWarps; ++i) {
+            const int k = (i * Tile::kWarps + warp) * 16;
             uint32_t b[kPairs][4];
 #pragma unroll
             for (int n = 0; n < kPairs; ++n) {
@@ -95,7 +93,7 @@ struct ProjectBlock {
 #pragma unroll
             for (int m = 0; m < Tile::kTiles; ++m) {
                 uint32_t tile[4];
-                const int row = (row_warp * Tile::kTiles + m) * 16 + lane % 16;
+                const int row = m * 16 + lane % 16;
                 ldmatrix_x4(tile, stage + (row * Shared::kPitch + k + lane / 16 * 8) * 2);
 #pragma unroll
                 for (int n = 0; n < kPairs; ++n) {
@@ -135,24 +133,21 @@ struct ProjectBlock {
         constexpr int kPitch = Shared::kSumPitch;
 #pragma unroll
         for (int m = 0; m < Tile::kTiles; ++m) {
-            const int row = (row_warp * Tile::kTiles + m) * 16 + lane / 4;
+            const int row = m * 16 + lane / 4;
 #pragma unroll
             for (int n = 0; n < kPairs * 2; ++n) {
-                float* to = sums + (depth_warp * kRows + row) * kPitch + n * 8 + lane % 4 * 2;
+                float* to = sums + (warp * kRows + row) * kPitch + n * 8 + lane % 4 * 2;
                 *reinterpret_cast<float2*>(to) = make_float2(sum[m][n][0], sum[m][n][1]);
                 *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(sum[m][n][2], sum[m][n][3]);
             }
         }
         __syncthreads();
-        if constexpr (Tile::kDepthWarps > 1) {
-            for (int i = thread; i < kRows * kColumns / 4; i += kThreads) {
-                float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
-                float4 total = *reinterpret_cast<float4*>(at);
+        for (int i = thread; i < kRows * kColumns / 4; i += kThreads) {
+            float* at = sums + i / (kColumns / 4) * kPitch + i % (kColumns / 4) * 4;
+            float4 total = *reinterpret_cast<float4*>(at);
 #pragma unroll
-                for (int d = 1; d < Tile::kDepthWarps; ++d)
-                    add(total, *reinterpret_cast<float4*>(at + d * kRows * kPitch));
-                *reinterpret_cast<float4*>(at) = total;
-            }
+            for (int w = 1; w < Tile::kWarps; ++w) add(total, *reinterpret_cast<float4*>(at + w * kRows * kPitch));
+            *reinterpret_cast<float4*>(at) = total;
         }
     }
 
@@ -205,13 +200,9 @@ template <class T, int kColumns>
 void run_columns(const ProjectParams& p, int tile, cudaStream_t stream) {
     switch (tile) {
         case 0:
-            return run_tile<T, ProjectTile<1, 1, 8, 128, 4>, kColumns>(p, stream);
+            return run_tile<T, ProjectTile<1, 128>, kColumns>(p, stream);
         case 1:
-            return run_tile<T, ProjectTile<1, 2, 8, 128, 4>, kColumns>(p, stream);
-        case 2:
-            return run_tile<T, ProjectTile<1, 2, 8, 256, 4>, kColumns>(p, stream);
-        case 3:
-            return run_tile<T, ProjectTile<2, 2, 4, 128, 4>, kColumns>(p, stream);
+            return run_tile<T, ProjectTile<2, 256>, kColumns>(p, stream);
         default:
             UNSLOTH_CHECK(false, "lora_u: no tile ", tile);
     }

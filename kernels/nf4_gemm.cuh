@@ -79,7 +79,7 @@ __device__ __forceinline__ int segment_of(const Problem& p, int n_tile) {
     return s;
 }
 
-/// A tile by its place in the result's second dimension and in the summed one.
+/// A tile by its place in the result's second dimension and in the reduction.
 struct TileRef {
     int segment;
     int n;  ///< within the segment

@@ -37,7 +37,7 @@ struct Nf4GemmArgs {
 bool nf4_gemm_supported(const Nf4GemmArgs& args);
 
 /// Form of the portable kernel (mma.sync, sm_80 and later): a block makes 16 * strips rows of the result's
-/// second dimension for 8 * token_groups tokens; its warps share the summed dimension.
+/// second dimension for 8 * token_groups tokens; its warps share the reduction.
 struct Nf4GemmForm {
     int token_groups = 1;
     int strips = 2;
@@ -48,7 +48,7 @@ bool nf4_gemm_has(Nf4GemmForm form);
 void nf4_gemm(const Nf4GemmArgs& args, Nf4GemmForm form, cudaStream_t stream);
 
 /// Form of the Hopper kernel (wgmma, TMA; sm_90a): a block makes 128 rows of the result's second dimension
-/// for `tokens` tokens; `split` blocks of a cluster share the summed dimension.
+/// for `tokens` tokens; `split` blocks of a cluster share the reduction.
 struct Nf4GemmSm90Form {
     int tokens = 128;  ///< 16, 32, 64, 128, 256
     int split = 1;     ///< 1 to 8; 1 with 256 tokens

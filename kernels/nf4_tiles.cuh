@@ -30,8 +30,8 @@ __device__ __forceinline__ void nf4_operand(uint32_t word, float code_value, con
     a[3] = nf4_pair(word >> 12, word >> 28, code_value, row_scale[1], row_scale[1]);
 }
 
-/// The same of the transposed sub-block, from ldmatrix.trans: rows are columns of the weight, and the summed
-/// index, a row of the weight, brings the scale: `first` of rows 2 (lane % 4) and + 1, `second` of those + 8.
+/// The same of the transposed sub-block, from ldmatrix.trans: rows are columns of the weight, and the
+/// reduction index, a row of the weight, brings the scale: `first` of rows 2 (lane % 4) and + 1, `second` of those + 8.
 __device__ __forceinline__ void nf4_operand_transposed(uint32_t word, float code_value, float2 first, float2 second,
                                                        uint32_t* a) {
     a[0] = nf4_pair(word, word >> 16, code_value, first.x, first.y);
