@@ -2,8 +2,8 @@
 // a table, so that matrices of all sizes share a launch without idle blocks.
 // Ceiling: the bandwidth of memory, 6 bytes an element of bf16; for few layers the launch.
 #include "kernels/adapter_fill.h"
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/common.h"
 #include "kernels/common/byte_key.h"
+#include "kernels/common/launch.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 

@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "kernels/attention_portable.h"
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels::portable_attention {

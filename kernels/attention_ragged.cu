@@ -1,8 +1,8 @@
 // The small kernels around cuDNN's packed attention: ragged offsets from segment offsets, and gradients back
 // to their strided rows (bound by the bandwidth of memory).
 #include "kernels/attention_cudnn.h"
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 
 namespace unsloth::kernels {
 namespace {

@@ -8,8 +8,8 @@
 // Source of the one-pass maximum and sum: Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018).
 #include <cfloat>
 
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/cross_entropy.h"
 
 namespace unsloth::kernels {

@@ -1,6 +1,6 @@
 #include "kernels/cublaslt.h"
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {

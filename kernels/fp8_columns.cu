@@ -1,6 +1,6 @@
 // The transpose of a matrix in e4m3, quantised by its own rows: one pass for each column's amax, one for the codes,
 // which turn over in shared memory in tiles of 128 x 64. For loading; bound by the bandwidth of memory.
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/fp8.cuh"
 #include "kernels/fp8_rows.h"
 

@@ -15,7 +15,7 @@
 // Hopper's e4m3 products add up with 14 bits or so: an accumulator loses a little at each addition. With
 // Promote = P the sums of every P stages move to fp32 registers, which takes twice the registers: 192 columns
 // at most.
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/fp8_gemm_sm90.cuh"
 #include "kernels/fp8_gemm_sm90.h"
 #include "kernels/tensor_map.h"

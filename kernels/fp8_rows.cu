@@ -3,7 +3,7 @@
 // loops over rows that fetch one row ahead were measured slower.
 //
 // Ceiling: the bandwidth of memory: what makes the row reads and writes, and 1 byte a code.
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/fp8.cuh"
 #include "kernels/fp8_rows.h"
 #include "kernels/norm_rows.cuh"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::kernels {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/gemm_table_h200.h"
 #include "unsloth/core/error.h"
 

@@ -1,8 +1,8 @@
 // What LoRA's thin products share: sums over the blocks of a cluster, and gradients that are added to.
 #pragma once
 
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/pipeline.cuh"
 #include "kernels/common/ptx.cuh"

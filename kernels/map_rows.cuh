@@ -6,8 +6,8 @@
 // A thread loads for several rows before it stores any: more bytes in flight, and in-place operations keep it.
 #pragma once
 
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 
 namespace unsloth::kernels {
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/nf4.h"
 
 namespace unsloth::kernels {

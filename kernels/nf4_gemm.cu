@@ -271,9 +271,7 @@ __device__ __forceinline__ void epilogue(const Problem& p, float* partial, int w
 #pragma unroll
         for (int w = 0; w < Warps; ++w) {
             const auto* from = reinterpret_cast<const float4*>(partial + (w * tokens + token) * pitch + row);
-            const float4 low = from[0], high = from[1];
-            v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
-            v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
+            add_eight(v, from[0], from[1]);
         }
         store_eight(p, first_token + token, first_row + row, v);
     }

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/common/mma.cuh"
 #include "kernels/common/ptx.cuh"
 #include "kernels/nf4_gemm.h"
@@ -126,6 +126,11 @@ __device__ __forceinline__ void tail_operand(const Problem& p, int row, int r, i
             a[i] = *reinterpret_cast<const uint32_t*>(p.tail_weight + n * p.tail_stride + c);
         }
     }
+}
+
+__device__ __forceinline__ void add_eight(float (&v)[8], float4 low, float4 high) {
+    v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
+    v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
 }
 
 /// Adds bias and residual to eight sums and stores them, rounded once.

@@ -301,11 +301,6 @@ struct Consumer {
             staged[token * pitch + row] = sums[first / 2 + i];
         }
     }
-    __device__ __forceinline__ static void add(float (&v)[8], float4 low, float4 high) {
-        v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
-        v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
-    }
-
     /// Bias and residual added, stored: a chunk of tokens at a time.
     __device__ __forceinline__ void epilogue(const WorkTile& work, const float (&sums)[Tokens / 2]) {
         constexpr int chunk = Tokens < chunk_tokens ? Tokens : chunk_tokens;
@@ -324,7 +319,7 @@ struct Consumer {
                 if (token >= p.m || !exists) continue;
                 const auto* from = reinterpret_cast<const float4*>(staged + in_chunk * pitch + row);
                 float v[8] = {};
-                add(v, from[0], from[1]);
+                add_eight(v, from[0], from[1]);
                 store_eight(p, token, row_tile * spec::nf4_tile + row, v);
             }
             named_barrier_sync(1 + group, group_threads);  // the next chunk, or tile, may overwrite `staged`
@@ -350,7 +345,7 @@ struct Consumer {
 #pragma unroll 4
             for (int r = 0; r < size; ++r) {
                 const uint32_t place = mapa(from, static_cast<uint32_t>(r));
-                add(v, load_shared_cluster(place), load_shared_cluster(place + 16));
+                add_eight(v, load_shared_cluster(place), load_shared_cluster(place + 16));
             }
             store_eight(p, token, row_tile * spec::nf4_tile + row, v);
         }

@@ -1,6 +1,6 @@
 // Tiled 4-bit weights: the reordering at load, and dequantisation. A block makes 16 rows of eight tiles beside each
 // other. Ceiling: the bandwidth of memory, 2.5 bytes an element.
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/nf4_tiles.cuh"
 #include "kernels/nf4_tiles.h"
 #include "unsloth/core/error.h"

@@ -2,7 +2,7 @@
 // caches.
 #pragma once
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/norm_rows.cuh"
 
 namespace unsloth::kernels {

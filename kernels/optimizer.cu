@@ -4,8 +4,8 @@
 // are zeroed; adamw_math.h names the sources.
 #include <algorithm>
 
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/dynamic_codes.h"
 #include "kernels/optimizer.h"
 

@@ -1,8 +1,8 @@
 // Rotary position embedding (Su et al., "RoFormer", 2021): a table of cosines and sines per token, and the rotation of
 // all heads in place, halves of a head paired as transformers does. Ceiling: the bandwidth of memory, 4 bytes an
 // element of bf16.
-#include "kernels/common.h"
 #include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/rope.h"
 
 namespace unsloth::kernels {

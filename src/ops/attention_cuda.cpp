@@ -10,7 +10,7 @@
 
 #include "kernels/attention_cudnn.h"
 #include "kernels/attention_portable.h"
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "ops/attention_packed.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"

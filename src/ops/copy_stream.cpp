@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #endif
 
 #include "unsloth/core/error.h"

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/adapter_fill.h"
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #endif
 
 #include "ops/checks.h"

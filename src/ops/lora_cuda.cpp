@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/lora_gemm.h"
 #include "ops/checks.h"
 #include "ops/cuda_handles.h"

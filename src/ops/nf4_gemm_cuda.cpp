@@ -4,7 +4,7 @@
 #if UNSLOTH_CUDA
 #include <cuda_runtime_api.h>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "kernels/nf4_gemm.h"
 #include "kernels/nf4_tiles.h"
 #include "unsloth/core/error.h"

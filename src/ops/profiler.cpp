@@ -3,7 +3,7 @@
 #ifdef UNSLOTH_CUDA
 #include <cuda_runtime_api.h>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #endif
 
 #include <algorithm>

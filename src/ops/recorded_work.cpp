@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #endif
 
 #include "unsloth/core/error.h"

@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "gpu/gpu_testing.h"
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 #include "ops/lora_cases.h"
 #include "unsloth/ops/gemm.h"
 

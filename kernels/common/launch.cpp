@@ -1,4 +1,4 @@
-#include "kernels/common.h"
+#include "kernels/common/launch.h"
 
 #include <string>
 
