@@ -6,9 +6,9 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data | model | train | app; kernels stand beside spec, and only ops includes them
+           memory, comm, data | model | train | bench | engine | app; kernels stand beside spec, and only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
-  torch    LibTorch's headers stand only in ops, memory, comm, model and train; never in kernels/
+  torch    LibTorch's headers stand only in ops, memory, comm, model, train, bench and engine; never in kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
 """
@@ -32,9 +32,11 @@ RANK = {
     "data": 3,
     "model": 4,
     "train": 5,
-    "app": 6,
+    "bench": 6,
+    "engine": 7,
+    "app": 8,
 }
-WITH_TORCH = {"ops", "memory", "comm", "model", "train"}
+WITH_TORCH = {"ops", "memory", "comm", "model", "train", "bench", "engine"}
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
 FMT = re.compile(r"(spdlog|fmt)/")
@@ -127,6 +129,7 @@ def self_test():
         ("src/model/a.cpp", "kernels/a.h", "order"),
         ("kernels/a.cu", "unsloth/ops/a.h", "order"),
         ("src/new/a.cpp", "unsloth/core/a.h", "order"),
+        ("src/train/a.cpp", "unsloth/bench/a.h", "order"),
         ("src/train/a.cpp", "model/b.h", "private"),
         ("src/data/a.cpp", "c10/core/Device.h", "torch"),
         ("kernels/a.cuh", "ATen/ATen.h", "torch"),

@@ -4,8 +4,8 @@
 #include <limits>
 #include <thread>
 
+#include "bench/model.h"
 #include "comm/ranks.h"
-#include "train/bench_model.h"
 #include "train/support.h"
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
@@ -23,14 +23,14 @@ struct Rank {
           stepper(benched.ctx(), benched.model(), {.max_grad_norm = 1, .seed = 1, .group = &shared}) {}
 
     void issue(int64_t step) {
-        stepper.issue(train::random_step(benched.spec(), {12, 12}, static_cast<uint32_t>(group.rank()), group.size()),
+        stepper.issue(bench::random_step(benched.spec(), {12, 12}, static_cast<uint32_t>(group.rank()), group.size()),
                       step, 0.01);
     }
     bool skipped() { return stepper.take(/*must=*/true)->outcome.skipped != 0; }
     at::Tensor values() { return benched.model().parameters()->state().params_P; }
 
     comm::Group& group;
-    train::BenchedModel benched;
+    bench::BenchedModel benched;
     train::Stepper stepper;
 };
 

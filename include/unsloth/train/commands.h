@@ -1,4 +1,4 @@
-// The engine's commands beside training; config/engine.h describes the requests.
+// The engine's commands beside training and measuring; config/engine.h describes the requests.
 #pragma once
 
 #include "unsloth/config/engine.h"
@@ -13,7 +13,5 @@ void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequ
 void run_init(const config::InitRequest& request);
 /// How far the logits of two models are apart. Input Error for texts that cannot be read or encoded.
 config::LogitComparison compare_logits(const config::CompareRequest& request);
-/// Measures the training step, or every operator, against this device's ceilings.
-void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
 }  // namespace unsloth::train

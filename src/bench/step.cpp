@@ -7,21 +7,21 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/bench_model.h"
-#include "train/bench_tune.h"
+#include "bench/comm.h"
+#include "bench/gemm.h"
+#include "bench/model.h"
+#include "bench/nf4.h"
+#include "bench/ops.h"
+#include "bench/scaling.h"
+#include "bench/tune.h"
+#include "unsloth/bench/bench.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
-#include "unsloth/train/bench_comm.h"
-#include "unsloth/train/bench_gemm.h"
-#include "unsloth/train/bench_nf4.h"
-#include "unsloth/train/bench_ops.h"
-#include "unsloth/train/bench_scaling.h"
-#include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -98,7 +98,7 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
 void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
-    const at::Device device = choose_device(loaded.config.hardware.device);
+    const at::Device device = train::choose_device(loaded.config.hardware.device);
     if (request.tune) require_tunable(loaded.config, device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -112,7 +112,7 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     if (request.tune) tune_products(benched, timer, loaded, request);
     const StepTimes times = timer.run(request.steps);
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
-        profile(ctx, trace, [&] { timer.run(1); });
+        train::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
     const double ms = times.ms;
@@ -122,7 +122,7 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
         1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     const nlohmann::ordered_json result{{"bench", "step"},
-                                        {"device", describe_device(device)},
+                                        {"device", train::describe_device(device)},
                                         {"model", loaded.config.model.path},
                                         {"base", plan.base_description()},
                                         {"dtype", name_of(loaded.config.model.dtype)},
@@ -176,4 +176,4 @@ void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& a
     }
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,12 +1,13 @@
 // The engine's one entry and its commands; each command's work is in its own file.
 #include "unsloth/config/engine.h"
 
+#include "unsloth/bench/bench.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/trainer.h"
 
-namespace unsloth::train {
+namespace unsloth::engine {
 namespace {
 
 /// LibTorch's own exceptions end here: their text is long and not for users, except where they asked for details.
@@ -24,16 +25,16 @@ void guarded(const Body& body) {
 class EngineImpl final : public config::Engine {
   public:
     void train(const config::LoadedConfig& loaded) override {
-        guarded([&] { Trainer(loaded).run(); });
+        guarded([&] { train::Trainer(loaded).run(); });
     }
     void score(const config::LoadedConfig& loaded, const config::ScoreRequest& request) override {
-        guarded([&] { run_score(loaded, request); });
+        guarded([&] { train::run_score(loaded, request); });
     }
     void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
-        guarded([&] { run_generate(loaded, request); });
+        guarded([&] { train::run_generate(loaded, request); });
     }
     void init(const config::InitRequest& request) override {
-        guarded([&] { run_init(request); });
+        guarded([&] { train::run_init(request); });
     }
     config::LogitComparison compare_logits(const config::CompareRequest& request) override {
         config::LogitComparison found;
@@ -41,13 +42,13 @@ class EngineImpl final : public config::Engine {
         return found;
     }
     void bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
-        guarded([&] { run_bench(loaded, request); });
+        guarded([&] { bench::run_bench(loaded, request); });
     }
 };
 
 }  // namespace
-}  // namespace unsloth::train
+}  // namespace unsloth::engine
 
 unsloth::config::Engine* unsloth_create_engine() {
-    return new unsloth::train::EngineImpl();
+    return new unsloth::engine::EngineImpl();
 }

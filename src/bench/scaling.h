@@ -3,7 +3,7 @@
 
 #include "unsloth/config/engine.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// Under a launcher (scripts/launch.sh, torchrun, …): loads the model on every rank and times, in turns, rounds of
 /// steps that every rank takes alone, all at the same time, and rounds that share gradients. Rank 0 prints, of the
@@ -12,4 +12,4 @@ namespace unsloth::train {
 /// started alone.
 void bench_scaling(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,14 +1,14 @@
-#include "train/bench_products.h"
+#include "bench/products.h"
 
 #if UNSLOTH_CUDA
 #include <algorithm>
 #include <chrono>
 
+#include "bench/ops.h"
 #include "unsloth/core/error.h"
-#include "unsloth/train/bench_ops.h"
 #include "unsloth/train/session.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -63,7 +63,7 @@ void for_each_layer_product(const model::LayerLayout& layout, at::Device device,
 void for_each_head_product(const spec::ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,
                            const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);
-    const int64_t chunk = head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size, hidden = spec.hidden_size;
+    const int64_t chunk = train::head_chunk_rows(spec, dtype, rows), vocab = spec.vocab_size, hidden = spec.hidden_size;
     visit(make.product("lm_head", chunk, vocab, hidden, hidden, true, hidden, vocab, false));
     visit(make.product("lm_head dx", chunk, hidden, vocab, vocab, false, hidden, hidden, false));
 }
@@ -107,5 +107,5 @@ double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& produc
     return ns;
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench
 #endif

@@ -1,4 +1,4 @@
-#include "train/bench_model.h"
+#include "bench/model.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,19 +6,19 @@
 
 #include "unsloth/core/philox.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-StepSettings settings_of(const config::Config& config, comm::Group* group) {
+train::StepSettings settings_of(const config::Config& config, comm::Group* group) {
     const config::TrainingOptions& t = config.training;
     return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay},
             .max_grad_norm = t.max_grad_norm,
             .seed = 1,
             .loss_scaling = config.model.dtype == spec::DType::f16,
             .group = group,
-            .bucket_bytes = bucket_bytes(config, group)};
+            .bucket_bytes = train::bucket_bytes(config, group)};
 }
 
 }  // namespace
@@ -47,18 +47,18 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
                            comm::Group* group)
-    : opened_(open_model(loaded.config)) {
-    model::LoadRequest load = load_request(loaded, device, /*trains=*/true);
+    : opened_(train::open_model(loaded.config)) {
+    model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
     load.sizes.longest = *std::max_element(lengths.begin(), lengths.end());
-    load.sizes.head_chunk = head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
+    load.sizes.head_chunk = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
-    choose_memory_use(loaded.config, *plan_);
-    require_memory(*plan_);
-    ctx_ = make_context(loaded.config, device);
-    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group, *plan_)));
+    train::choose_memory_use(loaded.config, *plan_);
+    train::require_memory(*plan_);
+    ctx_ = train::make_context(loaded.config, device);
+    model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, train::load_share(group, *plan_)));
 }
 
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
@@ -86,4 +86,4 @@ StepTimes StepTimer::run(int64_t steps) {
     return times;
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,4 +1,4 @@
-#include "unsloth/train/bench_gemm.h"
+#include "bench/gemm.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,15 +8,15 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/bench_products.h"
+#include "bench/ops.h"
+#include "bench/products.h"
 #include "unsloth/core/error.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
-#include "unsloth/train/bench_ops.h"
 #include "unsloth/train/session.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 #if UNSLOTH_CUDA
@@ -77,18 +77,18 @@ void print(const config::BenchRequest& request, const Product& product, double l
 }  // namespace
 
 void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
-    const at::Device device = choose_device(loaded.config.hardware.device);
+    const at::Device device = train::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
         const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
         const model::LayerLayout layout =
-            model::make_layout(spec, spec::resolve_lora(lora_spec(loaded.config.lora), spec));
+            model::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
         const at::ScalarType dtype = model::scalar_type(loaded.config.model.dtype);
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)
-            std::printf("%s\n%-12s %-22s %8s %8s\n", describe_device(device).c_str(), "product", "shape", "library",
-                        "ours");
+            std::printf("%s\n%-12s %-22s %8s %8s\n", train::describe_device(device).c_str(), "product", "shape",
+                        "library", "ours");
         WaveCosts costs;
         std::vector<std::string> lines;
         const auto bench = [&](const Product& product) {
@@ -128,4 +128,4 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const confi
     throw usage_error(cat("bench gemm compares algorithms of a GPU's library; the device is ", device.str()));
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -8,7 +8,7 @@
 #include "unsloth/comm/group.h"
 #include "unsloth/train/session.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 struct RankGroup {
     comm::LaunchEnvironment environment;
@@ -24,4 +24,4 @@ RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& benc
 std::vector<double> gather_numbers(comm::Group& group, double own, const std::string& what);
 double slowest(const std::vector<double>& numbers);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -3,7 +3,7 @@
 
 #include "unsloth/config/engine.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// Prints a line a product of a layer and of the lm_head: TF/s of cuBLASLt's first choice and of the one taken. Shapes
 /// are those of model.path (llama-3.1-8b without one) with lora.*'s adapters, for batch x seq rows. With `tune`, times
@@ -11,4 +11,4 @@ namespace unsloth::train {
 /// GPU.
 void bench_gemm(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

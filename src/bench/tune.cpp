@@ -1,14 +1,14 @@
-#include "train/bench_tune.h"
+#include "bench/tune.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
 
-#include "train/bench_products.h"
+#include "bench/ops.h"
+#include "bench/products.h"
 #include "unsloth/core/error.h"
-#include "unsloth/train/bench_ops.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 #if UNSLOTH_CUDA
@@ -53,7 +53,7 @@ void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] Step
 #if UNSLOTH_CUDA
     ops::Context& ctx = benched.ctx();
     const model::LayerLayout layout =
-        model::make_layout(benched.spec(), spec::resolve_lora(lora_spec(loaded.config.lora), benched.spec()));
+        model::make_layout(benched.spec(), spec::resolve_lora(train::lora_spec(loaded.config.lora), benched.spec()));
     const at::ScalarType dtype = benched.request().dtype;
     std::vector<std::string> lines;
     for_each_layer_product(layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {
@@ -75,4 +75,4 @@ void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] Step
 #endif
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

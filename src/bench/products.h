@@ -11,7 +11,7 @@
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// A product with several sets of operands, so that small ones come from memory as in a step, not from the cache.
 struct Product {
@@ -43,4 +43,4 @@ std::vector<double> time_trials(ops::Context& ctx, ops::GemmTrials& all, const P
 /// trial's own energy allows, which trials that take turns share.
 double time_alone(ops::Context& ctx, ops::GemmTrials& all, const Product& product, std::size_t trial);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,4 +1,4 @@
-#include "unsloth/train/bench_scaling.h"
+#include "bench/scaling.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,12 +7,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/bench_model.h"
-#include "train/bench_ranks.h"
+#include "bench/model.h"
+#include "bench/ops.h"
+#include "bench/ranks.h"
 #include "unsloth/comm/group.h"
-#include "unsloth/train/bench_ops.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -78,7 +78,7 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     if (group->rank() != 0) return;
     const nlohmann::ordered_json result{
         {"bench", "scaling"},
-        {"device", describe_device(device)},
+        {"device", train::describe_device(device)},
         {"model", loaded.config.model.path},
         {"ranks", group->size()},
         {"ranks_of_machine", ranks.environment.local_world_size},
@@ -102,4 +102,4 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     std::cout << result.dump(request.json ? -1 : 2) << std::endl;
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,10 +1,10 @@
 // `bench step --tune`: the algorithm of each base product, chosen by the time of the step that it is part of.
 #pragma once
 
-#include "train/bench_model.h"
+#include "bench/model.h"
 #include "unsloth/config/engine.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// usage Error without a GPU, or where steps are recorded: their products are chosen once.
 void require_tunable(const config::Config& config, at::Device device);
@@ -16,4 +16,4 @@ void require_tunable(const config::Config& config, at::Device device);
 void tune_products(BenchedModel& benched, StepTimer& timer, const config::LoadedConfig& loaded,
                    const config::BenchRequest& request);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,4 +1,4 @@
-#include "unsloth/train/bench_comm.h"
+#include "bench/comm.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,12 +7,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/bench_ranks.h"
+#include "bench/ops.h"
+#include "bench/ranks.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/core/error.h"
-#include "unsloth/train/bench_ops.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 /// Every element must be the sum of the ranks' numbers from 1.
@@ -57,7 +57,7 @@ void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const std::vector<int64_t> sizes = ctx.is_cuda() ? std::vector<int64_t>{1 << 10, 1 << 20, 16 << 20, 256 << 20}
                                                      : std::vector<int64_t>{1 << 10, 1 << 16, 1 << 20};
     if (ranks.group->rank() == 0 && !request.json)
-        std::printf("%d ranks, %s\n%12s %12s %12s\n", ranks.group->size(), describe_device(ranks.device).c_str(),
+        std::printf("%d ranks, %s\n%12s %12s %12s\n", ranks.group->size(), train::describe_device(ranks.device).c_str(),
                     "bytes", "ms", "bus GB/s");
     for (const int64_t bytes : sizes) {
         const double ms = sum_ms(*ranks.group, ctx, bytes / 4),
@@ -65,7 +65,7 @@ void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& 
         if (ranks.group->rank() != 0) continue;
         if (request.json) {
             std::cout << nlohmann::ordered_json{{"bench", "comm"},
-                                                {"device", describe_device(ranks.device)},
+                                                {"device", train::describe_device(ranks.device)},
                                                 {"ranks", ranks.group->size()},
                                                 {"bytes", bytes},
                                                 {"ms", ms},
@@ -78,4 +78,4 @@ void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& 
     }
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

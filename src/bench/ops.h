@@ -9,7 +9,7 @@
 #include "unsloth/ops/context.h"
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// Prints a line an operator: time, TF/s or GB/s, share of the ceiling (a large product; a large copy). Shapes are
 /// those of model.path, or of llama-3.1-8b on a GPU and llama-15m on a CPU, for `batch` rows of `seq` tokens; with
@@ -30,4 +30,4 @@ double median(std::vector<double> values);
 /// Waits for all work on the context's device.
 void synchronize(ops::Context& ctx);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

@@ -1,4 +1,4 @@
-#include "unsloth/train/bench_ops.h"
+#include "bench/ops.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -27,7 +27,7 @@
 #include "unsloth/train/session.h"
 #include "unsloth/train/shapes.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -193,7 +193,7 @@ class OpBench {
     }
 
     void head() {
-        const int64_t rows = head_chunk_rows(spec_, dtype_, tokens_);
+        const int64_t rows = train::head_chunk_rows(spec_, dtype_, tokens_);
         const at::Tensor logits = random({rows, spec_.vocab_size}), losses = floats({rows});
         const at::Tensor targets = at::randint(spec_.vocab_size, {rows}, options().dtype(at::kInt));
         const at::Tensor scalars =
@@ -273,25 +273,25 @@ void synchronize(ops::Context& ctx) {
 
 spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::string& otherwise) {
     const std::string& path = loaded.config.model.path;
-    return path.empty() ? builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
+    return path.empty() ? train::builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
 }
 
 void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
-    const at::Device device = choose_device(loaded.config.hardware.device);
+    const at::Device device = train::choose_device(loaded.config.hardware.device);
     const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
     const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
     if (!request.json)
-        std::printf("%s\n%-28s %-24s %10s %16s %8s\n", describe_device(device).c_str(), "operator", "shape", "ms",
-                    "rate", "share");
+        std::printf("%s\n%-28s %-24s %10s %16s %8s\n", train::describe_device(device).c_str(), "operator", "shape",
+                    "ms", "rate", "share");
     for (const Line& line : lines) {
         const bool moves = line.bytes > 0;
         const double rate = (moves ? line.bytes : line.operations) / line.ms, share = rate / (moves ? copy : product);
         if (request.json) {
             std::cout << nlohmann::ordered_json{{"bench", "ops"},
-                                                {"device", describe_device(device)},
+                                                {"device", train::describe_device(device)},
                                                 {"op", line.name},
                                                 {"shape", line.shape},
                                                 {"ms", line.ms},
@@ -307,4 +307,4 @@ void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& r
     std::cout.flush();
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

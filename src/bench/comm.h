@@ -3,7 +3,7 @@
 
 #include "unsloth/config/engine.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// A line for each size, by rank 0: time of one sum (the slowest rank's median) and bus bandwidth, as nccl-tests define
 /// it: 2 (N - 1) / N times the bytes over the time, which is what each GPU's link must carry whatever the number of
@@ -11,4 +11,4 @@ namespace unsloth::train {
 /// the ranks' group.
 void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

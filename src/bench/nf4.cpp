@@ -1,4 +1,4 @@
-#include "unsloth/train/bench_nf4.h"
+#include "bench/nf4.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,15 +8,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/ops.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
-#include "unsloth/train/bench_ops.h"
 #include "unsloth/train/session.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 namespace {
 
 #if UNSLOTH_CUDA
@@ -188,17 +188,17 @@ std::string table_line(const model::GroupLayout& group, bool transposed, const s
 }  // namespace
 
 void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
-    const at::Device device = choose_device(loaded.config.hardware.device);
+    const at::Device device = train::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
         const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
         const model::LayerLayout layout =
-            model::make_layout(spec, spec::resolve_lora(lora_spec(loaded.config.lora), spec));
+            model::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)
-            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", describe_device(device).c_str(), "product", "tokens",
-                        "library us", "dequant+ us", "tiles us", "of lib.");
+            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", train::describe_device(device).c_str(), "product",
+                        "tokens", "library us", "dequant+ us", "tiles us", "of lib.");
         for (const model::Group g : model::all_groups) {
             const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
             for (const bool transposed : {false, true}) {
@@ -217,4 +217,4 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config
     throw usage_error(cat("bench nf4 compares kernels of a GPU; the device is ", device.str()));
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

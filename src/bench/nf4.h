@@ -3,7 +3,7 @@
 
 #include "unsloth/config/engine.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// Prints a line a product (the groups of a layer, forward and dx, with lora.*'s adapters as a tail) and number of
 /// tokens: the time of the library's product by bf16 weights alone, of dequantisation and that product, and of the
@@ -11,4 +11,4 @@ namespace unsloth::train {
 /// src/ops/nf4_gemm_choice.cpp. Shapes are those of model.path, of llama-3.1-8b without one. usage Error without a GPU.
 void bench_nf4(const config::LoadedConfig& loaded, const config::BenchRequest& request);
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

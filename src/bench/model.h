@@ -7,7 +7,7 @@
 #include "unsloth/train/session.h"
 #include "unsloth/train/step.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 /// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
 class BenchedModel {
@@ -23,7 +23,7 @@ class BenchedModel {
     model::Model& model() { return *model_; }
 
   private:
-    OpenedModel opened_;
+    train::OpenedModel opened_;
     std::unique_ptr<model::ModelPlan> plan_;
     std::unique_ptr<ops::Context> ctx_;
     std::unique_ptr<model::Model> model_;
@@ -56,8 +56,8 @@ class StepTimer {
   private:
     double learning_rate_;
     data::StepBatch batch_;
-    Stepper stepper_;
+    train::Stepper stepper_;
     int64_t step_ = 0;
 };
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench

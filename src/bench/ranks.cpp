@@ -1,4 +1,4 @@
-#include "train/bench_ranks.h"
+#include "bench/ranks.h"
 
 #include <algorithm>
 #include <sstream>
@@ -6,7 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 
-namespace unsloth::train {
+namespace unsloth::bench {
 
 RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& bench) {
     RankGroup ranks{comm::read_launch_environment()};
@@ -15,7 +15,7 @@ RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& benc
             cat(bench, " compares several processes, and this one is alone"),
             cat("Start it with scripts/launch.sh --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
     comm::set_nccl_environment(loaded.config.distributed.nccl);
-    ranks.device = choose_device(loaded.config.hardware.device, ranks.environment.local_rank);
+    ranks.device = train::choose_device(loaded.config.hardware.device, ranks.environment.local_rank);
     ranks.group =
         comm::make_group(ranks.environment, ranks.device, std::chrono::seconds(loaded.config.distributed.ddp_timeout));
     if (ranks.group->rank() != 0) log::set_level(std::max(log::level(), log::Level::warning));
@@ -35,4 +35,4 @@ double slowest(const std::vector<double>& numbers) {
     return *std::max_element(numbers.begin(), numbers.end());
 }
 
-}  // namespace unsloth::train
+}  // namespace unsloth::bench
