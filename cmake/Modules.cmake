@@ -69,6 +69,8 @@ function(unsloth_shared name)
                                           ${CMAKE_DL_LIBS} Threads::Threads)
   endif()
   set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
+  # Without this a test program's copies of inline functions, which are not optimised, would serve the library too.
+  target_link_options(${name} PRIVATE "LINKER:-Bsymbolic-functions")
   if(NOT UNSLOTH_SANITIZE)
     target_link_options(${name} PRIVATE "LINKER:-z,defs")  # a symbol that is nowhere fails here, not when a user starts it
   endif()
