@@ -25,7 +25,13 @@ void run_bench(const config::CommandLine& line);
 /// False when something is broken.
 bool run_doctor(const config::CommandLine& line);
 
-/// Writes to stdout and flushes; a runtime Error when it cannot be written (a full disk behind a redirection).
+/// Writes to stdout, through printable(), and flushes; a runtime Error when it cannot be written (a full disk behind a
+/// redirection).
 void print(const std::string& text);
+/// The same for a text with colours, whose parts from outside went through printable() already.
+void print_coloured(const std::string& text);
+/// From here on what goes to std::cout passes printable() where stdout is a terminal: texts that a model or a tokenizer
+/// made, which a file or a pipe gets as they are.
+void guard_terminal();
 
 }  // namespace unsloth::app

@@ -82,9 +82,12 @@ bool run_data(const config::CommandLine& line) {
     if (!report.samples.empty() && tokenizer::Tokenizer::exists(folder.tokenizer))
         tokenizer = tokenizer::Tokenizer::load(folder.tokenizer);
     const tokenizer::Tokenizer* const shown_by = tokenizer ? &*tokenizer : nullptr;
-    print(line.data.json ? data::report_json(report, shown_by)
-                         : data::report_text(report, shown_by,
-                                             by_colour(line.data.color) ? data::Marks::colour : data::Marks::brackets));
+    if (line.data.json)
+        print(data::report_json(report, shown_by));
+    else if (by_colour(line.data.color))
+        print_coloured(data::report_text(report, shown_by, data::Marks::colour));
+    else
+        print(data::report_text(report, shown_by, data::Marks::brackets));
     return report.refusal.empty();
 }
 

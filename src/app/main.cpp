@@ -1,6 +1,5 @@
 // unsloth-train: reads the command line, runs one command, and turns what went wrong into a message and an exit code.
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <new>
@@ -12,7 +11,6 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/utf8.h"
 #include "unsloth/core/version.h"
 
 namespace unsloth::app {
@@ -78,10 +76,6 @@ int run(const config::CommandLine& line) {
     return 0;
 }
 
-void complain(const std::string& text) {
-    std::fprintf(stderr, "unsloth-train: %s\n", printable(text).c_str());
-}
-
 // Libraries put stack traces behind the first line; those who ask for detail get them.
 std::string brief(const char* what) {
     const std::string text = what;
@@ -94,19 +88,20 @@ int guarded(const std::vector<std::string>& arguments) {
     try {
         return run(config::parse_command_line(arguments));
     } catch (const Error& failure) {
-        complain(cat("error: ", failure.what()));
+        log::last_words(cat("error: ", failure.what()));
         return code_of(failure.kind());
     } catch (const Interrupted& stopped) {
-        complain(stopped.what());
+        log::last_words(stopped.what());
         return stopped.exit_code();
     } catch (const CheckError& failure) {
-        complain(cat("internal error: ", failure.what(), "\n  This is a mistake of the program; please report it."));
+        log::last_words(
+            cat("internal error: ", failure.what(), "\n  This is a mistake of the program; please report it."));
     } catch (const std::filesystem::filesystem_error& failure) {
-        complain(cat("error: ", failure.path1().string(), ": ", failure.code().message()));
+        log::last_words(cat("error: ", failure.path1().string(), ": ", failure.code().message()));
     } catch (const std::bad_alloc&) {
-        complain("error: out of host memory");
+        log::last_words("error: out of host memory");
     } catch (const std::exception& failure) {
-        complain(cat("error: ", brief(failure.what())));
+        log::last_words(cat("error: ", brief(failure.what())));
     }
     return code_of(ErrorKind::runtime);
 }
@@ -116,5 +111,6 @@ int guarded(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is then a write that fails, and that has words
+    unsloth::app::guard_terminal();
     return unsloth::app::guarded({argv + 1, argv + argc});
 }

@@ -54,7 +54,7 @@ void require_interfaces() {
     std::string all;
     for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
     throw usage_error(
-        cat(setting, " is \"", printable(value), "\", which leaves none of this machine's interfaces (", all, ")"),
+        cat(setting, " is \"", one_line(value), "\", which leaves none of this machine's interfaces (", all, ")"),
         "It is set in the environment, or by distributed.nccl as SOCKET_IFNAME; without it NCCL chooses.");
 }
 
@@ -64,13 +64,13 @@ std::string nccl_reason(const std::string& message) {
     const std::size_t at = message.find(last);
     const std::string told = at == std::string::npos ? message : message.substr(at + last.size());
     const std::string line = told.substr(0, told.find('\n'));
-    return printable(line.empty() ? message.substr(0, message.find('\n')) : line);
+    return one_line(line.empty() ? message.substr(0, message.find('\n')) : line);
 }
 
 std::string nccl_advice() {
     std::string set;
     for (char** variable = environ; *variable != nullptr; ++variable)
-        if (std::string_view(*variable).starts_with("NCCL_")) set += cat(set.empty() ? "" : ", ", printable(*variable));
+        if (std::string_view(*variable).starts_with("NCCL_")) set += cat(set.empty() ? "" : ", ", one_line(*variable));
     return cat("Settings of NCCL that are set: ", set.empty() ? "none" : set,
                ". NCCL_SOCKET_IFNAME chooses the interface, NCCL_DEBUG=INFO shows what NCCL does; unsloth-train doctor "
                "looks at the machine.");

@@ -3,12 +3,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <algorithm>
 #include <sstream>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::comm {
 namespace {
@@ -19,19 +20,17 @@ constexpr seconds silence_allowed(12), patience_with_main_thread(20);
 constexpr const char *alive = "alive", *left = "left", *failed = "failed";
 
 [[noreturn]] void end_process(const std::string& error) {
-    std::fprintf(stderr, "unsloth-train: error: %s\n", error.c_str());
-    std::fflush(stderr);
+    log::last_words(cat("error: ", error));
     ::_exit(static_cast<int>(ErrorKind::runtime));
 }
 
 }  // namespace
 
-std::string printable(std::string text) {
+std::string one_line(std::string text) {
     constexpr std::size_t enough = 500;
     if (text.size() > enough) text.resize(enough);
-    for (char& c : text)
-        if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
-    return text;
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return printable(text);
 }
 
 Monitor::Monitor(const LaunchEnvironment& e, const Meeting& meeting, seconds timeout)
@@ -200,7 +199,7 @@ std::optional<std::string> Monitor::look() {
 std::string Monitor::own_sign() {
     const std::lock_guard lock(mutex_);
     if (announced_) return "";
-    return cat(alive, "\n", host_, "\n", number_, "\n", printable(what_), "\n", printable(busy_), "\n", ++beats_);
+    return cat(alive, "\n", host_, "\n", number_, "\n", one_line(what_), "\n", one_line(busy_), "\n", ++beats_);
 }
 
 std::optional<std::string> Monitor::read_peer(int rank, Peer& peer, std::string sign) {
@@ -218,7 +217,7 @@ std::optional<std::string> Monitor::read_peer(int rank, Peer& peer, std::string 
     const auto line = [&] {
         std::string text;
         std::getline(lines, text);
-        return printable(std::move(text));
+        return one_line(std::move(text));
     };
     const std::string state = line();
     peer.left = state == left;

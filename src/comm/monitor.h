@@ -12,8 +12,8 @@
 
 namespace unsloth::comm {
 
-/// What another rank wrote, for messages: control characters become '?', and 500 bytes are enough.
-std::string printable(std::string text);
+/// What another rank wrote, for messages: printable(), on one line, and 500 bytes of it are enough.
+std::string one_line(std::string text);
 
 /// Every rank leaves a sign of life in the ranks' store every few seconds, with what it is on its way to and what it is
 /// busy with, and reads the others'. A rank is lost when its sign stands still for 12 s (or the timeout, if that is

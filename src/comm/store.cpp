@@ -13,7 +13,7 @@ namespace {
 constexpr int start_factor = 5;
 
 std::string lines_of_none(const std::vector<uint8_t>& bytes) {
-    return printable({bytes.begin(), bytes.end()});
+    return one_line({bytes.begin(), bytes.end()});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <atomic>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 
@@ -65,8 +66,13 @@ Level level() {
 void write(Level level, const std::string& message) {
     const std::lock_guard lock(write_mutex);
     if (decoration != nullptr) decoration->before();
-    sink().log(to_spdlog(level), "{}", printable(message));
+    sink().log(to_spdlog(level), "{}", printable_message(message));
     if (decoration != nullptr) decoration->after();
+}
+
+void last_words(const std::string& message) {
+    std::fprintf(stderr, "unsloth-train: %s\n", printable_message(message).c_str());
+    std::fflush(stderr);
 }
 
 void set_decoration(Decoration* made) {

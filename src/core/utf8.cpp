@@ -1,6 +1,7 @@
 #include "unsloth/core/utf8.h"
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 
 namespace unsloth {
@@ -28,6 +29,20 @@ Sequence sequence_at(std::string_view text) {
         if (i >= text.size() || byte(i) < (i == 1 ? low : 0x80) || byte(i) > (i == 1 ? high : 0xBF)) return {i, false};
     }
     return {length, true};
+}
+
+/// Of a valid sequence.
+char32_t code_point(std::string_view sequence) {
+    const auto lead = static_cast<unsigned char>(sequence[0]);
+    if (sequence.size() == 1) return lead;
+    char32_t point = lead & (0x7Fu >> sequence.size());
+    for (const char c : sequence.substr(1)) point = point << 6 | (static_cast<unsigned char>(c) & 0x3Fu);
+    return point;
+}
+
+bool steers(char32_t c) {
+    return (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7F && c <= 0x9F) ||  // C0, delete and C1
+           (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);        // embeddings, overrides, isolates
 }
 
 }  // namespace
@@ -65,23 +80,33 @@ std::string repair_utf8(std::string_view text) {
 }
 
 std::string printable(std::string_view text) {
-    constexpr const char* digits = "0123456789abcdef";
-    std::string shown;
+    std::string out;
+    out.reserve(text.size());
+    char escaped[8];
     while (!text.empty()) {
         const Sequence sequence = sequence_at(text);
-        const auto first = static_cast<unsigned char>(text[0]);
-        const bool control = (first < 0x20 && first != '\n' && first != '\t') || first == 0x7F;
-        if (sequence.valid && !control) {
-            shown += text.substr(0, sequence.length);
-        } else {
-            for (const char c : text.substr(0, sequence.length)) {
-                const auto byte = static_cast<unsigned char>(c);
-                shown += {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
-            }
-        }
+        const std::string_view taken = text.substr(0, sequence.length);
         text.remove_prefix(sequence.length);
+        if (!sequence.valid) {
+            for (const char c : taken) {
+                std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+                out += escaped;
+            }
+        } else if (const char32_t c = code_point(taken); steers(c)) {
+            std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c) & 0xFFFFu);
+            out += escaped;
+        } else {
+            out += taken;
+        }
     }
-    return shown;
+    return out;
+}
+
+std::string printable_message(std::string_view text) {
+    std::string out = printable(text);
+    for (std::size_t at = 0; (at = out.find('\n', at)) != std::string::npos;)
+        if (++at < out.size() && out[at] != ' ' && out[at] != '\n') out.insert(at, "  ");
+    return out;
 }
 
 }  // namespace unsloth

@@ -5,6 +5,7 @@
 
 #include "data/figures.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
 #include "unsloth/data/report.h"
 
 namespace unsloth::data {
@@ -60,7 +61,7 @@ std::string histogram(const SetReport& set) {
 }
 
 std::string set_text(const char* title, const SetReport& set, bool held_out) {
-    std::string text = cat("\n", title, ": ", set.source, " (", format_name(set.format), ")\n");
+    std::string text = cat("\n", title, ": ", printable(set.source), " (", format_name(set.format), ")\n");
     if (!held_out) {
         text += line("read", set.read);
         text += line("dropped", set.bad + set.masked + set.too_long,

@@ -1,9 +1,9 @@
 #include "unsloth/data/show.h"
 
-#include <cstdio>
 #include <span>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::data {
 namespace {
@@ -98,27 +98,6 @@ std::vector<std::string> decode_runs(const tokenizer::Tokenizer& tokenizer, cons
         before = std::move(until);
     }
     return texts;
-}
-
-std::string printable(const std::string& text) {
-    std::string out;
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const auto c = static_cast<unsigned char>(text[i]);
-        const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
-        const bool c1 = c == 0xC2 && next >= 0x80 && next <= 0x9F;  // U+0080 ... U+009F
-        char escaped[8];
-        if (c1) {
-            std::snprintf(escaped, sizeof escaped, "\\x%02x", next);
-            out += escaped;
-            ++i;
-        } else if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) {
-            std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
-            out += escaped;
-        } else {
-            out += text[i];
-        }
-    }
-    return out;
 }
 
 std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokenizer, Marks marks) {

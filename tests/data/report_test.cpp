@@ -48,8 +48,7 @@ TEST(ShowTokens, TrainedRunsStandBetweenBracketsAndNothingIsLost) {
 
 TEST(ShowTokens, ColourEndsWithEachLineAndTextCannotSteerTheTerminal) {
     const std::string shown = show_tokens(sample_of("a\nb\x1b[31m\x07", 0, 100), &tokenizer(), Marks::colour);
-    EXPECT_EQ(shown, "\x1b[2m<|begin|>\x1b[0m\x1b[1;32ma\x1b[0m\n\x1b[1;32mb\\x1b[31m\\x07\x1b[0m\n");
-    EXPECT_EQ(printable("caf\u00e9\t\u0085\n"), "caf\u00e9\t\\x85\n");
+    EXPECT_EQ(shown, "\x1b[2m<|begin|>\x1b[0m\x1b[1;32ma\x1b[0m\n\x1b[1;32mb\\u001b[31m\\u0007\x1b[0m\n");
 }
 
 TEST(ShowTokens, TheFirstTokenOfASegmentIsNoTarget) {

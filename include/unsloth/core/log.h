@@ -16,6 +16,8 @@ void set_level(Level level);
 Level level();
 /// One line (or several) to stderr, safe from any thread. A progress bar in use is redrawn below it.
 void write(Level level, const std::string& message);
+/// "unsloth-train: MESSAGE" to stderr, whatever the level: what the process says before it ends.
+void last_words(const std::string& message);
 
 template <class... Args>
 void debug(const Args&... args) {

@@ -1,4 +1,4 @@
-// Whether bytes are UTF-8, and what to make of those that are not.
+// Texts that come from outside: whether they are UTF-8, and what of them may go to a terminal.
 #pragma once
 
 #include <string>
@@ -14,7 +14,12 @@ std::size_t first_invalid_utf8(std::string_view text);
 /// Python's errors="replace" does).
 std::string repair_utf8(std::string_view text);
 
-/// For a terminal: control characters but line feeds and tabs, and bytes that are not UTF-8, become \xNN.
+/// A text that can steer no terminal: control characters but line feeds and tabs, and those that turn the direction of
+/// writing, become \uNNNN, which JSON reads as the same; bytes that are not UTF-8 become \xNN. All that is printed goes
+/// through here (log::write, log::last_words, app::print).
 std::string printable(std::string_view text);
+
+/// printable(), with lines behind the first one indented, so that none of them can pass for a message of its own.
+std::string printable_message(std::string_view text);
 
 }  // namespace unsloth

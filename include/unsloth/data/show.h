@@ -23,9 +23,6 @@ std::vector<std::pair<int64_t, int64_t>> target_ranges(const Sample& sample);
 std::vector<std::string> decode_runs(const tokenizer::Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                                      const std::vector<std::pair<int64_t, int64_t>>& runs);
 
-/// A text in which no byte can steer a terminal: control characters other than line feeds and tabs become \xNN.
-std::string printable(const std::string& text);
-
 /// The row's text, special tokens included, with marks around what is trained; a line between segments. Without a
 /// tokenizer (null) the ids. Ends in a newline.
 std::string show_tokens(const Sample& sample, const tokenizer::Tokenizer* tokenizer, Marks marks);

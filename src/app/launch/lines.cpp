@@ -1,5 +1,7 @@
 #include "app/launch/lines.h"
 
+#include "unsloth/core/utf8.h"
+
 namespace unsloth::app {
 
 void LineCutter::write(std::string_view line, std::string& out) const {
@@ -59,7 +61,7 @@ std::string prefix_of(std::string pattern, int rank, int local_rank) {
     };
     replace("{rank}", rank);
     replace("{local_rank}", local_rank);
-    return pattern;
+    return printable(pattern);
 }
 
 }  // namespace unsloth::app

@@ -40,7 +40,7 @@ class LastLines {
     std::size_t most_lines_, most_bytes_, bytes_ = 0;
 };
 
-/// The prefix of --prefix with {rank} and {local_rank} replaced.
+/// The prefix of --prefix with {rank} and {local_rank} replaced, and printable().
 std::string prefix_of(std::string pattern, int rank, int local_rank);
 
 }  // namespace unsloth::app

@@ -14,6 +14,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::app {
 namespace {
@@ -124,7 +125,7 @@ std::string Supervisor::unseen(int number) const {
 }
 
 void Supervisor::say(const std::string& text) {
-    err_.put(cat("unsloth-train launch: ", text, "\n"));
+    err_.put(printable_message(cat("unsloth-train launch: ", text, "\n")));
     err_.write_some();
 }
 
