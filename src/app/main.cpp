@@ -11,6 +11,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/lost_map.h"
 #include "unsloth/core/version.h"
 
 namespace unsloth::app {
@@ -111,6 +112,7 @@ int guarded(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);  // a file over the user's limit is then a write that fails, and that has words
+    unsloth::end_cleanly_on_lost_maps();
     unsloth::app::guard_terminal();
     return unsloth::app::guarded({argv + 1, argv + argc});
 }

@@ -1,6 +1,7 @@
 #include "unsloth/core/files.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,42 +12,48 @@
 #include <utility>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/open_file.h"
 
 namespace unsloth {
 namespace {
 
-constexpr std::size_t most_stream_bytes = std::size_t{1} << 30;  // /dev/zero has no end
-
-struct Descriptor {
-    int fd = -1;
-    ~Descriptor() {
-        if (fd >= 0) ::close(fd);
-    }
-};
+constexpr std::size_t most_bytes = std::size_t{1} << 30;  // of a text that is read as a whole
 
 std::string reason() {
     return std::strerror(errno);
 }
 
-}  // namespace
+[[noreturn]] void refuse_size(const std::filesystem::path& path, const std::string& size) {
+    throw input_error(cat(path.string(), " has ", size, " bytes; a text of up to 1 GiB is read as a whole"),
+                      "Is this the right file?");
+}
 
-namespace {
+/// Whether the path stands for what this process was started with: to wait for that was its caller's wish. A FIFO in
+/// somebody's folder is another matter.
+bool is_inherited(const std::filesystem::path& path) {
+    const std::string text = path.string();
+    return text == "/dev/stdin" || text.starts_with("/dev/fd/") || text.starts_with("/proc/self/fd/");
+}
 
 /// What a pipe or a terminal yields up to its end.
 std::string read_stream(const std::filesystem::path& path) {
-    const Descriptor stream{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (stream.fd < 0) throw input_error(cat("cannot open ", path.string(), ": ", reason()));
+    const Descriptor stream(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+    if (!stream.open()) throw input_error(cat("cannot open ", path.string(), ": ", reason()));
     std::string content;
     char part[1 << 16];
     while (true) {
-        const ssize_t bytes = ::read(stream.fd, part, sizeof part);
+        stop_if_interrupted();
+        constexpr int patience_ms = 100;
+        pollfd ready{stream.get(), POLLIN, 0};
+        if (::poll(&ready, 1, patience_ms) < 1) continue;
+        const ssize_t bytes = ::read(stream.get(), part, sizeof part);
         if (bytes < 0 && errno == EINTR) continue;
         if (bytes < 0) throw input_error(cat("cannot read ", path.string(), ": ", reason()));
         if (bytes == 0) return content;
         content.append(part, static_cast<std::size_t>(bytes));
-        if (content.size() > most_stream_bytes)
-            throw input_error(cat("cannot read ", path.string(), ": more than ", most_stream_bytes, " bytes"));
+        if (content.size() > most_bytes) refuse_size(path, cat("more than ", most_bytes));
     }
 }
 
@@ -61,16 +68,17 @@ Error git_lfs_pointer(const std::filesystem::path& path) {
 std::string read_file(const std::filesystem::path& path) {
     std::error_code ignored;
     const auto type = std::filesystem::status(path, ignored).type();
-    if (type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character)
-        return read_stream(path);
+    const bool stream = type == std::filesystem::file_type::fifo || type == std::filesystem::file_type::character;
+    if (stream && is_inherited(path)) return read_stream(path);
     const MappedFile map(path);
     const auto bytes = map.bytes();
+    if (bytes.size() > most_bytes) refuse_size(path, cat(bytes.size()));
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 void sync_path(const std::filesystem::path& path) {
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (file.fd < 0 || ::fsync(file.fd) != 0)
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.open() || ::fsync(file.get()) != 0)
         throw runtime_failure(cat("cannot flush ", path.string(), ": ", reason()));
 }
 
@@ -114,35 +122,39 @@ void AtomicText::finish() {
     file_.finish();
 }
 
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+MappedFile::MappedFile(const std::filesystem::path& path) : MappedFile(path, open_to_read(path).get()) {}
+
+MappedFile::MappedFile(std::filesystem::path path, int fd) : path_(std::move(path)) {
     struct stat status{};
-    if (file.fd < 0 || ::fstat(file.fd, &status) != 0)
-        throw input_error(cat("cannot open ", path.string(), ": ", reason()));
-    if (!S_ISREG(status.st_mode)) throw input_error(cat("cannot open ", path.string(), ": not a regular file"));
+    if (::fstat(fd, &status) != 0) throw input_error(cat("cannot open ", path_.string(), ": ", reason()));
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ == 0) return;
-    void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.fd, 0);
-    if (mapped == MAP_FAILED) throw input_error(cat("cannot map ", path.string(), ": ", reason()));
+    void* const mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (mapped == MAP_FAILED) throw input_error(cat("cannot map ", path_.string(), ": ", reason()));
     data_ = static_cast<const std::byte*>(mapped);
     if (std::string_view(static_cast<const char*>(mapped), size_).starts_with(git_lfs_mark)) {
         ::munmap(mapped, size_);
-        data_ = nullptr;
-        throw git_lfs_pointer(path);
+        throw git_lfs_pointer(path_);
     }
+    watched_ = Watched(path_, bytes());
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      watched_(std::move(other.watched_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
     std::swap(path_, other.path_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(watched_, other.watched_);
     return *this;
 }
 
 MappedFile::~MappedFile() {
+    watched_ = Watched();
     if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 

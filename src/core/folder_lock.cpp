@@ -9,7 +9,6 @@
 #include <string>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/files.h"
 #include "unsloth/core/host.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/temporary.h"
@@ -25,34 +24,31 @@ std::string own_name() {
 
 FolderLock::FolderLock(const std::filesystem::path& folder) : path_(folder / "run.lock") {
     do {
-        if (fd_ >= 0) ::close(fd_);
-        fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-        if (fd_ < 0)
+        file_ = open_own_file(path_, O_RDWR | O_CREAT);
+        if (!file_.open())
             throw runtime_failure(cat("cannot write into ", folder.string(), ": ", std::strerror(errno)),
                                   "Choose another training.output_dir.");
-        if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+        if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
             const int reason = errno;
             if (reason == EWOULDBLOCK) {
-                ::close(fd_);
-                std::error_code gone;
-                const std::string holder = std::filesystem::exists(path_, gone) ? read_file(path_) : "";
-                throw usage_error(
-                    cat(folder.string(), " is in use by another run", holder.empty() ? "" : cat(" (", holder, ")")),
-                    "Wait for it, stop it, or choose another training.output_dir.");
+                char holder[256];
+                const ssize_t size = ::pread(file_.get(), holder, sizeof holder, 0);
+                throw usage_error(cat(folder.string(), " is in use by another run",
+                                      size <= 0 ? "" : cat(" (", std::string(holder, static_cast<size_t>(size)), ")")),
+                                  "Wait for it, stop it, or choose another training.output_dir.");
             }
             log::warning(path_.string(), ": no lock (", std::strerror(reason),
                          "); nothing keeps a second run out of this folder");
             break;
         }
-    } while (!is_at(fd_, path_));  // a run that ended in between took the file away
+    } while (!is_at(file_.get(), path_));  // a run that ended in between took the file away
     const std::string name = own_name();
-    if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, name.data(), name.size(), 0) < 0)
+    if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), name.data(), name.size(), 0) < 0)
         log::debug(path_.string(), ": ", std::strerror(errno));
 }
 
 FolderLock::~FolderLock() {
     ::unlink(path_.c_str());
-    ::close(fd_);
 }
 
 }  // namespace unsloth

@@ -1,6 +1,5 @@
 #include "unsloth/core/staged_folder.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,7 +10,6 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
-#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 namespace {
@@ -43,59 +41,33 @@ void rename_folder(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-StagedFolder::StagedFolder(const fs::path& target, Existing existing)
-    : target_(plain(target)), temporary_(temporary_name(target_)), existing_(existing) {
+StagedFolder::StagedFolder(const fs::path& target, Existing existing) : target_(plain(target)), existing_(existing) {
     if (existing_ == Existing::refuse) refuse_existing(target_);
     std::error_code failure;
     fs::create_directories(target_.parent_path(), failure);
     if (failure) throw runtime_failure(cat("cannot create ", target_.parent_path().string(), ": ", failure.message()));
-    remove_abandoned(target_);
-    create();
-}
-
-void StagedFolder::create() {
-    constexpr int most_attempts = 100;
-    for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        std::error_code failure;
-        fs::remove_all(temporary_, failure);  // of an earlier process with this number, where there are no locks
-        if (!fs::create_directory(temporary_, failure))
-            throw runtime_failure(cat("cannot create ", temporary_.string(), ": ", failure.message()));
-        fd_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd_ >= 0 && claim_temporary(fd_, temporary_)) return;
-        let_go();  // another process has just taken it for abandoned, and removes it
-        ::usleep(1000);
-    }
-    throw runtime_failure(cat("cannot create ", temporary_.string(), ": something removes it again and again"));
-}
-
-void StagedFolder::let_go() noexcept {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
-StagedFolder::~StagedFolder() {
-    if (fd_ < 0) return;
-    remove_or_warn(temporary_);
-    let_go();
+    temporary_.emplace(target_, Temporary::Kind::folder);
 }
 
 fs::path StagedFolder::keep_as(const std::string& word) {
     const fs::path place = target_.string() + cat(".", word, "-", ::getpid());
-    let_go();
     std::error_code failure;
     fs::remove_all(place, failure);  // of an earlier process with this number
-    fs::rename(temporary_, place, failure);
-    return failure ? temporary_ : place;
+    temporary_->keep();
+    temporary_->close();
+    fs::rename(path(), place, failure);
+    return failure ? path() : place;
 }
 
 void StagedFolder::commit() {
-    for (const auto& entry : fs::recursive_directory_iterator(temporary_))
+    for (const auto& entry : fs::recursive_directory_iterator(path()))
         if (entry.is_directory()) sync_path(entry.path());
-    sync_path(temporary_);
+    sync_path(path());
     rename_into_place();
 }
 
 void StagedFolder::rename_into_place() {
-    const fs::path old = target_.string() + cat(".old-", ::getpid());
+    const fs::path old = name_beside(target_, "old");
     const bool replaces = existing_ == Existing::replace && fs::exists(target_);
     if (replaces)
         rename_folder(target_, old);
@@ -103,13 +75,13 @@ void StagedFolder::rename_into_place() {
         refuse_existing(
             target_);  // something may have appeared meanwhile; the system itself replaces an empty folder alone
     try {
-        rename_folder(temporary_, target_);
+        temporary_->rename_to(target_);
     } catch (...) {
         std::error_code ignored;
         if (replaces) fs::rename(old, target_, ignored);
         throw;
     }
-    let_go();
+    temporary_->close();
     sync_path(target_.parent_path());
     if (replaces) remove_or_warn(old);
 }

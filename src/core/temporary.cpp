@@ -2,16 +2,20 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth {
@@ -19,18 +23,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* mark = ".tmp-";
+constexpr const char* mark = "tmp";
+constexpr int most_attempts = 100;
 
 bool is_temporary_of(const std::string& name, const std::string& target) {
-    const std::string begin = target + mark;
+    const std::string begin = target + "." + mark + "-";
     return name.starts_with(begin) && name.size() > begin.size() &&
-           name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+           name.find_first_not_of("0123456789abcdef", begin.size()) == std::string::npos;
 }
 
 void remove_if_abandoned(const fs::path& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0 || ::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+    struct stat status{};
+    if (!file.open() || ::fstat(file.get(), &status) != 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
         log::debug(path.string(), " stays: ", std::strerror(errno));
+    } else if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
+        log::debug(path.string(), " stays: this program made no such thing");
     } else {
         std::error_code failure;
         fs::remove_all(path, failure);
@@ -39,24 +47,95 @@ void remove_if_abandoned(const fs::path& path) {
         else
             log::info("removed ", path.string(), ", which a killed process left");
     }
-    if (fd >= 0) ::close(fd);
+}
+
+[[noreturn]] void refuse(const fs::path& path, const std::string& reason) {
+    const bool full = errno == ENOSPC || errno == EDQUOT;
+    throw runtime_failure(cat("cannot create ", path.string(), ": ", reason),
+                          full ? "Free some space, or choose another folder." : "");
 }
 
 }  // namespace
 
-fs::path temporary_name(const fs::path& target) {
-    return target.string() + mark + std::to_string(::getpid());
+fs::path name_beside(const fs::path& target, const char* word) {
+    uint64_t number = 0;
+    UNSLOTH_CHECK(::getrandom(&number, sizeof number, 0) == sizeof number, "getrandom: ", std::strerror(errno));
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(number));
+    return target.string() + cat(".", word, "-", digits);
+}
+
+Temporary::Temporary(const fs::path& target, Kind kind) : kind_(kind) {
+    remove_abandoned(target);
+    if (kind == Kind::file)
+        make_file(target);
+    else
+        make_folder(target);
+    watched_ = Watched(path_);
+}
+
+Temporary::~Temporary() {
+    if (stays_) return;
+    if (kind_ == Kind::file)
+        ::unlink(path_.c_str());
+    else
+        remove_or_warn(path_);
+}
+
+void Temporary::make_file(const fs::path& target) {
+    if (struct stat status{}; ::stat(target.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+        errno = 0;
+        refuse(target, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a FIFO or a device, not a regular file");
+    }
+    for (int attempt = 0; attempt < most_attempts; ++attempt) {
+        path_ = name_beside(target, mark);
+        file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+        if (!file_.open() && errno != EEXIST) refuse(path_, std::strerror(errno));
+        if (file_.open() && claim(path_)) return;
+    }
+    refuse(path_, "something removes it again and again");
+}
+
+void Temporary::make_folder(const fs::path& target) {
+    for (int attempt = 0; attempt < most_attempts; ++attempt) {
+        path_ = name_beside(target, mark);
+        if (::mkdir(path_.c_str(), 0777) != 0) {
+            if (errno == EEXIST) continue;
+            refuse(path_, std::strerror(errno));
+        }
+        file_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+        if (file_.open() && claim(path_)) return;
+    }
+    refuse(path_, "something removes it again and again");
+}
+
+/// False when somebody took it for abandoned before it was marked: he has it, or has removed it. Where the file system
+/// has no locks nobody can take it for abandoned either.
+bool Temporary::claim(const fs::path& path) {
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+    return is_at(file_.get(), path);
+}
+
+void Temporary::rename_to(const fs::path& place) {
+    if (::rename(path_.c_str(), place.c_str()) != 0)
+        throw runtime_failure(
+            cat("cannot rename ", path_.string(), " to ", place.string(), ": ", std::strerror(errno)));
+    keep();
+}
+
+void Temporary::keep() noexcept {
+    stays_ = true;
+    watched_ = Watched();
+}
+
+bool Temporary::close() noexcept {
+    return ::close(file_.release()) == 0;
 }
 
 bool is_at(int fd, const fs::path& path) {
     struct stat opened{}, named{};
-    return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+    return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
            opened.st_ino == named.st_ino;
-}
-
-bool claim_temporary(int fd, const fs::path& path) {
-    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
-    return is_at(fd, path);
 }
 
 void remove_abandoned(const fs::path& target) {

@@ -1,7 +1,6 @@
 #include "data/byte_stream.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -11,6 +10,8 @@
 #include <vector>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/open_file.h"
 
 namespace unsloth::data {
 namespace {
@@ -19,42 +20,27 @@ constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
 class PlainStream : public ByteStream {
   public:
-    explicit PlainStream(const std::filesystem::path& path) : path_(path) {
-        fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        struct stat status{};
-        if (fd_ < 0 || ::fstat(fd_, &status) != 0) refuse("open", std::strerror(errno));
-        if (!S_ISREG(status.st_mode)) refuse("open", "not a regular file");
-        (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_SEQUENTIAL);
-    }
-    PlainStream(const PlainStream&) = delete;
-    PlainStream& operator=(const PlainStream&) = delete;
-    ~PlainStream() override {
-        if (fd_ >= 0) ::close(fd_);
+    explicit PlainStream(const std::filesystem::path& path) : path_(path), file_(open_to_read(path)) {
+        (void)::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
     }
 
     std::size_t read(std::span<char> to) override {
         std::size_t filled = 0;
         while (filled < to.size()) {
-            const ssize_t count = ::read(fd_, to.data() + filled, to.size() - filled);
+            const ssize_t count = ::read(file_.get(), to.data() + filled, to.size() - filled);
             if (count == 0) break;
             if (count < 0 && errno == EINTR) continue;
-            if (count < 0) refuse("read", std::strerror(errno));
+            if (count < 0) throw input_error(cat("cannot read ", path_.string(), ": ", std::strerror(errno)));
             filled += static_cast<std::size_t>(count);
         }
         return filled;
     }
-    void rewind() { ::lseek(fd_, 0, SEEK_SET); }
+    void rewind() { ::lseek(file_.get(), 0, SEEK_SET); }
     std::string name() const { return path_.string(); }
 
   private:
-    [[noreturn]] void refuse(const char* what, const char* reason) {
-        if (fd_ >= 0) ::close(fd_);
-        fd_ = -1;
-        throw input_error(cat("cannot ", what, " ", path_.string(), ": ", reason));
-    }
-
     std::filesystem::path path_;
-    int fd_ = -1;
+    Descriptor file_;
 };
 
 [[noreturn]] void damaged(const PlainStream& file, const char* kind, const std::string& reason) {
@@ -161,6 +147,7 @@ std::unique_ptr<ByteStream> open_byte_stream(const std::filesystem::path& path) 
 
 bool TextWindow::grow() {
     if (ended_) return false;
+    stop_if_interrupted("stopped while the data was read; nothing was written");
     if (begin_ > 0) {
         buffer_.erase(0, begin_);
         begin_ = 0;

@@ -1,6 +1,5 @@
 #include "data/cache_file.h"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -126,7 +125,7 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
     if (!use) return std::nullopt;
     auto store = std::make_shared<Dataset::Store>();
     store->use = std::move(*use);
-    store->file = MappedFile(path);
+    store->file = MappedFile(path, store->use.fd());
     const auto bytes = store->file.bytes();
     Header header{};
     if (bytes.size() >= sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
@@ -148,39 +147,15 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path) {
 }
 
 CacheWriter::CacheWriter(const std::filesystem::path& path)
-    : path_(path), temporary_(path.string() + ".tmp-" + std::to_string(::getpid())) {
-    fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    check(fd_ >= 0, "create");
-    try {
-        write(std::string(sizeof(Header), '\0'));
-    } catch (...) {
-        ::close(fd_);
-        ::unlink(temporary_.c_str());
-        throw;
-    }
-}
-
-CacheWriter::~CacheWriter() {
-    if (fd_ < 0) return;
-    if (!finished_) ::unlink(temporary_.c_str());
-    ::close(fd_);
-}
-
-void CacheWriter::check(bool ok, const char* what) const {
-    if (ok) return;
-    const std::string reason = std::strerror(errno);
-    throw runtime_failure(
-        cat("cannot ", what, " ", temporary_.string(), ": ", reason),
-        "Free some space, choose another folder with data.cache_dir, or set it to \"\" to go without a cache.");
+    : file_(path, 0,
+            "Free some space, choose another folder with data.cache_dir, or set it to \"\" to go without a cache."),
+      use_(::dup(file_.fd())) {
+    write(std::string(sizeof(Header), '\0'));
 }
 
 void CacheWriter::write(std::string_view bytes) {
-    while (!bytes.empty()) {
-        const ssize_t count = ::write(fd_, bytes.data(), bytes.size());
-        if (count < 0 && errno == EINTR) continue;
-        check(count >= 0, "write");
-        bytes.remove_prefix(static_cast<std::size_t>(count));
-    }
+    file_.write_at(std::as_bytes(std::span(bytes)), written_);
+    written_ += bytes.size();
 }
 
 void CacheWriter::append(StorePart&& part) {
@@ -201,7 +176,6 @@ void CacheWriter::finish(const LoadReport& report) {
     write(std::string(round_up(end) - end, '\0'));
     write(records);
     write(text);
-    check(::fsync(fd_) == 0, "flush");
 
     Header header{};
     std::memcpy(header.mark, magic, sizeof magic);
@@ -211,12 +185,9 @@ void CacheWriter::finish(const LoadReport& report) {
     header.words_hash = words_hash_.word();
     header.tail_hash = hash_of({records, text});
     header.own_hash = header_hash(header);
-    check(::pwrite(fd_, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header), "write");
-    check(::fsync(fd_) == 0, "flush");
-    (void)::flock(fd_, LOCK_SH);  // as CacheFileUse: nobody may drive the file out before it is opened
-    check(::rename(temporary_.c_str(), path_.c_str()) == 0, "rename");
-    finished_ = true;
-    sync_path(path_.parent_path());
+    file_.write_at(std::as_bytes(std::span(&header, 1)), 0);
+    (void)::flock(use_.get(), LOCK_SH);  // as CacheFileUse: nobody may drive the file out before it is opened
+    file_.finish();
 }
 
 }  // namespace unsloth::data

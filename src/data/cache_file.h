@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "data/load_rows.h"
+#include "unsloth/core/atomic_file.h"
 #include "unsloth/core/hash.h"
 
 namespace unsloth::data {
@@ -23,20 +24,16 @@ std::optional<CachedRows> open_cache_file(const std::filesystem::path& path);
 class CacheWriter : public RowSink {
   public:
     explicit CacheWriter(const std::filesystem::path& path);
-    CacheWriter(const CacheWriter&) = delete;
-    CacheWriter& operator=(const CacheWriter&) = delete;
-    ~CacheWriter() override;
 
     void append(StorePart&& part) override;
     void finish(const LoadReport& report);
 
   private:
     void write(std::string_view bytes);
-    void check(bool ok, const char* what) const;
 
-    std::filesystem::path path_, temporary_;
-    int fd_ = -1;
-    bool finished_ = false;
+    AtomicFile file_;
+    Descriptor use_;  ///< another name of the open file, whose lock outlives file_.finish()
+    std::size_t written_ = 0;
     ContentHash words_hash_;
     uint64_t words_ = 0;
     std::vector<RowRecord> records_;

@@ -14,37 +14,14 @@
 #include <vector>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/temporary.h"
 
 namespace unsloth::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Descriptor {
-  public:
-    explicit Descriptor(const fs::path& path, int flags = O_RDONLY)
-        : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-    ~Descriptor() {
-        if (fd_ >= 0) ::close(fd_);
-    }
-    int get() const { return fd_; }
-    int release() { return std::exchange(fd_, -1); }
-
-  private:
-    int fd_;
-};
-
-/// Whether `path` still names the file that is open: it may have been removed, or replaced, before it was locked.
-bool names_file(const fs::path& path, int fd) {
-    struct stat opened{}, named{};
-    return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
-           opened.st_ino == named.st_ino;
-}
 
 struct Candidate {
     timespec used{};
@@ -58,60 +35,52 @@ struct Candidate {
 
 /// Only a file that nobody holds can be locked exclusively; a lock that fails for any reason leaves the file.
 bool remove_unused(const fs::path& path) {
-    const Descriptor file(path);
-    return file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && names_file(path, file.get()) &&
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+    return file.open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && is_at(file.get(), path) &&
            ::unlink(path.c_str()) == 0;
+}
+
+/// Locks an open file (flock: LOCK_SH, LOCK_EX), and says `what` once when that means waiting for another process;
+/// Interrupted when a signal asks the program to stop. False where the file system has no locks.
+bool wait_for_lock(int fd, int kind, const std::string& what, bool& told) {
+    while (::flock(fd, kind | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) return false;
+        if (!std::exchange(told, true)) log::info("waiting for another process, which ", what);
+        stop_if_interrupted("stopped while waiting for another process");
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    return true;
 }
 
 }  // namespace
 
-CacheFileUse::CacheFileUse(CacheFileUse&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
-CacheFileUse& CacheFileUse::operator=(CacheFileUse&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-}
-
-CacheFileUse::~CacheFileUse() {
-    if (fd_ >= 0) ::close(fd_);
-}
-
 std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
-    Descriptor file(path);
-    if (file.get() < 0) return std::nullopt;
+    Descriptor file = open_own_file(path, O_RDONLY);
+    if (!file.open()) return std::nullopt;
     // Whoever removes a file holds it for a moment only, and for a file that was removed the inode tells.
-    while (::flock(file.get(), LOCK_SH) != 0 && errno == EINTR) {
-    }
-    if (!names_file(path, file.get())) return std::nullopt;
+    bool told = false;
+    wait_for_lock(file.get(), LOCK_SH, cat("holds ", path.string()), told);
+    if (!is_at(file.get(), path)) return std::nullopt;
     (void)::futimens(file.get(), nullptr);  // not ours to change in a cache of somebody else: then its age counts
     CacheFileUse use;
-    use.fd_ = file.release();
+    use.file_ = std::move(file);
     return use;
 }
 
-CacheLock::CacheLock(const fs::path& path) : file_(path.string() + ".lock") {
-    bool told = false;
-    for (;;) {
-        Descriptor file(file_, O_RDWR | O_CREAT);
-        if (file.get() < 0) return;
-        while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-            if (errno != EWOULDBLOCK && errno != EINTR) return;
-            if (!std::exchange(told, true))
-                log::info("waiting for another process, which encodes the same rows (", file_.string(), ")");
-            if (const int signal = interrupt_requested(); signal != 0)
-                throw Interrupted(signal, "stopped while waiting for another process");
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        }
-        if (!names_file(file_, file.get())) continue;  // whoever held it removed it: the next one is another file
-        fd_ = file.release();
+CacheLock::CacheLock(const fs::path& path) : path_(path.string() + ".lock") {
+    for (bool told = false;;) {
+        Descriptor file = open_own_file(path_, O_RDWR | O_CREAT);
+        if (!file.open() ||
+            !wait_for_lock(file.get(), LOCK_EX, cat("encodes the same rows (", path_.string(), ")"), told))
+            return;
+        if (!is_at(file.get(), path_)) continue;  // whoever held it removed it: the next one is another file
+        file_ = std::move(file);
         return;
     }
 }
 
 CacheLock::~CacheLock() {
-    if (fd_ < 0) return;
-    ::unlink(file_.c_str());
-    ::close(fd_);
+    if (file_.open()) ::unlink(path_.c_str());
 }
 
 std::string file_identity(const fs::path& file) {
@@ -123,9 +92,10 @@ std::string file_identity(const fs::path& file) {
 
 std::optional<HashMemo> read_memo(const fs::path& memo) {
     constexpr std::size_t digits = 32;
-    std::error_code none;
-    if (!fs::is_regular_file(memo, none)) return std::nullopt;
-    const std::string text = read_file(memo);
+    const Descriptor file = open_own_file(memo, O_RDONLY);
+    if (!file.open()) return std::nullopt;
+    std::string text(std::size_t{16} << 10, '\0');  // a path is shorter
+    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::pread(file.get(), text.data(), text.size(), 0))));
     const std::size_t first = text.find('\n'), second = first == std::string::npos ? first : text.find('\n', first + 1);
     if (first != digits || second == std::string::npos) return std::nullopt;
     return HashMemo{text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
@@ -146,7 +116,7 @@ void remove_leftovers(const fs::path& own) {
             if (made == own || !fs::exists(made.string() + ".lock", none)) fs::remove(file, none);
         } else if (name.starts_with("hash-")) {
             const auto memo = read_memo(file);
-            if (!memo || memo->identity != file_identity(memo->file)) fs::remove(file, none);
+            if (!memo || memo->identity != file_identity(memo->file)) remove_unused(file);  // unless being written
         }
     }
 }
@@ -157,7 +127,7 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(folder, none)) {
         struct stat status{};
-        if (entry.path().extension() != ".rows" || ::stat(entry.path().c_str(), &status) != 0) continue;
+        if (entry.path().extension() != ".rows" || ::lstat(entry.path().c_str(), &status) != 0) continue;
         files.push_back({status.st_mtim, entry.path(), status.st_size});
         bytes += status.st_size;
     }

@@ -6,25 +6,22 @@
 #include <optional>
 #include <string>
 
+#include "unsloth/core/open_file.h"
+
 namespace unsloth::data {
 
 /// A file that this process reads: as long as the object lives, no process removes it from the cache (a shared lock
 /// says so).
 class CacheFileUse {
   public:
-    CacheFileUse() = default;
-    CacheFileUse(CacheFileUse&& other) noexcept;
-    CacheFileUse& operator=(CacheFileUse&& other) noexcept;
-    CacheFileUse(const CacheFileUse&) = delete;
-    CacheFileUse& operator=(const CacheFileUse&) = delete;
-    ~CacheFileUse();
-
-    /// Marks the file as used, and as used now. Nothing when there is no such file. Where the file system has no locks
-    /// the file is used without one; there nothing is ever removed.
+    /// Marks the file as used, and as used now. Nothing when there is no such file; see open_own_file for one that
+    /// somebody planted. Where the file system has no locks the file is used without one; there nothing is ever
+    /// removed.
     static std::optional<CacheFileUse> begin(const std::filesystem::path& path);
+    int fd() const { return file_.get(); }
 
   private:
-    int fd_ = -1;
+    Descriptor file_;
 };
 
 /// A lock between the processes that would make the file `path`, held as long as the object lives; its own file beside
@@ -39,8 +36,8 @@ class CacheLock {
     ~CacheLock();
 
   private:
-    std::filesystem::path file_;
-    int fd_ = -1;  ///< only while it is locked
+    std::filesystem::path path_;
+    Descriptor file_;  ///< only while it is locked
 };
 
 /// What the system says about a file that changes with its content; empty: there is no such file.

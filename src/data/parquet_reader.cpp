@@ -1,10 +1,12 @@
 // Parquet files, through the library that reads them.
-#include <fstream>
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "data/parquet_library.h"
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/open_file.h"
 #include "unsloth/core/shared_library.h"
 
 namespace unsloth::data {
@@ -72,8 +74,8 @@ ParquetReading parquet_reading() {
 
 bool is_parquet(const std::filesystem::path& path) {
     char front[4] = {};
-    std::ifstream(path, std::ios::binary).read(front, sizeof front);
-    return std::string_view(front, sizeof front) == "PAR1";
+    return ::pread(open_to_read(path).get(), front, sizeof front, 0) == sizeof front &&
+           std::string_view(front, sizeof front) == "PAR1";
 }
 
 std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options) {

@@ -16,6 +16,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/open_file.h"
 #include "unsloth/core/progress.h"
 
 namespace unsloth::train {
@@ -30,15 +31,14 @@ class MetricsFile final : public Observer {
   public:
     MetricsFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
         write_file_atomically(path, rows_until(path, after_step));
-        fd_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-        if (fd_ < 0) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
+        file_ = open_own_file(path, O_WRONLY | O_APPEND);
+        if (!file_.open()) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
     }
     ~MetricsFile() override {
         const int error = write_waiting();
         if (!waiting_.empty())
             log::warning(path_.string(), " lacks its last ", std::count(waiting_.begin(), waiting_.end(), '\n'),
                          " rows: ", std::strerror(error));
-        ::close(fd_);
     }
     MetricsFile(const MetricsFile&) = delete;
     MetricsFile& operator=(const MetricsFile&) = delete;
@@ -95,7 +95,7 @@ class MetricsFile final : public Observer {
     /// The system's error, when some of it still waits.
     int write_waiting() {
         while (!waiting_.empty()) {
-            const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
+            const ssize_t written = ::write(file_.get(), waiting_.data(), waiting_.size());
             if (written < 0 && errno != EINTR) return errno;
             waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
         }
@@ -116,7 +116,7 @@ class MetricsFile final : public Observer {
     }
 
     std::filesystem::path path_;
-    int fd_ = -1;
+    Descriptor file_;
     std::string waiting_;  ///< rows, of which the first may be written in part
     bool warned_ = false;
 };

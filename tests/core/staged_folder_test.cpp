@@ -1,9 +1,11 @@
 #include "unsloth/core/staged_folder.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <set>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -78,15 +80,59 @@ TEST_F(Staged, IsKeptUnderAnotherNameWhenAskedTo) {
 TEST_F(Staged, RemovesWhatAKilledProcessLeft) {
     fs::create_directories(root_ / "out.tmp-1" / "inner");
     write(root_ / "out.tmp-1" / "inner" / "file");
-    write(root_ / "out.tmp-77777");
+    write(root_ / "out.tmp-0123456789abcdef");
     fs::create_directories(root_ / "out.tmp-77x");
     fs::create_directories(root_ / "other.tmp-1");
     {
         const StagedFolder staged(root_ / "out");
     }
     EXPECT_FALSE(fs::exists(root_ / "out.tmp-1"));
-    EXPECT_FALSE(fs::exists(root_ / "out.tmp-77777"));
+    EXPECT_FALSE(fs::exists(root_ / "out.tmp-0123456789abcdef"));
     EXPECT_EQ(entries(), 2U) << "names of others";
+    write(root_ / "one.tmp-5");
+    write_file_atomically(root_ / "one", "content");
+    EXPECT_EQ(entries(), 3U) << "of files too";
+}
+
+TEST_F(Staged, NamesCannotBePredicted) {
+    const AtomicFile file(root_ / "a", 0), again(root_ / "a", 0);
+    const StagedFolder folder(root_ / "a");
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(root_)) {
+        const std::string name = entry.path().filename().string();
+        EXPECT_EQ(name.size(), std::string("a.tmp-").size() + 16) << name;
+        names.insert(name);
+    }
+    EXPECT_EQ(names.size(), 3U);
+}
+
+// Under the names that were used before: whoever knew the process could have the file of his choice emptied.
+TEST_F(Staged, FollowsNoPlantedLink) {
+    write(root_ / "precious");
+    for (const char* name : {"out", "one"}) {
+        fs::create_symlink(root_ / "precious", root_ / cat(name, ".tmp-", ::getpid()));
+        fs::create_symlink(root_ / "precious", root_ / cat(name, ".tmp-x"));
+    }
+    write_file_atomically(root_ / "one", "new");
+    StagedFolder staged(root_ / "out");
+    staged.commit();
+    EXPECT_EQ(read_file(root_ / "precious"), "content");
+    EXPECT_EQ(read_file(root_ / "one"), "new");
+}
+
+TEST_F(Staged, TakesTheNameOfALinkAndOfNoDevice) {
+    write(root_ / "precious");
+    fs::create_symlink(root_ / "precious", root_ / "link");
+    write_file_atomically(root_ / "link", "new");
+    EXPECT_EQ(read_file(root_ / "precious"), "content");
+    EXPECT_FALSE(fs::is_symlink(root_ / "link"));
+    ASSERT_EQ(::mkfifo((root_ / "fifo").c_str(), 0600), 0);
+    fs::create_symlink("/dev/null", root_ / "device");
+    for (const char* name : {"fifo", "device"}) {
+        EXPECT_THROW(write_file_atomically(root_ / name, "new"), Error);
+        EXPECT_FALSE(fs::is_regular_file(root_ / name));
+    }
+    EXPECT_EQ(entries(), 4U);
 }
 
 TEST_F(Staged, LeavesWhatAnotherProcessFills) {

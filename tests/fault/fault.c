@@ -4,7 +4,7 @@
    FAULT_UNDER   only calls on paths that contain this text (and on descriptors of such files) count
    FAULT_AT      number of the call (from 1) at which something happens; 0: never
    FAULT_KIND    kill, term: SIGKILL or SIGTERM after the call; ENOSPC, EIO, EROFS: the call fails with it, and every later one of its sort too;
-                 short: a write takes half of its bytes, that one time
+                 short: a write takes half of its bytes, that one time; shrink: FAULT_FILE is cut to 100 bytes after the call
    FAULT_FREE    bytes that every file system says it has free; absent: what it has
    FAULT_LOG     file that receives a line per counted call: number, name, path
 
@@ -54,7 +54,8 @@ static int error_of(const char* name) {
     return strcmp(name, "ENOSPC") == 0 ? ENOSPC : strcmp(name, "EIO") == 0 ? EIO : strcmp(name, "EROFS") == 0 ? EROFS : 0;
 }
 
-/* What is to be done with the call that begins: 0 nothing, else an errno, -1: kill after it, -2: a short write, -3: SIGTERM after it. */
+/* What is to be done with the call that begins: 0 nothing, else an errno, -1: kill after it, -2: a short write, -3: SIGTERM after it, -4: a file
+   is cut after it. */
 static int next(const char* name, const char* path) {
     const char* at = getenv("FAULT_AT");
     const long wanted = at != NULL ? atol(at) : 0;
@@ -62,7 +63,7 @@ static int next(const char* name, const char* path) {
     const int number = ++calls;
     int what = 0;
     if (number == wanted) {
-        what = strcmp(kind(), "kill") == 0 ? -1 : strcmp(kind(), "short") == 0 ? -2 : strcmp(kind(), "term") == 0 ? -3 : error_of(kind());
+        what = strcmp(kind(), "kill") == 0 ? -1 : strcmp(kind(), "short") == 0 ? -2 : strcmp(kind(), "term") == 0 ? -3 : strcmp(kind(), "shrink") == 0 ? -4 : error_of(kind());
         failed = what > 0;
         if (failed) snprintf(failing_name, sizeof failing_name, "%s", name);
     } else if (failed && strcmp(name, failing_name) == 0) {
@@ -80,6 +81,8 @@ static int next(const char* name, const char* path) {
 static void after(int what) {
     if (what == -1) kill(getpid(), SIGKILL);
     if (what == -3) kill(getpid(), SIGTERM);
+    const char* file = getenv("FAULT_FILE");
+    if (what == -4 && (file == NULL || truncate(file, 100) != 0)) abort();
 }
 
 #define REAL(result, name, ...)                                                                  \

@@ -4,31 +4,38 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string>
+
+#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 
-/// Until finish() the file is PATH.tmp-PID, which the destructor removes. Runtime Error, naming path and reason, on any
+/// Until finish() the file is a Temporary, which the destructor removes. Runtime Error, naming path and reason, on any
 /// failure. Not safe for use from several threads at once.
 class AtomicFile {
   public:
     /// Creates the temporary file and reserves `size` bytes where the file system can: a full disk then shows now and
-    /// not after an hour of work.
-    AtomicFile(std::filesystem::path path, std::size_t size);
-    ~AtomicFile();
+    /// not after an hour of work. `advice` is what an Error says to do about a full disk.
+    AtomicFile(std::filesystem::path path, std::size_t size,
+               std::string advice = "Free some space, or choose another folder.");
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;
 
     void write_at(std::span<const std::byte> bytes, std::size_t offset) const;
     /// fsync, rename (over a file of that name), fsync of the folder. Only once.
     void finish();
-    bool finished() const { return fd_ < 0; }
+    bool finished() const { return temporary_.renamed(); }
+    /// Open until finish(), and locked by Temporary.
+    int fd() const { return temporary_.fd(); }
     const std::filesystem::path& path() const { return path_; }
 
   private:
     void reserve(std::size_t size) const;
+    [[noreturn]] void fail(const char* action) const;
 
-    std::filesystem::path path_, temporary_;
-    int fd_ = -1;
+    std::filesystem::path path_;
+    std::string advice_;
+    Temporary temporary_;
 };
 
 }  // namespace unsloth

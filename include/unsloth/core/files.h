@@ -11,11 +11,13 @@
 
 #include "unsloth/core/atomic_file.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/lost_map.h"
 
 namespace unsloth {
 
-/// The whole file, or what a pipe yields to its end (/dev/stdin); input Error that names the path and the system's
-/// reason.
+/// The whole file, of up to 1 GiB; of what this process was started with (/dev/stdin, /dev/fd/N) also what a pipe or a
+/// terminal yields to its end. Input Error that names the path and the system's reason; Interrupted when a signal asks
+/// to stop while a pipe is waited for.
 std::string read_file(const std::filesystem::path& path);
 
 /// How the text begins that Git LFS leaves in a file's place, and the input Error for such a file. MappedFile and
@@ -23,7 +25,7 @@ std::string read_file(const std::filesystem::path& path);
 inline constexpr std::string_view git_lfs_mark = "version https://git-lfs.github.com/spec/v1";
 Error git_lfs_pointer(const std::filesystem::path& path);
 
-/// Writes to `path`.tmp-PID, fsyncs, renames over `path` and fsyncs the parent folder. On any failure
+/// Writes beside `path` (AtomicFile), fsyncs, renames over `path` and fsyncs the parent folder. On any failure
 /// (no space, read-only, I/O) removes the temporary file and throws a runtime Error that names the path and reason.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
@@ -57,11 +59,14 @@ void remove_or_warn(const std::filesystem::path& path);
 void sync_path(const std::filesystem::path& path);
 
 /// A whole file mapped read-only. Movable; the map lives as long as the object. An empty file maps to an empty span.
+/// What happens when it loses its bytes meanwhile: lost_map.h.
 class MappedFile {
   public:
     MappedFile() = default;
     /// Input Error when the file cannot be opened or mapped, and for a Git LFS pointer.
     explicit MappedFile(const std::filesystem::path& path);
+    /// Of a file that is open already; `path` is for messages.
+    MappedFile(std::filesystem::path path, int fd);
     MappedFile(MappedFile&& other) noexcept;
     MappedFile& operator=(MappedFile&& other) noexcept;
     MappedFile(const MappedFile&) = delete;
@@ -77,6 +82,7 @@ class MappedFile {
     std::filesystem::path path_;
     const std::byte* data_ = nullptr;
     std::size_t size_ = 0;
+    Watched watched_;
 };
 
 }  // namespace unsloth

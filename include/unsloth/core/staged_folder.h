@@ -2,11 +2,14 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+
+#include "unsloth/core/temporary.h"
 
 namespace unsloth {
 
-/// Filled under another name beside its own, TARGET.tmp-PID, and renamed at the end. Without commit() or keep_as()
+/// Filled under another name beside its own (Temporary), and renamed at the end. Without commit() or keep_as()
 /// nothing of it stays; when the process is killed, until the next StagedFolder of that target.
 class StagedFolder {
   public:
@@ -19,26 +22,23 @@ class StagedFolder {
     explicit StagedFolder(const std::filesystem::path& target, Existing existing = Existing::refuse);
     StagedFolder(const StagedFolder&) = delete;
     StagedFolder& operator=(const StagedFolder&) = delete;
-    ~StagedFolder();
 
     /// Where to write; files are to be flushed by those who write them (AtomicFile, write_file_atomically).
-    const std::filesystem::path& path() const { return temporary_; }
+    const std::filesystem::path& path() const { return temporary_->path(); }
     const std::filesystem::path& target() const { return target_; }
     /// The folder stays, for someone to look at, as TARGET.WORD-PID, which is returned; under its temporary name where
     /// it cannot be renamed.
     std::filesystem::path keep_as(const std::string& word);
-    /// Flushes the folders, renames, and flushes the parent. One that is replaced is TARGET.old-PID until then. Runtime
-    /// Error on failure; then the target is what it was, and the destructor removes the new folder.
+    /// Flushes the folders, renames, and flushes the parent. One that is replaced is TARGET.old-RANDOM until then.
+    /// Runtime Error on failure; then the target is what it was, and the destructor removes the new folder.
     void commit();
 
   private:
-    void create();
     void rename_into_place();
-    void let_go() noexcept;  ///< of the claim
 
-    std::filesystem::path target_, temporary_;
+    std::filesystem::path target_;
     Existing existing_;
-    int fd_ = -1;  ///< of the temporary folder, claimed; -1: not there any more
+    std::optional<Temporary> temporary_;  ///< from the constructor on: made when the target was looked at
 };
 
 }  // namespace unsloth

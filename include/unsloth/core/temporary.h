@@ -1,24 +1,62 @@
-// The temporary names under which files and folders are filled, TARGET.tmp-PID, and what killed processes leave of
+// The temporary names under which files and folders are filled, TARGET.tmp-RANDOM, and what killed processes leave of
 // them.
 #pragma once
 
 #include <filesystem>
 
+#include "unsloth/core/lost_map.h"
+#include "unsloth/core/open_file.h"
+
 namespace unsloth {
 
-/// TARGET.tmp-PID: beside the target, so that a rename can put it there.
-std::filesystem::path temporary_name(const std::filesystem::path& target);
+/// A file or folder that is being filled beside its target, so that a rename can put it there, under a name that nobody
+/// can predict and so nobody can have taken. Until then it is marked as one that is being filled (flock: also when the
+/// process ends, however that happens, the mark is gone).
+class Temporary {
+  public:
+    enum class Kind { file, folder };
+
+    /// Makes it, empty, and open (a file for reading and writing), and removes what killed processes left of the same
+    /// target. Runtime Error, with the system's reason, when it cannot
+    /// be made, and when `target` of a file is a FIFO or a device, whose place it would take.
+    Temporary(const std::filesystem::path& target, Kind kind);
+    Temporary(const Temporary&) = delete;
+    Temporary& operator=(const Temporary&) = delete;
+    /// Removes it with all that is in it, unless rename_to() or keep() was called.
+    ~Temporary();
+
+    const std::filesystem::path& path() const { return path_; }
+    /// Open as long as the object lives and the descriptor is not released; the mark lives as long as a copy of it
+    /// (dup).
+    int fd() const { return file_.get(); }
+    /// Takes the place of what is there; runtime Error when the system refuses: then it is still temporary.
+    void rename_to(const std::filesystem::path& place);
+    bool renamed() const { return stays_; }
+    /// Stays where it is, under its temporary name, until the next one of its target is made.
+    void keep() noexcept;
+    /// Closes the descriptor; false, with errno, when the system reports a late failure.
+    bool close() noexcept;
+
+  private:
+    void make_file(const std::filesystem::path& target);
+    void make_folder(const std::filesystem::path& target);
+    bool claim(const std::filesystem::path& path);
+
+    Kind kind_;
+    std::filesystem::path path_;
+    Descriptor file_;
+    Watched watched_;  ///< removed too when a map is lost
+    bool stays_ = false;
+};
+
+/// TARGET.WORD-RANDOM, which nobody can predict.
+std::filesystem::path name_beside(const std::filesystem::path& target, const char* word);
 
 /// Whether an open file still has this name: somebody may have removed or replaced it since.
 bool is_at(int fd, const std::filesystem::path& path);
 
-/// Marks an open temporary file or folder as one that is being filled, until `fd` is closed or the process ends,
-/// however that happens (flock). False when somebody who took it for abandoned has it, or has removed it: then it must
-/// be made again. Where the file system has no such locks, true: nobody can take it for abandoned either.
-bool claim_temporary(int fd, const std::filesystem::path& path);
-
-/// Removes every TARGET.tmp-N that nobody fills: a process that was killed left it. What cannot be opened, locked or
-/// removed stays (a debug line says why): names differ by process, so that it is in nobody's way.
+/// Removes every TARGET.tmp-RANDOM that nobody fills: a process that was killed left it. What cannot be opened, locked
+/// or removed stays (a debug line says why): no two names are alike, so that it is in nobody's way.
 void remove_abandoned(const std::filesystem::path& target);
 
 }  // namespace unsloth

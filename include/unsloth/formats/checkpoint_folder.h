@@ -22,8 +22,8 @@ std::vector<CheckpointFolder> list_checkpoints(const std::filesystem::path& outp
 /// A checkpoint while it is written: a folder under a name of its own beside the final one (StagedFolder).
 class CheckpointWriter {
   public:
-    /// Makes output_dir/checkpoint-N.tmp-PID, empty. runtime Error when the system refuses. Without commit(), nothing
-    /// of it stays.
+    /// Makes output_dir/checkpoint-N.tmp-RANDOM, empty. runtime Error when the system refuses. Without commit(),
+    /// nothing of it stays.
     CheckpointWriter(const std::filesystem::path& output_dir, int64_t step);
 
     /// To be filled with files that are flushed (write_file_atomically, SafetensorsWriter), also below folders.
@@ -46,8 +46,8 @@ std::optional<std::string> find_damage(const std::filesystem::path& checkpoint);
 /// called when the newest is complete. What cannot be removed is a warning.
 void remove_old_checkpoints(const std::filesystem::path& output_dir, int64_t limit, std::optional<int64_t> best);
 
-/// Removes what runs that were killed left of checkpoints (checkpoint-N.tmp-PID, checkpoint-N.old-PID). Only for a run
-/// that holds the output folder's lock.
+/// Removes what runs that were killed left of checkpoints (checkpoint-N.tmp-RANDOM, checkpoint-N.old-RANDOM). Only for
+/// a run that holds the output folder's lock.
 void remove_unfinished_checkpoints(const std::filesystem::path& output_dir);
 
 }  // namespace unsloth::formats

@@ -81,7 +81,7 @@ struct TensorBlob {
 
 /// Writes a file as its tensors become known, holding none of them. The header lists names in order; data lies by
 /// falling element size, then by name, from a multiple of 8 on, so that every tensor is aligned to its type.
-/// The file appears under its name only with finish(); until then it is PATH.tmp-PID, removed by the destructor.
+/// The file appears under its name only with finish(); until then it is an AtomicFile, removed by the destructor.
 /// Runtime Error, naming path and reason, on any failure (no space: before the first tensor where the system can tell).
 class SafetensorsWriter {
   public:

@@ -57,22 +57,6 @@ void make_non_blocking(const Descriptor& descriptor) {
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-    if (this != &other) {
-        close();
-        fd_ = other.release();
-    }
-    return *this;
-}
-
-int Descriptor::release() noexcept {
-    return std::exchange(fd_, -1);
-}
-
-void Descriptor::close() noexcept {
-    if (fd_ >= 0) ::close(release());
-}
-
 Pipe make_pipe() {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0)

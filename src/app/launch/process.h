@@ -7,23 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/core/open_file.h"
+
 namespace unsloth::app {
-
-/// A file descriptor that is closed with its owner.
-class Descriptor {
-  public:
-    explicit Descriptor(int fd = -1) : fd_(fd) {}
-    Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-    Descriptor& operator=(Descriptor&& other) noexcept;
-    ~Descriptor() { close(); }
-    int get() const { return fd_; }
-    bool open() const { return fd_ >= 0; }
-    int release() noexcept;
-    void close() noexcept;
-
-  private:
-    int fd_;
-};
 
 enum class Output {
     piped,      ///< both streams come back through pipes

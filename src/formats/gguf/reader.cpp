@@ -1,11 +1,13 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <fstream>
 #include <unordered_set>
 
 #include "formats/gguf/layout.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/open_file.h"
 #include "unsloth/formats/gguf.h"
 
 namespace unsloth::formats {
@@ -227,9 +229,10 @@ int64_t GgufTensor::elements() const {
 }
 
 bool GgufFile::is_gguf(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
+    const Descriptor file = open_to_read(path);
     std::string start(gguf::magic.size(), '\0');
-    return file.read(start.data(), static_cast<std::streamsize>(start.size())) && start == gguf::magic;
+    return ::pread(file.get(), start.data(), start.size(), 0) == static_cast<ssize_t>(start.size()) &&
+           start == gguf::magic;
 }
 
 GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {

@@ -10,7 +10,6 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/parallel.h"
-#include "unsloth/core/temporary.h"
 
 namespace unsloth::formats::gguf {
 namespace {
@@ -178,7 +177,6 @@ GgufReport write_items(const std::filesystem::path& out, const GgufMetadata& met
     if (!parent.empty() && !std::filesystem::is_directory(parent))
         throw usage_error(
             cat(parent.string(), " is no folder, so ", out.filename().string(), " cannot be written there"));
-    remove_abandoned(out);
     GgufReport report = Stream(out, metadata, items, threads).run();
     const GgufFile written(out);  // the strict reader has the last word
     UNSLOTH_CHECK(written.tensors().size() == items.size() && written.size() == report.file_bytes, out.string());
