@@ -14,6 +14,7 @@
 #include "data/cache_file.h"
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
 
@@ -59,9 +60,15 @@ std::string hash_content(const fs::path& path) {
     const auto bytes = file.bytes();
     ContentHash hash;
     constexpr std::size_t block = std::size_t{64} << 20;
+    std::size_t zeros = 0;  // a hole of a sparse file costs no disk, but days to hash
     for (std::size_t at = 0; at < bytes.size(); at += block) {
         const std::size_t count = std::min(block, bytes.size() - at);
-        hash.add({reinterpret_cast<const char*>(bytes.data()) + at, count});
+        const std::string_view part(reinterpret_cast<const char*>(bytes.data()) + at, count);
+        zeros = part[0] == '\0' && part.substr(1) == part.substr(0, count - 1) ? zeros + count : 0;
+        if (static_cast<int64_t>(zeros) > RowReader::give_up_bytes)
+            throw input_error(cat(path.string(), ": no row ends within 1 GiB of zeros"), "This is no file of rows.");
+        hash.add(part);
+        stop_if_interrupted("stopped while the data was read; nothing was written");
         file.drop(at, count);
     }
     return hash.hex();
@@ -175,14 +182,11 @@ CacheOptions cache_options(const std::string& cache_dir) {
     return options;
 }
 
-Dataset load_cached(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
-                    const EncoderOnDemand& encoder, const CacheOptions& cache) {
-    if (cache.folder.empty()) return Dataset::load(sources, options, encoder);
-    std::vector<SourceFiles> files;
-    for (const config::DataSource& source : sources)
-        files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
-    if (total_bytes(files) < cache.least_bytes || !make_folder(cache)) return Dataset::load(sources, options, encoder);
+namespace {
 
+/// By way of the cache's folder, which must be there. `files` are those of `sources`.
+Dataset load_through(const std::vector<config::DataSource>& sources, std::vector<SourceFiles> files,
+                     const DatasetOptions& options, const EncoderOnDemand& encoder, const CacheOptions& cache) {
     const fs::path path = cache.folder / (key_of(files, options, cache) + ".rows");
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);
     for (SourceFiles& source : files) source.format = find_format(source, options.reader, options.skip_bad_rows);
@@ -201,6 +205,28 @@ Dataset load_cached(const std::vector<config::DataSource>& sources, const Datase
     log::info("the encoded rows are in the cache now: ", path.string());
     if (cache.max_bytes > 0) prune_cache(cache.folder, cache.max_bytes);
     return dataset_of(std::move(*rows), options);
+}
+
+}  // namespace
+
+Dataset load_cached(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
+                    const EncoderOnDemand& encoder, const CacheOptions& cache) {
+    if (cache.folder.empty()) return Dataset::load(sources, options, encoder);
+    std::vector<SourceFiles> files;
+    for (const config::DataSource& source : sources)
+        files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
+    if (total_bytes(files) < cache.least_bytes) return Dataset::load(sources, options, encoder);
+
+    constexpr int most_attempts = 3;
+    for (int attempt = 1; make_folder(cache); ++attempt) {
+        try {
+            return load_through(sources, files, options, encoder, cache);
+        } catch (const Error&) {
+            if (attempt == most_attempts || fs::exists(cache.folder)) throw;
+        }
+        log::warning(cache.folder.string(), " was removed while it was filled; it is made again");
+    }
+    return Dataset::load(sources, options, encoder);
 }
 
 }  // namespace unsloth::data

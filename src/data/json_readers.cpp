@@ -11,7 +11,7 @@ namespace {
 class JsonLines : public RowReader {
   public:
     JsonLines(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window)
-        : RowReader(path, options), lines_(std::move(window), max_row_bytes) {}
+        : RowReader(path, options), lines_(std::move(window), path.string()) {}
     std::string kind() const override { return "JSON Lines"; }
     bool text_is_json_line() const override { return true; }
 
@@ -79,14 +79,16 @@ class JsonArray : public RowReader {
 
     /// Skips white space and gives the byte behind it; 0 at the end of the file, which is an error unless `at_end`.
     char peek(bool at_end = false) {
-        while (true) {
+        for (std::size_t skipped = 0;;) {
             const std::string_view rest = window_.rest();
             std::size_t at = 0;
             while (at < rest.size() && (rest[at] == ' ' || rest[at] == '\t' || rest[at] == '\r' || rest[at] == '\n'))
                 line_ += rest[at++] == '\n';
             const char found = at < rest.size() ? rest[at] : '\0';
             window_.skip(at);
+            skipped += at;
             if (found != '\0') return found;
+            if (static_cast<int64_t>(skipped) > give_up_bytes) refuse("nothing but white space within 1 GiB");
             if (window_.grow()) continue;
             if (!at_end) refuse("the array is not closed");
             return '\0';

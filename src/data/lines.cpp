@@ -1,5 +1,7 @@
 #include "data/lines.h"
 
+#include "unsloth/core/error.h"
+
 namespace unsloth::data {
 
 bool LineReader::next(Line& line) {
@@ -15,10 +17,12 @@ bool LineReader::next(Line& line) {
             line.text = rest.substr(0, end);
             break;
         }
-        if (line.bytes + static_cast<int64_t>(rest.size()) > limit_) {  // too long: only count what follows
+        if (line.bytes + static_cast<int64_t>(rest.size()) >
+            RowReader::max_row_bytes) {  // too long: only count what follows
             line.bytes += static_cast<int64_t>(rest.size());
             window_.skip(rest.size());
             searched = 0;
+            if (line.bytes > RowReader::give_up_bytes) give_up(number_);
         } else {
             searched = rest.size();
         }
@@ -29,9 +33,14 @@ bool LineReader::next(Line& line) {
         break;
     }
     line.bytes += static_cast<int64_t>(line.text.size());
-    if (line.bytes > limit_) line.text = {};
+    if (line.bytes > RowReader::max_row_bytes) line.text = {};
     if (line.text.ends_with('\r')) line.text.remove_suffix(1);
     return true;
+}
+
+void LineReader::give_up(int64_t line) const {
+    throw input_error(cat(name_, ":", line, ": no row ends within ", RowReader::give_up_bytes >> 30, " GiB"),
+                      "This is no file of rows, or a closing quote is missing.");
 }
 
 }  // namespace unsloth::data

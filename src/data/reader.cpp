@@ -48,10 +48,13 @@ std::string content_extension(const std::filesystem::path& path) {
 }
 
 /// Reads until the window holds a byte that is no white space; 0 when there is none.
-char first_byte(TextWindow& window) {
+char first_byte(TextWindow& window, const std::filesystem::path& path) {
     while (true) {
         const std::size_t at = window.rest().find_first_not_of(" \t\r\n");
         if (at != std::string_view::npos) return window.rest()[at];
+        if (static_cast<int64_t>(window.rest().size()) > RowReader::max_row_bytes)
+            throw input_error(cat(path.string(), ": begins with more than 64 MiB of white space"),
+                              "This is no file of rows.");
         if (!window.grow()) return '\0';
     }
 }
@@ -147,7 +150,7 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
 
     const std::string extension = content_extension(path);
     const bool table = extension == ".csv" || extension == ".tsv", plain = extension == ".txt" || extension == ".text";
-    const char first = first_byte(window);
+    const char first = first_byte(window, path);
     if (first == '[' && !table && !plain) return read_json_array(path, options, std::move(window));
     if (first == '{' || !(table || plain)) return read_json_lines(path, options, std::move(window));
     if (table) return read_table(path, options, std::move(window), extension == ".tsv" ? '\t' : '\0');

@@ -2,9 +2,12 @@
 
 #include <fnmatch.h>
 #include <glob.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +15,7 @@
 
 #include "data/row_errors.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/reader.h"
@@ -54,12 +58,33 @@ bool is_data_file(const fs::path& path) {
     return std::find(text.begin(), text.end(), kind) != text.end() || (!compressed && kind == ".parquet");
 }
 
-void add_folder(const fs::path& folder, Paths& files) {
-    auto walk = fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink);
-    for (; walk != fs::recursive_directory_iterator(); ++walk) {
-        if (walk->is_directory() && is_hidden(walk->path().filename())) walk.disable_recursion_pending();
-        if (walk->is_regular_file() && is_data_file(walk->path())) files.push_back(walk->path());
+using Identity = std::pair<dev_t, ino_t>;
+
+/// `above`: the folders that lead here. Links are followed, and one that leads back to them would never end.
+void add_folder(const fs::path& folder, std::vector<Identity>& above, Paths& files) {
+    struct stat status{};
+    if (::stat(folder.c_str(), &status) != 0)
+        throw input_error(cat("cannot read ", folder.string(), ": ", std::strerror(errno)));
+    const Identity own(status.st_dev, status.st_ino);
+    if (std::find(above.begin(), above.end(), own) != above.end())
+        throw input_error(cat(folder.string(), " is a link that leads back to a folder above it"),
+                          "Remove it, or name the files by a pattern (FOLDER/*.jsonl).");
+    above.push_back(own);
+    std::error_code failure, gone;
+    for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure)) {
+        stop_if_interrupted("stopped while the data was looked for; nothing was written");
+        if (entry->is_directory(gone) && !is_hidden(entry->path().filename()))
+            add_folder(entry->path(), above, files);
+        else if (entry->is_regular_file(gone) && is_data_file(entry->path()))
+            files.push_back(entry->path());
     }
+    if (failure) throw input_error(cat("cannot read ", folder.string(), ": ", failure.message()));
+    above.pop_back();
+}
+
+void add_folder(const fs::path& folder, Paths& files) {
+    std::vector<Identity> above;
+    add_folder(folder, above, files);
 }
 
 /// Matches of a pattern, sorted by bytes whatever the locale.

@@ -84,7 +84,7 @@ char find_delimiter(std::string_view header) {
 class Table : public RowReader {
   public:
     Table(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window, char delimiter)
-        : RowReader(path, options), lines_(std::move(window), max_row_bytes) {
+        : RowReader(path, options), lines_(std::move(window), path.string()) {
         std::string header;
         Record record;
         if (!take(header, record)) return;  // an empty file: no rows
@@ -118,6 +118,7 @@ class Table : public RowReader {
         bool open = ends_in_quotes(line.text, false, delimiter_);
         while (open && lines_.next(line)) {
             record.bytes += line.bytes + 1;
+            if (record.bytes > give_up_bytes) lines_.give_up(record.line);
             if (record.bytes > max_row_bytes)
                 text.resize(begin);  // parse() refuses it by its size
             else
@@ -155,7 +156,7 @@ class PlainText : public RowReader {
   public:
     PlainText(const std::filesystem::path& path, const ReaderOptions& options, TextWindow window)
         : RowReader(path, options),
-          lines_(std::move(window), max_row_bytes),
+          lines_(std::move(window), path.string()),
           whole_file_(options.text_unit == config::TextUnit::file) {}
     std::string kind() const override {
         return whole_file_ ? "plain text, one document" : "plain text, a row for each paragraph";
@@ -191,7 +192,8 @@ class PlainText : public RowReader {
   private:
     void skip_rest(Record& record) {
         Line line;
-        while (lines_.next(line) && (whole_file_ || !is_blank(line.text))) record.bytes += line.bytes + 1;
+        while (lines_.next(line) && (whole_file_ || !is_blank(line.text)))
+            if ((record.bytes += line.bytes + 1) > give_up_bytes) lines_.give_up(record.line);
     }
 
     LineReader lines_;

@@ -18,6 +18,7 @@
 #include "data/seal_cache_file.h"
 #include "data/toy.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/interrupt.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/data/prefetch.h"
 
@@ -122,6 +123,14 @@ TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
     fs::last_write_time(setting.file, fs::file_time_type::clock::now());
     setting.load();
     EXPECT_EQ(setting.encoders, expected) << "a time says nothing";
+}
+
+// What fuzzing begins with must be a file that is read, or the target sees refusals alone.
+TEST(Cache, TheSeedOfTheFuzzTargetIsAccepted) {
+    const auto rows = open_cache_file(fs::path(UNSLOTH_SOURCE_DIR) / "tests/fuzz/corpus/row_cache/three.rows");
+    ASSERT_TRUE(rows.has_value());
+    EXPECT_EQ(rows->store->rows(), 3);
+    EXPECT_EQ(rows->store->sample(0).ids, (std::vector<int32_t>{1, 2, 3, 4}));
 }
 
 TEST(Cache, DamagedFilesAreFoundAndMadeAgain) {
@@ -308,6 +317,94 @@ TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
     std::sort(expected.begin(), expected.end());
     EXPECT_EQ(names, expected);
     ::close(held);
+}
+
+// The lock, the rows and the remembered hash of a large file: what is planted there is neither followed nor used.
+TEST(Cache, FollowsNoPlantedLink) {
+    Setting setting;
+    const fs::path precious = setting.folder.write("precious", "content");
+    // Old enough, and large enough, for its hash to be remembered.
+    setting.file = setting.folder.write("b.jsonl", text_rows(500) + std::string(std::size_t{9} << 20, ' ') + "\n");
+    const auto an_hour_ago = std::chrono::hours(1);
+    fs::last_write_time(setting.file, fs::file_time_type::clock::now() - an_hour_ago);
+    std::this_thread::sleep_for(std::chrono::seconds(4));  // ctime cannot be set
+    setting.load();
+    std::vector<fs::path> names = setting.files("hash-");
+    ASSERT_EQ(names.size(), 1u);
+    for (const fs::path& path : setting.files(".rows")) names.push_back(path);
+    ASSERT_EQ(names.size(), 2u) << "the rows";
+    names.emplace_back(names.back().string() + ".lock");
+    for (const fs::path& path : names) {
+        for (const fs::path& each : names)
+            if (each.extension() == ".rows") fs::remove(each);  // so that the lock is asked for
+        fs::remove(path);
+        fs::create_symlink(precious, path);
+        toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { setting.load(); }),
+                             {path.string(), "is a symbolic link"});
+        EXPECT_EQ(read_file(precious), "content");
+        fs::remove(path);
+    }
+    EXPECT_EQ(setting.load().size(), 500);
+}
+
+TEST(Cache, AFolderThatIsRemovedWhileItIsFilledIsMadeAgain) {
+    Setting setting;
+    class Removing : public toy::Encoder {
+      public:
+        explicit Removing(fs::path folder) : folder_(std::move(folder)) {}
+        EncodedRow text(std::string_view text) const override {
+            if (left_-- > 0) fs::remove_all(folder_);
+            return toy::Encoder::text(text);
+        }
+        mutable int left_ = 1;
+
+      private:
+        fs::path folder_;
+    };
+    const Removing once(setting.cache.folder);
+    setting.options.workers = 1;
+    const auto load = [&](const toy::Encoder& encoder) {
+        return load_cached({{.path = setting.file.string()}}, setting.options, [&] { return &encoder; }, setting.cache);
+    };
+    EXPECT_EQ(load(once).size(), 500);
+    EXPECT_EQ(setting.files(".rows").size(), 1u);
+    EXPECT_EQ(setting.load().size(), 500);
+    EXPECT_EQ(setting.encoders, 0) << "a hit";
+    fs::remove_all(setting.cache.folder);
+    const Removing always(setting.cache.folder);
+    always.left_ = 1 << 30;
+    toy::expect_contains(toy::message_of(ErrorKind::runtime, [&] { load(always); }), {"cannot", "cache"});
+}
+
+TEST(Cache, ASignalEndsTheWaitForAFile) {
+    Setting setting;
+    setting.load();
+    const fs::path rows = setting.files(".rows").front();
+    for (const fs::path& held : {rows, fs::path(rows.string() + ".lock")}) {
+        if (held != rows) fs::remove(rows);  // so that the lock is asked for
+        const Descriptor holder(::open(held.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+        ASSERT_EQ(::flock(holder.get(), LOCK_EX), 0);
+        const pid_t pid = ::fork();
+        if (pid == 0) {
+            install_interrupt_handlers();
+            ::alarm(20);
+            std::thread([] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                ::kill(::getpid(), SIGTERM);
+            }).detach();
+            try {
+                setting.load();
+            } catch (const Interrupted& stopped) {
+                ::_exit(stopped.exit_code());
+            } catch (...) {
+            }
+            ::_exit(1);
+        }
+        int status = 0;
+        ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+        EXPECT_TRUE(WIFEXITED(status)) << held << " signal " << WTERMSIG(status);
+        EXPECT_EQ(WEXITSTATUS(status), 143) << held;
+    }
 }
 
 /// Files of rows for several settings of one data set, so that each is a file of its own.

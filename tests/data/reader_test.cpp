@@ -4,6 +4,8 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <chrono>
+
 #include <nlohmann/json.hpp>
 
 #include "data/toy.h"
@@ -177,6 +179,43 @@ TEST(Readers, ARowThatIsTooLargeIsABadRow) {
     toy::expect_contains(refused(folder.write("a.json", "[" + large + "]")), {"a.json:1", "larger than 64 MiB"});
     toy::expect_contains(bad_row(folder.write("a.csv", "x\n\"" + std::string(70 << 20, 'y'))), {"bytes"});
     toy::expect_contains(bad_row(folder.write("a.txt", std::string(70 << 20, 'y'))), {"bytes"});
+}
+
+// 200 GiB of nothing but holes take no room on the disk and minutes to read.
+TEST(Readers, AFileWithoutAnEndIsGivenUp) {
+    const toy::Folder folder;
+    const auto given_up = [&](const std::string& name, const std::string& front,
+                              const std::vector<std::string>& parts) {
+        const auto path = folder.write(name, front);
+        std::filesystem::resize_file(path, std::uintmax_t{200} << 30);
+        const auto begin = std::chrono::steady_clock::now();
+        toy::expect_contains(toy::message_of(ErrorKind::input,
+                                             [&] {
+                                                 const auto file = open_rows(path);
+                                                 while (!file->next().empty()) {
+                                                 }
+                                             }),
+                             parts);
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+        std::filesystem::remove(path);
+    };
+    given_up("a.jsonl", "{\"text\": \"x\"}\n", {"a.jsonl:2", "no row ends within 1 GiB"});
+    given_up("a.csv", "a,b\n1,2\n", {"a.csv:3", "no row ends within 1 GiB"});
+    given_up("a.json", "[{\"text\": \"x\"}, {", {"a.json", "larger than 64 MiB"});
+    std::string blank;
+    while (blank.size() < std::size_t{8} << 20) blank += std::string(4000, ' ') + "\n";
+    const std::string bomb = zstd(blank);
+    std::string lines;  // 1.2 GB of blank lines in a few KB
+    for (int i = 0; i < 150; ++i) lines += bomb;
+    toy::expect_contains(refused(folder.write("a.jsonl.zst", lines)), {"a.jsonl.zst", "64 MiB of white space"});
+    const std::string row = zstd("{\"a\": 1}\n");
+    toy::expect_contains(toy::message_of(ErrorKind::input,
+                                         [&] {
+                                             const auto file = open_rows(folder.write("b.jsonl.zst", row + lines));
+                                             while (!file->next().empty()) {
+                                             }
+                                         }),
+                         {"b.jsonl.zst", "no row ends within 1 GiB"});
 }
 
 TEST(JsonArray, ElementsWithTheirLines) {

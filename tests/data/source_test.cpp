@@ -76,6 +76,20 @@ TEST(Sources, FilesOfAFolderMustAgreeOnAFormat) {
     EXPECT_EQ(load(config::DataFormat::text).size(), 2);  // named, so not asked
 }
 
+TEST(FilesOf, LinksAreFollowedUnlessTheyLeadBack) {
+    const Tree tree({"a/x.jsonl", "b/y.jsonl", "loop/z.jsonl"});
+    fs::create_symlink(tree.root / "a", tree.root / "b" / "a");
+    EXPECT_EQ(tree.found("b"), (Names{"b/a/x.jsonl", "b/y.jsonl"}));
+    fs::create_directory(tree.root / "loop" / "deep");
+    // Two of them: a walk that only counts levels would go through 2^40 folders.
+    fs::create_symlink(tree.root / "loop", tree.root / "loop" / "deep" / "first");
+    fs::create_symlink("..", tree.root / "loop" / "deep" / "second");
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { tree.found("loop"); }),
+                         {"loop/deep/", "is a link that leads back to a folder above it"});
+    fs::create_symlink("nowhere", tree.root / "a" / "dangling.jsonl");
+    EXPECT_EQ(tree.found("a"), Names{"a/x.jsonl"});
+}
+
 TEST(FilesOf, Splits) {
     const Tree tree({"train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test-00000-of-00001.jsonl",
                      "training.jsonl", "more/train/x.jsonl"});

@@ -6,7 +6,7 @@
 // their final name, flushed and renamed, under a lock: several processes that start together make one file once, and no
 // reader ever sees half of one. What killed processes left is deleted when a file is made, and when a new file makes
 // the folder exceed its bound, the files that were used longest ago and that no process has in use; the folder may be
-// removed at any time.
+// removed at any time, and is made again.
 #pragma once
 
 #include <cstdint>

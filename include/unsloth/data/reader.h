@@ -68,6 +68,8 @@ class RowReader {
   public:
     static constexpr int64_t chunk_rows = 64;                    ///< rows of a chunk, unless they are long
     static constexpr int64_t max_row_bytes = int64_t{64} << 20;  ///< a longer row is a bad row
+    static constexpr int64_t give_up_bytes =
+        16 * max_row_bytes;  ///< without an end of the row: this is no file of rows
 
     RowReader(std::filesystem::path path, ReaderOptions options);
     virtual ~RowReader() = default;
