@@ -1,0 +1,325 @@
+"""Among strangers: links, FIFOs and devices that somebody planted, files that shrink while they are read, folders without an end, and
+texts that would steer the terminal.
+
+UNSLOTH_FAULT names the library of tests/fault.
+"""
+
+import fcntl
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+from merge_support import Merging
+from support import (
+    EndToEnd,
+    GOLDEN,
+    INPUT,
+    LEGAL_BASE,
+    LLAMA,
+    NF4_MODEL,
+    OK,
+    PROGRAM,
+    RUNTIME,
+    SIGTERM_SAVED,
+    TEXT_LLAMA,
+    TIMEOUT_S,
+    USAGE,
+    environment,
+    main,
+    model,
+    run,
+    write_rows,
+)
+
+LIBRARY = os.environ.get("UNSLOTH_FAULT", "")
+SECONDS = 30  # within which a run that waits for nothing has ended
+
+
+class Planted(EndToEnd):
+    def setUp(self):
+        super().setUp()
+        self.precious = self.folder / "precious"
+        self.precious.write_text("content")
+
+    def tearDown(self):
+        self.assertEqual(self.precious.read_text(), "content")
+
+    def test_links_in_the_output_folder(self):
+        rows = self.rows()
+        (self.folder / "out").mkdir()
+        for name in ("run.lock", "metrics.jsonl"):
+            place = self.folder / "out" / name
+            place.symlink_to(self.precious)
+            if name == "run.lock":
+                self.fail_with(
+                    RUNTIME, [str(place), "is a symbolic link"], "train", *self.train_arguments(model(LLAMA), rows)
+                )
+                place.unlink()
+        self.train(model(LLAMA), rows)  # a link under a file's own name makes way: its target is not touched
+        self.assertFalse((self.folder / "out" / "metrics.jsonl").is_symlink())
+
+    def test_fifos_sockets_and_devices_are_refused_at_once(self):
+        fifo, device, sock = self.folder / "fifo", self.folder / "device", self.folder / "sock"
+        os.mkfifo(fifo)
+        device.symlink_to("/dev/zero")
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(sock))
+        folder = self.copied_model(NF4_MODEL)
+        tokenizer = self.copied_model(LEGAL_BASE, "tokenizer")
+        rows = self.rows()
+
+        def refused(what, code, *arguments):
+            begin = time.monotonic()
+            result = self.fail_with(code, [str(what), "not a regular file"], *arguments)
+            self.assertLess(time.monotonic() - begin, SECONDS, str(result))
+
+        for what in (fifo, device, sock):
+            refused(what, INPUT, "data", "--model.path", folder, "--data.train_file", what)
+        refused(fifo, USAGE, "config", "--config", fifo)
+        refused(fifo, INPUT, "score", "--model.path", folder, "--data.train_file", fifo, "--out", self.folder / "s")
+        for name, place in (("config.json", folder), ("model.safetensors", folder), ("tokenizer.json", tokenizer)):
+            kept = (place / name).read_bytes()
+            (place / name).unlink()
+            os.mkfifo(place / name)
+            if place == folder:
+                refused(place / name, INPUT, "quantize", "--model", folder, "--out", self.folder / "out")
+            else:
+                refused(place / name, INPUT, "tokenize", "--tokenizer", tokenizer)
+            (place / name).unlink()
+            (place / name).write_bytes(kept)
+        result = run("score", "--model.path", folder, "--data.train_file", rows, "--device", "cpu", "--out", fifo)
+        self.assertEqual(result.code, RUNTIME, str(result))
+        self.assertIn("FIFO", result.err)
+        self.assertTrue(fifo.is_fifo())
+
+    def test_sigterm_ends_a_run_that_waits_for_a_file(self):
+        rows, cache = self.rows(), self.folder / "cache"
+        words = ["data", "--model.path", model(LLAMA), "--data.train_file", rows, "--cache_dir", cache]
+        self.succeed(*words)
+        (held,) = cache.glob("*.rows")
+        with open(held) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            process = subprocess.Popen(
+                [PROGRAM, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
+            )
+            self.addCleanup(process.kill)
+            self.addCleanup(process.stderr.close)
+            for line in process.stderr:
+                if b"waiting for another process" in line:
+                    break
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(SECONDS), SIGTERM_SAVED)
+
+    def test_a_folder_whose_links_have_no_end(self):
+        rows = self.folder / "rows"
+        (rows / "deep").mkdir(parents=True)
+        shutil.copy(self.rows(), rows / "a.jsonl")
+        (rows / "deep" / "one").symlink_to("..")
+        (rows / "deep" / "two").symlink_to("..")
+        self.fail_with(
+            INPUT, "leads back to a folder above it", "data", "--model.path", model(LLAMA), "--data.train_file", rows
+        )
+
+    def test_a_file_of_holes(self):
+        for name, words in {
+            "config.json": ["quantize", "--out", self.folder / "out", "--model"],
+            "tokenizer.json": ["tokenize", "--tokenizer"],
+        }.items():
+            place = self.copied_model(LEGAL_BASE, "holes-" + name)
+            os.truncate(place / name, 1 << 40)
+            self.fail_with(INPUT, [name, "up to 1 GiB"], *words, place)
+        rows = self.rows()
+        os.truncate(rows, 1 << 40)
+        begin = time.monotonic()
+        self.fail_with(
+            INPUT,
+            ["no row ends within 1 GiB"],
+            "data",
+            "--model.path",
+            model(LLAMA),
+            "--data.train_file",
+            rows,
+            "--cache_dir",
+            self.folder / "cache",
+            "--skip_bad_rows",
+            "true",
+        )
+        self.assertLess(time.monotonic() - begin, 2 * SECONDS)
+
+
+class Shrinking(Merging):
+    """SIGBUS: before, the run was killed by it, with a core dump, and temporary output stayed."""
+
+    def expect_lost(self, code, err, name):
+        self.assertEqual(code, RUNTIME, err)
+        self.assertIn(f"{name} has become shorter while it was read", err)
+        for word in ("SIGBUS", "Bus error", "Bad address"):
+            self.assertNotIn(word, err)
+
+    def shrink_while_training(self, base, shrink, name):
+        arguments = self.train_arguments(
+            base,
+            self.rows(64),
+            "--max_steps",
+            "1000000",
+            "--save_steps",
+            "3",
+            "--save_total_limit",
+            "2",
+            "--load_in_4bit",
+            "true",
+            "--cache_dir",
+            self.folder / "cache",
+            "--lr_scheduler_type",
+            "constant",
+        )
+        process = subprocess.Popen(
+            [PROGRAM, "train", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "checkpoint-6" in line:
+                break
+        shrink()
+        _, rest = process.communicate(timeout=TIMEOUT_S)
+        self.expect_lost(process.returncode, "".join(lines) + rest, name)
+        out = self.folder / "out"
+        self.assertEqual([p for p in out.rglob("*") if ".tmp-" in p.name], [])
+        last = max(int(p.name.split("-")[1]) for p in out.glob("checkpoint-*"))
+        return arguments, last
+
+    def goes_on(self, arguments, last):
+        at = arguments.index("--max_steps")
+        arguments = [*arguments[:at], "--max_steps", last + 1, *arguments[at + 2 :]]
+        result = self.succeed("train", *arguments, "--resume_from_checkpoint", "auto")
+        self.assertIn(f"after step {last}", result.err)
+
+    def test_the_model_while_it_trains(self):
+        base = self.copied_model(NF4_MODEL, "base")
+        file = base / "model.safetensors"
+        whole = file.read_bytes()
+        arguments, last = self.shrink_while_training(base, lambda: os.truncate(file, 4096), file)
+        file.write_bytes(whole)
+        self.goes_on(arguments, last)
+
+    def test_cached_rows_while_they_are_trained(self):
+        base = self.copied_model(NF4_MODEL, "base")
+
+        def shrink():
+            for file in (self.folder / "cache").glob("*.rows"):
+                os.truncate(file, 0)
+
+        arguments, last = self.shrink_while_training(base, shrink, ".rows")
+        self.goes_on(arguments, last)  # a damaged file of the cache is made again
+
+    @unittest.skipUnless(LIBRARY, "UNSLOTH_FAULT does not name the preloaded library")
+    def test_the_model_while_it_is_read_by_other_commands(self):
+        base = model(TEXT_LLAMA, dtype="bfloat16", tokenizer=LEGAL_BASE)
+        adapter = self.adapter(base, "--r", "4", vocab=2048)
+        tokenizer = GOLDEN / "tokenizer" / "llama3_small"
+        seen = set()
+        for name, words in {
+            "quantize": ["quantize", "--max_shard_size", "200KB", "--model"],
+            "merge": ["merge", "--adapter", adapter, "--max_shard_size", "200KB", "--no_verify", "--base"],
+            "export": ["export", "gguf", "--tokenizer", tokenizer, "--type", "q8_0", "--model"],
+        }.items():
+            for at in (3, 8, 13):  # calls by which the output comes about
+                place = self.folder / f"{name}{at}"
+                copy = self.copied_model(base, f"{name}{at}-base")
+                place.mkdir()
+                env = environment(
+                    LD_PRELOAD=LIBRARY,
+                    FAULT_UNDER=place,
+                    FAULT_KIND="shrink",
+                    FAULT_AT=at,
+                    FAULT_FILE=copy / "model.safetensors",
+                    ASAN_OPTIONS="verify_asan_link_order=0",
+                )
+                result = run(*words, copy, "--out", place / "out", env=env)
+                self.check_words(result)
+                self.expect_lost(result.code, result.err, copy / "model.safetensors")
+                self.assertEqual(list(place.iterdir()), [], str(result))
+                seen.add(name)
+        self.assertEqual(len(seen), 3)
+
+
+class Terminal(EndToEnd):
+    """Control characters in names, rows, templates and options."""
+
+    evil = "a\x1b]0;title\x07\x9b31m\x7fb"
+
+    def expect_plain(self, text):
+        for byte in range(0x20):
+            if byte not in (0x09, 0x0A):
+                self.assertNotIn(chr(byte), text)
+        self.assertNotIn("\x7f", text)
+        self.assertNotIn("\x9b", text)
+
+    def test_messages(self):
+        rows = self.folder / (self.evil + "\nunsloth-train: error: forged.jsonl")
+        rows.write_text('{"te\\u001b[2Jxt\\u009b": "x"}\n')
+        cases = [
+            (INPUT, "data", "--model.path", model(LLAMA), "--data.train_file", rows),
+            (INPUT, "data", "--model.path", model(LLAMA), "--data.train_file", self.folder / (self.evil + "absent")),
+            (USAGE, "train", "--" + self.evil, "1"),
+            (INPUT, "inspect", self.folder / self.evil),
+        ]
+        for code, *arguments in cases:
+            result = run(*arguments)
+            self.assertEqual(result.code, code, str(result))
+            self.expect_plain(result.err + result.out)
+            self.assertIn("\\u001b", result.err + result.out)
+            self.assertNotIn("\nunsloth-train: error: forged", result.err)
+
+    def test_reports_and_their_json(self):
+        rows = self.folder / "rows.jsonl"
+        rows.write_text('{"text": "x\\u001b[2J\\u009b\\u007f"}\n' * 4, encoding="utf-8")
+        words = ["data", "--model.path", model(TEXT_LLAMA, tokenizer=LEGAL_BASE), "--data.train_file", rows]
+        for extra in ([], ["--json"], ["--color", "never"]):
+            self.expect_plain(self.succeed(*words, *extra).out)
+
+    def test_the_launcher(self):
+        words = ["--program", sys.executable, "-I", "-S", "-c", "print('line')"]
+        result = self.succeed("launch", "--nproc_per_node", "1", "--prefix", self.evil, *words)
+        self.expect_plain(result.err + result.out)
+        self.assertIn("a\\u001b]0;title\\u0007\\u009b31m\\u007fbline", result.out)
+
+    def test_text_of_a_tokenizer_on_a_terminal_and_in_a_pipe(self):
+        tokenizer = LEGAL_BASE
+        ids = self.succeed("tokenize", "--tokenizer", tokenizer, stdin='{"text": "x\\u009b\\u007f[2J"}\n').out
+        piped = self.succeed("tokenize", "--tokenizer", tokenizer, "--decode", stdin=ids).out
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [PROGRAM, "tokenize", "--tokenizer", str(tokenizer), "--decode"],
+            stdin=subprocess.PIPE,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        )
+        process.communicate(ids.encode(), timeout=TIMEOUT_S)
+        os.close(theirs)
+        shown = os.read(ours, 65536).decode().replace("\r\n", "\n")
+        os.close(ours)
+        self.assertEqual(process.returncode, OK)
+        self.expect_plain(shown)
+        self.assertIn("\x9b", piped)
+        self.assertEqual(shown, piped.replace("\x9b", "\\u009b").replace("\x7f", "\\u007f"))
+
+
+if __name__ == "__main__":
+    main()
