@@ -65,6 +65,10 @@ std::size_t first_invalid_utf8(std::string_view text) {
     return at;
 }
 
+std::size_t broken_utf8_length(std::string_view text) {
+    return sequence_at(text).length;
+}
+
 std::string repair_utf8(std::string_view text) {
     std::string repaired;
     repaired.reserve(text.size());
@@ -74,7 +78,7 @@ std::string repair_utf8(std::string_view text) {
         text.remove_prefix(valid);
         if (text.empty()) break;
         repaired += "\xEF\xBF\xBD";
-        text.remove_prefix(sequence_at(text).length);
+        text.remove_prefix(broken_utf8_length(text));
     }
     return repaired;
 }

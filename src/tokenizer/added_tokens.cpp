@@ -15,26 +15,6 @@ bool starts_with_word(std::string_view text) {
     return !text.empty() && unicode::is_word(unicode::decode(text, 0).code_point);
 }
 
-std::size_t trailing_space_begin(std::string_view text) {
-    std::size_t end = text.size();
-    while (end > 0) {
-        const std::size_t at = unicode::previous(text, end);
-        if (!unicode::is_white_space(unicode::decode(text, at).code_point)) break;
-        end = at;
-    }
-    return end;
-}
-
-std::size_t leading_space_end(std::string_view text) {
-    std::size_t at = 0;
-    while (at < text.size()) {
-        const unicode::Decoded d = unicode::decode(text, at);
-        if (!unicode::is_white_space(d.code_point)) break;
-        at += d.size;
-    }
-    return at;
-}
-
 }  // namespace
 
 AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized) : nodes_(1) {
@@ -92,8 +72,12 @@ void AddedTokenFinder::split(std::string_view text, std::vector<Stretch>& out) c
             continue;
         }
         // White space goes to the first token that asks for it.
-        if (token->lstrip) begin = std::max(trailing_space_begin(text.substr(0, begin)), done);
-        if (token->rstrip) end += leading_space_end(text.substr(end));
+        if (token->lstrip) {
+            const auto front = unicode::stripped(text.substr(0, begin), false, true, unicode::is_white_space);
+            begin = std::max(front.size(), done);
+        }
+        if (token->rstrip)
+            end = text.size() - unicode::stripped(text.substr(end), true, false, unicode::is_white_space).size();
         add(done, begin, -1);
         add(begin, end, token->id);
         done = end;

@@ -93,11 +93,7 @@ class TurnFinder {
     }
 
     std::optional<std::string> attempt(Items messages, bool prompt) const {
-        try {
-            return render_messages(conversation_, std::move(messages), prompt);
-        } catch (const Error&) {
-            return std::nullopt;  // a conversation cut off may be one that the template refuses
-        }
+        return try_render(conversation_, std::move(messages), prompt);
     }
 
     /// What stands around the content of message i, when the first `count` are rendered.
@@ -271,11 +267,15 @@ class TurnFinder {
 
 }  // namespace
 
-std::string render_messages(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {
+std::optional<std::string> try_render(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {
     jinja::Variables variables = conversation.variables;
     variables.emplace_back("messages", Value::list(std::move(messages)));
     variables.emplace_back("add_generation_prompt", add_generation_prompt);
-    return conversation.chat_template.render(variables).text;
+    try {
+        return conversation.chat_template.render(variables).text;
+    } catch (const Error&) {
+        return std::nullopt;
+    }
 }
 
 std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const TemplateInput& conversation,

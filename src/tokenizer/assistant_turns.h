@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +22,9 @@ struct TemplateInput {
     bool add_generation_prompt = false;
 };
 
-std::string render_messages(const TemplateInput& conversation, jinja::Items messages, bool add_generation_prompt);
+/// The text; nullopt where the template refuses the messages, as it may when they are not those it was made for.
+std::optional<std::string> try_render(const TemplateInput& conversation, jinja::Items messages,
+                                      bool add_generation_prompt);
 
 /// The byte range of each assistant turn within `text`, the rendering of `conversation`: from behind its
 /// header (the generation prompt) up to and with what ends the turn, without white space behind that.

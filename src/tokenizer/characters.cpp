@@ -6,7 +6,7 @@
 namespace unsloth::tokenizer {
 
 std::vector<std::string_view> split_white_space(std::string_view text) {
-    return jinja::text::split_white_space(text, -1, false);
+    return jinja::text::split_white_space(text, -1);
 }
 
 std::string_view first_character(std::string_view text) {

@@ -1,10 +1,11 @@
 #include "tokenizer/decoder.h"
 
+#include <charconv>
 #include <optional>
 #include <string_view>
 
 #include "tokenizer/byte_level.h"
-#include "tokenizer/matches.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::tokenizer {
 namespace {
@@ -20,47 +21,27 @@ std::string join(const Tokens& tokens, std::string_view between) {
     return out;
 }
 
-std::optional<uint8_t> hexadecimal_digit(char c) {
-    if (c >= '0' && c <= '9') return static_cast<uint8_t>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<uint8_t>(c - 'a' + 10);
-    if (c >= 'A' && c <= 'F') return static_cast<uint8_t>(c - 'A' + 10);
-    return std::nullopt;
-}
-
 /// The byte that "<0x0A>" stands for. Like the reference, "+A" is a number too.
 std::optional<char> fallback_byte(std::string_view token) {
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-    const std::optional<uint8_t> high = token[3] == '+' ? uint8_t{0} : hexadecimal_digit(token[3]);
-    const std::optional<uint8_t> low = hexadecimal_digit(token[4]);
-    if (!high || !low) return std::nullopt;
-    return static_cast<char>(*high << 4 | *low);
+    const char* const begin = token.data() + (token[3] == '+' ? 4 : 3);
+    uint8_t byte = 0;
+    const auto [end, error] = std::from_chars(begin, token.data() + 5, byte, 16);
+    return error == std::errc() && end == token.data() + 5 ? std::optional(static_cast<char>(byte)) : std::nullopt;
 }
 
 /// `limit`: how long the result may be.
 std::string replaced(const Pattern& pattern, std::string_view content, std::string_view token, std::size_t limit) {
-    std::string out;
-    std::size_t done = 0;
-    const auto found = [&](std::size_t begin, std::size_t end) {
-        out += token.substr(done, begin - done);
-        out += content;
-        check_growth(out.size(), limit);
-        done = end;
-    };
-    if (!pattern.regex) {
-        for_each_match(std::string_view(pattern.literal), token, found);
-    } else if (!token.empty()) {
-        std::string shadow;
-        for_each_match(*pattern.regex, unicode::shadow_categories(token, shadow) ? shadow : token, found);
-    }
-    out += token.substr(done);
-    return out;
+    if (token.empty()) return {};
+    Rewriter out(false, limit);
+    append_replaced(pattern, content, token, out);
+    return out.take_text();
 }
 
 void run(const ByteLevelDecoder&, Tokens& tokens, std::size_t) {
-    std::string bytes, text;
+    std::string bytes;
     for (const std::string& token : tokens) bytes += bytes_of_token(token).value_or(token);
-    unicode::append_lossy(text, bytes);
-    tokens.assign(1, std::move(text));
+    tokens.assign(1, repair_utf8(bytes));
 }
 
 /// A run of bytes that is no UTF-8 becomes one U+FFFD a byte.
@@ -68,7 +49,7 @@ void run(const ByteFallbackDecoder&, Tokens& tokens, std::size_t) {
     Tokens out;
     std::string bytes;
     const auto flush = [&] {
-        if (unicode::valid_prefix(bytes) == bytes.size()) {
+        if (first_invalid_utf8(bytes) == bytes.size()) {
             if (!bytes.empty()) out.push_back(bytes);
         } else {
             out.insert(out.end(), bytes.size(), "\uFFFD");

@@ -89,6 +89,18 @@ class JsonReader {
 /// Parses a whole file; input Error with path, line and column.
 nlohmann::json parse_json_file(const std::filesystem::path& path);
 
+/// Calls `read(root)` where the file exists.
+template <class Read>
+void with_json_file(const std::filesystem::path& path, Read read) {
+    if (!std::filesystem::is_regular_file(path)) return;
+    const nlohmann::json document = parse_json_file(path);
+    read(JsonReader(document, path.string()));
+}
+
+/// The keys of tokenizer_config.json and special_tokens_map.json that give tokens a role.
+inline constexpr const char* role_keys[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                            "pad_token", "cls_token", "mask_token"};
+
 /// Parses one line of JSON Lines; input Error that begins with `where`.
 nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 

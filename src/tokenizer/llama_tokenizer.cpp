@@ -55,8 +55,7 @@ void read_added_tokens_file(const JsonReader& root, TokenList& tokens) {
 }
 
 void read_named_tokens(const JsonReader& root, TokenList& tokens, LlamaSettings& settings) {
-    for (const char* key :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    for (const char* key : role_keys) {
         if (!root.has(key)) continue;
         const AddedToken token = read_token(root.at(key), true);
         tokens.add(token);
@@ -69,13 +68,6 @@ void read_named_tokens(const JsonReader& root, TokenList& tokens, LlamaSettings&
         const JsonReader list = root.at(key);
         for (std::size_t i = 0; i < list.size(); ++i) tokens.add(read_token(list.at(i), true));
     }
-}
-
-template <class Read>
-void with_file(const std::filesystem::path& path, Read read) {
-    if (!std::filesystem::is_regular_file(path)) return;
-    const nlohmann::json document = parse_json_file(path);
-    read(JsonReader(document, path.string()));
 }
 
 int32_t required_id(const TokenizerSpec& spec, const std::optional<std::string>& content,
@@ -98,7 +90,7 @@ AddedToken plain_token(const std::string& content, bool special) {
 
 LlamaSettings read_llama_settings(const std::filesystem::path& folder) {
     LlamaSettings settings;
-    with_file(folder / "tokenizer_config.json", [&](const JsonReader& root) {
+    with_json_file(folder / "tokenizer_config.json", [&](const JsonReader& root) {
         if (root.has("tokenizer_class")) settings.tokenizer_class = root.at("tokenizer_class").string();
         settings.legacy = root.boolean_or("legacy", false);
         const auto read = [&](const char* key, std::optional<bool>& value) {
@@ -116,15 +108,15 @@ TokenList read_llama_tokens(const std::filesystem::path& folder, const std::vect
     TokenList tokens;
     const auto config = folder / "tokenizer_config.json";
     bool decoder = false;
-    with_file(config, [&](const JsonReader& root) {
+    with_json_file(config, [&](const JsonReader& root) {
         decoder = root.has("added_tokens_decoder");
         read_added_tokens_decoder(root, tokens);
     });
     if (!decoder)
         for (const AddedToken& token : of_tokenizer_json) tokens.add(token);
-    with_file(folder / "added_tokens.json", [&](const JsonReader& root) { read_added_tokens_file(root, tokens); });
+    with_json_file(folder / "added_tokens.json", [&](const JsonReader& root) { read_added_tokens_file(root, tokens); });
     for (const auto& file : {config, folder / "special_tokens_map.json"}) {
-        with_file(file, [&](const JsonReader& root) { read_named_tokens(root, tokens, settings); });
+        with_json_file(file, [&](const JsonReader& root) { read_named_tokens(root, tokens, settings); });
     }
     return tokens;
 }
@@ -132,7 +124,6 @@ TokenList read_llama_tokens(const std::filesystem::path& folder, const std::vect
 void make_llama_pipeline(const LlamaSettings& settings, bool prefix, std::vector<AddedToken> added,
                          const StringTable& vocab, TokenizerSpec& spec) {
     using Prepend = SpaceReplacement::Prepend;
-    spec.as_llama = true;
     spec.model.fuse_unknown = spec.model.byte_fallback = true;
     prefix = settings.add_prefix_space.value_or(prefix);
     const Prepend prepend = !prefix ? Prepend::never : settings.legacy ? Prepend::always : Prepend::first;

@@ -1,23 +1,16 @@
 // tokenizer.json's `normalizer`: rewrites a text before it is split.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "tokenizer/alignment.h"
-#include "tokenizer/regex.h"
-#include "tokenizer/unicode.h"
+#include "tokenizer/pattern.h"
 
 namespace unsloth::tokenizer {
-
-/// What a Replace step looks for: a regular expression, or else a literal that is not empty.
-struct Pattern {
-    std::optional<Regex> regex;
-    std::string literal;
-};
 
 // The steps, named as in the file.
 struct PrependStep {
@@ -35,16 +28,15 @@ struct StripStep {
 };
 struct LowercaseStep {};
 struct StripAccentsStep {};
-struct NmtStep {};        ///< control characters out, white space and the like to spaces
-struct ByteLevelStep {};  ///< every byte as a character of GPT-2's alphabet
 
-using NormalizerStep = std::variant<PrependStep, ReplaceStep, NormalFormStep, StripStep, LowercaseStep,
-                                    StripAccentsStep, NmtStep, ByteLevelStep>;
+using NormalizerStep =
+    std::variant<PrependStep, ReplaceStep, NormalFormStep, StripStep, LowercaseStep, StripAccentsStep>;
 
 /// Immutable; safe from any thread.
 class Normalizer {
   public:
     explicit Normalizer(std::vector<NormalizerStep> steps = {}) : steps_(std::move(steps)) {}
+    const std::vector<NormalizerStep>& steps() const { return steps_; }
     /// Returns `text` itself where nothing changes, else a view of `storage`. `text` is valid UTF-8.
     /// With `aligned`, `chain` receives the way back.
     std::string_view apply(std::string_view text, std::string& storage, bool aligned, AlignmentChain& chain) const;
@@ -57,5 +49,7 @@ class Normalizer {
 void append_byte_alphabet(std::string_view text, Rewriter& out);
 /// Puts `prefix` in front of `text` (not empty); it shares the place of the first character, as in HF.
 void append_prefixed(std::string_view prefix, std::string_view text, Rewriter& out);
+/// `text` with `content` in place of all matches.
+void append_replaced(const Pattern& pattern, std::string_view content, std::string_view text, Rewriter& out);
 
 }  // namespace unsloth::tokenizer

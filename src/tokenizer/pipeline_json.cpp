@@ -8,10 +8,6 @@
 namespace unsloth::tokenizer {
 namespace {
 
-// GPT-2's splitting, which ByteLevel does where `use_regex` holds.
-constexpr std::string_view gpt2_pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
 /// Sequences within sequences; real files have two.
 constexpr int deepest = 16;
 
@@ -45,7 +41,7 @@ Pattern read_pattern(const JsonReader& part) {
     part.only_keys({"Regex", "String"});
     if (part.has("Regex")) return {Regex(part.at("Regex").string(), part.at("Regex").where()), {}};
     const JsonReader literal = part.at("String");
-    if (literal.string().empty()) return {Regex::literal("", literal.where()), {}};
+    if (literal.string().empty()) return {Regex("", literal.where()), {}};
     return {std::nullopt, literal.string()};
 }
 
@@ -61,17 +57,6 @@ SplitBehavior read_behavior(const JsonReader& value) {
         value.refuse("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
     }
     return behavior->second;
-}
-
-RegexSplit read_split(const JsonReader& part) {
-    part.only_keys({"type", "pattern", "behavior", "invert"});
-    const JsonReader pattern = part.at("pattern");
-    pattern.only_keys({"Regex", "String"});
-    const auto compile = [&] {
-        if (pattern.has("Regex")) return Regex(pattern.at("Regex").string(), pattern.at("Regex").where());
-        return Regex::literal(pattern.at("String").string(), pattern.at("String").where());
-    };
-    return {compile(), read_behavior(part.at("behavior")), part.boolean_or("invert", false)};
 }
 
 /// Metaspace as pre-tokenizer and as decoder.
@@ -100,29 +85,38 @@ Metaspace read_metaspace(const JsonReader& part) {
 void read_byte_level(const JsonReader& part, std::vector<PreTokenizerStep>& steps) {
     part.only_keys({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     if (part.at("add_prefix_space").boolean()) steps.emplace_back(PrefixSpace{});
-    if (part.boolean_or("use_regex", true)) {
-        steps.emplace_back(RegexSplit{Regex(gpt2_pattern, part.where()), SplitBehavior::isolated, false});
-    }
+    if (part.boolean_or("use_regex", true))
+        steps.emplace_back(PatternSplit{{Regex(gpt2_pattern, part.where()), {}}, SplitBehavior::isolated, false});
     steps.emplace_back(ByteAlphabet{});
+}
+
+char32_t code_point(const std::string& character) {
+    return unicode::decode(character, 0).code_point;
 }
 
 void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokenizerStep>& steps) {
     using Class = CharacterSplit::Class;
+    const CharacterSplit without_space{Class::white_space, SplitBehavior::removed};
+    static const std::unordered_map<std::string, std::vector<PreTokenizerStep>> plain = {
+        {"Whitespace", {without_space, CharacterSplit{Class::word, SplitBehavior::contiguous}}},
+        {"WhitespaceSplit", {without_space}},
+        {"BertPreTokenizer", {without_space, CharacterSplit{Class::punctuation, SplitBehavior::isolated}}}};
     const std::string& type = part.at("type").string();
     if (type == "Sequence") {
         read_sequence(part, "pretokenizers", depth,
                       [&](const JsonReader& member, int below) { read_pre_tokenizer(member, below, steps); });
     } else if (type == "Split") {
-        steps.emplace_back(read_split(part));
+        part.only_keys({"type", "pattern", "behavior", "invert"});
+        steps.emplace_back(PatternSplit{read_pattern(part.at("pattern")), read_behavior(part.at("behavior")),
+                                        part.boolean_or("invert", false)});
     } else if (type == "ByteLevel") {
         read_byte_level(part, steps);
     } else if (type == "Metaspace") {
         const Metaspace metaspace = read_metaspace(part);
         steps.emplace_back(metaspace.replacement);
-        if (metaspace.split) {
+        if (metaspace.split)
             steps.emplace_back(CharacterSplit{Class::delimiter, SplitBehavior::merged_with_next,
-                                              unicode::decode(metaspace.replacement.replacement, 0).code_point});
-        }
+                                              code_point(metaspace.replacement.replacement)});
     } else if (type == "Digits") {
         part.only_keys({"type", "individual_digits"});
         const bool individual = part.at("individual_digits").boolean();
@@ -132,29 +126,17 @@ void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokeni
         part.only_keys({"type", "behavior"});
         steps.emplace_back(CharacterSplit{
             Class::punctuation, part.has("behavior") ? read_behavior(part.at("behavior")) : SplitBehavior::isolated});
-    } else if (type == "Whitespace") {
-        part.only_keys({"type"});
-        steps.emplace_back(WordRunSplit{});
-    } else if (type == "WhitespaceSplit") {
-        part.only_keys({"type"});
-        steps.emplace_back(CharacterSplit{Class::white_space, SplitBehavior::removed});
-    } else if (type == "BertPreTokenizer") {
-        part.only_keys({"type"});
-        steps.emplace_back(CharacterSplit{Class::white_space, SplitBehavior::removed});
-        steps.emplace_back(CharacterSplit{Class::punctuation, SplitBehavior::isolated});
     } else if (type == "CharDelimiterSplit") {
         part.only_keys({"type", "delimiter"});
-        const char32_t delimiter = unicode::decode(read_character(part.at("delimiter")), 0).code_point;
-        steps.emplace_back(CharacterSplit{Class::delimiter, SplitBehavior::removed, delimiter});
-    } else if (type == "FixedLength") {
-        part.only_keys({"type", "length"});
-        const std::size_t length = part.has("length") ? read_count(part.at("length")) : 5;
-        if (length == 0) part.at("length").refuse("at least 1");
-        steps.emplace_back(FixedLengthSplit{length});
+        steps.emplace_back(
+            CharacterSplit{Class::delimiter, SplitBehavior::removed, code_point(read_character(part.at("delimiter")))});
+    } else if (const auto found = plain.find(type); found != plain.end()) {
+        part.only_keys({"type"});
+        steps.insert(steps.end(), found->second.begin(), found->second.end());
     } else {
         refuse_type(part,
                     "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
-                    "BertPreTokenizer, CharDelimiterSplit, FixedLength");
+                    "BertPreTokenizer, CharDelimiterSplit");
     }
 }
 
@@ -165,9 +147,7 @@ void read_normalizer(const JsonReader& part, int depth, std::vector<NormalizerSt
                                                                           {"NFKC", NormalFormStep{NormalForm::nfkc}},
                                                                           {"NFKD", NormalFormStep{NormalForm::nfkd}},
                                                                           {"Lowercase", LowercaseStep{}},
-                                                                          {"StripAccents", StripAccentsStep{}},
-                                                                          {"Nmt", NmtStep{}},
-                                                                          {"ByteLevel", ByteLevelStep{}}};
+                                                                          {"StripAccents", StripAccentsStep{}}};
     const std::string& type = part.at("type").string();
     if (type == "Sequence") {
         read_sequence(part, "normalizers", depth,
@@ -185,9 +165,7 @@ void read_normalizer(const JsonReader& part, int depth, std::vector<NormalizerSt
         part.only_keys({"type"});
         steps.push_back(step->second);
     } else {
-        refuse_type(part,
-                    "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Nmt, "
-                    "ByteLevel");
+        refuse_type(part, "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents");
     }
 }
 

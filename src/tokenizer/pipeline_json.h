@@ -12,6 +12,10 @@
 
 namespace unsloth::tokenizer {
 
+/// GPT-2's splitting, which ByteLevel does where `use_regex` holds.
+inline constexpr std::string_view gpt2_pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
 std::vector<NormalizerStep> read_normalizer(const JsonReader& part);
 std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part);
 Decoder read_decoder(const JsonReader& part);

@@ -1,6 +1,5 @@
 #include "tokenizer/pre_tokenizer.h"
 
-#include "tokenizer/matches.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/unicode.h"
 
@@ -14,7 +13,7 @@ struct Piece {
 };
 
 /// `base` is the place of `text`, which a step looks at, within the whole.
-void find_pieces(const RegexSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
+void find_pieces(const PatternSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
     std::size_t done = 0;
     const auto add = [&](std::size_t begin, std::size_t end, bool match) {
         pieces.push_back({base + begin, base + end, match != step.invert});
@@ -31,6 +30,8 @@ bool matches(const CharacterSplit& step, char32_t c) {
     switch (step.matched) {
         case CharacterSplit::Class::white_space:
             return unicode::is_white_space(c);
+        case CharacterSplit::Class::word:
+            return unicode::is_word(c);
         case CharacterSplit::Class::numeric:
             return unicode::is_numeric(c);
         case CharacterSplit::Class::punctuation:
@@ -58,47 +59,19 @@ void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t 
 /// Joins pieces as the behaviour says. Empty words are left out.
 void join_pieces(SplitBehavior behavior, const std::vector<Piece>& pieces, std::vector<Word>& words) {
     const std::size_t first = words.size();
-    const auto push = [&](const Piece& piece) { words.push_back({piece.begin, piece.end}); };
-    const auto started = [&] { return words.size() > first; };
-    bool previous_match = false;
-    switch (behavior) {
-        case SplitBehavior::isolated:
-            for (const Piece& piece : pieces) push(piece);
-            break;
-        case SplitBehavior::removed:
-            for (const Piece& piece : pieces) {
-                if (!piece.match) push(piece);
-            }
-            break;
-        case SplitBehavior::contiguous:
-            for (const Piece& piece : pieces) {
-                if (piece.match == previous_match && started()) {
-                    words.back().end = piece.end;
-                } else {
-                    push(piece);
-                }
-                previous_match = piece.match;
-            }
-            break;
-        case SplitBehavior::merged_with_previous:
-            for (const Piece& piece : pieces) {
-                if (piece.match && !previous_match && started()) {
-                    words.back().end = piece.end;
-                } else {
-                    push(piece);
-                }
-                previous_match = piece.match;
-            }
-            break;
-        case SplitBehavior::merged_with_next:
-            // The mirror image of merged_with_previous: of several matches in a row only the last joins the
-            // gap.
-            for (std::size_t i = 0; i < pieces.size(); ++i) {
-                const bool joins = pieces[i].match && i + 1 < pieces.size() && !pieces[i + 1].match;
-                push(pieces[i]);
-                if (joins) words.back().end = pieces[++i].end;
-            }
-            break;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const Piece& piece = pieces[i];
+        const bool follows = words.size() > first && i > 0, after_match = follows && pieces[i - 1].match;
+        // The mirror image of merged_with_previous: of several matches in a row only the last joins the gap.
+        const bool joins = behavior == SplitBehavior::contiguous             ? follows && piece.match == after_match
+                           : behavior == SplitBehavior::merged_with_previous ? follows && piece.match && !after_match
+                           : behavior == SplitBehavior::merged_with_next     ? follows && !piece.match && after_match
+                                                                             : false;
+        if (joins) {
+            words.back().end = piece.end;
+        } else if (!piece.match || behavior != SplitBehavior::removed) {
+            words.push_back({piece.begin, piece.end});
+        }
     }
     std::size_t kept = first;
     for (std::size_t i = first; i < words.size(); ++i) {
@@ -107,50 +80,15 @@ void join_pieces(SplitBehavior behavior, const std::vector<Piece>& pieces, std::
     words.resize(kept);
 }
 
-enum class Run { white_space, word, other };
-
-Run run_of(char32_t c) {
-    if (unicode::is_white_space(c)) return Run::white_space;
-    return unicode::is_word(c) ? Run::word : Run::other;
-}
-
-void split_word(const WordRunSplit&, const SplitText& text, const Word& word, std::vector<Word>& out) {
-    Run previous = Run::white_space;
-    for (std::size_t at = word.begin; at < word.end;) {
-        const unicode::Decoded d = unicode::decode(text.text, at);
-        const Run run = run_of(d.code_point);
-        if (run != previous && run != Run::white_space) out.push_back({at, at});
-        at += d.size;
-        if (run != Run::white_space) out.back().end = at;
-        previous = run;
-    }
-}
-
-void split_word(const FixedLengthSplit& step, const SplitText& text, const Word& word, std::vector<Word>& out) {
-    std::size_t characters = 0;
-    for (std::size_t at = word.begin; at < word.end; ++characters) {
-        if (characters % step.length == 0) out.push_back({at, at});
-        at += unicode::decode(text.text, at).size;
-        out.back().end = at;
-    }
-}
-
 /// A step that only splits; the text stays.
 template <class Step>
 void apply_split(const Step& step, SplitText& text) {
     std::vector<Word> next;
-    if constexpr (std::is_same_v<Step, RegexSplit> || std::is_same_v<Step, CharacterSplit>) {
-        std::vector<Piece> pieces;
-        std::string shadow;
-        std::string_view subject = text.text;
-        if (std::is_same_v<Step, RegexSplit> && unicode::shadow_categories(text.text, shadow)) subject = shadow;
-        for (const Word& word : text.words) {
-            pieces.clear();
-            find_pieces(step, subject.substr(word.begin, word.end - word.begin), word.begin, pieces);
-            join_pieces(step.behavior, pieces, next);
-        }
-    } else {
-        for (const Word& word : text.words) split_word(step, text, word, next);
+    std::vector<Piece> pieces;
+    for (const Word& word : text.words) {
+        pieces.clear();
+        find_pieces(step, text.text.substr(word.begin, word.end - word.begin), word.begin, pieces);
+        join_pieces(step.behavior, pieces, next);
     }
     text.words.swap(next);
 }
@@ -173,18 +111,8 @@ void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
     if (aligned) text.alignment.push(out.take_alignment());
 }
 
-/// `text` with its spaces replaced.
-void append_replaced(const SpaceReplacement& step, std::string_view text, Rewriter& out) {
-    std::size_t done = 0;
-    for_each_match(" ", text, [&](std::size_t begin, std::size_t end) {
-        out.copy(text.substr(done, begin - done));
-        out.replace(step.replacement, end - begin);
-        done = end;
-    });
-    out.copy(text.substr(done));
-}
-
 void replace_spaces(const SpaceReplacement& step, SplitText& text, bool aligned, const PreTokenizer::Origin& origin) {
+    static const Pattern space{std::nullopt, " "};
     rewrite_words(text, aligned, [&](std::string_view word, const Word& place, Rewriter& out) {
         using Prepend = SpaceReplacement::Prepend;
         const bool starts = word[0] == ' ' || word.substr(0, step.replacement.size()) == step.replacement;
@@ -192,10 +120,10 @@ void replace_spaces(const SpaceReplacement& step, SplitText& text, bool aligned,
         if (prepend && step.prepend == Prepend::first) {
             prepend = origin(text.alignment.to_input({place.begin, place.end})) == 0;
         }
-        if (!prepend) return append_replaced(step, word, out);
+        if (!prepend) return append_replaced(space, step.replacement, word, out);
         const std::size_t first = unicode::decode(word, 0).size;
         append_prefixed(step.replacement, word.substr(0, first), out);
-        append_replaced(step, word.substr(first), out);
+        append_replaced(space, step.replacement, word.substr(first), out);
     });
 }
 
@@ -213,14 +141,10 @@ void apply(const PreTokenizerStep& step, SplitText& text, bool aligned, const Pr
     } else if (std::holds_alternative<ByteAlphabet>(step)) {
         rewrite_words(text, aligned,
                       [](std::string_view word, const Word&, Rewriter& out) { append_byte_alphabet(word, out); });
-    } else if (const auto* regex = std::get_if<RegexSplit>(&step)) {
-        apply_split(*regex, text);
-    } else if (const auto* characters = std::get_if<CharacterSplit>(&step)) {
-        apply_split(*characters, text);
-    } else if (const auto* runs = std::get_if<WordRunSplit>(&step)) {
-        apply_split(*runs, text);
+    } else if (const auto* pattern = std::get_if<PatternSplit>(&step)) {
+        apply_split(*pattern, text);
     } else {
-        apply_split(std::get<FixedLengthSplit>(step), text);
+        apply_split(std::get<CharacterSplit>(step), text);
     }
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tokenizer/alignment.h"
-#include "tokenizer/regex.h"
+#include "tokenizer/pattern.h"
 
 namespace unsloth::tokenizer {
 
@@ -29,22 +29,16 @@ struct SplitText {
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 /// Split: by the matches of a pattern.
-struct RegexSplit {
-    Regex pattern;
+struct PatternSplit {
+    Pattern pattern;
     SplitBehavior behavior = SplitBehavior::isolated;
     bool invert = false;  ///< what the pattern does not match counts as matched
 };
 /// By single characters: WhitespaceSplit, Digits, Punctuation, CharDelimiterSplit.
 struct CharacterSplit {
-    enum class Class { white_space, numeric, punctuation, delimiter } matched;
+    enum class Class { white_space, word, numeric, punctuation, delimiter } matched;
     SplitBehavior behavior;
     char32_t delimiter = 0;
-};
-/// Whitespace: runs of word characters and runs of what is neither word nor white space, which is dropped.
-struct WordRunSplit {};
-/// FixedLength: pieces of so many characters.
-struct FixedLengthSplit {
-    std::size_t length;
 };
 /// ByteLevel's add_prefix_space: a space in front of each word that has none.
 struct PrefixSpace {};
@@ -57,8 +51,7 @@ struct SpaceReplacement {
 /// themselves).
 struct ByteAlphabet {};
 
-using PreTokenizerStep = std::variant<RegexSplit, CharacterSplit, WordRunSplit, FixedLengthSplit, PrefixSpace,
-                                      SpaceReplacement, ByteAlphabet>;
+using PreTokenizerStep = std::variant<PatternSplit, CharacterSplit, PrefixSpace, SpaceReplacement, ByteAlphabet>;
 
 /// Immutable; safe from any thread.
 class PreTokenizer {

@@ -274,20 +274,8 @@ struct Regex::Code {
     ~Code() { pcre2_code_free(code); }
 };
 
-Regex::Regex(std::string_view pattern, const std::string& where) : where_(where) {
+Regex::Regex(std::string_view pattern, const std::string& where) : source_(pattern), where_(where) {
     compile(Translator(pattern, where).run());
-}
-
-Regex Regex::literal(std::string_view text, const std::string& where) {
-    std::string pattern;
-    for (const char c : text) {
-        if (std::ispunct(static_cast<unsigned char>(c))) pattern += '\\';
-        pattern += c;
-    }
-    Regex regex;
-    regex.where_ = where;
-    regex.compile(pattern);
-    return regex;
 }
 
 void Regex::compile(const std::string& pattern) {

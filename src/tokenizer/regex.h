@@ -16,8 +16,8 @@ class Regex {
     /// \w and \b, scripts, {n,m}+ (a repetition of the repetition). Anything else is an input Error that names the
     /// construct and `where` (file and key).
     Regex(std::string_view pattern, const std::string& where);
-    /// Matches the text itself.
-    static Regex literal(std::string_view text, const std::string& where);
+    /// As the file has it.
+    const std::string& source() const { return source_; }
 
     /// Finds the first match at or behind `from` in valid UTF-8. False when there is none.
     /// Input Error when the pattern takes too many steps.
@@ -25,10 +25,9 @@ class Regex {
 
   private:
     struct Code;
-    Regex() = default;
     void compile(const std::string& pattern);
     std::shared_ptr<const Code> code_;
-    std::string where_;
+    std::string source_, where_;
 };
 
 }  // namespace unsloth::tokenizer

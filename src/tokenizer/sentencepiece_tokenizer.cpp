@@ -1,5 +1,4 @@
-#include "tokenizer/sentencepiece_tokenizer.h"
-
+// Tokenizers that come as SentencePiece's tokenizer.model, without a tokenizer.json.
 #include <optional>
 #include <string>
 

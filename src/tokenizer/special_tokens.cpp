@@ -70,40 +70,32 @@ void read_template_files(const std::filesystem::path& folder, Named& out) {
 
 /// The named special tokens that a template can use; those of tokenizer_config.json win.
 void read_texts(const JsonReader& root, Named& out) {
-    for (const char* name :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    for (const char* name : role_keys) {
         const bool known = std::any_of(out.begin(), out.end(), [&](const auto& entry) { return entry.first == name; });
         const std::optional<std::string> text = token_text(root, name);
         if (!known && text) out.emplace_back(name, *text);
     }
 }
 
-template <class Read>
-void with_file(const std::filesystem::path& path, Read read) {
-    if (!std::filesystem::is_regular_file(path)) return;
-    const nlohmann::json document = parse_json_file(path);
-    read(JsonReader(document, path.string()));
-}
-
 }  // namespace
 
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdOf& id_of) {
     SpecialTokens out;
-    with_file(folder / "tokenizer_config.json", [&](const JsonReader& root) {
+    with_json_file(folder / "tokenizer_config.json", [&](const JsonReader& root) {
         read_role(root, "bos_token", id_of, out.bos);
         read_role(root, "eos_token", id_of, out.eos);
         read_texts(root, out.texts);
         if (root.has("chat_template")) read_templates(root.at("chat_template"), out.chat_templates);
     });
-    with_file(folder / "special_tokens_map.json", [&](const JsonReader& root) {
+    with_json_file(folder / "special_tokens_map.json", [&](const JsonReader& root) {
         read_role(root, "bos_token", id_of, out.bos);
         read_role(root, "eos_token", id_of, out.eos);
         read_texts(root, out.texts);
     });
     std::vector<int32_t> ends;
-    with_file(folder / "generation_config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
+    with_json_file(folder / "generation_config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
     if (!out.eos && ends.empty()) {
-        with_file(folder / "config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
+        with_json_file(folder / "config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
     }
     if (!out.eos && !ends.empty()) out.eos = ends.front();
     if (out.eos) ends.insert(ends.begin(), *out.eos);

@@ -6,11 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/pipeline_json.h"
+
 namespace unsloth::tokenizer {
 namespace {
 
-/// Stand for steps that have no pattern of their own.
-constexpr std::string_view gpt2_step = "ByteLevel with use_regex", digits_step = "Digits one by one";
+/// Stands for a step that has no pattern of its own.
+constexpr std::string_view digits_step = "Digits one by one";
 
 constexpr std::string_view llama3_pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -30,64 +32,46 @@ const std::vector<Splitting>& known_splittings() {
     static const std::vector<Splitting> all = {
         {"llama-bpe", {llama3_pattern}, true}, {"smaug-bpe", {llama3_pattern}, false},
         {"qwen2", {qwen2_pattern}, false},     {"tekken", {tekken_pattern}, true},
-        {"gpt-2", {gpt2_step}, false},         {"smollm", {digits_step, gpt2_step}, false},
+        {"gpt-2", {gpt2_pattern}, false},      {"smollm", {digits_step, gpt2_pattern}, false},
     };
     return all;
 }
 
 /// Nullopt for a step that no name covers.
-std::optional<std::string> step_text(const JsonReader& step) {
-    const std::string& type = step.at("type").string();
-    if (type == "Digits" && step.boolean_or("individual_digits", false)) return std::string(digits_step);
-    if (type != "Split" || !step.at("pattern").has("Regex")) return std::nullopt;
-    const bool plain = step.at("behavior").string() == "Isolated" && !step.boolean_or("invert", false);
-    return plain ? std::optional(step.at("pattern").at("Regex").string()) : std::nullopt;
-}
-
-/// The steps in front of ByteLevel, and ByteLevel's own splitting.
-std::optional<std::vector<std::string>> steps_of(const JsonReader& pre_tokenizer) {
-    std::vector<std::string> steps;
-    const bool sequence = pre_tokenizer.at("type").string() == "Sequence";
-    const std::size_t count = sequence ? pre_tokenizer.at("pretokenizers").size() : 1;
-    for (std::size_t i = 0; i < count; ++i) {
-        const JsonReader step = sequence ? pre_tokenizer.at("pretokenizers").at(i) : pre_tokenizer;
-        if (step.at("type").string() != "ByteLevel") {
-            const auto text = step_text(step);
-            if (!text) return std::nullopt;
-            steps.push_back(*text);
-            continue;
-        }
-        if (i + 1 != count || step.boolean_or("add_prefix_space", true)) return std::nullopt;
-        if (step.boolean_or("use_regex", true)) steps.emplace_back(gpt2_step);
-    }
-    return steps;
-}
-
-/// llama.cpp normalises nothing. Composed characters (NFC) are what people type, so this alone is let through.
-void check_normalizer(const JsonReader& root) {
-    if (!root.has("normalizer")) return;
-    const JsonReader normalizer = root.at("normalizer");
-    if (normalizer.at("type").string() != "NFC")
-        throw input_error(cat(normalizer.where(), ": llama.cpp does not normalise texts, this tokenizer does (",
-                              normalizer.at("type").string(), "): the two would give other tokens"));
+std::optional<std::string> text_of(const PreTokenizerStep& step) {
+    const auto* characters = std::get_if<CharacterSplit>(&step);
+    if (characters && characters->matched == CharacterSplit::Class::numeric &&
+        characters->behavior == SplitBehavior::isolated)
+        return std::string(digits_step);
+    const auto* split = std::get_if<PatternSplit>(&step);
+    const bool plain = split && split->pattern.regex && split->behavior == SplitBehavior::isolated && !split->invert;
+    return plain ? std::optional(split->pattern.regex->source()) : std::nullopt;
 }
 
 }  // namespace
 
-std::string splitting_name(const JsonReader& root) {
-    check_normalizer(root);
-    const std::string where = cat(root.where(), ": key pre_tokenizer");
-    const auto steps = root.has("pre_tokenizer") ? steps_of(root.at("pre_tokenizer")) : std::nullopt;
-    const bool ignore_merges = root.at("model").boolean_or("ignore_merges", false);
+std::string splitting_name(const TokenizerSpec& spec, const std::filesystem::path& path) {
+    for (const NormalizerStep& step : spec.normalizer.steps()) {
+        // Composed characters are what people type, so this alone is let through.
+        const auto* form = std::get_if<NormalFormStep>(&step);
+        if (!form || form->form != unicode::NormalForm::nfc)
+            throw input_error(cat(path.string(),
+                                  ": key normalizer: llama.cpp does not normalise texts, this tokenizer does: the two "
+                                  "would give other tokens"));
+    }
+    std::vector<std::string> steps;
+    for (const PreTokenizerStep& step : spec.pre_tokenizer) steps.push_back(text_of(step).value_or(""));
     std::string names;
     for (const Splitting& splitting : known_splittings()) {
         names += cat(names.empty() ? "" : ", ", splitting.name);
-        if (steps && std::equal(steps->begin(), steps->end(), splitting.steps.begin(), splitting.steps.end()) &&
-            splitting.ignore_merges == ignore_merges)
+        if (std::equal(steps.begin(), steps.end(), splitting.steps.begin(), splitting.steps.end()) &&
+            splitting.ignore_merges == spec.model.ignore_merges)
             return std::string(splitting.name);
     }
     throw input_error(
-        cat(where, ": llama.cpp's name for this way of splitting texts is not known here (known: ", names, ")"),
+        cat(path.string(),
+            ": key pre_tokenizer: llama.cpp's name for this way of splitting texts is not known here (known: ", names,
+            ")"),
         "If llama.cpp has one (tokenizer.ggml.pre of a GGUF file of the same model), give it with --pre NAME.");
 }
 

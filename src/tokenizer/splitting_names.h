@@ -3,12 +3,12 @@
 
 #include <string>
 
-#include "tokenizer/json_reader.h"
+#include "tokenizer/tokenizer_spec.h"
 
 namespace unsloth::tokenizer {
 
-/// The name for a tokenizer.json, whose root is given. Input Error that names the key when there is none: llama.cpp
+/// The name for a tokenizer read from `path`. Input Error that names the key when there is none: llama.cpp
 /// would split texts in another way than the model was trained with.
-std::string splitting_name(const JsonReader& root);
+std::string splitting_name(const TokenizerSpec& spec, const std::filesystem::path& path);
 
 }  // namespace unsloth::tokenizer

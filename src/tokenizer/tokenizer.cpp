@@ -6,11 +6,11 @@
 
 #include "tokenizer/byte_level.h"
 #include "tokenizer/flat_map.h"
-#include "tokenizer/sentencepiece_tokenizer.h"
 #include "tokenizer/special_tokens.h"
-#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/tokenizer_spec.h"
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::tokenizer {
 namespace {
@@ -74,7 +74,7 @@ struct Tokenizer::Impl {
         : folder(source),
           normalizer(spec.normalizer),
           pre_tokenizer(spec.pre_tokenizer),
-          model(make_model(spec.model)),
+          model(spec.model),
           decoder(spec.decoder),
           added(spec.added),
           raw_finder(added, false),
@@ -127,7 +127,7 @@ struct Tokenizer::Impl {
     std::filesystem::path folder;
     Normalizer normalizer;
     PreTokenizer pre_tokenizer;
-    std::unique_ptr<const Model> model;
+    Bpe model;
     Decoder decoder;
     std::vector<AddedToken> added;
     AddedTokenFinder raw_finder, normalized_finder;
@@ -146,8 +146,18 @@ void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& ou
     }
     std::string repaired;
     Alignment to_text;
-    if (unicode::valid_prefix(text) < text.size()) {
-        unicode::append_lossy(repaired, text, &to_text);
+    if (std::size_t valid = first_invalid_utf8(text); valid < size) {
+        Rewriter out_of_text(true, growth_limit(size));
+        for (; !text.empty(); valid = first_invalid_utf8(text)) {
+            out_of_text.copy(text.substr(0, valid));
+            text.remove_prefix(valid);
+            if (text.empty()) break;
+            const std::size_t broken = broken_utf8_length(text);
+            out_of_text.replace("\uFFFD", broken);
+            text.remove_prefix(broken);
+        }
+        repaired = out_of_text.take_text();
+        to_text = out_of_text.take_alignment();
         text = repaired;
     }
     std::vector<AddedTokenFinder::Stretch> stretches;
@@ -191,7 +201,7 @@ void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, cons
     const TokenSink sink{&out.ids, out.with_offsets ? &lengths : nullptr};
     for (const Word& word : split.words) {
         lengths.clear();
-        model->encode(split.text.substr(word.begin, word.end - word.begin), sink);
+        model.encode(split.text.substr(word.begin, word.end - word.begin), sink);
         std::size_t at = word.begin;
         for (const uint32_t length : lengths) {
             out.offsets.push_back(origin(split.alignment.to_input({at, at + length})));
@@ -245,7 +255,7 @@ Encoding Tokenizer::encode_with_offsets(std::string_view text, bool add_special)
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
     const bool joined = impl_->decoder.only_byte_level();
-    std::string bytes, text;
+    std::string bytes;
     std::vector<std::string> tokens;
     for (const int32_t id : ids) {
         if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id])) continue;
@@ -256,9 +266,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
         }
     }
     if (!joined) return impl_->decoder.decode(std::move(tokens));
-    if (unicode::valid_prefix(bytes) == bytes.size()) return bytes;
-    unicode::append_lossy(text, bytes);
-    return text;
+    return first_invalid_utf8(bytes) == bytes.size() ? bytes : repair_utf8(bytes);
 }
 
 int64_t Tokenizer::vocab_size() const {

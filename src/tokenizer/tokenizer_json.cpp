@@ -1,5 +1,4 @@
-#include "tokenizer/tokenizer_json.h"
-
+// tokenizer.json of Hugging Face's `tokenizers`.
 #include <algorithm>
 #include <set>
 #include <string_view>
@@ -134,11 +133,9 @@ AddedToken read_added_token(const JsonReader& entry, const Normalizer& normalize
 }
 
 /// The last step, and no other, writes bytes in GPT-2's alphabet: then a model may read the bytes themselves.
-bool ends_in_bytes(const std::vector<NormalizerStep>& normalizer, const std::vector<PreTokenizerStep>& steps) {
+bool ends_in_bytes(const std::vector<PreTokenizerStep>& steps) {
     const auto writes_alphabet = [](const auto& step) { return std::holds_alternative<ByteAlphabet>(step); };
-    const auto normalizes_bytes = [](const auto& step) { return std::holds_alternative<ByteLevelStep>(step); };
-    return std::count_if(steps.begin(), steps.end(), writes_alphabet) == 1 && writes_alphabet(steps.back()) &&
-           std::none_of(normalizer.begin(), normalizer.end(), normalizes_bytes);
+    return std::count_if(steps.begin(), steps.end(), writes_alphabet) == 1 && writes_alphabet(steps.back());
 }
 
 /// HF takes the id from the model's vocabulary, else counts on from its end; the id in the file is only
@@ -215,12 +212,11 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
         return root.has(key) ? root.at(key) : JsonReader(null, cat(path.string(), ": key ", key));
     };
     TokenizerSpec out;
-    const std::vector<NormalizerStep> normalizer = read_normalizer(part("normalizer"));
-    out.normalizer = Normalizer(normalizer);
+    out.normalizer = Normalizer(read_normalizer(part("normalizer")));
     out.pre_tokenizer = read_pre_tokenizer(part("pre_tokenizer"));
     read_post_processor(part("post_processor"), out.prefix_ids, out.suffix_ids);
     out.decoder = read_decoder(part("decoder"));
-    out.model.reads_bytes = ends_in_bytes(normalizer, out.pre_tokenizer);
+    out.model.reads_bytes = ends_in_bytes(out.pre_tokenizer);
     read_model(root.at("model"), out.model);
     if (out.model.reads_bytes) out.pre_tokenizer.pop_back();
     const bool as_llama = is_made_as_llama(path.parent_path(), document);

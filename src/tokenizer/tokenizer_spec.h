@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <vector>
 
 #include "tokenizer/added_tokens.h"
+#include "tokenizer/bpe.h"
 #include "tokenizer/decoder.h"
-#include "tokenizer/model.h"
 #include "tokenizer/normalizer.h"
 #include "tokenizer/pre_tokenizer.h"
 
@@ -20,8 +21,16 @@ struct TokenizerSpec {
     Decoder decoder;
     std::vector<AddedToken> added;                ///< by first mention; ids as HF assigns them
     std::vector<int32_t> prefix_ids, suffix_ids;  ///< what the post-processor puts around a text
-    bool as_llama = false;                        ///< made as transformers' LlamaTokenizer is
     std::optional<int32_t> bos, eos;              ///< where the model's own file names them
 };
+
+/// tokenizer.json of Hugging Face's `tokenizers`. Input Error that names file and key for what is malformed or not
+/// known.
+TokenizerSpec read_tokenizer_json(const std::filesystem::path& path);
+
+/// What transformers 5's LlamaTokenizer makes of tokenizer.model and the files beside it: tokenizer_config.json
+/// (`legacy`, `add_prefix_space`, `add_bos_token`, `add_eos_token`, `added_tokens_decoder`, named special tokens),
+/// special_tokens_map.json and added_tokens.json. Input Error that names file and key.
+TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder);
 
 }  // namespace unsloth::tokenizer

@@ -17,14 +17,6 @@ using jinja::Value;
 /// An object's text with quotes, which a template that writes texts as values would escape.
 constexpr std::string_view probe = R"({"Qxvjkwq": "Zmbtgfz"})";
 
-std::optional<std::string> attempt(const TemplateInput& input, Items messages) {
-    try {
-        return render_messages(input, std::move(messages), input.add_generation_prompt);
-    } catch (const Error&) {
-        return std::nullopt;  // a template may refuse what it was not made for
-    }
-}
-
 const Value* member(const Value& value, std::string_view key) {
     return value.is(Value::Kind::dict) ? value.dict().find(key) : nullptr;
 }
@@ -93,7 +85,9 @@ void parse_arguments(TemplateInput& input) {
         return Value(probe);
     });
     if (!texts) return;
-    if (const auto text = attempt(input, std::move(probed)); text && text->find(probe) != std::string::npos) return;
+    if (const auto text = try_render(input, std::move(probed), input.add_generation_prompt);
+        text && text->find(probe) != std::string::npos)
+        return;
     input.messages = with_all_arguments(input.messages, parsed_object);
 }
 
@@ -102,14 +96,15 @@ std::string left_out_tools(const TemplateInput& input, const std::string& text) 
         if (input.variables[v].first != "tools" || !jinja::truthy(input.variables[v].second)) continue;
         TemplateInput without = input;
         without.variables[v].second = Value();
-        if (attempt(without, without.messages) == text) return "tools";
+        if (try_render(without, without.messages, without.add_generation_prompt) == text) return "tools";
     }
     for (std::size_t i = 0; i < input.messages.size(); ++i) {
         const Items* const calls = calls_of(input.messages[i]);
         if (!calls || calls->empty()) continue;
         Items messages = input.messages;
         messages[i] = without_member(messages[i], "tool_calls");
-        if (attempt(input, std::move(messages)) == text) return cat("messages[", i, "].tool_calls");
+        if (try_render(input, std::move(messages), input.add_generation_prompt) == text)
+            return cat("messages[", i, "].tool_calls");
     }
     return {};
 }

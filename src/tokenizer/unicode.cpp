@@ -1,36 +1,40 @@
 #include "tokenizer/unicode.h"
 
-#include <algorithm>
-#include <cstring>
+#include <unicode/uchar.h>
 
-#include "tokenizer/code_point_set.h"
-#include "tokenizer/unicode_tables.h"
+#include <algorithm>
+#include <bitset>
+#include <cstring>
+#include <memory>
+
+#include "tokenizer/category_drift.h"
 
 namespace unsloth::tokenizer::unicode {
 namespace {
-
-constexpr char32_t replacement_character = 0xFFFD;
 
 uint8_t byte_at(std::string_view text, std::size_t i) {
     return static_cast<uint8_t>(text[i]);
 }
 
-/// Length of the valid sequence at `at`, or minus the length of the maximal subpart to be replaced.
-int sequence_length(std::string_view text, std::size_t at) {
-    const uint8_t lead = byte_at(text, at);
-    if (lead < 0x80) return 1;
-    if (lead < 0xC2 || lead > 0xF4) return -1;
-    const int size = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    // The second byte's range excludes overlong forms, surrogates and what lies beyond U+10FFFF.
-    uint8_t low = 0x80, high = 0xBF;
-    if (lead == 0xE0) low = 0xA0;
-    if (lead == 0xED) high = 0x9F;
-    if (lead == 0xF0) low = 0x90;
-    if (lead == 0xF4) high = 0x8F;
-    for (int i = 1; i < size; ++i, low = 0x80, high = 0xBF) {
-        if (at + i >= text.size() || byte_at(text, at + i) < low || byte_at(text, at + i) > high) return -i;
-    }
-    return size;
+/// `c`, or the character with its category of Unicode 16.0 that every library knows.
+char32_t stand_in(char32_t c) {
+    static const auto drifting = [] {  // one bit a character of the basic plane: each is looked up
+        auto set = std::make_unique<std::bitset<0x10000>>();
+        for (const Replacement& row : category_drift()) {
+            for (char32_t i = row.first; i <= row.last && i < 0x10000; ++i) set->set(i);
+        }
+        return set;
+    }();
+    if (c < 0x10000 && !(*drifting)[c]) return c;
+    const std::vector<Replacement>& table = category_drift();
+    const auto row = std::partition_point(table.begin(), table.end(), [c](const Replacement& r) { return r.last < c; });
+    return row != table.end() && row->first <= c ? row->replacement : c;
+}
+
+bool known_to_unicode(int version, char32_t c) {
+    UVersionInfo age;
+    u_charAge(c, age);
+    return age[0] != 0 && age[0] <= version;
 }
 
 }  // namespace
@@ -74,95 +78,52 @@ void append(std::string& out, char32_t c) {
     }
 }
 
-std::size_t valid_prefix(std::string_view text) {
-    std::size_t at = 0;
-    while ((at = skip_ascii(text, at)) < text.size()) {
-        const int length = sequence_length(text, at);
-        if (length < 0) return at;
-        at += length;
-    }
-    return at;
-}
-
-void append_lossy(std::string& out, std::string_view bytes, Alignment* alignment) {
-    while (!bytes.empty()) {
-        const std::size_t valid = valid_prefix(bytes);
-        out += bytes.substr(0, valid);
-        if (alignment) alignment->append_exact(valid);
-        bytes.remove_prefix(valid);
-        if (bytes.empty()) break;
-        const std::size_t bad = static_cast<std::size_t>(-sequence_length(bytes, 0));
-        append(out, replacement_character);
-        if (alignment) alignment->append_block(3, bad);
-        bytes.remove_prefix(bad);
-    }
-}
-
 bool is_white_space(char32_t c) {
     return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 bool is_word(char32_t c) {
-    static const CodePointSet words(word_ranges());
-    return words.contains(c);
+    const char32_t known = stand_in(c);
+    return u_hasBinaryProperty(known, UCHAR_ALPHABETIC) ||
+           (U_GET_GC_MASK(known) & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) || c == 0x200C || c == 0x200D;
 }
 
 bool is_punctuation(char32_t c) {
-    static const CodePointSet punctuation(punctuation_ranges());
-    return punctuation.contains(c);
-}
-
-bool is_numeric(char32_t c) {
-    static const CodePointSet numbers(numeric_ranges());
-    return numbers.contains(c);
+    if (c < 0x80) return u_ispunct(c) || (U_GET_GC_MASK(c) & U_GC_S_MASK);
+    if (c == 0x166D || c == 0x111C9) return true;  // in another category since Unicode 12.0 and 11.0
+    return known_to_unicode(8, c) && (U_GET_GC_MASK(c) & U_GC_P_MASK);
 }
 
 bool is_accent(char32_t c) {
-    static const CodePointSet accents(accent_ranges());
-    return accents.contains(c);
+    if (c == 0x1CF2 || c == 0x1CF3) return true;  // in another category since Unicode 12.0
+    return known_to_unicode(9, c) && (U_GET_GC_MASK(c) & U_GC_M_MASK) && c != 0x111C9;
 }
 
 void append_lowercase(std::string& out, char32_t c) {
     if (c == 0x130) {  // the only character whose lower case is two: i and a dot above
         out += "i\u0307";
-        return;
+    } else {
+        append(out, static_cast<char32_t>(u_tolower(c)));
     }
-    const CaseRun* run = find_range(lowercase_runs(), c);
-    append(out, run && (c - run->first) % run->step == 0 ? c + run->distance : c);
 }
 
-std::string_view strip(std::string_view text) {
-    const auto removed = [](char32_t c) { return is_white_space(c) || (c >= 0x1C && c <= 0x1F); };
-    while (!text.empty()) {
-        const Decoded d = decode(text, 0);
-        if (!removed(d.code_point)) break;
-        text.remove_prefix(d.size);
-    }
-    while (!text.empty()) {
-        const std::size_t at = previous(text, text.size());
-        if (!removed(decode(text, at).code_point)) break;
-        text.remove_suffix(text.size() - at);
-    }
-    return text;
+bool is_numeric(char32_t c) {
+    // The digits and numbers that Unicode 17.0 added, which HF's compiler knows.
+    if ((c >= 0x11DE0 && c <= 0x11DE9) || (c >= 0x16FF4 && c <= 0x16FF6)) return true;
+    return U_GET_GC_MASK(stand_in(c)) & U_GC_N_MASK;
 }
 
 bool shadow_categories(std::string_view text, std::string& out) {
-    static const CodePointSet drifting = [] {
-        CodePointSet set;
-        for (const Replacement& row : category_drift()) set.insert(row.first, row.last);
-        set.seal();
-        return set;
-    }();
     bool found = false;
     for (std::size_t at = 0; (at = skip_ascii(text, at)) < text.size();) {
         const Decoded d = decode(text, at);
-        if (drifting.contains(d.code_point)) {
+        if (const char32_t known = stand_in(d.code_point); known != d.code_point) {
             if (!found) out = text;
             found = true;
-            std::string stand_in;
-            append(stand_in, find_range(category_drift(), d.code_point)->replacement);
-            out.replace(at, d.size, stand_in);
+            std::string bytes;
+            append(bytes, known);
+            out.replace(at, d.size, bytes);
         }
         at += d.size;
     }

@@ -23,23 +23,32 @@ void append(std::string& out, char32_t code_point);
 /// The first byte at or behind `at` that is not ASCII, or the size.
 std::size_t skip_ascii(std::string_view text, std::size_t at);
 
-/// Length of the longest prefix that is valid UTF-8 (no surrogates, no overlong forms, at most U+10FFFF).
-std::size_t valid_prefix(std::string_view text);
-/// Valid UTF-8: every maximal cut-off sequence (Unicode 16.0, table 3-8, "substitution of maximal subparts")
-/// becomes one U+FFFD. Appends to `out`; `alignment` (may be null) maps it back.
-void append_lossy(std::string& out, std::string_view bytes, Alignment* alignment = nullptr);
-
 /// White_Space; the same in every version since Unicode 6.3.
 bool is_white_space(char32_t c);
 /// \w of UTS 18: Alphabetic, marks, decimal digits, connectors, joiners (Unicode 16.0).
 bool is_word(char32_t c);
-// What the reference's normalizers and pre-tokenizers mean by these words (see make_unicode_mappings.py).
+/// What HF's pre-tokenizers mean by these words: ASCII punctuation and category P of Unicode 8.0; category N of 17.0.
 bool is_punctuation(char32_t c);
 bool is_numeric(char32_t c);
+/// What HF's StripAccents removes: marks of Unicode 9.0.
 bool is_accent(char32_t c);
+/// In the lower case that this system's ICU knows.
 void append_lowercase(std::string& out, char32_t c);
-/// What Python's str.strip() and Jinja's trim remove: White_Space and U+001C to U+001F.
-std::string_view strip(std::string_view text);
+/// `text` without the characters at its ends that `removed` says.
+template <class Removed>
+std::string_view stripped(std::string_view text, bool left, bool right, Removed removed) {
+    while (left && !text.empty()) {
+        const Decoded d = decode(text, 0);
+        if (!removed(d.code_point)) break;
+        text.remove_prefix(d.size);
+    }
+    while (right && !text.empty()) {
+        const std::size_t at = previous(text, text.size());
+        if (!removed(decode(text, at).code_point)) break;
+        text.remove_suffix(text.size() - at);
+    }
+    return text;
+}
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 /// A Unicode normal form (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment`

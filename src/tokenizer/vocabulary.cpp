@@ -5,9 +5,8 @@
 #include <unordered_set>
 
 #include "tokenizer/sentencepiece_model.h"
-#include "tokenizer/sentencepiece_tokenizer.h"
 #include "tokenizer/splitting_names.h"
-#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/tokenizer_spec.h"
 #include "unsloth/core/log.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
@@ -66,43 +65,27 @@ void fill_byte_bpe(const TokenizerSpec& spec, spec::Vocabulary& out) {
 
 // --- SentencePiece --------------------------------------------------------------------------------------------------
 
-[[noreturn]] void refuse_pipeline(const JsonReader& part) {
-    throw input_error(cat(part.where(),
-                          ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
-                          "the text); this tokenizer does something else"));
-}
-
 /// Whether a space goes in front of texts; refuses every other treatment of them.
-bool has_space_prefix(const JsonReader& root) {
-    bool prefix = false, replaces = false;
-    if (root.has("normalizer")) {
-        const JsonReader normalizer = root.at("normalizer");
-        const bool sequence = normalizer.at("type").string() == "Sequence";
-        const std::size_t count = sequence ? normalizer.at("normalizers").size() : 1;
-        for (std::size_t i = 0; i < count; ++i) {
-            const JsonReader step = sequence ? normalizer.at("normalizers").at(i) : normalizer;
-            const std::string& type = step.at("type").string();
-            if (type == "Prepend" && step.at("prepend").string() == space_mark) {
-                prefix = true;
-            } else if (type == "Replace" && step.at("pattern").has("String") &&
-                       step.at("pattern").at("String").string() == " " && step.at("content").string() == space_mark) {
-                replaces = true;
-            } else {
-                refuse_pipeline(step);
-            }
-        }
+bool has_space_prefix(const TokenizerSpec& spec, const std::filesystem::path& folder) {
+    bool prefix = false, replaces = false, others = false;
+    for (const NormalizerStep& step : spec.normalizer.steps()) {
+        const auto* prepend = std::get_if<PrependStep>(&step);
+        const auto* replace = std::get_if<ReplaceStep>(&step);
+        const bool marks = replace && replace->pattern.literal == " " && replace->content == space_mark;
+        prefix = prefix || (prepend && prepend->text == space_mark);
+        replaces = replaces || marks;
+        others = others || (!marks && !(prepend && prepend->text == space_mark));
     }
-    if (!root.has("pre_tokenizer")) {
-        if (!replaces)
-            throw input_error(cat(root.where(), ": a tokenizer that leaves spaces as they are has no form in GGUF"));
-        return prefix;
+    for (const PreTokenizerStep& step : spec.pre_tokenizer) {
+        const auto* metaspace = std::get_if<SpaceReplacement>(&step);
+        others = others || prefix || replaces || !metaspace || metaspace->replacement != space_mark;
+        if (metaspace) prefix = metaspace->prepend != SpaceReplacement::Prepend::never;
+        replaces = true;
     }
-    const JsonReader step = root.at("pre_tokenizer");
-    const bool plain = !replaces && !prefix && step.at("type").string() == "Metaspace" &&
-                       step.at("replacement").string() == space_mark && !step.boolean_or("split", true);
-    if (!plain) refuse_pipeline(step);
-    if (step.has("prepend_scheme")) return step.at("prepend_scheme").string() != "never";
-    return step.boolean_or("add_prefix_space", true);
+    if (!others && replaces) return prefix;
+    throw input_error(cat(folder.string(),
+                          ": llama.cpp has SentencePiece's way alone (spaces become U+2581, one goes in front of "
+                          "the text); this tokenizer does something else (keys normalizer, pre_tokenizer)"));
 }
 
 /// The scores of tokenizer.model, if its pieces are those of the vocabulary.
@@ -169,21 +152,16 @@ spec::Vocabulary read_vocabulary(const std::filesystem::path& folder, const std:
     const auto json_path = folder / "tokenizer.json";
     const bool is_json = std::filesystem::is_regular_file(json_path);
     const TokenizerSpec spec = is_json ? read_tokenizer_json(json_path) : read_sentencepiece_tokenizer(folder);
-    const nlohmann::json document = is_json ? parse_json_file(json_path) : nlohmann::json();
-    const JsonReader root(document, json_path.string());
 
     spec::Vocabulary out;
     out.tokens.resize(static_cast<std::size_t>(tokenizer.vocab_size()));
     out.kind = spec.model.reads_bytes ? spec::Vocabulary::Kind::byte_bpe : spec::Vocabulary::Kind::sentencepiece;
     if (spec.model.reads_bytes) {
-        out.pre_tokenizer = pre_tokenizer.empty() ? splitting_name(root) : pre_tokenizer;
+        out.pre_tokenizer = pre_tokenizer.empty() ? splitting_name(spec, json_path) : pre_tokenizer;
         fill_byte_bpe(spec, out);
     } else {
         fill_sentencepiece(folder, spec, out);
-        using Prepend = SpaceReplacement::Prepend;
-        out.add_space_prefix = spec.as_llama
-                                   ? std::get<SpaceReplacement>(spec.pre_tokenizer.at(0)).prepend != Prepend::never
-                                   : has_space_prefix(root);
+        out.add_space_prefix = has_space_prefix(spec, folder);
     }
     add_added_tokens(spec, out);
     check_unique(folder, out);

@@ -236,7 +236,7 @@ TEST_F(ChatTemplates, TurnsThatChangeWhenOthersFollow) {
 TEST_F(ChatTemplates, TurnsThatCannotBeToldApartAreRefused) {
     // The answer in capital letters, in front of everything, with the number of all messages.
     const std::string tangled =
-        "{% for m in messages | reverse %}{{ messages | length }}{{ m.content | upper }}{% endfor %}";
+        "{% for m in messages[::-1] %}{{ messages | length }}{{ m.content | upper }}{% endfor %}";
     const std::string message = error_of(ErrorKind::input, [&] { marked(tangled, two_turns); });
     EXPECT_NE(message.find("cannot tell which part"), std::string::npos) << message;
     EXPECT_NE(message.find("generation"), std::string::npos);

@@ -250,8 +250,6 @@ NORMALIZERS = [
     lambda r: {"type": r.choice(["NFC", "NFD", "NFKC", "NFKD"])},
     lambda r: {"type": "Lowercase"},
     lambda r: {"type": "StripAccents"},
-    lambda r: {"type": "Nmt"},
-    lambda r: {"type": "ByteLevel"},
     lambda r: {"type": "Strip", "strip_left": r.random() < 0.7, "strip_right": r.random() < 0.7},
 ]
 BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
@@ -286,7 +284,6 @@ PRE_TOKENIZERS = [
     lambda r: {"type": "Digits", "individual_digits": r.random() < 0.5},
     lambda r: {"type": "Punctuation", "behavior": r.choice(BEHAVIORS)},
     lambda r: {"type": "CharDelimiterSplit", "delimiter": r.choice([" ", "e", "\u2581"])},
-    lambda r: {"type": "FixedLength", "length": r.randrange(1, 6)},
 ]
 DECODERS = [
     lambda r: {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},

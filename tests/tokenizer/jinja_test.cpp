@@ -48,7 +48,7 @@ TEST(Jinja, ExpressionsAndStatementsAsTheReference) {
         expect_row(row, row["template"], variables);
         ++(row.contains("error") ? refused : rendered);
     }
-    EXPECT_GT(rendered, 250);
+    EXPECT_GT(rendered, 230);
     EXPECT_GT(refused, 150);
 }
 
@@ -82,12 +82,51 @@ TEST(Jinja, ErrorsNameTheLine) {
     expect("{% macro m() %}\n{{ [].x.y }}\n{% endmacro %}\n{{ m() }}", "line 2", "'list object' has no attribute 'x'");
     expect("a\n{% if x %}\nb", "line 3", "'elif' or 'else' or 'endif'");
     expect("\n{% set x = %}", "line 2", "expected an expression, got '%}'");
-    expect("a\n{{ 1 | nosuch }}", "line 2", "no filter named 'nosuch'");
+    expect("a\n{{ 1 | nosuch }}", "line 2", "the filter 'nosuch' is not supported");
     expect("{{ 1 | pprint }}", "line 1", "not supported");
     expect("{#\n\nx", "line 1", "comment");
     expect("a\n\n{{ 'x\n", "line 3", "unexpected char");
     EXPECT_NE(refusal("a\n  {{ nothing.more }}  \nb").find("template line 2: {{ nothing.more }}"), std::string::npos);
     EXPECT_NE(error_of(ErrorKind::input, [] { render("a\xff"); }).find("UTF-8 at byte 1"), std::string::npos);
+}
+
+/// What published templates do not use: the message names it, and the template's line.
+TEST(Jinja, TheRestIsRefusedByName) {
+    const std::pair<const char*, const char*> cases[] = {
+        {"{% with a = 1 %}{% endwith %}", "{% with %}"},
+        {"{% block a %}{% endblock %}", "{% block %}"},
+        {"{% print 1 %}", "{% print %}"},
+        {"{% nosuch %}", "{% nosuch %}"},
+        {"{% include 'x' %}", "{% include %}"},
+        {"{% for x in [1] recursive %}{% endfor %}", "a recursive loop"},
+        {"{% set x | upper %}a{% endset %}", "a {% set %} block with filters"},
+        {"{{ 7 // 2 }}", "the operator //"},
+        {"{{ 2 ** 3 }}", "the operator **"},
+        {"{{ 1.5 }}", "numbers other than whole decimal ones"},
+        {"{{ 0x1F }}", "numbers other than whole decimal ones"},
+        {"{{ 1_000 }}", "numbers other than whole decimal ones"},
+        {"{{ '\\101' }}", "the escape \\1"},
+        {"{{ f * 2 }}", "calculating with fractions"},
+        {"{{ [1] | sum }}", "the filter 'sum'"},
+        {"{{ ['x'] | map('center') | list }}", "the filter 'center'"},
+        {"{{ 1 is odd }}", "the test 'odd'"},
+        {"{{ [1] | select('odd') | list }}", "the test 'odd'"},
+        {"{{ 'a'.zfill(5) }}", "'zfill'"},
+        {"{{ [1].append(1) }}", "'append'"},
+        {"{{ {}.update({}) }}", "the attribute 'update' of 'dict' objects"},
+        {"{{ ''.__class__ ~ ''.__class__.x }}", "the attribute '__class__'"},
+        {"{{ '%05d' % 1 }}", "string formatting other than %s and %d"},
+        {"{{ '{:>8}'.format('a') }}", "{:>8}"},
+        {"{{ range(3) }}", "a range as text"},
+        {"{{ dict(**{'a': 1}) }}", "**"},
+        {"{% for x in [1] %}{{ loop.cycle('a') }}{% endfor %}", "loop.cycle"},
+    };
+    for (const auto& [source, named] : cases) {
+        const std::string message = refusal(std::string("\n") + source, {{"f", tokenizer::jinja::Value(1.5)}});
+        EXPECT_NE(message.find("line 2: "), std::string::npos) << message;
+        EXPECT_NE(message.find(named), std::string::npos) << message;
+        EXPECT_NE(message.find("supported in chat templates"), std::string::npos) << message;
+    }
 }
 
 std::string repeated(const std::string& part, int times) {
@@ -147,20 +186,14 @@ TEST(Jinja, WorkIsBounded) {
     const std::string loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     EXPECT_NE(refusal(loops).find("too long"), std::string::npos);
     EXPECT_NE(refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").find("calls itself"), std::string::npos);
-    EXPECT_NE(refusal("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}").find("calls itself"),
-              std::string::npos);
     EXPECT_NE(refusal("{{ 'x' * 70000000 }}").find("more than"), std::string::npos);
     EXPECT_NE(refusal("{{ [0] * 1000001 }}").find("more than"), std::string::npos);
-    EXPECT_NE(refusal("{{ '%1000000000d' % 1 }}").find("width"), std::string::npos);
-    EXPECT_NE(refusal("{{ '{:1000000000}'.format(1) }}").find("width"), std::string::npos);
-    EXPECT_NE(refusal("{{ 'x'.center(1000000000) }}").find("width"), std::string::npos);
     EXPECT_FALSE(
         refusal("{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}")
             .empty());
     EXPECT_FALSE(refusal("{% set s = 'x' * 60000000 %}{% for i in range(60) %}{{ s }}{% endfor %}").empty());
     EXPECT_FALSE(
         refusal("{% set s = 'x' * 60000000 %}{% for i in range(9999) %}{{ s.upper() | length }}{% endfor %}").empty());
-    EXPECT_FALSE(refusal("{{ 2 ** 1000 }}").empty());
     EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(120));
 }
 
@@ -182,48 +215,25 @@ TEST(Jinja, WorkWithinOneStepIsBounded) {
                             "[n.a] | join", "[n.a, n.b] | unique | list"})
         EXPECT_NE(refused(nested("(1,)", use)).find("too long"), std::string::npos) << use;
     const std::string many = "'a' * 6000000";
-    for (const char* use : {"('a' * 3000000 ~ 'b') in s",
-                            "s.find('a' * 3000000 ~ 'b')",
-                            "s.rfind('b' ~ 'a' * 3000000)",
-                            "s.count('a' * 30 ~ 'b')",
-                            "s.replace('a' * 3000000 ~ 'b', 'c')",
-                            "s.split('a' * 3000000 ~ 'b')",
-                            "s.rsplit('b' ~ 'a' * 3000000)",
-                            "s.partition('a' * 3000000 ~ 'b')",
-                            "s.strip('b' * 3000000 ~ 'a')",
-                            "s == t",
-                            "s < t",
-                            "{s: 1}",
-                            "s[2999999]",
-                            "s[:9]",
-                            "s | length",
-                            "s.upper()",
-                            "s.isalpha()",
-                            "s | trim",
-                            "s | wordcount",
-                            "s | tojson",
-                            "s | e",
-                            "s.center(1000000)"}) {
+    for (const char* use : {"('a' * 3000000 ~ 'b') in s", "s.find('a' * 3000000 ~ 'b')", "s.rfind('b' ~ 'a' * 3000000)",
+                            "s.replace('a' * 3000000 ~ 'b', 'c')", "s.split('a' * 3000000 ~ 'b')",
+                            "s.strip('b' * 3000000 ~ 'a')", "s == t", "s < t", "{s: 1}", "s[2999999]", "s[:9]",
+                            "s | length", "s.upper()", "s | trim", "s | tojson", "s | e"}) {
         const std::string source = "{% set s = " + many + " %}{% set t = " + many +
                                    " %}{% for i in range(99999) %}{% set x = " + use + " %}{% endfor %}";
         EXPECT_NE(refused(source).find("too long"), std::string::npos) << use;
     }
     for (const char* source :
          {"{{ ('x' * 60000000) | list }}", "{% for c in 'x' * 60000000 %}{% endfor %}",
-          "{{ ('x ' * 30000000).split() }}", "{{ ('x' * 60000000).split('x') }}",
-          "{{ ('\n' * 60000000).splitlines() }}", "{{ [1] | batch(9999999, 2) | list }}",
+          "{{ ('x ' * 30000000).split() }}", "{{ ('x' * 60000000).split('x') }}", "{{ ('\n' * 60000000) | indent }}",
           "{{ ('a' * 60000000) | replace('a', 'bb') }}", "{{ ('a' * 60000000) | replace('', 'b') }}",
-          "{{ [[[1]]] | tojson(indent='x' * 30000000) }}", "{{ ('%999999s' * 999) % ((1,) * 999) }}",
-          "{{ ('{:>999999}' * 999).format(*([1] * 999)) }}"})
+          "{{ [[[1]]] | tojson(indent=1001) }}", "{{ ('%s' * 999) % (('x' * 999999,) * 999) }}",
+          "{{ ('{}' * 999).format(*(['x' * 999999] * 999)) }}"})
         EXPECT_FALSE(refused(source).empty());
     std::string variables;
     for (int i = 0; i < 5000; ++i) variables += "{% set v" + std::to_string(i) + " = 1 %}";
     EXPECT_NE(refused(variables + "{% for i in range(99999) %}{{ other }}{% endfor %}").find("too long"),
               std::string::npos);
-    const std::string numbers =
-        "{% set n = namespace(d={}) %}{% for i in range(2000) %}{% set n.d = dict(n.d, **{i | string: 1}) %}{% endfor "
-        "%}";
-    EXPECT_NE(refused(numbers).find("too long"), std::string::npos);
     EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(300));
 }
 

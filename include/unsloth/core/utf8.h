@@ -10,6 +10,9 @@ namespace unsloth {
 /// as such); text.size() when there is none.
 std::size_t first_invalid_utf8(std::string_view text);
 
+/// Length of what one U+FFFD stands for, at the front of a text that begins with a broken sequence.
+std::size_t broken_utf8_length(std::string_view text);
+
 /// Each maximal part of a broken sequence becomes one U+FFFD (the Unicode Standard's recommendation, chapter 3.9; what
 /// Python's errors="replace" does).
 std::string repair_utf8(std::string_view text);

@@ -1,32 +1,336 @@
-#include "tokenizer/jinja/filters.h"
-
+// Filters: value|name(arguments).
 #include <algorithm>
-#include <array>
+#include <charconv>
+#include <cmath>
 
-#include "unsloth/core/error.h"
+#include "tokenizer/jinja/functions.h"
+#include "tokenizer/jinja/text.h"
 
 namespace unsloth::tokenizer::jinja {
 namespace {
 
-/// Jinja's filters that no chat template has a use for: for web pages, or random.
-constexpr std::array<std::string_view, 8> left_out = {"filesizeformat", "groupby", "pprint",   "random",
-                                                      "striptags",      "urlize",  "wordwrap", "xmlattr"};
+// Strings.
+
+template <std::string (*convert)(std::string_view)>
+Value converted(Rendering&, const Bound& a) {
+    return convert(to_string(a[0]));
+}
+
+/// Each word begins in upper case; words also begin behind hyphens and opening brackets (unlike str.title).
+std::string title(std::string_view s) {
+    const auto separates = [](char32_t c) {
+        return c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) != std::string_view::npos;
+    };
+    const std::vector<std::string_view> characters = text::characters(s);
+    charge(characters.size());  // words of one character each are the dearest
+    std::string out, word;
+    const auto end_word = [&] {
+        const std::size_t first = text::byte_of(word, 1);
+        out += text::upper(word.substr(0, first)) + text::lower(word.substr(first));
+        word.clear();
+    };
+    bool separator = false;
+    for (const std::string_view character : characters) {
+        const char32_t c = text::decode(character)[0];
+        if (std::exchange(separator, separates(c) || text::is_space(c)) != separator) end_word();
+        word += character;
+    }
+    end_word();
+    return out;
+}
+
+Value trim(Rendering&, const Bound& a) {
+    const std::string s = to_string(a[0]);
+    return a.given(1) ? text::strip(s, a.string(1), text::Side::both) : text::strip(s, text::Side::both);
+}
+
+Value replace(Rendering&, const Bound& a) {
+    const int64_t limit = a.given(3) ? a.integer_or(3, -1) : -1;
+    return text::replace(to_string(a[0]), to_string(a[1]), to_string(a[2]), limit);
+}
+
+Value string(Rendering&, const Bound& a) {
+    return a[0].is_string() ? a[0] : Value(to_string(a[0]));
+}
+
+Value escape(Rendering&, const Bound& a) {
+    return a[0].is_markup() ? a[0] : Value(text::escape_html(to_string(a[0])), true);
+}
+
+Value safe(Rendering&, const Bound& a) {
+    return {to_string(a[0]), true};
+}
+
+Value join(Rendering&, const Bound& a) {
+    const std::string separator = a.has(1) ? to_string(a[1]) : "";
+    std::string out;
+    bool first = true;
+    for (const Value& item : iterate(a[0])) {
+        if (!std::exchange(first, false)) out += separator;
+        out += to_string(a.given(2) ? at_path(item, a[2]) : item);
+        check_string(out.size());
+    }
+    return out;
+}
+
+Value indent(Rendering&, const Bound& a) {
+    const std::string& s = a.string(0);
+    const Value width = a.value_or(1, Value(4));
+    constexpr int64_t widest = 10'000;
+    const int64_t spaces = width.is_string() ? 0 : to_index(width, "an indentation");
+    if (spaces > widest) fail("an indentation of more than 10000 characters");
+    const std::string indention =
+        width.is_string() ? width.string() : std::string(static_cast<std::size_t>(std::max<int64_t>(0, spaces)), ' ');
+    const std::string source = s + "\n";
+    std::string out = a.boolean_or(2, false) ? indention : "";
+    bool first = true;
+    for (const std::string_view line : text::split_lines(source)) {
+        if (!std::exchange(first, false)) {
+            out += '\n';
+            if (a.boolean_or(3, false) || !line.empty()) out += indention;
+        }
+        out += line;
+        check_string(out.size());
+    }
+    return out;
+}
+
+Value to_json_filter(Rendering&, const Bound& a) {
+    JsonStyle style;
+    style.ensure_ascii = a.boolean_or(1, false);
+    if (a.given(2)) {
+        const int64_t width = std::max<int64_t>(0, to_index(a[2], "an indentation"));
+        if (width > 1000) fail("an indentation of more than 1000 characters");
+        style.indent = std::string(static_cast<std::size_t>(width), ' ');
+        style.item_separator = ",";
+    }
+    if (a.given(3)) {
+        const Items separators = iterate(a[3]);
+        if (separators.size() != 2 || !separators[0].is_string() || !separators[1].is_string())
+            fail("tojson: separators must be two strings");
+        style.item_separator = separators[0].string();
+        style.key_separator = separators[1].string();
+    }
+    style.sort_keys = a.boolean_or(4, false);
+    return to_json(a[0], style);
+}
+
+Value format(Rendering&, const Bound& a) {
+    if (!a.arguments().named.empty()) fail("format() with named values is not supported in chat templates");
+    const Items& given = a.arguments().positional;
+    return format_percent(to_string(a[0]), Value::tuple(Items(given.begin() + 1, given.end())));
+}
+
+/// A number without its fraction, or what a text gives; anything else is the default.
+Value to_int(Rendering&, const Bound& a) {
+    if (a[0].require_defined().is_integral()) return a[0].integer();
+    double number = a[0].is(Value::Kind::floating) ? a[0].floating() : std::nan("");
+    if (a[0].is_string()) {
+        std::string_view digits = text::strip(a[0].string(), text::Side::both);
+        if (digits.find('_') != digits.npos) fail("int of digits with _ is not supported in chat templates");
+        if (digits.starts_with('+') && !digits.starts_with("+-")) digits.remove_prefix(1);
+        const char* const end = digits.data() + digits.size();
+        int64_t whole = 0;
+        if (const auto read = std::from_chars(digits.data(), end, whole); read.ec == std::errc() && read.ptr == end)
+            return Integer{whole};
+        if (std::from_chars(digits.data(), end, number).ptr != end) number = std::nan("");
+    }
+    if (!std::isfinite(number)) return a.value_or(1, Value(0));
+    if (std::fabs(number) > 1e38) fail("integers of more than 127 bits are not supported");
+    return static_cast<Integer>(number);
+}
+
+// Lists and dicts.
+
+Value default_value(Rendering&, const Bound& a) {
+    const bool replaces = a[0].is_undefined() || (a.boolean_or(2, false) && !truthy(a[0]));
+    return replaces ? a.value_or(1, Value("")) : a[0];
+}
+
+Value length_of(Rendering&, const Bound& a) {
+    if (const std::optional<std::size_t> n = length(a[0])) return *n;
+    fail(cat("object of type '", type_name(a[0]), "' has no len()"));
+}
+
+Value first(Rendering&, const Bound& a) {
+    Value item;
+    if (a[0].is_generator() && take(a[0].sequence(), item)) return item;  // no more than the one
+    const Items items = iterate(a[0]);
+    return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
+}
+
+Value last(Rendering&, const Bound& a) {
+    if (a[0].is_generator()) fail("'generator' object is not reversible");
+    const Items items = iterate(a[0]);
+    return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
+}
+
+Value list(Rendering&, const Bound& a) {
+    return Value::list(iterate(a[0]));
+}
+
+Value items(Rendering&, const Bound& a) {
+    if (a[0].is_undefined()) return Value::generator({});
+    if (!a[0].is(Value::Kind::dict)) fail("Can only get item pairs from a mapping.");
+    return Value::generator(dict_items(a[0]).items());
+}
+
+/// map(attribute=…, default=…), or map("filter", …) of each.
+Value map(Rendering& rendering, const Bound& a) {
+    const Arguments& given = a.arguments();
+    Items out;
+    if (!truthy(a[0])) return Value::generator({});
+    if (given.positional.size() == 1) {
+        Value path, otherwise;
+        for (const auto& [name, value] : given.named) {
+            if (name != "attribute" && name != "default") fail(cat("Unexpected keyword argument ", text::repr(name)));
+            (name == "default" ? otherwise : path) = value;
+        }
+        if (path.is_none()) fail("map requires a filter argument");
+        for (const Value& item : iterate(a[0])) {
+            Value value = at_path(item, path);
+            out.push_back(value.is_undefined() && !otherwise.is_none() ? otherwise : std::move(value));
+        }
+        return Value::generator(std::move(out));
+    }
+    const std::string name = to_string(given.positional[1]);
+    const Native* const filter = find_filter(name);
+    if (!filter) fail(cat("the filter '", name, "' is not supported in chat templates"));
+    for (const Value& item : iterate(a[0])) out.push_back(call(rendering, *filter, a.rest_behind(item, 2)));
+    return Value::generator(std::move(out));
+}
+
+/// select, reject, selectattr, rejectattr: by a test, or by truth without one.
+template <bool wanted, bool by_attribute>
+Value select(Rendering& rendering, const Bound& a) {
+    const Items& given = a.arguments().positional;
+    constexpr std::size_t test_at = by_attribute ? 2 : 1;
+    Items out;
+    if (!truthy(a[0])) return Value::generator({});
+    if (given.size() < test_at) fail("Missing parameter for attribute name");
+    const Native* const test = given.size() > test_at ? find_test(to_string(given[test_at])) : nullptr;
+    if (!test && given.size() > test_at)
+        fail(cat("the test '", to_string(given[test_at]), "' is not supported in chat templates"));
+    for (const Value& item : iterate(a[0])) {
+        charge(1);
+        const Value tested = by_attribute ? at_path(item, given[1]) : item;
+        const bool passes = truthy(test ? call(rendering, *test, a.rest_behind(tested, test_at + 1)) : tested);
+        if (passes == wanted) out.push_back(item);
+    }
+    return Value::generator(std::move(out));
+}
+
+/// What items are ordered by: argument `attribute` of each where it is given, in lower case unless `case_sensitive`.
+Value key_of(const Value& item, const Bound& a, std::size_t attribute, std::size_t case_sensitive) {
+    const Value key = a.given(attribute) ? at_path(item, a[attribute]) : item;
+    return key.is_string() && !a.boolean_or(case_sensitive, false) ? Value(text::lower(key.string())) : key;
+}
+
+/// Stable; reversed, equal items keep their order as well.
+template <class Key>
+Value sorted(const Items& items, bool reversed, Key key) {
+    std::vector<std::pair<Value, Value>> keyed;
+    for (const Value& item : items) keyed.emplace_back(key(item), item);
+    charge(items.size() * 8);
+    std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
+        return reversed ? less(b.first, a.first, false, "<") : less(a.first, b.first, false, "<");
+    });
+    Items out;
+    for (auto& [ignored, item] : keyed) out.push_back(std::move(item));
+    return Value::list(std::move(out));
+}
+
+Value sort(Rendering&, const Bound& a) {
+    if (a.given(3) && to_string(a[3]).find(',') != std::string::npos)
+        fail("sort by several attributes is not supported in chat templates");
+    return sorted(iterate(a[0]), a.boolean_or(1, false), [&](const Value& item) { return key_of(item, a, 3, 2); });
+}
+
+Value dict_sort(Rendering&, const Bound& a) {
+    if (!a[0].require_defined().is(Value::Kind::dict))
+        fail(cat("'", type_name(a[0]), "' object has no attribute 'items'"));
+    if (a.has(2) && to_string(a[2]) != "key") fail("dictsort by values is not supported in chat templates");
+    return sorted(dict_items(a[0]).items(), a.boolean_or(3, false),
+                  [&](const Value& pair) { return key_of(pair.items()[0], a, Native::most_parameters - 1, 1); });
+}
+
+Value unique(Rendering&, const Bound& a) {
+    Items out;
+    Dict seen;
+    for (const Value& item : iterate(a[0])) {
+        const Value key = key_of(item, a, 2, 1);
+        if (seen.find(key)) continue;
+        seen.set(key, Value());
+        out.push_back(item);
+    }
+    return Value::generator(std::move(out));
+}
+
+template <bool largest>
+Value extreme(Rendering&, const Bound& a) {
+    Value best = Value::undefined("No aggregated item, sequence was empty."), best_key;
+    for (const Value& item : iterate(a[0])) {
+        const Value key = key_of(item, a, 2, 1);
+        const bool better =
+            best.is_undefined() || (largest ? less(best_key, key, false, ">") : less(key, best_key, false, "<"));
+        if (!better) continue;
+        best = item;
+        best_key = key;
+    }
+    return best;
+}
+
+constexpr Native filters[] = {
+    {"capitalize", converted<text::capitalize>, {"s"}, 1},
+    {"count", length_of, {"obj"}, 1},
+    {"d", default_value, {"value", "default_value", "boolean"}, 1},
+    {"default", default_value, {"value", "default_value", "boolean"}, 1},
+    {"dictsort", dict_sort, {"value", "case_sensitive", "by", "reverse"}, 1},
+    {"e", escape, {"s"}, 1},
+    {"escape", escape, {"s"}, 1},
+    {"first", first, {"seq"}, 1},
+    {"format", format, {"value", "*"}, 1},
+    {"indent", indent, {"s", "width", "first", "blank"}, 1},
+    {"int", to_int, {"value", "default"}, 1},
+    {"items", items, {"value"}, 1},
+    {"join", join, {"value", "d", "attribute"}, 1},
+    {"last", last, {"seq"}, 1},
+    {"length", length_of, {"obj"}, 1},
+    {"list", list, {"value"}, 1},
+    {"lower", converted<text::lower>, {"s"}, 1},
+    {"map", map, {"value", "*"}, 1},
+    {"max", extreme<true>, {"value", "case_sensitive", "attribute"}, 1},
+    {"min", extreme<false>, {"value", "case_sensitive", "attribute"}, 1},
+    {"reject", select<false, false>, {"value", "*"}, 1},
+    {"rejectattr", select<false, true>, {"value", "*"}, 1},
+    {"replace", replace, {"s", "old", "new", "count"}, 3},
+    {"safe", safe, {"value"}, 1},
+    {"select", select<true, false>, {"value", "*"}, 1},
+    {"selectattr", select<true, true>, {"value", "*"}, 1},
+    {"sort", sort, {"value", "reverse", "case_sensitive", "attribute"}, 1},
+    {"string", string, {"object"}, 1},
+    {"title", converted<title>, {"s"}, 1},
+    {"tojson", to_json_filter, {"x", "ensure_ascii", "indent", "separators", "sort_keys"}, 1},
+    {"trim", trim, {"value", "chars"}, 1},
+    {"unique", unique, {"value", "case_sensitive", "attribute"}, 1},
+    {"upper", converted<text::upper>, {"s"}, 1},
+};
 
 }  // namespace
 
-const FilterEntry* find_filter(std::string_view name) {
-    for (const FilterEntry* table : {text_filters, sequence_filters, number_filters}) {
-        for (; table->function; ++table) {
-            if (table->name == name) return table;
-        }
+Value at_path(const Value& value, const Value& path) {
+    charge(1);
+    if (!path.is_string()) return item(value, path);
+    Value current = value;
+    for (const std::string_view part : text::split(path.string(), ".", -1)) {
+        const bool number = !part.empty() && part.size() < 19 && part.find_first_not_of("0123456789") == part.npos;
+        current = item(current, number ? Value(Integer{std::stoll(std::string(part))}) : Value(part));
     }
-    return nullptr;
+    return current;
 }
 
-std::string unknown_filter(std::string_view name) {
-    const bool known = std::find(left_out.begin(), left_out.end(), name) != left_out.end();
-    return known ? cat("the filter '", name, "' is not supported in chat templates")
-                 : cat("no filter named '", name, "'");
+const Native* find_filter(std::string_view name) {
+    return find_in(filters, name);
 }
 
 }  // namespace unsloth::tokenizer::jinja

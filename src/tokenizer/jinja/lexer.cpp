@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <limits>
 
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
@@ -175,92 +173,39 @@ class Lexer {
         return true;
     }
 
-    /// Digits with single underscores between them from `position`; the position behind them.
-    template <class Digit>
-    std::size_t digits(std::size_t position, Digit digit) const {
-        const auto is_digit = [&](std::size_t i) { return i < source_.size() && digit(source_[i]); };
-        if (!is_digit(position)) return position;
-        while (is_digit(position) || (position < source_.size() && source_[position] == '_' && is_digit(position + 1) &&
-                                      is_digit(position - 1)))
-            ++position;
-        return position;
-    }
-
     static bool decimal(char c) { return c >= '0' && c <= '9'; }
 
+    /// Whole decimal numbers.
     bool number() {
         if (!decimal(peek())) return false;
-        return floating() || integer();
-    }
-
-    bool floating() {
-        if (at_ > 0 && source_[at_ - 1] == '.') return false;
-        const std::size_t whole = digits(at_, decimal);
-        std::size_t end = whole;
-        if (end < source_.size() && source_[end] == '.') {
-            const std::size_t fraction = digits(end + 1, decimal);
-            if (fraction > end + 1) end = fraction;
-        }
-        std::size_t exponent = end;
-        if (exponent < source_.size() && (source_[exponent] | 0x20) == 'e') {
-            ++exponent;
-            if (exponent < source_.size() && (source_[exponent] == '+' || source_[exponent] == '-')) ++exponent;
-            const std::size_t behind = digits(exponent, decimal);
-            if (behind > exponent) end = behind;
-        }
-        if (end == whole) return false;
-        std::string literal = source_.substr(at_, end - at_);
-        std::erase(literal, '_');
-        add(Kind::floating, literal);
-        tokens_.back().number = std::strtod(literal.c_str(), nullptr);
-        advance_to(end);
-        return true;
-    }
-
-    bool integer() {
-        int base = 10;
-        std::size_t begin = at_, end = 0;
-        const char prefix = static_cast<char>(peek(1) | 0x20);
-        const auto below = [](int limit) { return [limit](char c) { return c >= '0' && c < '0' + limit; }; };
-        const auto hexadecimal = [](char c) { return decimal(c) || ((c | 0x20) >= 'a' && (c | 0x20) <= 'f'); };
-        if (peek() == '0' && (prefix == 'b' || prefix == 'o' || prefix == 'x')) {
-            base = prefix == 'b' ? 2 : prefix == 'o' ? 8 : 16;
-            begin = at_ + (peek(2) == '_' ? 3 : 2);
-            end = base == 16 ? digits(begin, hexadecimal) : digits(begin, below(base));
-            if (end == begin) base = 10;
-        }
-        if (base == 10) {
-            begin = at_;
-            end = digits(at_, peek() == '0' ? +[](char c) { return c == '0'; } : +decimal);
-        }
-        add(Kind::integer, "");
-        tokens_.back().number = parse(std::string_view(source_).substr(begin, end - begin), base);
-        advance_to(end);
-        return true;
-    }
-
-    Value parse(std::string_view literal, int base) const {
         Integer value = 0;
-        for (const char c : literal) {
-            if (c == '_') continue;
-            const int digit = decimal(c) ? c - '0' : (c | 0x20) - 'a' + 10;
-            if (__builtin_mul_overflow(value, Integer{base}, &value) ||
-                __builtin_add_overflow(value, Integer{digit}, &value))
-                throw Failure("integers of more than 127 bits are not supported", line_);
+        std::size_t end = at_;
+        for (; end < source_.size() && decimal(source_[end]); ++end) {
+            if (end - at_ == 38) throw Failure("integers of more than 38 digits are not supported", line_);
+            value = 10 * value + (source_[end] - '0');
         }
-        return value;
+        const bool subscript = at_ > 0 && source_[at_ - 1] == '.';  // list.0
+        const char behind = end < source_.size() ? source_[end] : '\0';
+        const bool fraction = behind == '.' && end + 1 < source_.size() && decimal(source_[end + 1]);
+        const bool continues =
+            behind == '_' || std::string_view("xobe").find(static_cast<char>(behind | 0x20)) != std::string_view::npos;
+        if ((fraction && !subscript) || (behind != '\0' && continues))
+            throw Failure("numbers other than whole decimal ones are not supported in chat templates", line_);
+        add(Kind::integer, "");
+        tokens_.back().number = value;
+        advance_to(end);
+        return true;
     }
 
     bool name() {
         std::size_t end = at_;
         while (end < source_.size()) {
             const unicode::Decoded d = unicode::decode(source_, end);
-            if (!text::is_word(d.code_point)) break;
+            if (d.code_point != '_' && !unicode::is_word(d.code_point)) break;
             end += d.size;
         }
         if (end == at_) return false;
         const std::string value = source_.substr(at_, end - at_);
-        if (!text::has_property(value, "identifier")) throw Failure("invalid character in identifier", line_);
         add(Kind::name, value);
         advance_to(end);
         return true;
@@ -277,8 +222,7 @@ class Lexer {
         return true;
     }
 
-    /// Python's escapes; an unknown one stays as it is, and so does a backslash in front of a character
-    /// beyond ASCII, which Jinja turns into that character's own escape first.
+    /// Python's escapes; an unknown one stays as it is.
     std::string unescaped(std::string_view s) const {
         std::string out;
         for (std::size_t i = 0; i < s.size();) {
@@ -294,25 +238,11 @@ class Lexer {
                 ++i;
             } else if (c == '\n') {
                 ++i;
-            } else if (c >= '0' && c <= '7') {
-                char32_t value = 0;
-                for (int n = 0; n < 3 && i < s.size() && s[i] >= '0' && s[i] <= '7'; ++n)
-                    value = value * 8 + static_cast<char32_t>(s[i++] - '0');
-                unicode::append(out, value);
             } else if (c == 'x' || c == 'u' || c == 'U') {
                 i = hexadecimal_escape(s, i, out);
-            } else if (c == 'N') {
-                throw Failure("\\N{...} escapes are not supported: write the character itself", line_);
-            } else if (static_cast<unsigned char>(c) >= 0x80) {
-                const unicode::Decoded d = unicode::decode(s, i);
-                char buffer[16];
-                std::snprintf(buffer, sizeof buffer,
-                              d.code_point < 0x100     ? "\\x%02x"
-                              : d.code_point < 0x10000 ? "\\u%04x"
-                                                       : "\\U%08x",
-                              static_cast<unsigned>(d.code_point));
-                out += buffer;
-                i += d.size;
+            } else if (decimal(c) || c == 'N' || static_cast<unsigned char>(c) >= 0x80) {
+                const std::size_t size = unicode::decode(s, i).size;
+                throw Failure(cat("the escape \\", s.substr(i, size), " is not supported in chat templates"), line_);
             } else {
                 out += '\\';
             }

@@ -10,23 +10,11 @@
 namespace unsloth::tokenizer::jinja {
 
 struct Token {
-    enum class Kind {
-        data,
-        name,
-        string,
-        integer,
-        floating,
-        op,
-        variable_begin,
-        variable_end,
-        block_begin,
-        block_end,
-        end
-    };
+    enum class Kind { data, name, string, integer, op, variable_begin, variable_end, block_begin, block_end, end };
     Kind kind;
     int line;
     std::string text;  ///< data, name, unescaped string, operator
-    Value number;      ///< of an integer or floating token
+    Value number;      ///< of an integer token
 
     bool is(Kind k, std::string_view t) const { return kind == k && text == t; }
     bool is_op(std::string_view t) const { return is(Kind::op, t); }

@@ -1,149 +1,197 @@
-#include "tokenizer/jinja/methods.h"
-
+// Methods of strings and dicts, and Python's two ways to fill in strings.
 #include <algorithm>
-#include <array>
 
-#include "tokenizer/jinja/arguments.h"
-#include "tokenizer/jinja/evaluator.h"
-#include "tokenizer/jinja/objects.h"
-#include "tokenizer/jinja/operators.h"
-#include "tokenizer/jinja/print.h"
+#include "tokenizer/jinja/functions.h"
 #include "tokenizer/jinja/text.h"
-#include "unsloth/core/error.h"
 
 namespace unsloth::tokenizer::jinja {
 namespace {
 
-constexpr std::array<std::string_view, 5> changes_dict = {"clear", "pop", "popitem", "setdefault", "update"};
-constexpr std::array<std::string_view, 8> changes_list = {"append", "clear", "pop",    "reverse",
-                                                          "insert", "sort",  "extend", "remove"};
-/// What every Python object has; templates may not touch it.
-constexpr std::array<std::string_view, 12> internal = {"__class__", "__init__", "__len__",     "__iter__",
-                                                       "__dict__",  "__doc__",  "__eq__",      "__str__",
-                                                       "__repr__",  "__hash__", "__getitem__", "__contains__"};
+using text::Side;
 
-template <std::size_t n>
-bool has(const std::array<std::string_view, n>& names, std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
+Value list_of(const std::vector<std::string_view>& parts) {
+    return Value::list(Items(parts.begin(), parts.end()));
 }
 
-const MethodEntry* look_up(const MethodEntry* table, std::string_view name) {
-    for (; table->function; ++table) {
-        if (table->name == name) return table;
-    }
-    return nullptr;
+template <std::string (*convert)(std::string_view)>
+Value converted(Rendering&, const Bound& a) {
+    return convert(a.string(0));
 }
 
-Value view(const char* name, Items items) {
-    return std::make_shared<Sequence>(Sequence::Kind::view, std::move(items), name);
+template <Side side>
+Value strip(Rendering&, const Bound& a) {
+    return a.given(1) ? text::strip(a.string(0), a.string(1), side) : text::strip(a.string(0), side);
 }
 
-Value dict_items_method(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("items", a, {}, 0);
-    return dict_items(self);
+Value split(Rendering&, const Bound& a) {
+    const int64_t limit = a.integer_or(2, -1);
+    if (!a.given(1)) return list_of(text::split_white_space(a.string(0), limit));
+    if (a.string(1).empty()) fail("empty separator");
+    return list_of(text::split(a.string(0), a.string(1), limit));
 }
 
-Value dict_keys(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("keys", a, {}, 0);
-    return view("dict_keys", iterate(self));
-}
-
-Value dict_values(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("values", a, {}, 0);
-    Items values;
-    for (const auto& [key, value] : self.dict().entries()) values.push_back(value);
-    return view("dict_values", std::move(values));
-}
-
-Value dict_get(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("get", a, {"key", "default"}, 1, true);
-    const Value* found = self.dict().find(bound[0]);
-    return found ? *found : bound.value_or(1, Value());
-}
-
-Value copy(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("copy", a, {}, 0);
-    if (self.is(Value::Kind::dict)) return std::make_shared<Dict>(self.dict());
-    return Value::list(self.sequence().items);
-}
-
-Value dict_from_keys(Evaluator&, const Value&, Arguments& a) {
-    const Bound bound("fromkeys", a, {"iterable", "value"}, 1, true);
-    auto dict = std::make_shared<Dict>();
-    for (const Value& key : iterate(bound[0])) dict->set(key, bound.value_or(1, Value()));
-    return dict;
-}
-
-Value sequence_count(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("count", a, {"value"}, 1, true);
-    const Items& items = self.sequence().items;
-    return static_cast<std::size_t>(
-        std::count_if(items.begin(), items.end(), [&](const Value& item) { return equal(item, bound[0]); }));
-}
-
-Value sequence_index(Evaluator&, const Value& self, Arguments& a) {
-    const Bound bound("index", a, {"value", "start", "stop"}, 1, true);
-    const Items& items = self.sequence().items;
-    const auto size = static_cast<int64_t>(items.size());
-    const auto place = [&](std::size_t i, int64_t otherwise) {
-        const int64_t at = bound.integer_or(i, otherwise);
-        return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
+/// A text, or a tuple of which one fits.
+template <bool at_start>
+Value starts_or_ends(Rendering&, const Bound& a) {
+    const auto matches = [&](const Value& part) {
+        if (!part.is_string()) {
+            fail(cat(at_start ? "startswith" : "endswith", " first arg must be str or a tuple of str, not ",
+                     type_name(part)));
+        }
+        return at_start ? a.string(0).starts_with(part.string()) : a.string(0).ends_with(part.string());
     };
-    const int64_t end = place(2, size);
-    for (int64_t i = place(1, 0); i < end; ++i) {
-        if (equal(items[static_cast<std::size_t>(i)], bound[0])) return Integer{i};
-    }
-    fail(cat(repr(bound[0]), " is not in ", type_name(self)));
+    if (!a[1].is_sequence(Sequence::Kind::tuple)) return matches(a[1]);
+    return std::any_of(a[1].items().begin(), a[1].items().end(), matches);
 }
 
-constexpr MethodEntry dict_methods[] = {
-    {"items", dict_items_method}, {"keys", dict_keys}, {"values", dict_values}, {"get", dict_get}, {"copy", copy},
-    {"fromkeys", dict_from_keys}, {"", nullptr},
+template <bool reverse>
+Value find(Rendering&, const Bound& a) {
+    const std::string_view s = a.string(0);
+    const std::size_t at = reverse ? text::find_last(s, a.string(1)) : text::find(s, a.string(1));
+    return at == s.npos ? Value(-1) : Value(text::length(s.substr(0, at)));
+}
+
+Value replace(Rendering&, const Bound& a) {
+    return text::replace(a.string(0), a.string(1), a.string(2), a.integer_or(3, -1));
+}
+
+Value join(Rendering&, const Bound& a) {
+    std::string out;
+    bool first = true;
+    for (const Value& item : iterate(a[1])) {
+        if (!item.is_string()) fail(cat("sequence item: expected str instance, ", type_name(item), " found"));
+        if (!std::exchange(first, false)) out += a.string(0);
+        out += item.string();
+        check_string(out.size());
+    }
+    return out;
+}
+
+std::string decimal_of(const Value& value) {
+    if (!value.is_integral()) fail(cat("an integer is required, not ", type_name(value)));
+    return to_decimal(value.integer());
+}
+
+/// What stands for {}, {0}, {name}, {:s} or {:d}; `next` counts those without a name.
+std::string field(std::string_view field, const Arguments& given, std::size_t& next) {
+    const std::size_t colon = std::min(field.find(':'), field.size());
+    const std::string_view name = field.substr(0, colon), kind = field.substr(colon);
+    const bool number = name.size() < 9 && name.find_first_not_of("0123456789") == name.npos;
+    const Value* value = nullptr;
+    if (number) {
+        const std::size_t place = 1 + (name.empty() ? next++ : std::stoul(std::string(name)));  // behind the pattern
+        if (place < given.positional.size()) value = &given.positional[place];
+    }
+    for (const auto& [key, named] : given.named) {
+        if (key == name) value = &named;
+    }
+    if (!value) fail(cat("{", field, "} is not supported in chat templates, or format() got no such argument"));
+    if (kind == ":d") return decimal_of(*value);
+    if (kind.empty() || (kind == ":s" && value->is_string())) return to_string(*value);
+    fail(cat("the format {", field, "} is not supported in chat templates"));
+}
+
+Value format(Rendering&, const Bound& a) {
+    const std::string_view pattern = a.string(0);
+    std::size_t next = 0;
+    std::string out;
+    charge_characters(pattern.size());
+    for (std::size_t at = 0; at < pattern.size(); ++at) {
+        check_string(out.size());
+        const char c = pattern[at];
+        if (c != '{' && c != '}') {
+            out += c;
+        } else if (pattern.substr(at + 1, 1) == std::string_view(&c, 1)) {
+            out += c;
+            ++at;
+        } else {
+            const std::size_t end = c == '{' ? pattern.find('}', at) : pattern.npos;
+            if (end == pattern.npos) fail(cat("Single '", c, "' encountered in format string"));
+            out += field(pattern.substr(at + 1, end - at - 1), a.arguments(), next);
+            at = end;
+        }
+    }
+    return out;
+}
+
+Value dict_items_method(Rendering&, const Bound& a) {
+    return dict_items(a[0]);
+}
+
+Value dict_keys(Rendering&, const Bound& a) {
+    return Value::view(iterate(a[0]), "dict_keys");
+}
+
+Value dict_values(Rendering&, const Bound& a) {
+    Items values;
+    for (const auto& [key, value] : a[0].dict().entries()) values.push_back(value);
+    return Value::view(std::move(values), "dict_values");
+}
+
+Value dict_get(Rendering&, const Bound& a) {
+    const Value* found = a[0].dict().find(a[1]);
+    return found ? *found : a.value_or(2, Value());
+}
+
+// Parameters without a name are given by position alone.
+constexpr Native string_methods[] = {
+    {"capitalize", converted<text::capitalize>, {""}, 1},
+    {"endswith", starts_or_ends<false>, {"", ""}, 2},
+    {"find", find<false>, {"", ""}, 2},
+    {"format", format, {"", "*"}, 1},
+    {"join", join, {"", ""}, 2},
+    {"lower", converted<text::lower>, {""}, 1},
+    {"lstrip", strip<Side::left>, {"", ""}, 1},
+    {"replace", replace, {"", "", "", ""}, 3},
+    {"rfind", find<true>, {"", ""}, 2},
+    {"rstrip", strip<Side::right>, {"", ""}, 1},
+    {"split", split, {"", "sep", "maxsplit"}, 1},
+    {"startswith", starts_or_ends<true>, {"", ""}, 2},
+    {"strip", strip<Side::both>, {"", ""}, 1},
+    {"title", converted<text::title>, {""}, 1},
+    {"upper", converted<text::upper>, {""}, 1},
 };
-constexpr MethodEntry list_methods[] = {
-    {"count", sequence_count}, {"index", sequence_index}, {"copy", copy}, {"", nullptr}};
-constexpr MethodEntry tuple_methods[] = {{"count", sequence_count}, {"index", sequence_index}, {"", nullptr}};
+constexpr Native dict_methods[] = {
+    {"get", dict_get, {"", "", ""}, 2},
+    {"items", dict_items_method, {""}, 1},
+    {"keys", dict_keys, {""}, 1},
+    {"values", dict_values, {""}, 1},
+};
 
 }  // namespace
+
+std::string format_percent(std::string_view pattern, const Value& values) {
+    const Items items = values.is_sequence(Sequence::Kind::tuple) ? values.items() : Items{values};
+    std::size_t taken = 0;
+    std::string out;
+    charge_characters(pattern.size());
+    for (std::size_t at = 0; at < pattern.size(); ++at) {
+        check_string(out.size());
+        if (pattern[at] != '%') {
+            out += pattern[at];
+            continue;
+        }
+        const char kind = ++at < pattern.size() ? pattern[at] : '\0';
+        if (kind != '%' && kind != 's' && kind != 'd')
+            fail("string formatting other than %s and %d is not supported in chat templates");
+        if (kind != '%' && taken == items.size()) fail("not enough arguments for format string");
+        out += kind == '%' ? "%" : kind == 'd' ? decimal_of(items[taken++]) : to_string(items[taken++]);
+    }
+    // Python lets one value with subscripts stay unused.
+    const bool optional = values.is(Value::Kind::dict) || values.is_sequence(Sequence::Kind::list);
+    if (taken < items.size() && !optional) fail("not all arguments converted during string formatting");
+    return out;
+}
 
 Value dict_items(const Value& dict) {
     Items pairs;
     for (const auto& [key, value] : dict.dict().entries()) pairs.push_back(Value::tuple({key, value}));
-    return view("dict_items", std::move(pairs));
+    return Value::view(std::move(pairs), "dict_items");
 }
 
-Access find_method(const Value& value, std::string_view name, const MethodEntry*& method) {
-    method = nullptr;
-    if (has(internal, name)) return Access::unsafe;
-    switch (value.kind()) {
-        case Value::Kind::string:
-            method = look_up(string_methods, name);
-            break;
-        case Value::Kind::dict:
-            if (has(changes_dict, name)) return Access::unsafe;
-            method = look_up(dict_methods, name);
-            break;
-        case Value::Kind::sequence:
-            if (value.is_sequence(Sequence::Kind::list)) {
-                if (has(changes_list, name)) return Access::unsafe;
-                method = look_up(list_methods, name);
-            } else if (value.is_sequence(Sequence::Kind::tuple) || value.is_sequence(Sequence::Kind::range)) {
-                method = look_up(tuple_methods, name);
-            }
-            break;
-        default:
-            break;
-    }
-    return method ? Access::safe : Access::absent;
-}
-
-Value bind_method(const MethodEntry& method, const Value& self) {
-    return std::shared_ptr<Object>(std::make_shared<NativeFunction>(
-        "builtin_function_or_method", [&method, self](Evaluator& evaluator, Arguments& a) {
-            evaluator.charge(self);
-            for (const Value& argument : a.positional) evaluator.charge(argument);
-            return method.function(evaluator, self, a);
-        }));
+const Native* find_method(const Value& value, std::string_view name) {
+    if (value.is_string()) return find_in(string_methods, name);
+    return value.is(Value::Kind::dict) ? find_in(dict_methods, name) : nullptr;
 }
 
 }  // namespace unsloth::tokenizer::jinja

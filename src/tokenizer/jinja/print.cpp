@@ -1,22 +1,34 @@
-#include "tokenizer/jinja/print.h"
-
+// Values as text: Python's str and repr, and JSON.
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 
-#include "tokenizer/jinja/limits.h"
 #include "tokenizer/jinja/text.h"
+#include "tokenizer/jinja/value.h"
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::tokenizer::jinja {
 namespace {
 
+/// The shortest digits that read back as the same number; with an exponent below 1e-4 and from 1e16.
+std::string repr(double value) {
+    if (std::isnan(value)) return "nan";
+    if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+    const double magnitude = std::fabs(value);
+    const bool plain = magnitude == 0 || (magnitude >= 1e-4 && magnitude < 1e16);
+    std::array<char, 64> buffer;
+    const auto format = plain ? std::chars_format::fixed : std::chars_format::scientific;
+    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, format).ptr;
+    const std::string digits(buffer.data(), end);
+    return plain && digits.find('.') == digits.npos ? digits + ".0" : digits;
+}
+
 std::string repr_items(const Items& items, const char* open, const char* close) {
     std::string out = open;
-    charge(static_cast<int64_t>(items.size()));
+    charge(items.size());
     for (std::size_t i = 0; i < items.size(); ++i) {
         if (i > 0) out += ", ";
         out += repr(items[i]);
@@ -32,21 +44,17 @@ std::string repr_sequence(const Sequence& s) {
             return repr_items(s.items, "[", "]");
         case Sequence::Kind::tuple:
             return repr_items(s.items, "(", s.items.size() == 1 ? ",)" : ")");
-        case Sequence::Kind::range:
-            return s.step == 1 ? cat("range(", s.start, ", ", s.stop, ")")
-                               : cat("range(", s.start, ", ", s.stop, ", ", s.step, ")");
         case Sequence::Kind::view:
             return cat(s.name, repr_items(s.items, "([", "])"));
-        case Sequence::Kind::generator:
-            return cat("<", s.name, " object>");
+        default:
+            fail(cat("a ", s.name, " as text is not supported in chat templates"));
     }
-    UNSLOTH_CHECK(false, "kind of sequence");
 }
 
 std::string repr_dict(const Dict& dict) {
     const DepthGuard guard;
     std::string out = "{";
-    charge(2 * static_cast<int64_t>(dict.size()));
+    charge(2 * dict.size());
     for (const auto& [key, value] : dict.entries()) {
         if (out.size() > 1) out += ", ";
         out += repr(key);
@@ -62,40 +70,30 @@ class JsonWriter {
     explicit JsonWriter(const JsonStyle& style) : style_(style) {}
 
     void write(const Value& value) {
-        switch (value.kind()) {
-            case Value::Kind::none:
-                out_ += "null";
-                return;
-            case Value::Kind::boolean:
-                out_ += value.boolean() ? "true" : "false";
-                return;
-            case Value::Kind::integer:
-                out_ += to_decimal(value.integer());
-                return;
-            case Value::Kind::floating:
-                out_ += number(value.floating());
-                return;
-            case Value::Kind::string:
-                string(value.string());
-                return;
-            case Value::Kind::sequence:
-                if (value.is_sequence(Sequence::Kind::list) || value.is_sequence(Sequence::Kind::tuple))
-                    return array(value.sequence().items);
-                break;
-            case Value::Kind::dict:
-                return object(value.dict());
-            default:
-                break;
+        if (const std::optional<std::string> plain = scalar(value)) {
+            out_ += *plain;
+        } else if (value.is_string()) {
+            string(value.string());
+        } else if (value.is_sequence(Sequence::Kind::list) || value.is_sequence(Sequence::Kind::tuple)) {
+            elements(value.items(), "[]", [&](const Value& item) { write(item); });
+        } else if (value.is(Value::Kind::dict)) {
+            object(value.dict());
+        } else {
+            fail(cat("Object of type ", type_name(value), " is not JSON serializable"));
         }
-        fail(cat("Object of type ", type_name(value), " is not JSON serializable"));
     }
     std::string take() { return std::move(out_); }
 
   private:
-    static std::string number(double value) {
-        if (std::isnan(value)) return "NaN";
-        if (std::isinf(value)) return value < 0 ? "-Infinity" : "Infinity";
-        return repr(value);
+    /// What is no string and holds nothing.
+    static std::optional<std::string> scalar(const Value& value) {
+        if (value.is_none()) return "null";
+        if (value.is(Value::Kind::boolean)) return value.boolean() ? "true" : "false";
+        if (value.is(Value::Kind::integer)) return to_decimal(value.integer());
+        if (!value.is(Value::Kind::floating)) return std::nullopt;
+        const double number = value.floating();
+        if (std::isnan(number)) return "NaN";
+        return std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity") : repr(number);
     }
 
     void string(std::string_view s) {
@@ -145,65 +143,40 @@ class JsonWriter {
         }
     }
 
-    void array(const Items& items) {
-        if (items.empty()) {
-            out_ += "[]";
+    template <class All, class Write>
+    void elements(const All& all, const char* brackets, Write write_one) {
+        if (all.empty()) {
+            out_ += brackets;
             return;
         }
         const DepthGuard guard;
-        out_ += '[';
+        out_ += brackets[0];
         ++level_;
-        for (std::size_t i = 0; i < items.size(); ++i) {
+        for (std::size_t i = 0; i < all.size(); ++i) {
             if (i > 0) out_ += style_.item_separator;
             line();
-            write(items[i]);
+            write_one(all[i]);
         }
         --level_;
         line();
-        out_ += ']';
-    }
-
-    static std::string key(const Value& value) {
-        switch (value.kind()) {
-            case Value::Kind::string:
-                return value.string();
-            case Value::Kind::none:
-                return "null";
-            case Value::Kind::boolean:
-                return value.boolean() ? "true" : "false";
-            case Value::Kind::integer:
-                return to_decimal(value.integer());
-            case Value::Kind::floating:
-                return number(value.floating());
-            default:
-                fail(cat("keys must be str, int, float, bool or None, not ", type_name(value)));
-        }
+        out_ += brackets[1];
     }
 
     void object(const Dict& dict) {
-        if (dict.size() == 0) {
-            out_ += "{}";
-            return;
-        }
-        const DepthGuard guard;
         std::vector<const std::pair<Value, Value>*> entries;
         for (const auto& entry : dict.entries()) entries.push_back(&entry);
         if (style_.sort_keys) {
             std::stable_sort(entries.begin(), entries.end(),
                              [](const auto* a, const auto* b) { return less(a->first, b->first, false, "<"); });
         }
-        out_ += '{';
-        ++level_;
-        for (std::size_t i = 0; i < entries.size(); ++i) {
-            if (i > 0) out_ += style_.item_separator;
-            line();
-            string(key(entries[i]->first));
+        elements(entries, "{}", [&](const auto* entry) {
+            const std::optional<std::string> plain = scalar(entry->first);
+            if (!plain && !entry->first.is_string())
+                fail(cat("keys must be str, int, float, bool or None, not ", type_name(entry->first)));
+            string(plain ? *plain : entry->first.string());
             out_ += style_.key_separator;
-            write(entries[i]->second);
-        }
-        --level_;
-        line();
-        out_ += '}';
+            write(entry->second);
+        });
     }
 
     const JsonStyle& style_;
@@ -213,29 +186,17 @@ class JsonWriter {
 
 }  // namespace
 
-/// The shortest digits that read back as the same number; with an exponent below 1e-4 and from 1e16.
-std::string repr(double value) {
-    if (std::isnan(value)) return "nan";
-    if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-    std::array<char, 64> buffer;
-    const auto end =
-        std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::scientific).ptr;
-    std::string digits(buffer.data(), end);
-    const std::size_t e = digits.find('e');
-    const int exponent = std::atoi(digits.c_str() + e + 1);
-    if (exponent < -4 || exponent >= 16) return digits;
-    digits.resize(e);
-    const bool negative = digits[0] == '-';
-    if (negative) digits.erase(0, 1);
-    std::erase(digits, '.');
-    const int count = static_cast<int>(digits.size());
-    std::string out = negative ? "-" : "";
-    if (exponent < 0) return out + "0." + std::string(static_cast<std::size_t>(-exponent - 1), '0') + digits;
-    if (count <= exponent + 1) {
-        return out + digits + std::string(static_cast<std::size_t>(exponent + 1 - count), '0') + ".0";
-    }
-    return out + digits.substr(0, static_cast<std::size_t>(exponent + 1)) + "." +
-           digits.substr(static_cast<std::size_t>(exponent + 1));
+std::string to_decimal(Integer value) {
+    std::string digits;
+    const bool negative = value < 0;
+    do {
+        const int digit = static_cast<int>(value % 10);
+        digits += static_cast<char>('0' + (digit < 0 ? -digit : digit));
+        value /= 10;
+    } while (value != 0);
+    if (negative) digits += '-';
+    std::reverse(digits.begin(), digits.end());
+    return digits;
 }
 
 std::string repr(const Value& value) {

@@ -1,10 +1,10 @@
 #include "tokenizer/jinja/template.h"
 
-#include "tokenizer/jinja/evaluator.h"
+#include <algorithm>
+
 #include "tokenizer/jinja/parser.h"
 #include "tokenizer/jinja/text.h"
-#include "tokenizer/unicode.h"
-#include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
 
 namespace unsloth::tokenizer::jinja {
 
@@ -12,9 +12,8 @@ Template Template::compile(std::string_view source, std::string name) {
     Template made;
     made.name_ = std::move(name);
     made.source_ = source;
-    if (unicode::valid_prefix(source) != source.size())
-        throw input_error(
-            cat("chat template ", made.name_, ": not valid UTF-8 at byte ", unicode::valid_prefix(source)));
+    if (const std::size_t valid = first_invalid_utf8(source); valid != source.size())
+        throw input_error(cat("chat template ", made.name_, ": not valid UTF-8 at byte ", valid));
     try {
         made.program_ = std::make_shared<const Program>(parse(source));
     } catch (const Failure& failure) {
@@ -24,16 +23,26 @@ Template Template::compile(std::string_view source, std::string name) {
 }
 
 RenderedTemplate Template::render(const Variables& variables, int64_t steps) const {
-    Evaluator evaluator(*program_, steps);
-    RenderedTemplate out;
+    Rendering rendering;
+    const Frame frame{rendering, std::make_shared<Scope>(nullptr)};
+    struct AtEnd {
+        Rendering& rendering;
+        ~AtEnd() {
+            for (const auto& space : rendering.namespaces) space->clear();
+        }
+    } const at_end{rendering};
+    const auto& names = program_->names;
+    for (const auto& [name, value] : variables) {
+        const auto found = std::find(names.begin(), names.end(), name);
+        if (found != names.end()) frame.scope->set(static_cast<int>(found - names.begin()), value);
+    }
     try {
-        out.text = evaluator.run(variables);
+        const Budget budget(steps);
+        run(program_->body, frame);
     } catch (const Failure& failure) {
         explain(failure.what(), failure.line);
     }
-    out.generations = evaluator.generations();
-    out.generation_within_value = evaluator.generation_within_value();
-    return out;
+    return {std::move(rendering.output), std::move(rendering.generations), rendering.generation_within_value};
 }
 
 bool Template::has_generation() const {
@@ -42,7 +51,7 @@ bool Template::has_generation() const {
 
 void Template::explain(const char* message, int line) const {
     std::string advice;
-    const std::vector<std::string_view> lines = text::split(source_, "\n", -1, false);
+    const std::vector<std::string_view> lines = text::split(source_, "\n", -1);
     if (line > 0 && static_cast<std::size_t>(line) <= lines.size()) {
         constexpr std::size_t longest = 160;
         const std::string_view shown = text::strip(lines[static_cast<std::size_t>(line - 1)], text::Side::both);

@@ -2,11 +2,9 @@
 // trim_blocks and lstrip_blocks, loop controls, {% generation %}, its own tojson, raise_exception and
 // strftime_now).
 //
-// Text is equal byte for byte, and what raises there raises here. Known differences, each an error and never
-// a wrong text: integers beyond 127 bits, complex numbers, \N{…} escapes, filters for web pages (urlize,
-// xmlattr, …),
-// {% include %} and {% extends %}. Failures of map, select and their like are kept until their items are read, but
-// their work is done at once.
+// What published templates use is here, and its text is equal byte for byte. The rest of Jinja (recursive loops,
+// {% with %}, divisions, fractions, rare filters, tests and methods) is refused by its name with the template's line
+// where it is reached, and so are integers beyond 127 bits.
 #pragma once
 
 #include <cstdint>

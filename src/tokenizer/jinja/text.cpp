@@ -1,9 +1,14 @@
 #include "tokenizer/jinja/text.h"
 
+#include <unicode/locid.h>
+#include <unicode/uchar.h>
+#include <unicode/unistr.h>
+
 #include <algorithm>
-#include <array>
+#include <cstdio>
 #include <cstring>
 #include <unordered_set>
+#include <utility>
 
 #include "tokenizer/jinja/limits.h"
 #include "tokenizer/unicode.h"
@@ -13,36 +18,47 @@ namespace {
 
 using unicode::Decoded;
 
-bool is_continuation(char c) {
-    return (c & 0xC0) == 0x80;
-}
-
-bool is_line_break(char32_t c) {
-    return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
-}
-
 template <class Drop>
 std::string_view strip_if(std::string_view s, Side side, Drop drop) {
-    const std::size_t before = s.size();
-    while (side != Side::right && !s.empty()) {
-        const Decoded d = unicode::decode(s, 0);
-        if (!drop(d.code_point)) break;
-        s.remove_prefix(d.size);
-    }
-    while (side != Side::left && !s.empty()) {
-        const std::size_t at = unicode::previous(s, s.size());
-        if (!drop(unicode::decode(s, at).code_point)) break;
-        s.remove_suffix(s.size() - at);
-    }
-    charge_characters(before - s.size());
-    return s;
+    const std::string_view kept = unicode::stripped(s, side != Side::right, side != Side::left, drop);
+    charge_characters(s.size() - kept.size());
+    return kept;
+}
+
+bool is_ascii(std::string_view s) {
+    return std::none_of(s.begin(), s.end(), [](char c) { return c & 0x80; });
+}
+
+/// Most text is ASCII, where case is a matter of one bit.
+std::string with_case(std::string_view s, char first, char last) {
+    charge_bytes(s.size());
+    std::string out(s);
+    for (char& c : out) c = c >= first && c <= last ? static_cast<char>(c ^ 0x20) : c;
+    return out;
+}
+
+icu::UnicodeString wide(std::string_view s) {
+    charge_characters(s.size());
+    return icu::UnicodeString::fromUTF8(icu::StringPiece(s.data(), static_cast<int32_t>(s.size())));
+}
+
+std::string narrow(const icu::UnicodeString& s) {
+    std::string out;
+    return s.toUTF8String(out);
+}
+
+/// The first character of `s` in title case.
+std::string title_character(std::string_view s) {
+    icu::UnicodeString c = wide(s.substr(0, byte_of(s, 1)));
+    return narrow(c.toTitle(nullptr, icu::Locale::getRoot(), U_TITLECASE_NO_BREAK_ADJUSTMENT));
 }
 
 }  // namespace
 
 std::size_t length(std::string_view s) {
     charge_bytes(s.size() / 4);
-    return s.size() - static_cast<std::size_t>(std::count_if(s.begin(), s.end(), is_continuation));
+    return s.size() -
+           static_cast<std::size_t>(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xC0) == 0x80; }));
 }
 
 std::vector<std::string_view> characters(std::string_view s) {
@@ -74,12 +90,6 @@ std::u32string decode(std::string_view s) {
     return out;
 }
 
-std::string encode(std::u32string_view s) {
-    std::string out;
-    for (const char32_t c : s) unicode::append(out, c);
-    return out;
-}
-
 bool is_space(char32_t c) {
     return unicode::is_white_space(c) || (c >= 0x1C && c <= 0x1F);
 }
@@ -94,22 +104,16 @@ std::string_view strip(std::string_view s, std::string_view set, Side side) {
     return strip_if(s, side, [&](char32_t c) { return drop.count(c) != 0; });
 }
 
-std::vector<std::string_view> split_white_space(std::string_view s, int64_t limit, bool reverse) {
+std::vector<std::string_view> split_white_space(std::string_view s, int64_t limit) {
     std::vector<std::string_view> parts;
     const auto not_space = [](char32_t c) { return !is_space(c); };
-    for (;;) {
-        s = strip(s, reverse ? Side::right : Side::left);
-        if (s.empty()) break;
-        if (limit >= 0 && static_cast<int64_t>(parts.size()) == limit) {
-            parts.push_back(s);  // the far end keeps its white space
-            break;
-        }
-        const std::string_view rest = strip_if(s, reverse ? Side::right : Side::left, not_space);
-        parts.push_back(reverse ? s.substr(rest.size()) : s.substr(0, s.size() - rest.size()));
+    for (s = strip(s, Side::left); !s.empty(); s = strip(s, Side::left)) {
+        const bool last = limit >= 0 && static_cast<int64_t>(parts.size()) == limit;  // keeps its white space
+        const std::string_view rest = last ? s.substr(s.size()) : strip_if(s, Side::left, not_space);
+        parts.push_back(s.substr(0, s.size() - rest.size()));
         check_sequence(parts.size());
         s = rest;
     }
-    if (reverse) std::reverse(parts.begin(), parts.end());
     return parts;
 }
 
@@ -123,46 +127,39 @@ std::size_t find(std::string_view s, std::string_view part) {
 }
 
 std::size_t find_last(std::string_view s, std::string_view part) {
-    constexpr std::size_t short_part = 8;
-    if (part.size() <= short_part) {
-        const std::size_t at = s.rfind(part);
-        charge_characters(at == std::string_view::npos ? s.size() : s.size() - at);
-        return at;
-    }
-    charge_characters(s.size());
-    const std::string backward(s.rbegin(), s.rend()), wanted(part.rbegin(), part.rend());
-    const std::size_t at = find(backward, wanted);
-    return at == std::string_view::npos ? at : s.size() - at - part.size();
+    charge_characters(s.size() * std::max<std::size_t>(1, part.size() / 8));  // each place may need all of `part`
+    return s.rfind(part);
 }
 
-std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit, bool reverse) {
+std::vector<std::string_view> split(std::string_view s, std::string_view separator, int64_t limit) {
     std::vector<std::string_view> parts;
     while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
-        const std::size_t at = reverse ? find_last(s, separator) : find(s, separator);
-        if (at == std::string_view::npos) break;
+        const std::size_t at = find(s, separator);
+        if (at == s.npos) break;
         check_sequence(parts.size() + 1);
-        parts.push_back(reverse ? s.substr(at + separator.size()) : s.substr(0, at));
-        s = reverse ? s.substr(0, at) : s.substr(at + separator.size());
+        parts.push_back(s.substr(0, at));
+        s.remove_prefix(at + separator.size());
     }
     parts.push_back(s);
-    if (reverse) std::reverse(parts.begin(), parts.end());
     return parts;
 }
 
-std::vector<std::string_view> split_lines(std::string_view s, bool keep_ends) {
+std::vector<std::string_view> split_lines(std::string_view s) {
+    const auto is_line_break = [](char32_t c) {
+        return (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029;
+    };
     std::vector<std::string_view> lines;
     std::size_t begin = 0;
     charge_characters(s.size());
     for (std::size_t at = 0; at < s.size();) {
         const Decoded d = unicode::decode(s, at);
-        if (!is_line_break(d.code_point)) {
-            at += d.size;
-            continue;
-        }
         const std::size_t end = at + (s.compare(at, 2, "\r\n") == 0 ? 2 : d.size);
-        lines.push_back(s.substr(begin, (keep_ends ? end : at) - begin));
-        check_sequence(lines.size());
-        begin = at = end;
+        if (is_line_break(d.code_point)) {
+            lines.push_back(s.substr(begin, at - begin));
+            check_sequence(lines.size());
+            begin = end;
+        }
+        at = end;
     }
     if (begin < s.size()) lines.push_back(s.substr(begin));
     return lines;
@@ -189,37 +186,85 @@ std::string replace(std::string_view s, std::string_view from, std::string_view 
     return out += s;
 }
 
-std::size_t count(std::string_view s, std::string_view part) {
-    if (part.empty()) return length(s) + 1;
-    std::size_t times = 0;
-    for (std::size_t at = 0; (at = find(s, part)) != std::string_view::npos; ++times) s.remove_prefix(at + part.size());
-    return times;
-}
-
 std::string escape_html(std::string_view s) {
+    static constexpr std::string_view special = "&<>'\"";
+    static constexpr std::string_view entities[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
     std::string out;
     charge_characters(s.size());
     for (const char c : s) {
-        switch (c) {
-            case '&':
-                out += "&amp;";
-                break;
-            case '<':
-                out += "&lt;";
-                break;
-            case '>':
-                out += "&gt;";
-                break;
-            case '\'':
-                out += "&#39;";
-                break;
-            case '"':
-                out += "&#34;";
-                break;
-            default:
-                out += c;
+        const std::size_t at = special.find(c);
+        out += at == special.npos ? std::string_view(&c, 1) : entities[at];
+    }
+    return out;
+}
+
+// What depends on the properties of characters: case and repr, by ICU.
+
+std::string lower(std::string_view s) {
+    return is_ascii(s) ? with_case(s, 'A', 'Z') : narrow(wide(s).toLower(icu::Locale::getRoot()));
+}
+
+std::string upper(std::string_view s) {
+    return is_ascii(s) ? with_case(s, 'a', 'z') : narrow(wide(s).toUpper(icu::Locale::getRoot()));
+}
+
+std::string capitalize(std::string_view s) {
+    if (s.empty()) return {};
+    // Lowered with what stands before it, on which a final sigma depends.
+    const std::string_view first = s.substr(0, byte_of(s, 1));
+    return title_character(s) + lower(s).substr(lower(first).size());
+}
+
+/// Every run of cased characters capitalized.
+std::string title(std::string_view s) {
+    std::string out, run;
+    const auto end_run = [&] { out += capitalize(std::exchange(run, {})); };
+    for (const std::string_view c : characters(s)) {
+        if (u_hasBinaryProperty(static_cast<UChar32>(unicode::decode(c, 0).code_point), UCHAR_CASED)) {
+            run += c;
+        } else {
+            end_run();
+            out += c;
         }
     }
+    end_run();
+    return out;
+}
+
+std::string repr(std::string_view s) {
+    const bool double_quotes = s.find('\'') != s.npos && s.find('"') == s.npos;
+    const char32_t quote = double_quotes ? '"' : '\'';
+    std::string out(1, static_cast<char>(quote));
+    const auto escape = [&](const char* format, char32_t c) {
+        char buffer[16];
+        std::snprintf(buffer, sizeof buffer, format, static_cast<unsigned>(c));
+        out += buffer;
+    };
+    // str.isprintable: neither other (C) nor separator (Z), but for the space.
+    const auto printable = [](char32_t c) {
+        return c == ' ' || !(U_GET_GC_MASK(static_cast<UChar32>(c)) & (U_GC_C_MASK | U_GC_Z_MASK));
+    };
+    for (const char32_t c : decode(s)) {
+        if (c == quote || c == '\\') {
+            out += '\\';
+            out += static_cast<char>(c);
+        } else if (c == '\n') {
+            out += "\\n";
+        } else if (c == '\r') {
+            out += "\\r";
+        } else if (c == '\t') {
+            out += "\\t";
+        } else if (printable(c)) {
+            unicode::append(out, c);
+        } else if (c < 0x100) {
+            escape("\\x%02x", c);
+        } else if (c < 0x10000) {
+            escape("\\u%04x", c);
+        } else {
+            escape("\\U%08x", c);
+        }
+    }
+    out += static_cast<char>(quote);
     return out;
 }
 
