@@ -66,7 +66,7 @@ function(unsloth_shared name)
                                              INSTALL_RPATH "$ORIGIN;${UNSLOTH_TORCH_RPATH}")
   else()
     target_link_libraries(${name} PRIVATE spdlog::spdlog PkgConfig::PCRE2 PkgConfig::ICU ZLIB::ZLIB PkgConfig::ZSTD
-                                          ${CMAKE_DL_LIBS} Threads::Threads)
+                                          ${YAML_CPP_LIBRARIES} ${CMAKE_DL_LIBS} Threads::Threads)
   endif()
   set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
   # Without this a test program's copies of inline functions, which are not optimised, would serve the library too.

@@ -9,6 +9,8 @@ void run_train(const config::CommandLine& line);
 /// The exit code for all ranks together.
 int run_launch(const config::CommandLine& line);
 void run_config(const config::CommandLine& line);
+/// False when --strict is given and something is not carried over.
+bool run_import(const config::CommandLine& line);
 /// False when a run with this configuration would stop at its data.
 bool run_data(const config::CommandLine& line);
 void run_augment(const config::CommandLine& line);

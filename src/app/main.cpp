@@ -34,6 +34,8 @@ int run(const config::CommandLine& line) {
         case config::Command::config:
             run_config(line);
             break;
+        case config::Command::importing:
+            return run_import(line) ? 0 : code_of(ErrorKind::usage);
         case config::Command::data:
             return run_data(line) ? 0 : code_of(ErrorKind::input);
         case config::Command::augment:

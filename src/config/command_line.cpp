@@ -190,7 +190,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (arguments.empty())
         throw usage_error("nothing to do", "Try: unsloth-train --config FILE, or unsloth-train --help");
     const std::string& first = arguments.front();
-    const bool names_command = !first.starts_with("-") && !first.ends_with(config_ending);
+    const bool names_command = !first.starts_with("-") && !names_config_file(first);
     const bool asks_help = contains(arguments, "--help") || contains(arguments, "-h");
 
     if (first == "--version" || first == "version") {

@@ -57,6 +57,24 @@ void declare_config(OptionSet& options, CommandLine& line) {
     options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
 }
 
+void declare_import(OptionSet& options, CommandLine& line) {
+    ImportRequest& import = line.importing;
+    options
+        .add("path", import.path,
+             "YAML or JSON file of axolotl or LLaMA-Factory, or of the arguments of a TRL or Unsloth script.")
+        .path("FILE")
+        .argument()
+        .must_be_given();
+    options.add_choice("from", import.from,
+                       {{"auto", PeerProgram::automatic},
+                        {"axolotl", PeerProgram::axolotl},
+                        {"llamafactory", PeerProgram::llama_factory},
+                        {"trl", PeerProgram::trl}},
+                       "Whose configuration it is; trl: Unsloth's too. auto: by the names of its fields.");
+    options.add("out", import.out, "File to write; empty: standard output.").path("FILE");
+    options.add("strict", import.strict, "Exit code 2, and no file, where something cannot be carried over.");
+}
+
 void declare_data_command(OptionSet& options, CommandLine& line) {
     options
         .add("n", line.data.n,
@@ -337,6 +355,8 @@ const std::vector<CommandInfo>& commands() {
          "Start a process a GPU, all of which train one model.", false, declare_launch},
         {Command::config, "config", "[--config FILE] [--schema | --markdown] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", true, declare_config},
+        {Command::importing, "import-config", "FILE [--from axolotl|llamafactory|trl] [--out run.json] [--strict]",
+         "Make a configuration from one of axolotl, LLaMA-Factory, TRL or Unsloth.", false, declare_import},
         {Command::data, "data", "--config FILE [--n N] [--json] [--color auto|always|never] [--section.key VALUE …]",
          "Show rows as the model will see them, and count what a run would train on.", true, declare_data_command},
         {Command::augment, "data augment",
@@ -368,6 +388,10 @@ const std::vector<CommandInfo>& commands() {
     return all;
 }
 
+bool names_config_file(const std::string& argument) {
+    return argument.ends_with(".json") || argument.ends_with(".yaml") || argument.ends_with(".yml");
+}
+
 const CommandInfo& command_named(const std::string& name) {
     std::vector<std::string> names = {"help"};
     for (const auto& command : commands()) {
@@ -385,9 +409,10 @@ void declare_own_options(const CommandInfo& command, OptionSet& options, Command
     if (command.takes_config) {
         options
             .add("config", line.config_file,
-                 "JSON file of options; flags win over it. A name that ends in .json needs no --config.")
+                 "JSON or YAML file of options; flags win over it. A name that ends in .json, .yaml or .yml needs no "
+                 "--config.")
             .path("FILE")
-            .or_bare(config_ending)
+            .or_bare(names_config_file)
             .suggested_for({"config_file", "cfg", "conf"});
     } else if (command.command != Command::launch) {  // its level is the ranks'
         options.add("log_level", line.log_level, "Least level that is printed.").one_of(log_levels()).value("LEVEL");

@@ -9,8 +9,8 @@
 
 namespace unsloth::config {
 
-/// An argument that is no flag and ends so is a configuration file.
-inline constexpr const char* config_ending = ".json";
+/// Whether an argument that is no flag is a configuration file, by its ending.
+bool names_config_file(const std::string& argument);
 
 struct CommandInfo {
     Command command;

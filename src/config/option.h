@@ -70,10 +70,11 @@ struct Option {
     bool accepts_number_as_text = false;
     bool flag_needs_no_value = false;  ///< `--key` alone means true
     bool positional = false;
-    std::string bare_ending;           ///< an argument that is no flag and ends so is this option's value; empty: none
-    bool is_path = false;              ///< a leading ~ is the user's home folder
-    bool required = false;             ///< of a command's own option
-    std::optional<OnResume> resuming;  ///< of every option of a configuration
+    /// Which arguments that are no flags are this option's value; null: none.
+    bool (*is_named_by)(const std::string& argument) = nullptr;
+    bool is_path = false;                       ///< a leading ~ is the user's home folder
+    bool required = false;                      ///< of a command's own option
+    std::optional<OnResume> resuming;           ///< of every option of a configuration
     std::shared_ptr<const OptionSet> elements;  ///< the keys of an object_list's objects
 
     std::function<Json()> get;
@@ -108,7 +109,7 @@ struct Option {
     Option& number_as_text() { return accepts_number_as_text = true, *this; }
     Option& bare_flag() { return flag_needs_no_value = true, *this; }
     Option& argument() { return positional = true, *this; }
-    Option& or_bare(std::string ending) { return bare_ending = std::move(ending), *this; }
+    Option& or_bare(bool (*names_it)(const std::string&)) { return is_named_by = names_it, *this; }
     Option& must_be_given() { return required = true, *this; }
     Option& on_resume(OnResume fate) { return resuming = fate, *this; }
 };

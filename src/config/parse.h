@@ -1,4 +1,4 @@
-// Filling an OptionSet's objects from a JSON file and from flags.
+// Filling an OptionSet's objects from a JSON or YAML file and from flags.
 #pragma once
 
 #include <filesystem>
@@ -19,8 +19,8 @@ struct ParseRecord {
     Problems problems;
 };
 
-/// A JSON file of sections. Unreadable, malformed (with line and column), unknown, doubly named or wrong: among the
-/// record's problems.
+/// A JSON or YAML file (by its name) of sections. Unreadable, malformed (with line and column), unknown, doubly named
+/// or wrong: among the record's problems.
 void read_config_file(const std::filesystem::path& path, const OptionSet& options, ParseRecord& record);
 
 /// A flag or positional argument, understood but not yet assigned.

@@ -114,7 +114,7 @@ class FlagReader {
         if (argument.size() > 1 && argument.starts_with("-"))
             throw usage_error(cat("unknown option ", argument), "Options start with two dashes; see --help.");
         for (const Option& option : options_.options())
-            if (!option.bare_ending.empty() && argument.ends_with(option.bare_ending))
+            if (option.is_named_by != nullptr && option.is_named_by(argument))
                 return add(option, argument, option.placeholder);
         if (positionals_.empty())
             throw usage_error(cat("unexpected argument '", argument, "'"),

@@ -10,40 +10,9 @@ namespace {
 using Values = std::vector<Json>;
 using Meanings = std::vector<std::pair<Json, Json>>;
 
-const Values off = {nullptr, false, "", Json::array(), Json::object()};
+const Values& off = PeerRows::off;
 
-/// The rows of the table, section by section.
-class Rows {
-  public:
-    Rows& section(const char* name) { return section_ = name, *this; }
-
-    /// Fields that change nothing here, whatever they say.
-    Rows& any(const std::vector<const char*>& keys, const char* note) {
-        for (const char* key : keys) add({section_, key, note, true, {}, {}, {}, {}});
-        return *this;
-    }
-    /// Fields of which only these values are what the program does; `note` is told for them.
-    Rows& only(const std::vector<const char*>& keys, const Values& values, const char* refusal, const char* note = "") {
-        for (const char* key : keys) add({section_, key, note, false, values, {}, {}, refusal});
-        return *this;
-    }
-    /// A field that stands for an option. `taken`: values without effect.
-    Rows& means(const char* key, const char* option, const Meanings& meanings, const Values& taken,
-                const char* refusal = "", const char* note = "") {
-        add({section_, key, note, false, taken, option, meanings, refusal});
-        return *this;
-    }
-
-    std::vector<PeerField> take() { return std::move(fields_); }
-
-  private:
-    void add(PeerField field) { fields_.push_back(std::move(field)); }
-
-    std::string section_;
-    std::vector<PeerField> fields_;
-};
-
-void add_model_fields(Rows& rows) {
+void add_model_fields(PeerRows& rows) {
     rows.section("model")
         .any({"attn_implementation", "use_cache"}, "attention has kernels of its own, and training keeps no KV cache")
         .any({"trust_remote_code", "use_safetensors", "low_cpu_mem_usage", "use_fast", "token"},
@@ -61,7 +30,7 @@ void add_model_fields(Rows& rows) {
         .means("full_finetuning", "lora.finetuning_type", {{true, "full"}}, off, "true or false is expected");
 }
 
-void add_lora_fields(Rows& rows) {
+void add_lora_fields(PeerRows& rows) {
     rows.section("lora")
         .only({"bias"}, {"none", nullptr},
               "biases are not trained with adapters; lora.finetuning_type full trains them")
@@ -83,8 +52,8 @@ void add_lora_fields(Rows& rows) {
         .means("base_model_name_or_path", "model.path", {}, {nullptr});
 }
 
-void add_saving_fields(Rows& rows) {
-    rows.means("save_strategy", "training.save_steps", {{"no", 0}}, {nullptr, "steps"},
+void add_saving_fields(PeerRows& rows) {
+    rows.means("save_strategy", "training.save_steps", {{"no", 0}, {false, 0}}, {nullptr, "steps"},
                "checkpoints come by training.save_steps or training.save_minutes", "training.save_steps says how often")
         .any({"save_only_model", "save_on_each_node", "save_safetensors", "enable_jit_checkpoint"},
              "a checkpoint is safetensors files with the optimizer's state, written once, and on SIGTERM too")
@@ -101,12 +70,12 @@ void add_saving_fields(Rows& rows) {
              "nothing is uploaded");
 }
 
-void add_reporting_fields(Rows& rows) {
+void add_reporting_fields(PeerRows& rows) {
     const char* const tracker = "metrics go to logging.metrics_file; trackers can read it";
     rows.only({"report_to"}, {nullptr, "none", "", Json::array(), Json::array({"none"})}, tracker, tracker)
         .any({"run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "logging_dir"},
              tracker)
-        .means("logging_strategy", "logging.metrics_file", {{"no", ""}}, {nullptr, "steps"},
+        .means("logging_strategy", "logging.metrics_file", {{"no", ""}, {false, ""}}, {nullptr, "steps"},
                "rows of metrics come by training.logging_steps", "training.logging_steps says how often")
         .means("log_level", "logging.level",
                {{"debug", "debug"}, {"info", "info"}, {"warning", "warning"}, {"error", "error"}, {"critical", "off"}},
@@ -116,8 +85,8 @@ void add_reporting_fields(Rows& rows) {
              "rank 0 logs tokens, memory and losses; a loss that is not finite stops the run");
 }
 
-void add_evaluation_fields(Rows& rows) {
-    const Meanings none = {{"no", 0}};
+void add_evaluation_fields(PeerRows& rows) {
+    const Meanings none = {{"no", 0}, {false, 0}};  // YAML takes no for false
     const char* const refusal = "evaluations come by training.eval_steps, and at the end";
     const char* const note = "training.eval_steps says how often; with evaluation rows there is one at the end";
     rows.means("eval_strategy", "training.eval_steps", none, {nullptr, "steps"}, refusal, note)
@@ -131,7 +100,7 @@ void add_evaluation_fields(Rows& rows) {
         .only({"eval_delay"}, {nullptr, 0}, "evaluations begin at the first multiple of training.eval_steps");
 }
 
-void add_data_fields(Rows& rows) {
+void add_data_fields(PeerRows& rows) {
     rows.any({"remove_unused_columns", "length_column_name", "dataset_num_proc", "dataset_batch_size",
               "num_of_sequences", "chars_per_token"},
              "columns that are not known are not read, and all cores encode rows")
@@ -158,7 +127,7 @@ void add_data_fields(Rows& rows) {
         .only({"model_init_kwargs"}, off, "section model has the options of loading");
 }
 
-void add_device_fields(Rows& rows) {
+void add_device_fields(PeerRows& rows) {
     const char* const parallel = "processes train data-parallel (unsloth-train launch); a model lies on one device";
     rows.means("use_cpu", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
         .means("no_cuda", "hardware.device", {{true, "cpu"}}, off, "true or false is expected")
@@ -183,7 +152,7 @@ void add_device_fields(Rows& rows) {
              "ranks are the launcher's, and sum one buffer of gradients");
 }
 
-void add_optimizer_fields(Rows& rows) {
+void add_optimizer_fields(PeerRows& rows) {
     rows.only({"optim_args", "optim_target_modules"}, off,
               "training.optim is AdamW, with adam_beta1, adam_beta2, adam_epsilon")
         .only({"adafactor"}, off, "training.optim is AdamW")
@@ -199,7 +168,7 @@ void add_optimizer_fields(Rows& rows) {
 }
 
 std::vector<PeerField> make_table() {
-    Rows rows;
+    PeerRows rows;
     add_model_fields(rows);
     add_lora_fields(rows);
     rows.section("training");
@@ -220,11 +189,30 @@ bool passes_on(const PeerField& field) {
     return !field.option.empty() && field.meanings.empty();
 }
 
+}  // namespace
+
+const Values PeerRows::off = {nullptr, false, "", Json::array(), Json::object()};
+
+PeerRows& PeerRows::any(const std::vector<const char*>& keys, const char* note) {
+    for (const char* key : keys) fields_.push_back({section_, key, note, true, {}, {}, {}, {}});
+    return *this;
+}
+
+PeerRows& PeerRows::only(const std::vector<const char*>& keys, const Values& values, const char* refusal,
+                         const char* note) {
+    for (const char* key : keys) fields_.push_back({section_, key, note, false, values, {}, {}, refusal});
+    return *this;
+}
+
+PeerRows& PeerRows::means(const char* key, const char* option, const Meanings& meanings, const Values& taken,
+                          const char* refusal, const char* note) {
+    fields_.push_back({section_, key, note, false, taken, option, meanings, refusal});
+    return *this;
+}
+
 std::string shown(const Json& value) {
     return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
-
-}  // namespace
 
 const std::vector<PeerField>& peer_fields() {
     static const std::vector<PeerField> table = make_table();
@@ -238,24 +226,26 @@ const PeerField* find_peer_field(const std::string& name) {
     return nullptr;
 }
 
-std::optional<std::pair<std::string, Json>> meaning_of(const PeerField& field, const Json& value,
-                                                       const std::string& origin, std::vector<std::string>& notes) {
+Taken take(const PeerField& field, const Json& value) {
     if (field.takes_any || contains(field.taken, value)) {
         // What is off asks for nothing that a user would miss.
-        if (!field.note.empty() && !value.is_null() && value != false)
-            notes.push_back(cat(origin, " has no effect: ", field.note));
-        return std::nullopt;
+        const bool tell = !field.note.empty() && !value.is_null() && value != false;
+        return {std::nullopt, tell ? cat("has no effect: ", field.note) : "", ""};
     }
-    for (const auto& [written, meant] : field.meanings) {
-        if (written != value) continue;
-        notes.push_back(cat(origin, " ", shown(value), " is taken as ", field.option, " ", shown(meant)));
-        return std::pair(field.option, meant);
-    }
-    if (passes_on(field)) {
-        notes.push_back(cat(origin, " is taken as ", field.option));
-        return std::pair(field.option, value);
-    }
-    throw usage_error(cat(origin, ": ", shown(value), " is refused: ", field.refusal));
+    for (const auto& [written, meant] : field.meanings)
+        if (written == value)
+            return {std::pair(field.option, meant), cat(shown(value), " is taken as ", field.option, " ", shown(meant)),
+                    ""};
+    if (passes_on(field)) return {std::pair(field.option, value), cat("is taken as ", field.option), ""};
+    return {std::nullopt, "", field.refusal};
+}
+
+std::optional<std::pair<std::string, Json>> meaning_of(const PeerField& field, const Json& value,
+                                                       const std::string& origin, std::vector<std::string>& notes) {
+    const Taken taken = take(field, value);
+    if (!taken.refusal.empty()) throw usage_error(cat(origin, ": ", shown(value), " is refused: ", taken.refusal));
+    if (!taken.note.empty()) notes.push_back(cat(origin, " ", taken.note));
+    return taken.meaning;
 }
 
 std::string describe(const PeerField& field) {

@@ -45,7 +45,40 @@ class FirstSteps(EndToEnd):
         self.fail_with(USAGE, ["/dev/stdin:1:1", "no valid JSON"], "config", "--config", "/dev/stdin")
         written = self.folder / "run.yaml"
         written.write_text("model:\n  path: m\n")
-        self.fail_with(USAGE, ["run.yaml:1:1", "Configurations are JSON"], "--config", written)
+        result = self.succeed("config", "--config", written)
+        self.assertEqual(json.loads(result.out)["model"]["path"], "m")
+        self.assertEqual(json.loads(self.succeed("config", written).out)["model"]["path"], "m")
+        written.write_text("model:\n\tpath: m\n")
+        self.fail_with(USAGE, ["run.yaml:2:1", "no valid YAML"], "--config", written)
+
+    def test_configurations_of_other_programs(self):
+        theirs = self.folder / "axolotl.yml"
+        theirs.write_text(
+            f"base_model: {model(TEXT_LLAMA, tokenizer=LEGAL_BASE)}\nadapter: lora\nlora_r: 4\nlora_alpha: 8\n"
+            f"lora_target_linear: true\nsequence_len: 32\nlearning_rate: 0.001\nmax_steps: 2\n"
+            f"output_dir: {self.folder / 'out'}\ndatasets:\n  - path: {self.text_rows()}\n    type: completion\n"
+        )
+        run_file = self.folder / "run.json"
+        told = self.succeed("import-config", theirs, "--out", run_file, "--strict").err
+        self.assertIn("as axolotl 0.19.0: ", told)
+        self.assertIn(", 0 not", told)
+        self.succeed("--config", run_file, "--device", "cpu", "--dtype", "float32")
+        self.assertEqual(len(self.steps(self.folder / "out")), 2)
+        written = self.succeed("import-config", theirs).out
+        self.assertEqual(json.loads(written), json.loads(run_file.read_text()))
+        theirs.write_text(theirs.read_text() + "early_stopping_patience: 3\n")
+        self.succeed("import-config", theirs)
+        strict = self.folder / "strict.json"
+        self.fail_with(
+            USAGE,
+            ["not carried over: early_stopping_patience: 3: a run goes to its end"],
+            "import-config",
+            theirs,
+            "--strict",
+            "--out",
+            strict,
+        )
+        self.assertFalse(strict.exists())
 
     def test_binary_files_are_not_shown_raw(self):
         path = self.folder / "binary.json"

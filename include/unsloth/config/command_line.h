@@ -7,6 +7,7 @@
 
 #include "unsloth/config/config.h"
 #include "unsloth/config/engine.h"
+#include "unsloth/config/import.h"
 #include "unsloth/spec/weight_type.h"
 
 namespace unsloth::config {
@@ -15,6 +16,7 @@ enum class Command {
     train,
     launch,
     config,
+    importing,
     data,
     augment,
     score,
@@ -38,6 +40,13 @@ struct ConfigRequest {
 
 /// Whether trained tokens are shown by colour; `automatic`: on a terminal.
 enum class ColorChoice { automatic, always, never };
+
+struct ImportRequest {
+    std::string path;  ///< never empty
+    PeerProgram from = PeerProgram::automatic;
+    std::string out;  ///< empty: standard output
+    bool strict = false;
+};
 
 struct DataRequest {
     int64_t n = 3;  ///< rows to show
@@ -136,6 +145,7 @@ struct CommandLine {
     LoadedConfig loaded;
     LaunchRequest launch;
     ConfigRequest config;
+    ImportRequest importing;
     DataRequest data;
     AugmentRequest augment;
     ScoreRequest score;

@@ -1,0 +1,205 @@
+#include "config/import/importer.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "config/option_table.h"
+#include "config/render.h"
+#include "config/settle.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+std::string first_line(const std::string& text) {
+    return text.substr(0, text.find('\n'));
+}
+
+/// The message of an Error, without the place in front of it.
+std::string reason_of(const Error& failure, const std::string& origin) {
+    const std::string text = first_line(failure.what());
+    return text.starts_with(origin + ": ") ? text.substr(origin.size() + 2) : text;
+}
+
+std::string trimmed(const std::string& text) {
+    const auto first = text.find_first_not_of(" \t");
+    return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+}  // namespace
+
+Importer::Importer(Json fields, std::filesystem::path folder) : fields_(std::move(fields)), folder_(std::move(folder)) {
+    declare_options(options_, config_);
+}
+
+std::optional<Json> Importer::take(const std::string& key) {
+    const auto found = fields_.find(key);
+    if (found == fields_.end()) return std::nullopt;
+    Json value = *found;
+    fields_.erase(found);
+    ++result_.carried;
+    if (value.is_null()) return std::nullopt;
+    return value;
+}
+
+std::optional<std::string> Importer::take_text(const std::string& key) {
+    const auto value = take(key);
+    if (!value || *value == "") return std::nullopt;
+    if (value->is_string()) return value->get<std::string>();
+    lose(key, cat("a text is expected, found ", shown(*value)));
+    return std::nullopt;
+}
+
+bool Importer::take_flag(const std::string& key) {
+    const auto value = take(key);
+    if (!value) return false;
+    if (value->is_boolean()) return value->get<bool>();
+    lose(key, cat("true or false is expected, found ", shown(*value)));
+    return false;
+}
+
+std::vector<std::string> Importer::take_names(const std::string& key) {
+    const auto value = take(key);
+    std::vector<std::string> names;
+    if (!value) return names;
+    if (value->is_string()) {
+        std::istringstream parts(value->get<std::string>());
+        for (std::string part; std::getline(parts, part, ',');) names.push_back(trimmed(part));
+    } else if (value->is_array() &&
+               std::all_of(value->begin(), value->end(), [](const Json& one) { return one.is_string(); })) {
+        names = value->get<std::vector<std::string>>();
+    } else {
+        lose(key, cat("a list of names is expected, found ", shown(*value)));
+    }
+    return names;
+}
+
+Json Importer::look(const std::string& key) const {
+    const auto found = fields_.find(key);
+    return found == fields_.end() ? Json(nullptr) : *found;
+}
+
+void Importer::set_default(const std::string& option, const Json& value) {
+    std::vector<std::string> notes;
+    assign(*options_.find(option)->option, value, option, notes);
+    given_.insert(option);
+}
+
+void Importer::set(const std::string& key, const std::string& option, const Json& value) {
+    const Option& target = *options_.find(option)->option;
+    std::vector<std::string> notes;
+    try {
+        assign(target, value, key, notes);
+        given_.insert(option);
+    } catch (const Error& refused) {
+        if (refused.kind() != ErrorKind::usage) throw;
+        lose(key, cat(shown(value), ": ", reason_of(refused, key), "; ", option, " stays ", shown(target.get())));
+    }
+    for (const std::string& text : notes) result_.notes.push_back(text);
+}
+
+void Importer::carry(const std::string& key, const Json& value, const PeerField& field) {
+    const Taken taken = unsloth::config::take(field, value);
+    if (!taken.refusal.empty()) return lose(key, cat(shown(value), ": ", taken.refusal));
+    const bool as_it_is = taken.meaning && taken.meaning->second == value;
+    if (!taken.note.empty() && !as_it_is) result_.notes.push_back(cat(key, " ", taken.note));
+    if (taken.meaning) set(key, taken.meaning->first, taken.meaning->second);
+}
+
+void Importer::note(const std::string& key, const std::string& text) {
+    result_.notes.push_back(cat(key, ": ", text));
+}
+
+void Importer::lose(const std::string& key, const std::string& why) {
+    result_.losses.push_back(cat(key, ": ", why));
+}
+
+void Importer::carry_by_our_name(const std::string& key, const Json& value) {
+    for (const char* section : {"training", "lora", "model", "data"}) {
+        const auto found = options_.find(cat(section, ".", key));
+        if (!found) continue;
+        if (value.is_null() && !found->option->nullable) return;  // "not set", where these names come from
+        if (found->alias == nullptr || !found->alias->when_true) return set(key, found->option->full_name(), value);
+        if (value == true) set(key, found->option->full_name(), *found->alias->when_true);
+        return;
+    }
+    const PeerField* const field = find_peer_field(key);
+    if (field != nullptr) return carry(key, value, *field);
+    lose(key, "is not known");
+}
+
+void Importer::take_rest(const std::vector<PeerField>& table, bool by_our_names) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : fields_.items()) keys.push_back(key);
+    for (const std::string& key : keys) {
+        const auto field = std::find_if(table.begin(), table.end(), [&](const auto& one) { return one.key == key; });
+        const Json value = take(key).value_or(nullptr);
+        if (field != table.end()) {
+            carry(key, value, *field);
+        } else if (by_our_names) {
+            carry_by_our_name(key, value);
+        } else {
+            lose(key, "is not known");
+        }
+    }
+}
+
+ImportedConfig Importer::finish(std::string program) {
+    UNSLOTH_CHECK(fields_.empty(), "fields are left: ", fields_.dump());
+    Json whole = effective_json(options_);
+    for (auto& [section, options] : whole.items()) {
+        std::vector<std::string> absent;
+        for (const auto& [key, value] : options.items())
+            if (given_.count(cat(section, ".", key)) == 0) absent.push_back(key);
+        for (const std::string& key : absent) options.erase(key);
+    }
+    Json written = Json::object();
+    for (const auto& [section, options] : whole.items())
+        if (!options.empty()) written[section] = options;
+    result_.json = written.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    result_.program = std::move(program);
+
+    LoadedConfig loaded{config_, {}, given_};
+    Problems problems;
+    settle(loaded, problems);
+    try {
+        problems.raise();
+    } catch (const Error& refused) {
+        result_.losses.push_back(cat("as a whole: a run would refuse it: ", refused.what()));
+    }
+    // A field may be lost once it was taken.
+    result_.carried -= std::min(result_.carried, static_cast<int64_t>(result_.losses.size()));
+    return std::move(result_);
+}
+
+void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources) {
+    static const std::vector<std::pair<DataFormat, const char*>> names = {
+        {DataFormat::tokenized, "tokenized"}, {DataFormat::alpaca, "alpaca"},
+        {DataFormat::messages, "messages"},   {DataFormat::sharegpt, "sharegpt"},
+        {DataFormat::text, "text"},           {DataFormat::prompt_completion, "prompt_completion"}};
+    const auto name_of = [](DataFormat format) {
+        for (const auto& [known, name] : names)
+            if (known == format) return name;
+        return "auto";
+    };
+    if (sources.empty()) return;
+    const ImportedSource& first = sources.front();
+    if (sources.size() == 1 && first.split.empty()) {
+        importer.set(key, "data.train_file", first.path);
+        if (first.format != DataFormat::automatic) importer.set(key, "data.format", spec::name_of(first.format));
+        if (!first.columns.empty()) importer.set(key, "data.columns", first.columns);
+    } else {
+        Json list = Json::array();
+        for (const ImportedSource& source : sources) {
+            Json& one = list.emplace_back(Json{{"path", source.path}});
+            if (source.format != DataFormat::automatic) one["format"] = spec::name_of(source.format);
+            if (!source.split.empty()) one["split"] = source.split;
+            if (source.weight) one["weight"] = *source.weight;
+            if (!source.columns.empty()) one["columns"] = source.columns;
+        }
+        importer.set(key, "data.datasets", list);
+    }
+}
+
+}  // namespace unsloth::config

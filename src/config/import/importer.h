@@ -1,0 +1,88 @@
+// What the readers of other programs' configurations share: the fields that are left, and the configuration being made.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "config/option_set.h"
+#include "config/peer_fields.h"
+#include "unsloth/config/import.h"
+
+namespace unsloth::config {
+
+class Importer {
+  public:
+    /// `fields`: the file's top object. Files that it names are looked for from `folder` on.
+    Importer(Json fields, std::filesystem::path folder);
+
+    /// The field's value, which is then dealt with; nothing when it is absent or null.
+    std::optional<Json> take(const std::string& key);
+    /// The same for a text; one of another type is a loss, and nothing.
+    std::optional<std::string> take_text(const std::string& key);
+    /// Whether it is true; absent is false.
+    bool take_flag(const std::string& key);
+    /// A list of texts, or one text of them with commas between; empty when absent.
+    std::vector<std::string> take_names(const std::string& key);
+    /// What a field says, or that is left of it, without dealing with it; null when absent.
+    Json look(const std::string& key) const;
+
+    /// What that program does when nobody says anything; before all else.
+    void set_default(const std::string& option, const Json& value);
+    /// For `key`, which is carried over by it; where the option refuses the value, that is a loss.
+    void set(const std::string& key, const std::string& option, const Json& value);
+    void carry(const std::string& key, const Json& value, const PeerField& field);
+    /// For a field that was dealt with without an option.
+    void note(const std::string& key, const std::string& text);
+    void lose(const std::string& key, const std::string& why);
+
+    /// Deals with all fields that are left and stand in the table, or, with `by_our_names`, that are options or peers'
+    /// fields of ours; the rest is not known.
+    void take_rest(const std::vector<PeerField>& table, bool by_our_names);
+
+    const std::filesystem::path& folder() const { return folder_; }
+    const Config& config() const { return config_; }
+    bool is_set(const std::string& option) const { return given_.count(option) != 0; }
+    ImportedConfig finish(std::string program);
+
+  private:
+    void carry_by_our_name(const std::string& key, const Json& value);
+
+    Json fields_;
+    std::filesystem::path folder_;
+    Config config_;
+    OptionSet options_;
+    std::set<std::string> given_;
+    ImportedConfig result_;
+};
+
+/// A source of rows, as the other programs describe it.
+struct ImportedSource {
+    std::string path;
+    DataFormat format = DataFormat::automatic;
+    std::string split;
+    std::optional<double> weight;
+    Json columns = Json::object();  ///< {name here: name in the file}
+};
+
+/// Writes train_file, or datasets where one file does not say it.
+void set_sources(Importer& importer, const std::string& key, const std::vector<ImportedSource>& sources);
+
+// Groups of fields that transformers' TrainingArguments have, and that all three programs pass on.
+
+/// bf16 and fp16 (also bfloat16, float16); `fallback` for neither, empty: the model's own type is told.
+void import_precision(Importer& importer, const char* fallback);
+/// warmup_steps (below 1 a share) and warmup_ratio.
+void import_warmup(Importer& importer);
+/// save_strategy and save_steps; eval_strategy (or evaluation_strategy) and eval_steps. `has_rows`: to evaluate on.
+void import_saving(Importer& importer, const std::string& strategy_default);
+void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows);
+
+// The programs. Each takes all fields of `importer`.
+void import_axolotl(Importer& importer);
+void import_llama_factory(Importer& importer);
+void import_trl(Importer& importer);
+
+}  // namespace unsloth::config

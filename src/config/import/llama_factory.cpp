@@ -1,0 +1,346 @@
+// Of LLaMA-Factory 0.9.5. Its training arguments are transformers' own, and known by the option table.
+#include <algorithm>
+
+#include "config/import/importer.h"
+#include "config/read_tree.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+void set_defaults(Importer& importer) {
+    importer.set_default("model.load_in_4bit", false);
+    importer.set_default("model.max_seq_length", 2048);
+    importer.set_default("lora.r", 8);
+    importer.set_default("training.per_device_train_batch_size", 8);
+    importer.set_default("training.gradient_accumulation_steps", 1);
+    importer.set_default("training.num_train_epochs", 3);
+    importer.set_default("training.learning_rate", 5e-5);
+    importer.set_default("training.lr_scheduler_type", "linear");
+    importer.set_default("training.warmup_steps", 0);
+    importer.set_default("training.weight_decay", 0);
+    importer.set_default("training.optim", "adamw_torch");
+    importer.set_default("training.seed", 42);
+    importer.set_default("training.logging_steps", 500);
+    importer.set_default("training.save_steps", 500);
+}
+
+void add_model(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.means("model_name_or_path", "model.path", {}, {nullptr})
+        .means("adapter_name_or_path", "model.adapter_name_or_path", {}, {nullptr, ""})
+        .only({"adapter_folder"}, off, "model.adapter_name_or_path is the adapter's own folder")
+        .any({"cache_dir", "use_fast_tokenizer", "low_cpu_mem_usage", "trust_remote_code", "hf_hub_token",
+              "ms_hub_token", "om_hub_token", "print_param_status", "offload_folder", "use_kv_cache", "infer_backend",
+              "infer_dtype", "init_special_tokens", "device_map", "model_max_length", "block_diag_attn",
+              "compute_dtype"},
+             "weights are mapped from safetensors files, and no code of a repository is run")
+        .any({"flash_attn", "use_unsloth", "enable_liger_kernel", "use_v1_kernels", "use_unsloth_gc",
+              "use_reentrant_gc"},
+             "kernels are compiled into the program")
+        .only({"model_revision"}, {nullptr, "main"}, "model.path ORG/NAME@REVISION names one of the hub")
+        .only({"resize_vocab", "split_special_tokens", "add_tokens", "add_special_tokens", "new_special_tokens_config"},
+              off, "the vocabulary is the model folder's; add tokens there first")
+        .only({"rope_scaling"}, off, "the model's config.json says how its positions are scaled; write it there")
+        .only({"shift_attn"}, off, "attention is the model's own")
+        .only({"mixture_of_depths", "moe_aux_loss_coef"}, off, "this kind of model is not trained")
+        .only({"train_from_scratch"}, off, "init writes a model with random weights to train from")
+        .any({"upcast_layernorm", "upcast_lmhead_output"}, "norms and losses compute in float32")
+        .only({"quantization_type"}, {nullptr, "nf4"},
+              "model.load_in_4bit makes NF4; FP4 is read where a checkpoint has it")
+        .only({"double_quantization"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
+        .only({"quantization_device_map"}, off, "a model lies on one device: hardware.device names it")
+        .any(
+            {"image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches", "video_max_pixels",
+             "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video", "audio_sampling_rate", "media_dir"},
+            "text alone is trained on; rows with pictures are refused when they are read")
+        .any({"export_dir", "export_size", "export_device", "export_quantization_bit", "export_quantization_dataset",
+              "export_quantization_nsamples", "export_quantization_maxlen", "export_legacy_format",
+              "export_hub_model_id"},
+             "unsloth-train merge, quantize and export make other forms after the run")
+        .only({"use_kt", "kt_use_lora_experts"}, off, "a model lies on one device, not in KTransformers")
+        .any({"kt_weight_path", "kt_expert_checkpoint_path", "kt_lora_expert_num", "kt_lora_expert_intermediate_size",
+              "vllm_maxlen", "vllm_gpu_util", "vllm_enforce_eager", "vllm_max_lora_rank", "vllm_config",
+              "sglang_maxlen", "sglang_mem_fraction", "sglang_tp_size", "sglang_config", "sglang_lora_backend"},
+             "it serves inference, or KTransformers");
+}
+
+void add_data(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.means("cutoff_len", "model.max_seq_length", {}, {nullptr})
+        .means("train_on_prompt", "data.train_on_prompt", {}, {nullptr})
+        .means("mask_history", "data.train_on_last_turn_only", {}, {nullptr})
+        .means("val_size", "data.val_size", {}, {nullptr, 0})
+        .means("disable_shuffling", "data.shuffle", {{true, false}, {false, true}}, {nullptr},
+               "true or false is expected")
+        .any({"buffer_size", "overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers",
+              "data_shared_file_system", "tokenized_path", "streaming"},
+             "rows are encoded once, by all cores, into a cache (data.cache_dir)")
+        .any({"ignore_pad_token_for_loss", "eval_num_beams", "preserve_thinking"}, "rows are not padded")
+        .only({"max_samples"}, {nullptr}, "all rows are read; --max_steps bounds a run, and head -n a file")
+        .only({"eval_on_each_dataset"}, off, "evaluation rows are one set")
+        .only({"tool_format", "default_system"}, off,
+              "the chat template writes tools; a row's own system text is taken")
+        .any({"sortish_sampler"}, "batches hold rows as they come");
+}
+
+void add_finetuning(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.means("lora_rank", "lora.r", {}, {nullptr})
+        .means("lora_dropout", "lora.lora_dropout", {}, {nullptr})
+        .means("use_rslora", "lora.use_rslora", {}, {nullptr})
+        .only({"use_dora"}, off, "DoRA is not there yet; lora.use_rslora is a LoRA with another scale")
+        .only({"pissa_init", "pissa_convert"}, off, "A is drawn uniformly and B is 0")
+        .any({"pissa_iter"}, "it serves pissa_init")
+        .only({"create_new_adapter"}, off, "merge the first adapter (unsloth-train merge), and train on the result")
+        .only({"loraplus_lr_ratio"}, {nullptr, 1}, "A and B have one learning rate")
+        .any({"loraplus_lr_embedding"}, "it serves loraplus_lr_ratio")
+        .only({"module_dropout"}, {nullptr, 0}, "OFT is not there")
+        .any({"oft_rank", "oft_block_size", "oft_target"}, "it serves finetuning_type oft")
+        .any({"freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"},
+             "it serves finetuning_type freeze")
+        .only({"use_llama_pro"}, off, "all layers are there from the beginning")
+        .only({"use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"}, off, "training.optim is AdamW")
+        .any({"galore_target",
+              "galore_rank",
+              "galore_update_interval",
+              "galore_scale",
+              "galore_proj_type",
+              "galore_layerwise",
+              "apollo_target",
+              "apollo_rank",
+              "apollo_update_interval",
+              "apollo_scale",
+              "apollo_proj",
+              "apollo_proj_type",
+              "apollo_scale_type",
+              "apollo_layerwise",
+              "apollo_scale_front",
+              "badam_mode",
+              "badam_start_block",
+              "badam_switch_mode",
+              "badam_switch_interval",
+              "badam_update_ratio",
+              "badam_mask_mode",
+              "badam_verbose"},
+             "it serves another optimizer")
+        .only({"use_dft_loss", "use_asft_loss", "use_eaft_loss"}, off, "the loss is the plain cross-entropy")
+        .any({"asft_alpha", "eaft_alpha"}, "it serves another loss")
+        .any({"pref_beta",
+              "pref_ftx",
+              "pref_bco_weight",
+              "pref_loss",
+              "dpo_label_smoothing",
+              "kto_chosen_weight",
+              "kto_rejected_weight",
+              "simpo_gamma",
+              "ppo_buffer_size",
+              "ppo_epochs",
+              "ppo_score_norm",
+              "ppo_target",
+              "ppo_whiten_rewards",
+              "ref_model",
+              "ref_model_adapters",
+              "ref_model_quantization_bit",
+              "reward_model",
+              "reward_model_adapters",
+              "reward_model_quantization_bit",
+              "reward_model_type",
+              "ld_alpha"},
+             "it serves the stages dpo, kto and ppo")
+        .any({"use_swanlab", "swanlab_project", "swanlab_workspace", "swanlab_run_name", "swanlab_mode",
+              "swanlab_api_key", "swanlab_logdir", "swanlab_lark_webhook_url", "swanlab_lark_secret"},
+             "metrics go to logging.metrics_file; trackers can read it")
+        .any({"freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"},
+             "text alone is trained on")
+        .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off,
+              "processes train data-parallel (unsloth-train launch); a model lies on one device")
+        .only({"compute_accuracy"}, off, "the loss over the labels is what is evaluated")
+        .only({"early_stopping_steps"}, {nullptr}, "a run goes to its end")
+        .any({"plot_loss", "include_effective_tokens_per_second"},
+             "the metrics hold losses, tokens and rates of every logged step")
+        .means("pure_bf16", "model.dtype", {{true, "bfloat16"}}, off, "true or false is expected");
+}
+
+void add_training(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.any({"ray_num_workers", "ray_init_kwargs", "master_addr", "master_port"},
+             "unsloth-train launch, torchrun or srun say how many processes there are, and where they meet")
+        .only({"fp8", "fp8_enable_fsdp_float8_all_gather"}, off,
+              "model.compute_dtype fp8 computes the base's products in e4m3, with scales of its own")
+        .any({"fp8_backend"}, "it serves fp8")
+        .only({"predict_with_generate"}, off, "unsloth-train generate answers prompts after the run")
+        .any({"generation_max_length", "generation_num_beams", "generation_config", "do_sample", "temperature", "top_p",
+              "top_k", "num_beams", "max_length", "max_new_tokens", "repetition_penalty", "length_penalty",
+              "skip_special_tokens"},
+             "answers are generated after the run (unsloth-train generate)");
+}
+
+const std::vector<PeerField>& fields() {
+    static const std::vector<PeerField> table = [] {
+        PeerRows rows;
+        add_model(rows);
+        add_data(rows);
+        add_finetuning(rows);
+        add_training(rows);
+        return rows.take();
+    }();
+    return table;
+}
+
+void import_method(Importer& importer) {
+    const std::string stage = importer.take_text("stage").value_or("sft");
+    if (stage != "sft" && stage != "pt")
+        importer.lose("stage", cat(stage, ": supervised training on rows is what there is; no preferences or rewards"));
+    if (importer.take_flag("neat_packing")) {
+        importer.take("packing");
+        importer.set("neat_packing", "data.packing", true);
+    } else if (const auto packing = importer.take("packing"); packing ? *packing == true : stage == "pt") {
+        importer.set("packing", "data.packing", true);
+        importer.note("packing", "data.packing puts whole rows together, each attending only to itself");
+    }
+    const std::string type = importer.take_text("finetuning_type").value_or("lora");
+    const bool full = type == "full";
+    if (!full && type != "lora")
+        importer.lose("finetuning_type", cat(type, ": lora and full are there; lora is written"));
+    importer.set("finetuning_type", "lora.finetuning_type", full ? "full" : "lora");
+    const auto bits = importer.take("quantization_bit");
+    const std::string method = importer.take_text("quantization_method").value_or("bnb");
+    if (bits && (*bits != 4 || (method != "bnb" && method != "bitsandbytes"))) {
+        importer.lose("quantization_bit", cat(shown(*bits), " by ", method,
+                                              ": model.load_in_4bit makes NF4 as bitsandbytes "
+                                              "does; the base stays in 16 bit"));
+    } else if (bits) {
+        importer.set("quantization_bit", "model.load_in_4bit", !full);
+    }
+    const Json rank = importer.look("lora_rank"), alpha = importer.take("lora_alpha").value_or(nullptr);
+    const auto targets = importer.take_names("lora_target");
+    const auto saved = importer.take_names("additional_target");
+    if (full) return;
+    // Twice the rank unless it is said.
+    importer.set("lora_alpha", "lora.lora_alpha",
+                 !alpha.is_null()   ? alpha
+                 : rank.is_number() ? Json(2 * rank.get<double>())
+                                    : Json(16));
+    if (targets.empty() || targets == std::vector<std::string>{"all"}) {
+        importer.set("lora_target", "lora.target_modules", "all-linear");
+    } else {
+        importer.set("lora_target", "lora.target_modules", targets);
+    }
+    if (!saved.empty()) importer.set("additional_target", "lora.modules_to_save", saved);
+}
+
+void import_template(Importer& importer) {
+    static const std::vector<std::pair<const char*, const char*>> same = {
+        {"llama3", "llama-3"}, {"llama2", "llama-2"}, {"mistral", "mistral"}, {"chatml", "chatml"},
+        {"alpaca", "alpaca"},  {"zephyr", "zephyr"},  {"qwen", "qwen"}};
+    const auto name = importer.take_text("template");
+    const auto thinking = importer.take("enable_thinking");
+    if (thinking) importer.set("enable_thinking", "data.chat_template_kwargs", {{"enable_thinking", *thinking}});
+    if (!name) return;
+    for (const auto& [theirs, ours] : same)
+        if (*name == theirs) return importer.set("template", "data.template", ours);
+    importer.lose("template", cat(*name,
+                                  ": data.template auto takes the model's own, which may differ in its system text; "
+                                  "unsloth-train data shows the rows"));
+}
+
+/// dataset_info.json, which says what a data set's name stands for; null where there is none.
+Json data_set_list(const Importer& importer, const std::string& folder) {
+    for (const auto& base : {std::filesystem::path(), importer.folder()}) {
+        const auto file = base / folder / "dataset_info.json";
+        if (std::filesystem::is_regular_file(file)) return read_tree(file);
+    }
+    return nullptr;
+}
+
+ImportedSource source_of(Importer& importer, const std::string& key, const Json& entry, const std::string& folder) {
+    ImportedSource source;
+    const auto text = [&](const char* name) {
+        return entry.value(name, Json("")).is_string() ? entry.value(name, "") : "";
+    };
+    const std::string file = text("file_name"), hub = text("hf_hub_url");
+    source.path = !file.empty() ? (std::filesystem::path(folder) / file).string() : hub;
+    if (source.path.empty()) importer.lose(key, cat(shown(entry), ": neither file_name nor hf_hub_url is given"));
+    const bool alpaca = entry.value("formatting", "alpaca") == "alpaca";
+    source.format = alpaca ? DataFormat::alpaca : DataFormat::sharegpt;
+    if (const std::string split = text("split"); !split.empty() && split != "train") source.split = split;
+    const Json columns = entry.value("columns", Json::object()), tags = entry.value("tags", Json::object());
+    const std::vector<std::pair<const char*, const char*>> names = {
+        {"prompt", "instruction"},     {"query", "input"},     {"response", "output"}, {"system", "system"},
+        {"messages", "conversations"}, {"history", "history"}, {"tools", "tools"}};
+    for (const auto& [theirs, column] : columns.items()) {
+        const auto ours = std::find_if(names.begin(), names.end(),
+                                       [&, &theirs = theirs](const auto& one) { return theirs == one.first; });
+        if (ours == names.end()) {
+            importer.lose(key + ".columns", cat(theirs, ": rows are read without it"));
+        } else if (column != ours->second) {
+            source.columns[ours->second] = column;
+        }
+    }
+    const bool usual = (tags.value("role_tag", "from") == "from" && tags.value("content_tag", "value") == "value") ||
+                       (tags.value("role_tag", "") == "role" && tags.value("content_tag", "") == "content");
+    if (!usual) importer.lose(key + ".tags", cat(shown(tags), ": a message is {from, value} or {role, content}"));
+    for (const char* field : {"num_samples", "ranking", "script_url", "subset", "folder"})
+        if (entry.contains(field) && !entry[field].is_null() && entry[field] != false)
+            importer.lose(cat(key, ".", field), cat(shown(entry[field]), ": the data set is read without it"));
+    return source;
+}
+
+std::vector<ImportedSource> sources_of(Importer& importer, const std::string& key, const Json& list,
+                                       const std::string& folder) {
+    std::vector<ImportedSource> sources;
+    for (const std::string& name : importer.take_names(key)) {
+        if (list.is_object() && list.contains(name) && list[name].is_object()) {
+            sources.push_back(source_of(importer, cat(key, " ", name), list[name], folder));
+        } else {
+            importer.lose(key, cat(name, " is a name in ", folder, "/dataset_info.json, which ",
+                                   list.is_null() ? "is not here" : "does not have it",
+                                   "; name the file with --data.train_file"));
+        }
+    }
+    return sources;
+}
+
+/// Whether there are rows to evaluate on.
+bool import_data(Importer& importer) {
+    const std::string folder = importer.take_text("dataset_dir").value_or("data");
+    const Json list = data_set_list(importer, folder);
+    auto sources = sources_of(importer, "dataset", list, folder);
+    const std::string mixing = importer.take_text("mix_strategy").value_or("concat");
+    const auto shares = importer.take("interleave_probs");
+    if (shares && shares->is_array() && shares->size() == sources.size()) {
+        for (std::size_t i = 0; i < sources.size(); ++i)
+            if ((*shares)[i].is_number()) sources[i].weight = (*shares)[i].get<double>();
+    } else if (shares) {
+        importer.lose("interleave_probs", cat(shown(*shares), ": one number a data set is expected"));
+    }
+    if (mixing != "concat" && !shares)
+        importer.lose("mix_strategy",
+                      cat(mixing, ": each row comes once an epoch; data.datasets' weights say otherwise"));
+    set_sources(importer, "dataset", sources);
+    const auto evaluated = sources_of(importer, "eval_dataset", list, folder);
+    if (evaluated.size() > 1)
+        importer.lose("eval_dataset", "the first one is taken; evaluation rows are one file or glob");
+    if (!evaluated.empty()) importer.set("eval_dataset", "data.eval_file", evaluated.front().path);
+    const Json held_out = importer.look("val_size");
+    return !evaluated.empty() || (held_out.is_number() && held_out > 0);
+}
+
+}  // namespace
+
+void import_llama_factory(Importer& importer) {
+    set_defaults(importer);
+    import_method(importer);
+    import_template(importer);
+    const bool evaluates = import_data(importer);
+    if (importer.take_flag("disable_gradient_checkpointing"))
+        importer.set("disable_gradient_checkpointing", "training.gradient_checkpointing", "none");
+    import_precision(importer, "");
+    import_warmup(importer);
+    import_saving(importer, "steps");
+    import_evaluation(importer, "no", evaluates);
+    importer.take_rest(fields(), true);
+}
+
+}  // namespace unsloth::config

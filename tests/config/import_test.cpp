@@ -1,0 +1,384 @@
+// import-config: what becomes of the fields of axolotl, LLaMA-Factory, TRL and Unsloth.
+// tests/golden/options/imports.json lists all of pinned releases.
+#include "unsloth/config/import.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tests/config/support.h"
+
+namespace unsloth::testing {
+namespace {
+
+const std::map<std::string, config::PeerProgram> programs = {{"axolotl", config::PeerProgram::axolotl},
+                                                             {"llamafactory", config::PeerProgram::llama_factory},
+                                                             {"trl", config::PeerProgram::trl}};
+
+config::ImportedConfig import_text(const std::string& content,
+                                   config::PeerProgram program = config::PeerProgram::automatic) {
+    const TemporaryFolder folder;
+    return config::import_config(folder.write("theirs.yaml", content), program);
+}
+config::LoadedConfig loaded(const config::ImportedConfig& imported) {
+    return load_text(imported.json);
+}
+std::string all(const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& line : lines) text += line + "\n";
+    return text;
+}
+
+const Json& pinned() {
+    static const Json parts = [] {
+        std::ifstream file(UNSLOTH_SOURCE_DIR "/tests/golden/options/imports.json");
+        return Json::parse(file);
+    }();
+    return parts;
+}
+
+/// The file in which fields of this part hold these values.
+Json file_of(const std::string& part, const Json& fields) {
+    Json source = {{"path", "rows.jsonl"}, {"type", "chat_template"}};
+    if (part == "datasets.type") {
+        source["type"] = fields;
+    } else if (part == "datasets") {
+        source.update(fields);
+    } else {
+        return fields;
+    }
+    return {{"datasets", Json::array({source})}};
+}
+
+/// Whether a field says anything by this value: what is written, told or lost differs from a file without it.
+bool leaves_a_trace(config::PeerProgram program, const Json& with, const Json& without) {
+    const config::ImportedConfig one = import_text(with.dump(), program), other = import_text(without.dump(), program);
+    return one.json != other.json || one.notes != other.notes || one.losses != other.losses;
+}
+
+/// Fields that have no effect alone, because others switch on what they serve, or that a note would only be noise for.
+const std::set<std::string> silent = {
+    // asked for with the field that they serve, or the same as is done anyway
+    "dataset_train_split",
+    "dataset_test_split",
+    "eval_steps",
+    "eval_strategy",
+    "evaluation_strategy",
+    "evals_per_epoch",
+    "warmup_ratio",
+    "warmup_steps",
+    "mix_strategy",
+    "quantization_method",
+    "message_field_role",
+    "preprocess_shards",
+    "template_thinking_key",
+    "field_thinking",
+    "split_thinking",
+    "field_tools",
+    "trust_remote_code",
+    "ds_type",
+    "field"};
+
+bool names(const config::ImportedConfig& imported, const std::string& key) {
+    for (const auto* lines : {&imported.notes, &imported.losses})
+        for (const std::string& line : *lines)
+            if (line.starts_with(key + ":") || line.starts_with(key + " ") || contains(line, "." + key + ":"))
+                return true;
+    return false;
+}
+
+TEST(Import, EveryFieldOfThePinnedReleasesIsKnownAndLeavesATrace) {
+    const std::vector<Json> values = {"odd", 7, true, false, {"odd"}, {{"odd", "value"}}};
+    std::size_t fields = 0;
+    for (const Json& part : pinned()) {
+        const std::string program = part.at("program"), name = part.at("part");
+        std::vector<config::ImportedConfig> together;
+        for (const Json& value : values) {
+            Json members = Json::object();
+            for (const Json& field : part.at("fields")) members[field.at("name").get<std::string>()] = value;
+            const config::ImportedConfig imported = import_text(file_of(name, members).dump(), programs.at(program));
+            EXPECT_FALSE(contains(all(imported.losses), "is not known")) << program << "\n" << all(imported.losses);
+            for (const std::string& loss : imported.losses) EXPECT_FALSE(loss.ends_with(": ")) << loss;
+            together.push_back(imported);
+        }
+        const Json bare = file_of(name, Json::object());
+        for (const Json& field : part.at("fields")) {
+            const std::string key = field.at("name");
+            ++fields;
+            if (silent.count(key) != 0 || (name == "datasets" && (key == "path" || key == "type"))) continue;
+            bool traced =
+                std::any_of(together.begin(), together.end(), [&](const auto& one) { return names(one, key); });
+            for (const Json& value : values)
+                traced = traced || leaves_a_trace(programs.at(program), file_of(name, {{key, value}}), bare);
+            EXPECT_TRUE(traced) << program << ": " << key << " vanishes without a word";
+        }
+    }
+    EXPECT_GT(fields, 980u);
+}
+
+TEST(Import, TheDefaultsOfAllFieldsLoseNothing) {
+    for (const Json& part : pinned()) {
+        const std::string program = part.at("program"), name = part.at("part");
+        if (name.starts_with("datasets")) continue;
+        Json members = Json::object();
+        for (const Json& field : part.at("fields"))
+            if (field.contains("default")) members[field.at("name").get<std::string>()] = field.at("default");
+        const config::ImportedConfig imported = import_text(members.dump(), programs.at(program));
+        EXPECT_TRUE(imported.losses.empty()) << program << " " << name << "\n" << all(imported.losses);
+        EXPECT_NO_THROW(loaded(imported)) << imported.json;
+    }
+}
+
+TEST(Import, Axolotl) {
+    const config::ImportedConfig imported = import_text(R"(
+base_model: models/llama
+model_type: LlamaForCausalLM
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+lora_alpha: 64
+lora_dropout: 0.1
+lora_target_linear: true
+datasets:
+  - path: rows.jsonl
+    type: chat_template
+    field_messages: conversations
+    message_property_mappings: {role: from, content: value}
+chat_template: llama3
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 1
+saves_per_epoch: 1
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+warmup_ratio: 0.1
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+flash_attention: true
+val_set_size: 0.05
+evals_per_epoch: 4
+weight_decay: 0.0
+wandb_project: mine
+special_tokens:
+  pad_token: "<|end_of_text|>"
+)");
+    const config::Config config = loaded(imported).config;
+    EXPECT_EQ(imported.program, "axolotl 0.19.0");
+    EXPECT_EQ(config.model.path, "models/llama");
+    EXPECT_TRUE(config.model.load_in_4bit);
+    EXPECT_EQ(config.model.max_seq_length, 4096);
+    EXPECT_EQ(config.lora.r, 32);
+    EXPECT_EQ(config.lora.lora_alpha, 64);
+    EXPECT_EQ(config.lora.lora_dropout, 0.1);
+    EXPECT_EQ(config.lora.target_modules.size(), 7u);
+    EXPECT_EQ(config.data.train_file, "rows.jsonl");
+    EXPECT_EQ(config.data.format, config::DataFormat::sharegpt);
+    EXPECT_TRUE(config.data.columns.empty());
+    EXPECT_EQ(config.data.template_name, "llama-3");
+    EXPECT_EQ(config.data.val_size, 0.05);
+    EXPECT_TRUE(config.data.packing);
+    EXPECT_EQ(config.data.long_rows, config::LongRows::drop);
+    EXPECT_EQ(config.training.optim, config::Optimizer::adamw_8bit);
+    EXPECT_EQ(config.training.lr_scheduler_type, config::Schedule::cosine);
+    EXPECT_EQ(config.training.warmup_ratio, 0.1);
+    EXPECT_EQ(config.training.save_steps, 0);
+    EXPECT_EQ(config.training.gradient_checkpointing, config::GradientCheckpointing::full);
+    EXPECT_EQ(config.training.seed, 42);
+    ASSERT_EQ(imported.losses.size(), 1u) << all(imported.losses);
+    EXPECT_CONTAINS(all(imported.losses), "evals_per_epoch: 4: evaluations come every training.eval_steps steps");
+    EXPECT_CONTAINS(all(imported.notes), "special_tokens: pad_token has no effect");
+    EXPECT_CONTAINS(all(imported.notes), "wandb_project has no effect");
+    EXPECT_CONTAINS(all(imported.notes), "flash_attention has no effect: kernels are compiled into the program");
+}
+
+TEST(Import, AxolotlsDataSets) {
+    const auto of = [](const std::string& rest) { return import_text("base_model: m\nadapter: lora\n" + rest); };
+    const config::Config alpaca = loaded(of("datasets: [{path: a.jsonl, type: alpaca}]")).config;
+    EXPECT_EQ(alpaca.data.format, config::DataFormat::alpaca);
+    EXPECT_EQ(alpaca.data.template_name, "alpaca");
+    const config::Config two =
+        loaded(of("datasets:\n- {path: a, type: completion, field: body}\n- {path: b, split: extra}")).config;
+    ASSERT_EQ(two.data.datasets.size(), 2u);
+    EXPECT_EQ(two.data.datasets[0].format, config::DataFormat::text);
+    EXPECT_EQ(two.data.datasets[0].columns.front(), (std::pair<std::string, std::string>("text", "body")));
+    EXPECT_EQ(two.data.datasets[1].format, config::DataFormat::tokenized);
+    EXPECT_EQ(two.data.datasets[1].split, "extra");
+    EXPECT_EQ(loaded(of("datasets: [{path: json, data_files: x.jsonl, type: alpaca}]")).config.data.train_file,
+              "x.jsonl");
+    const config::Config columns =
+        loaded(of("datasets: [{path: a, type: {field_instruction: q, field_output: a, field_input: input}}]")).config;
+    EXPECT_EQ(columns.data.columns,
+              (std::vector<std::pair<std::string, std::string>>{{"instruction", "q"}, {"output", "a"}}));
+    EXPECT_CONTAINS(all(of("datasets: [{path: a, type: jeopardy}]").losses), "datasets[0].type: jeopardy: known are");
+    EXPECT_CONTAINS(all(of("datasets: [{path: a, type: alpaca, shards: 4}]").losses), "datasets[0].shards: 4");
+    EXPECT_EQ(loaded(of("datasets: [{path: org/rows, type: alpaca}]")).config.data.train_file, "org/rows");
+}
+
+TEST(Import, AxolotlWithoutAnAdapterTrainsAllWeights) {
+    const config::ImportedConfig imported = import_text("base_model: m\nlora_r: 8\nlearning_rate: 1e-5");
+    EXPECT_EQ(loaded(imported).config.lora.finetuning_type, config::FinetuningType::full);
+    EXPECT_CONTAINS(
+        all(import_text("base_model: m\nadapter: lora\noptimizer: muon").losses),
+        "optimizer: muon: expected one of adamw_torch, adamw_8bit, found 'muon'; training.optim stays adamw_torch");
+    EXPECT_CONTAINS(all(import_text("base_model: m\nrl: dpo").losses), "rl: dpo: supervised training on rows");
+    EXPECT_CONTAINS(all(import_text("base_model: m\nno_such_field: 1").losses), "no_such_field: is not known");
+}
+
+TEST(Import, LlamaFactory) {
+    const TemporaryFolder folder;
+    std::filesystem::create_directory(folder.path() / "sets");
+    folder.write("sets/dataset_info.json", R"({
+        "one": {"file_name": "one.json"},
+        "two": {"file_name": "two.json", "formatting": "sharegpt", "columns": {"messages": "talk", "images": "pictures"},
+                "tags": {"role_tag": "role", "content_tag": "content"}}})");
+    const auto file = folder.write("run.yaml", R"(
+model_name_or_path: models/llama
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj, v_proj
+quantization_bit: 4
+dataset: one,two,three
+dataset_dir: sets
+template: llama3
+cutoff_len: 1024
+output_dir: saves/x
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+save_steps: 200
+report_to: none
+plot_loss: true
+overwrite_output_dir: true
+)");
+    const config::ImportedConfig imported = config::import_config(file, config::PeerProgram::automatic);
+    EXPECT_EQ(imported.program, "LLaMA-Factory 0.9.5");
+    const config::Config config = loaded(imported).config;
+    EXPECT_EQ(config.lora.r, 16);
+    EXPECT_EQ(config.lora.lora_alpha, 32);  // twice the rank
+    EXPECT_EQ(config.lora.target_modules, (std::vector<std::string>{"q_proj", "v_proj"}));
+    EXPECT_TRUE(config.model.load_in_4bit);
+    EXPECT_EQ(config.model.max_seq_length, 1024);
+    EXPECT_EQ(config.data.template_name, "llama-3");
+    ASSERT_EQ(config.data.datasets.size(), 2u);
+    EXPECT_EQ(config.data.datasets[0].path, "sets/one.json");
+    EXPECT_EQ(config.data.datasets[0].format, config::DataFormat::alpaca);
+    EXPECT_EQ(config.data.datasets[1].format, config::DataFormat::sharegpt);
+    EXPECT_EQ(config.data.datasets[1].columns.front(), (std::pair<std::string, std::string>("conversations", "talk")));
+    EXPECT_EQ(config.training.warmup_ratio, 0.1);
+    EXPECT_EQ(config.training.save_steps, 200);
+    EXPECT_TRUE(config.training.overwrite_output_dir);
+    ASSERT_EQ(imported.losses.size(), 2u) << all(imported.losses);
+    EXPECT_CONTAINS(all(imported.losses), "dataset: three is a name in sets/dataset_info.json, which does not have it");
+    EXPECT_CONTAINS(all(imported.losses), "dataset two.columns: images");
+}
+
+TEST(Import, LlamaFactorysDefaults) {
+    const config::Config config = loaded(import_text("model_name_or_path: m\nstage: sft\nlora_rank: 4")).config;
+    EXPECT_EQ(config.lora.lora_alpha, 8);
+    EXPECT_EQ(config.training.per_device_train_batch_size, 8);
+    EXPECT_EQ(config.training.num_train_epochs, 3);
+    EXPECT_EQ(config.training.learning_rate, 5e-5);
+    EXPECT_FALSE(config.model.load_in_4bit);
+    EXPECT_CONTAINS(all(import_text("stage: dpo").losses), "stage: dpo: supervised training on rows");
+    EXPECT_CONTAINS(all(import_text("template: gemma").losses), "template: gemma: data.template auto");
+    EXPECT_CONTAINS(all(import_text("stage: sft\nquantization_bit: 8").losses), "quantization_bit: 8 by bnb");
+}
+
+TEST(Import, Trl) {
+    const config::ImportedConfig imported = import_text(R"(
+model_name_or_path: models/llama
+dataset_name: rows.jsonl
+use_peft: true
+lora_r: 32
+lora_alpha: 16
+learning_rate: 2.0e-4
+max_length: 2048
+packing: true
+gradient_checkpointing: true
+warmup_steps: 0.03
+eval_strategy: steps
+save_strategy: epoch
+report_to: none
+neftune_noise_alpha: 5
+)");
+    EXPECT_EQ(imported.program, "TRL 1.16.0 and Unsloth 2026.10.9");
+    const config::Config config = loaded(imported).config;
+    EXPECT_EQ(config.lora.r, 32);
+    EXPECT_EQ(config.lora.lora_dropout, 0.05);
+    EXPECT_EQ(config.lora.target_modules, (std::vector<std::string>{"q_proj", "v_proj"}));
+    EXPECT_EQ(config.model.dtype, spec::DType::bf16);
+    EXPECT_EQ(config.training.warmup_ratio, 0.03);
+    EXPECT_EQ(config.training.optim, config::Optimizer::adamw_torch);
+    EXPECT_TRUE(config.data.packing);
+    ASSERT_EQ(imported.losses.size(), 3u) << all(imported.losses);
+    EXPECT_CONTAINS(all(imported.losses), "eval_strategy: steps: the split test has to be named");
+    EXPECT_CONTAINS(all(imported.losses), "save_strategy: epoch: checkpoints come every training.save_steps steps");
+    EXPECT_CONTAINS(all(imported.losses), "neftune_noise_alpha: 5: noise on embeddings");
+    EXPECT_EQ(loaded(import_text("model_name_or_path: m")).config.lora.finetuning_type, config::FinetuningType::full);
+}
+
+TEST(Import, UnslothAsJson) {
+    const config::ImportedConfig imported = import_text(R"({"model_name": "models/llama", "max_seq_length": 4096,
+        "load_in_4bit": true, "r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "o_proj"], "bias": "none",
+        "use_gradient_checkpointing": "unsloth", "random_state": 7, "optim": "adamw_8bit", "warmup_steps": 5})");
+    EXPECT_TRUE(imported.losses.empty()) << all(imported.losses);
+    const config::Config config = loaded(imported).config;
+    EXPECT_EQ(config.model.max_seq_length, 4096);
+    EXPECT_EQ(config.lora.target_modules, (std::vector<std::string>{"q_proj", "o_proj"}));
+    EXPECT_EQ(config.training.gradient_checkpointing, config::GradientCheckpointing::full_offload);
+    EXPECT_EQ(config.training.seed, 7);
+    EXPECT_EQ(config.lora.finetuning_type, config::FinetuningType::lora);
+}
+
+// Configurations that these projects publish: what is not carried over is said, field by field, and nothing else is
+// lost.
+TEST(Import, PublishedConfigurations) {
+    std::ifstream file(UNSLOTH_SOURCE_DIR "/tests/golden/options/published.json");
+    const Json published = Json::parse(file);
+    EXPECT_GE(published.size(), 30u);
+    for (const Json& one : published) {
+        SCOPED_TRACE(one.at("from").get<std::string>() + ": " + one.at("file").get<std::string>());
+        const Json fields = one.at("fields");
+        const config::PeerProgram program = programs.at(one.at("program"));
+        const config::ImportedConfig imported = import_text(fields.dump(), program);
+        std::vector<std::string> lost;
+        for (const std::string& loss : imported.losses) lost.push_back(loss.substr(0, loss.find(':')));
+        EXPECT_EQ(Json(lost), one.at("not_carried_over")) << all(imported.losses);
+        std::string whole;
+        for (const std::string& name : lost)
+            if (name == "as a whole") whole = name;
+        if (whole.empty()) {
+            EXPECT_NO_THROW(loaded(imported)) << imported.json;
+        }
+        const auto differs = [&](const Json& changed) {
+            const config::ImportedConfig other = import_text(changed.dump(), program);
+            return other.json != imported.json || other.notes != imported.notes || other.losses != imported.losses;
+        };
+        for (const auto& [key, value] : fields.items()) {
+            const bool off = value.is_null() || value == false || value == "" || value == 0;
+            if (off || silent.count(key) != 0 || names(imported, key)) continue;
+            Json without = fields, odd = fields;
+            without.erase(key);
+            odd[key] = "odd";  // where the value is what is done anyway, another one leaves a trace
+            EXPECT_TRUE(differs(without) || differs(odd)) << key << " vanishes without a word";
+        }
+    }
+}
+
+TEST(Import, AFileOfNobodysIsRefused) {
+    EXPECT_CONTAINS(usage_message([] { import_text("training: {seed: 1}"); }), "is no configuration of axolotl");
+    EXPECT_CONTAINS(usage_message([] { import_text("- a\n- b\n"); }), "expected an object of fields at the top");
+}
+
+}  // namespace
+}  // namespace unsloth::testing
