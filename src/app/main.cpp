@@ -69,6 +69,15 @@ int run(const config::CommandLine& line) {
             break;
         case config::Command::doctor:
             return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
+        case config::Command::watch:
+            run_watch(line);
+            break;
+        case config::Command::compare:
+            run_compare(line);
+            break;
+        case config::Command::report:
+            run_report(line);
+            break;
         case config::Command::help:
             print(config::help_text(line.help_topic));
             break;

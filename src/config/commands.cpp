@@ -344,6 +344,27 @@ void declare_bench(OptionSet& options, CommandLine& line) {
     options.add("json", bench.json, "Print the results as JSON.");
 }
 
+void declare_watch(OptionSet& options, CommandLine& line) {
+    options.add("run", line.watch.run, "Folder of a run (its training.output_dir).")
+        .path("RUN")
+        .argument()
+        .must_be_given();
+    options.add("once", line.watch.once, "Draw once; so it is also where standard output is no terminal.");
+    options.add("interval", line.watch.interval, "Seconds between two looks.").at_least(0.1).at_most(3600);
+}
+
+void declare_compare(OptionSet& options, CommandLine& line) {
+    options.add("runs", line.compare.runs, "Folders of runs.").path("RUN …").argument().must_be_given();
+}
+
+void declare_report(OptionSet& options, CommandLine& line) {
+    options.add("run", line.report.run, "Folder of a run (its training.output_dir).")
+        .path("RUN")
+        .argument()
+        .must_be_given();
+    options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").path("FILE");
+}
+
 }  // namespace
 
 const std::vector<CommandInfo>& commands() {
@@ -382,6 +403,12 @@ const std::vector<CommandInfo>& commands() {
          "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm [--batch N] [--seq N] [--json]", "Measure speed.",
          true, declare_bench},
+        {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
+         "Draw a run's losses and figures in the terminal.", false, declare_watch},
+        {Command::compare, "compare", "RUN …",
+         "Lay runs over each other: losses, figures, and the options that differ.", false, declare_compare},
+        {Command::report, "report", "RUN [--out FILE]",
+         "Write a run's page: one HTML file with its curves and configuration.", false, declare_report},
         {Command::doctor, "doctor", "[--config FILE]",
          "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_nothing},
     };

@@ -120,6 +120,10 @@ class FlagReader {
             throw usage_error(cat("unexpected argument '", argument, "'"),
                               "Options are written --key VALUE; see --help.");
         const Option& option = *positionals_.front();
+        if (option.type == OptionType::text_list) {  // takes all that follow
+            rest_.push_back(argument);
+            return add(option, rest_, option.placeholder);
+        }
         positionals_.erase(positionals_.begin());
         add(option, parse_flag_text(option, argument, option.placeholder), option.placeholder);
     }
@@ -162,6 +166,7 @@ class FlagReader {
     ParseRecord& record_;
     std::vector<Assignment> assignments_;
     std::vector<const Option*> positionals_;
+    Json rest_ = Json::array();  ///< of the arguments of a positional list
     std::size_t next_ = 0;
 };
 

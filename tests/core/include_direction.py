@@ -6,7 +6,8 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data | model | train | bench | engine | app; kernels stand beside spec, and only ops includes them
+           memory, comm, data, report | model | train | bench | engine | app; kernels stand beside spec, and only ops
+           includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, model, train, bench and engine; never in kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
@@ -30,6 +31,7 @@ RANK = {
     "memory": 3,
     "comm": 3,
     "data": 3,
+    "report": 3,
     "model": 4,
     "train": 5,
     "bench": 6,

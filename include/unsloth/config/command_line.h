@@ -29,6 +29,9 @@ enum class Command {
     quantize,
     bench,
     doctor,
+    watch,
+    compare,
+    report,
     help,
     version
 };
@@ -136,6 +139,21 @@ struct QuantizeRequest {
     int64_t max_shard_bytes = 0;
 };
 
+struct WatchRequest {
+    std::string run;  ///< folder; never empty
+    bool once = false;
+    double interval = 1;  ///< seconds
+};
+
+struct CompareRunsRequest {
+    std::vector<std::string> runs;  ///< folders; one at least
+};
+
+struct ReportRequest {
+    std::string run;  ///< folder; never empty
+    std::string out;  ///< empty: report.html in it
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -157,6 +175,9 @@ struct CommandLine {
     MergeRequest merge;
     QuantizeRequest quantize;
     BenchRequest bench;
+    WatchRequest watch;
+    CompareRunsRequest compare;
+    ReportRequest report;
 };
 
 /// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error

@@ -1,0 +1,91 @@
+// What a run's folder says of the run: its metrics, its configuration, how it ended.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace unsloth::report {
+
+inline constexpr double absent = std::numeric_limits<double>::quiet_NaN();
+
+/// A logged step; what a row lacks, or has as null, is `absent` or 0.
+struct StepRow {
+    int64_t step = 0;
+    double epoch = absent, loss = absent, grad_norm = absent, learning_rate = absent, tokens_per_second = absent,
+           step_ms = absent, memory_gib = absent;
+    int64_t tokens = 0, trained_tokens = 0;
+};
+
+struct EvalRow {
+    int64_t step = 0;
+    double loss = absent;
+};
+
+/// The last line of a run that has ended.
+struct Ending {
+    std::string exit_reason, error;
+    double seconds = absent, train_loss = absent, final_eval_loss = absent, best_eval_loss = absent,
+           tokens_per_second = absent, memory_gib = absent;
+    int64_t best_step = 0, tokens = 0;
+};
+
+struct Run {
+    std::filesystem::path folder;
+    std::string config;  ///< run_config.json as it is; empty where there is none
+    std::vector<StepRow> steps;
+    std::vector<EvalRow> evals;
+    std::optional<Ending> ending;
+    int64_t total_steps = 0;          ///< 0: not known
+    double planned_gib = absent;      ///< of the device's memory, by the plan
+    std::vector<int64_t> row_tokens;  ///< rows of up to 2^i tokens, and above 2^(i-1), by i; empty: not known
+
+    /// The folder's own name.
+    std::string name() const;
+    /// How much is done, in [0, 1]; `absent` when it is not known.
+    double share() const;
+    /// Seconds that are left at the rate of the last steps; `absent` when it is not known, or the run has ended.
+    double seconds_left() const;
+};
+
+/// Reads a run's folder, and what comes to its metrics later.
+class RunReader {
+  public:
+    /// Input Error where there is no metrics.jsonl (or the file that the folder's run_config.json names).
+    explicit RunReader(const std::filesystem::path& folder);
+
+    /// Reads on; true when there was something new. A file that became shorter, or another one, is read anew: that is a
+    /// run that goes on from a checkpoint. A last line without its end waits.
+    bool update();
+    const Run& run() const { return run_; }
+
+  private:
+    void read_facts();
+    void read_line(const std::string& line);
+
+    Run run_;
+    std::filesystem::path metrics_;
+    std::uintmax_t read_ = 0, inode_ = 0;
+    std::string begun_;
+};
+
+/// The run as it is now.
+Run read_run(const std::filesystem::path& folder);
+
+/// What the metrics do not say, as run_facts.json in the run's folder does.
+struct RunFacts {
+    int64_t total_steps = 0, planned_bytes = 0;  ///< 0: not known
+    std::vector<int64_t> row_tokens;             ///< as in Run
+};
+inline constexpr const char* facts_file = "run_facts.json";
+/// Those of the folder; what is missing there is not known.
+RunFacts read_run_facts(const std::filesystem::path& folder);
+/// The file's text. `tokens`: the length of each of the `rows` to train on.
+std::string run_facts_json(int64_t total_steps, int64_t planned_bytes, int64_t rows,
+                           const std::function<int64_t(int64_t)>& tokens);
+
+}  // namespace unsloth::report

@@ -1,0 +1,69 @@
+// `watch`, `compare` and `report`: what runs' folders say, without the engine.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "app/commands.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
+#include "unsloth/report/page.h"
+#include "unsloth/report/plot.h"
+
+namespace unsloth::app {
+namespace {
+
+struct Terminal {
+    int columns = 80, rows = 40;
+    bool is_one = false, colours = false;
+};
+
+Terminal terminal() {
+    Terminal found;
+    winsize size{};
+    found.is_one = ::isatty(STDOUT_FILENO) != 0;
+    if (found.is_one && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+        found.columns = std::clamp<int>(size.ws_col, 40, 200);
+        found.rows = std::max<int>(size.ws_row, 24);
+    }
+    const char* const refused = std::getenv("NO_COLOR");  // https://no-color.org
+    found.colours = found.is_one && (refused == nullptr || *refused == '\0');
+    return found;
+}
+
+}  // namespace
+
+void run_watch(const config::CommandLine& line) {
+    report::RunReader reader(line.watch.run);
+    const bool once = line.watch.once || !terminal().is_one;
+    for (bool first = true;; first = false) {
+        const Terminal here = terminal();
+        const std::string view = report::run_view(reader.run(), here.columns, here.rows - 1, here.colours);
+        if (once) return print(view);
+        print(cat(first ? "\033[2J" : "", "\033[H", view, "\033[J"));
+        if (reader.run().ending) return;
+        std::this_thread::sleep_for(std::chrono::duration<double>(line.watch.interval));
+        reader.update();
+    }
+}
+
+void run_compare(const config::CommandLine& line) {
+    std::vector<report::Run> runs;
+    for (const std::string& folder : line.compare.runs) runs.push_back(report::read_run(folder));
+    const Terminal here = terminal();
+    print(report::comparison(runs, here.columns, here.colours));
+}
+
+void run_report(const config::CommandLine& line) {
+    const report::Run run = report::read_run(line.report.run);
+    const std::filesystem::path file =
+        line.report.out.empty() ? run.folder / report::page_file : std::filesystem::path(line.report.out);
+    write_file_atomically(file, report::page(run, 0));
+    log::info("written: ", file.string());
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,215 @@
+#include "unsloth/report/plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::report {
+namespace {
+
+constexpr int label_width = 8;
+const char* const line_colours[] = {"\033[36m", "\033[33m", "\033[35m", "\033[32m", "\033[31m", "\033[34m"};
+constexpr const char* plain = "\033[0m";
+
+struct Bounds {
+    double left = INFINITY, right = -INFINITY, low = INFINITY, high = -INFINITY;
+
+    void include(const Points& points) {
+        for (const auto& [step, value] : points) {
+            left = std::min(left, step), right = std::max(right, step);
+            low = std::min(low, value), high = std::max(high, value);
+        }
+    }
+    bool empty() const { return !(right >= left); }
+    void widen() {
+        if (right == left) right = left + 1;
+        if (high == low) {
+            const double around = low == 0 ? 1 : std::abs(low) * 0.1;
+            low -= around, high += around;
+        }
+    }
+};
+
+/// Dots in cells of 2 x 4, as Unicode's braille patterns have them.
+class Canvas {
+  public:
+    Canvas(int columns, int rows) : columns_(columns), rows_(rows) {
+        cells_.resize(static_cast<std::size_t>(columns) * static_cast<std::size_t>(rows));
+    }
+    int width() const { return 2 * columns_; }
+    int height() const { return 4 * rows_; }
+
+    void dot(int x, int y, int line) {
+        if (x < 0 || y < 0 || x >= width() || y >= height()) return;
+        static constexpr int bits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
+        Cell& cell = cells_[static_cast<std::size_t>(y / 4 * columns_ + x / 2)];
+        cell.bits |= bits[y % 4][x % 2];
+        cell.line = line;
+    }
+    void stroke(int x0, int y0, int x1, int y1, int line) {
+        const int steps = std::max({std::abs(x1 - x0), std::abs(y1 - y0), 1});
+        for (int i = 0; i <= steps; ++i) dot(x0 + (x1 - x0) * i / steps, y0 + (y1 - y0) * i / steps, line);
+    }
+    std::string row(int index, bool colours) const {
+        std::string text;
+        int current = -1;
+        for (int column = 0; column < columns_; ++column) {
+            const Cell& cell = cells_[static_cast<std::size_t>(index * columns_ + column)];
+            if (cell.bits == 0) {
+                text += ' ';
+                continue;
+            }
+            if (colours && cell.line != current)
+                text += line_colours[static_cast<std::size_t>(current = cell.line) % 6];
+            const int code = 0x2800 + cell.bits;
+            text += static_cast<char>(0xE0 | (code >> 12));
+            text += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
+            text += static_cast<char>(0x80 | (code & 0x3F));
+        }
+        return current >= 0 ? text + plain : text;
+    }
+
+  private:
+    struct Cell {
+        int bits = 0, line = 0;
+    };
+    int columns_, rows_;
+    std::vector<Cell> cells_;
+};
+
+void draw(Canvas& canvas, const Line& line, const Bounds& bounds, int index) {
+    const auto x_of = [&](double step) {
+        return static_cast<int>((step - bounds.left) / (bounds.right - bounds.left) * (canvas.width() - 1) + 0.5);
+    };
+    const auto y_of = [&](double value) {
+        return static_cast<int>((bounds.high - value) / (bounds.high - bounds.low) * (canvas.height() - 1) + 0.5);
+    };
+    const Points points = line.dots ? line.points : thinned(line.points, static_cast<std::size_t>(canvas.width()));
+    for (std::size_t i = 0; i < points.size(); ++i) {
+        const int x = x_of(points[i].first), y = y_of(points[i].second);
+        if (line.dots) {
+            canvas.stroke(x - 1, y, x + 1, y, index), canvas.stroke(x, y - 1, x, y + 1, index);
+        } else {
+            const std::size_t before = i == 0 ? 0 : i - 1;
+            canvas.stroke(x_of(points[before].first), y_of(points[before].second), x, y, index);
+        }
+    }
+}
+
+std::string padded(const std::string& text, int width) {
+    const auto missing = static_cast<std::size_t>(std::max(0, width - static_cast<int>(text.size())));
+    return std::string(missing, ' ') + text;
+}
+
+std::string duration(double seconds) {
+    if (!std::isfinite(seconds)) return "?";
+    const auto whole = static_cast<int64_t>(seconds + 0.5);
+    char text[48];
+    if (whole >= 3600) {
+        std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", static_cast<long long>(whole / 3600),
+                      static_cast<long long>(whole / 60 % 60), static_cast<long long>(whole % 60));
+    } else {
+        std::snprintf(text, sizeof text, "%02lld:%02lld", static_cast<long long>(whole / 60),
+                      static_cast<long long>(whole % 60));
+    }
+    return text;
+}
+
+std::string shown(double value) {
+    return std::isfinite(value) ? short_number(value) : "-";
+}
+
+std::string headline(const Run& run) {
+    std::string text = run.name();
+    if (run.steps.empty()) return text + "  no step yet";
+    const StepRow& last = run.steps.back();
+    text +=
+        cat("  step ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
+    if (!run.evals.empty()) text += cat("  eval loss ", shown(run.evals.back().loss));
+    text += cat("  ", shown(last.tokens_per_second), " tok/s  ", shown(last.memory_gib), " GiB");
+    if (run.ending) {
+        text += cat("  ", run.ending->exit_reason, " after ", duration(run.ending->seconds));
+        if (!run.ending->error.empty()) text += cat("\n", run.ending->error);
+    } else if (std::isfinite(run.seconds_left())) {
+        text += cat("  left ", duration(run.seconds_left()));
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string plot(const std::string& title, const std::vector<Line>& lines, int columns, int rows, bool colours) {
+    Bounds bounds;
+    for (const Line& line : lines) bounds.include(line.points);
+    if (bounds.empty()) return title + ": no values\n";
+    bounds.widen();
+    const int inner_rows = std::max(rows - 3, 2), inner_columns = std::max(columns - label_width - 2, 8);
+    Canvas canvas(inner_columns, inner_rows);
+    for (std::size_t i = 0; i < lines.size(); ++i) draw(canvas, lines[i], bounds, static_cast<int>(i));
+    std::string text = padded("", label_width + 2) + title + "\n";
+    for (int row = 0; row < inner_rows; ++row) {
+        const double share = inner_rows == 1 ? 0 : static_cast<double>(row) / (inner_rows - 1);
+        const bool labelled = row == 0 || row == inner_rows - 1 || row == inner_rows / 2;
+        const std::string label = labelled ? short_number(bounds.high - share * (bounds.high - bounds.low)) : "";
+        text += padded(label, label_width) + (labelled ? " ┤" : " │") + canvas.row(row, colours) + "\n";
+    }
+    std::string axis;
+    for (int i = 0; i < inner_columns; ++i) axis += "─";
+    const std::string left = short_number(bounds.left), right = short_number(bounds.right);
+    text += padded("", label_width) + " └" + axis + "\n" + padded("", label_width + 2) + left +
+            padded("step " + right, inner_columns - static_cast<int>(left.size())) + "\n";
+    return text;
+}
+
+std::string run_view(const Run& run, int columns, int rows, bool colours) {
+    std::string text = headline(run) + "\n";
+    if (run.steps.empty()) return text;
+    const int height = std::max(7, (rows - 2) / 3);
+    const Points losses = points_of(run, &StepRow::loss);
+    text += plot(run.evals.empty() ? "loss" : "loss, + eval loss", {{losses}, {eval_points(run), true}}, columns,
+                 height, colours);
+    text += plot("gradient norm", {{points_of(run, &StepRow::grad_norm)}}, columns, height, colours);
+    text += plot("tokens per second", {{points_of(run, &StepRow::tokens_per_second)}}, columns, height, colours);
+    return text;
+}
+
+std::string comparison(const std::vector<Run>& runs, int columns, bool colours) {
+    std::size_t width = 4;
+    for (const Run& run : runs) width = std::max(width, run.name().size());
+    const auto cell = [](const std::string& text) { return padded(text, 12); };
+    std::string text = "    run" + std::string(width - 3, ' ') + cell("steps") + cell("loss") + cell("mean loss") +
+                       cell("best eval") + cell("tok/s") + cell("GiB") + cell("time") + "  state\n";
+    std::vector<Line> lines;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+        const Run& run = runs[i];
+        const Points losses = points_of(run, &StepRow::loss), evals = eval_points(run);
+        double mean = 0, best = absent, rate = 0, memory = absent, seconds = 0;
+        for (const auto& [step, loss] : losses) mean += loss / static_cast<double>(losses.size());
+        for (const auto& [step, loss] : evals) best = std::isfinite(best) ? std::min(best, loss) : loss;
+        for (const StepRow& row : run.steps) {
+            if (std::isfinite(row.memory_gib))
+                memory = std::isfinite(memory) ? std::max(memory, row.memory_gib) : row.memory_gib;
+            if (std::isfinite(row.step_ms)) seconds += row.step_ms / 1000, rate += static_cast<double>(row.tokens);
+        }
+        text += cat(colours ? line_colours[i % 6] : "", "  ", colours ? "━ " : "  ", colours ? plain : "", run.name(),
+                    std::string(width - run.name().size(), ' '),
+                    cell(run.steps.empty() ? "0" : std::to_string(run.steps.back().step)),
+                    cell(losses.empty() ? "-" : shown(losses.back().second)), cell(losses.empty() ? "-" : shown(mean)),
+                    cell(shown(best)), cell(seconds > 0 ? shown(rate / seconds) : "-"), cell(shown(memory)),
+                    cell(run.ending ? duration(run.ending->seconds) : "-"), "  ",
+                    run.ending ? run.ending->exit_reason : "runs, or was killed", "\n");
+        lines.push_back({smoothed(losses)});
+    }
+    text += "\n" + plot("loss, smoothed", lines, columns, 16, colours) + "\n";
+    for (const auto& [option, values] : differing_options(runs)) {
+        text += option + ":";
+        for (std::size_t i = 0; i < values.size(); ++i)
+            text += cat(i == 0 ? " " : " | ", values[i].empty() ? "-" : values[i]);
+        text += "\n";
+    }
+    return text;
+}
+
+}  // namespace unsloth::report

@@ -1,0 +1,186 @@
+#include "unsloth/report/run.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double number(const Json& row, const char* key) {
+    const auto found = row.find(key);
+    return found != row.end() && found->is_number() ? found->get<double>() : absent;
+}
+
+int64_t integer(const Json& row, const char* key) {
+    const double value = number(row, key);
+    return std::isfinite(value) && std::abs(value) < 9e15 ? static_cast<int64_t>(value) : 0;
+}
+
+std::string text(const Json& row, const char* key) {
+    const auto found = row.find(key);
+    return found != row.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+/// The file's object; an empty one when there is none, or none that can be read.
+Json object_of(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) return Json::object();
+    const Json value = Json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+    return value.is_object() ? value : Json::object();
+}
+
+/// What the file has behind `offset`.
+std::string read_behind(const std::filesystem::path& path, std::uintmax_t offset, struct stat& about) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || ::fstat(fd, &about) != 0) {
+        const int error = errno;
+        if (fd >= 0) ::close(fd);
+        throw input_error(cat("cannot read ", path.string(), ": ", std::strerror(error)),
+                          "A run's folder has the metrics that logging.metrics_file names.");
+    }
+    std::string content;
+    char block[65536];
+    ssize_t count = 0;
+    while ((count = ::pread(fd, block, sizeof block, static_cast<off_t>(offset + content.size()))) > 0)
+        content.append(block, static_cast<std::size_t>(count));
+    ::close(fd);
+    return content;
+}
+
+}  // namespace
+
+std::string Run::name() const {
+    const auto clean = folder.lexically_normal();
+    const auto last = clean.has_filename() ? clean.filename() : clean.parent_path().filename();
+    return last.empty() || last == "." ? std::filesystem::absolute(folder).lexically_normal().filename().string()
+                                       : last.string();
+}
+
+double Run::share() const {
+    if (steps.empty()) return absent;
+    if (total_steps > 0)
+        return std::min(1.0, static_cast<double>(steps.back().step) / static_cast<double>(total_steps));
+    const Json options = Json::parse(config, nullptr, false);
+    if (!options.is_object()) return absent;
+    const Json training = options.value("training", Json::object());
+    const double limit = number(training, "max_steps"), epochs = number(training, "num_train_epochs");
+    if (limit > 0) return std::min(1.0, static_cast<double>(steps.back().step) / limit);
+    if (epochs > 0 && std::isfinite(steps.back().epoch)) return std::min(1.0, steps.back().epoch / epochs);
+    return absent;
+}
+
+double Run::seconds_left() const {
+    const double done = share();
+    if (ending || !(done > 0)) return absent;
+    constexpr std::size_t last = 20;
+    double milliseconds = 0;
+    std::size_t count = 0;
+    for (auto row = steps.rbegin(); row != steps.rend() && count < last; ++row)
+        if (std::isfinite(row->step_ms)) milliseconds += row->step_ms, ++count;
+    if (count == 0) return absent;
+    const double a_step = milliseconds / static_cast<double>(count) / 1000;
+    return a_step * static_cast<double>(steps.back().step) * (1 - done) / done;
+}
+
+RunReader::RunReader(const std::filesystem::path& folder) {
+    run_.folder = folder;
+    if (!std::filesystem::is_directory(folder))
+        throw input_error(cat(folder.string(), " is no folder"), "A run is named by its training.output_dir.");
+    read_facts();
+    const Json options = Json::parse(run_.config, nullptr, false);
+    const std::string name = options.is_object() ? text(options.value("logging", Json::object()), "metrics_file") : "";
+    metrics_ = folder / (name.empty() ? "metrics.jsonl" : name);
+    update();
+}
+
+void RunReader::read_facts() {
+    const auto config = run_.folder / "run_config.json";
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(config, ignored)) run_.config = read_file(config);
+    const RunFacts facts = read_run_facts(run_.folder);
+    run_.total_steps = facts.total_steps;
+    run_.planned_gib = facts.planned_bytes > 0 ? static_cast<double>(facts.planned_bytes) / (1 << 30) : absent;
+    run_.row_tokens = facts.row_tokens;
+}
+
+bool RunReader::update() {
+    struct stat about{};
+    std::string content = read_behind(metrics_, read_, about);
+    if ((inode_ != 0 && about.st_ino != inode_) || static_cast<std::uintmax_t>(about.st_size) < read_) {
+        run_.steps.clear(), run_.evals.clear(), run_.ending.reset(), begun_.clear();
+        read_ = 0;
+        read_facts();
+        content = read_behind(metrics_, 0, about);
+    }
+    inode_ = about.st_ino;
+    read_ += content.size();
+    begun_ += content;
+    std::size_t start = 0;
+    for (std::size_t end; (end = begun_.find('\n', start)) != std::string::npos; start = end + 1)
+        read_line(begun_.substr(start, end - start));
+    begun_.erase(0, start);
+    return !content.empty();
+}
+
+void RunReader::read_line(const std::string& line) {
+    const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!row.is_object()) return;
+    if (text(row, "event") == "summary") {
+        Ending end;
+        end.exit_reason = text(row, "exit_reason"), end.error = text(row, "error");
+        end.seconds = number(row, "seconds"), end.train_loss = number(row, "train_loss");
+        end.final_eval_loss = number(row, "final_eval_loss"), end.best_eval_loss = number(row, "best_eval_loss");
+        end.tokens_per_second = number(row, "tokens_per_second"), end.memory_gib = number(row, "memory_gib");
+        end.best_step = integer(row, "best_step"), end.tokens = integer(row, "tokens");
+        run_.ending = end;
+    } else if (row.contains("eval_loss")) {
+        run_.evals.push_back({integer(row, "step"), number(row, "eval_loss")});
+    } else if (row.contains("loss")) {
+        run_.ending.reset();  // rows behind a summary are of a run that went on
+        run_.steps.push_back({integer(row, "step"), number(row, "epoch"), number(row, "loss"), number(row, "grad_norm"),
+                              number(row, "learning_rate"), number(row, "tokens_per_second"), number(row, "step_ms"),
+                              number(row, "memory_gib"), integer(row, "tokens"), integer(row, "trained_tokens")});
+    }
+}
+
+Run read_run(const std::filesystem::path& folder) {
+    return RunReader(folder).run();
+}
+
+RunFacts read_run_facts(const std::filesystem::path& folder) {
+    const Json facts = object_of(folder / facts_file);
+    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}};
+    const auto counts = facts.find("row_tokens");
+    if (counts != facts.end() && counts->is_array())
+        for (const Json& count : *counts)
+            read.row_tokens.push_back(count.is_number_integer() ? count.get<int64_t>() : 0);
+    return read;
+}
+
+std::string run_facts_json(int64_t total_steps, int64_t planned_bytes, int64_t rows,
+                           const std::function<int64_t(int64_t)>& tokens) {
+    std::vector<int64_t> counts;
+    for (int64_t i = 0; i < rows; ++i) {
+        const auto power =
+            static_cast<std::size_t>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(tokens(i), 1)) - 1));
+        if (counts.size() <= power) counts.resize(power + 1);
+        ++counts[power];
+    }
+    return Json{{"total_steps", total_steps}, {"planned_bytes", planned_bytes}, {"row_tokens", counts}}.dump(2) + "\n";
+}
+
+}  // namespace unsloth::report

@@ -1,0 +1,94 @@
+#include "unsloth/report/series.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace unsloth::report {
+
+Points points_of(const Run& run, double StepRow::* field) {
+    Points points;
+    for (const StepRow& row : run.steps)
+        if (std::isfinite(row.*field)) points.emplace_back(static_cast<double>(row.step), row.*field);
+    return points;
+}
+
+Points eval_points(const Run& run) {
+    Points points;
+    for (const EvalRow& row : run.evals)
+        if (std::isfinite(row.loss)) points.emplace_back(static_cast<double>(row.step), row.loss);
+    return points;
+}
+
+Points thinned(const Points& points, std::size_t most) {
+    if (points.size() <= most) return points;
+    const std::size_t stretches = std::max<std::size_t>(most / 2, 1);
+    Points kept;
+    for (std::size_t i = 0; i < stretches; ++i) {
+        const auto begin = points.begin() + static_cast<std::ptrdiff_t>(points.size() * i / stretches);
+        const auto end = points.begin() + static_cast<std::ptrdiff_t>(points.size() * (i + 1) / stretches);
+        if (begin == end) continue;
+        const auto by_value = [](const auto& a, const auto& b) { return a.second < b.second; };
+        auto [least, greatest] = std::minmax_element(begin, end, by_value);
+        if (least > greatest) std::swap(least, greatest);
+        kept.push_back(*least);
+        if (least != greatest) kept.push_back(*greatest);
+    }
+    return kept;
+}
+
+Points smoothed(const Points& points, int windows) {
+    const double span = std::max(1.0, static_cast<double>(points.size()) / windows);
+    const double keep = 1 - 1 / span;
+    Points result;
+    double sum = 0, weight = 0;
+    for (const auto& [step, value] : points) {
+        sum = keep * sum + value;
+        weight = keep * weight + 1;
+        result.emplace_back(step, sum / weight);
+    }
+    return result;
+}
+
+std::vector<double> ticks(double low, double high, int count) {
+    if (!(high > low)) return {low};
+    const double raw = (high - low) / std::max(count, 1);
+    const double magnitude = std::pow(10, std::floor(std::log10(raw)));
+    double step = 10 * magnitude;
+    for (const double factor : {1.0, 2.0, 5.0})
+        if (raw <= factor * magnitude) {
+            step = factor * magnitude;
+            break;
+        }
+    std::vector<double> values;
+    for (double i = std::ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; ++i)
+        values.push_back(i == 0 ? 0 : i * step);
+    return values;
+}
+
+std::string short_number(double value) {
+    char text[32];
+    const double size = std::abs(value);
+    if (size >= 1e9) {
+        std::snprintf(text, sizeof text, "%.3gG", value / 1e9);
+    } else if (size >= 1e6) {
+        std::snprintf(text, sizeof text, "%.3gM", value / 1e6);
+    } else if (size >= 1e4) {
+        std::snprintf(text, sizeof text, "%.3gk", value / 1e3);
+    } else {
+        std::snprintf(text, sizeof text, "%.4g", value);
+    }
+    return text;
+}
+
+const std::vector<Curve>& curves() {
+    static const std::vector<Curve> all = {{"loss", "Loss", "", &StepRow::loss},
+                                           {"learning_rate", "Learning rate", "", &StepRow::learning_rate},
+                                           {"grad_norm", "Gradient norm, before clipping", "", &StepRow::grad_norm},
+                                           {"tokens_per_second", "Tokens per second", "", &StepRow::tokens_per_second},
+                                           {"step_ms", "Milliseconds of a step", "ms", &StepRow::step_ms},
+                                           {"memory_gib", "Memory", "GiB", &StepRow::memory_gib}};
+    return all;
+}
+
+}  // namespace unsloth::report

@@ -1,0 +1,231 @@
+// Runs' folders read, and shown as a page, on a terminal and as TensorBoard's events.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/report/event_file.h"
+#include "unsloth/report/page.h"
+#include "unsloth/report/plot.h"
+
+namespace unsloth::report {
+namespace {
+
+class Folder {
+  public:
+    Folder() {
+        std::string name = (std::filesystem::temp_directory_path() / "unsloth_report_XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+        path_ = name;
+    }
+    ~Folder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+    const std::filesystem::path& path() const { return path_; }
+    void write(const std::string& name, const std::string& text) const { std::ofstream(path_ / name) << text; }
+    void append(const std::string& text) const { std::ofstream(path_ / "metrics.jsonl", std::ios::app) << text; }
+
+  private:
+    std::filesystem::path path_;
+};
+
+std::string step_line(int step, double loss) {
+    return nlohmann::json{{"step", step},          {"epoch", step / 10.0},
+                          {"loss", loss},          {"grad_norm", 0.5},
+                          {"learning_rate", 1e-4}, {"tokens", 1000},
+                          {"trained_tokens", 800}, {"tokens_per_second", 2000.0 + step},
+                          {"step_ms", 500.0},      {"memory_gib", 10.5}}
+               .dump() +
+           "\n";
+}
+
+/// A run of 100 steps whose loss falls, with one spike at step 50.
+Folder& example(Folder& folder) {
+    std::string rows;
+    for (int step = 1; step <= 100; ++step) rows += step_line(step, step == 50 ? 9.0 : 2.0 + 1.0 / step);
+    rows += R"({"step": 100, "epoch": 10, "eval_loss": 1.75, "eval_tokens": 12})"
+            "\n";
+    folder.append(rows);
+    folder.write("run_config.json", R"({"model": {"path": "<base> & co"}, "training": {"max_steps": 200}})");
+    const std::vector<int64_t> lengths = {1, 2, 3, 500, 512, 513};
+    folder.write(facts_file, run_facts_json(200, int64_t{12} << 30, 6,
+                                            [&](int64_t i) { return lengths[static_cast<std::size_t>(i)]; }));
+    return folder;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+#define EXPECT_CONTAINS(text, part) EXPECT_TRUE(contains(text, part)) << (part) << " is not in\n" << (text)
+
+TEST(RunReader, ReadsRowsAsTheyComeAndNoHalfOnes) {
+    const Folder folder;
+    folder.append(step_line(1, 3) + step_line(2, 2).substr(0, 30));
+    RunReader reader(folder.path());
+    ASSERT_EQ(reader.run().steps.size(), 1u);
+    EXPECT_FALSE(reader.update());
+    folder.append(step_line(2, 2).substr(30) + "not json\n{\"step\": 3, \"loss\": null}\n");
+    EXPECT_TRUE(reader.update());
+    ASSERT_EQ(reader.run().steps.size(), 3u);
+    EXPECT_EQ(reader.run().steps[1].loss, 2);
+    EXPECT_TRUE(std::isnan(reader.run().steps[2].loss));
+    folder.append(R"({"event": "summary", "exit_reason": "finished", "seconds": 61.5})"
+                  "\n");
+    reader.update();
+    ASSERT_TRUE(reader.run().ending);
+    EXPECT_EQ(reader.run().ending->exit_reason, "finished");
+}
+
+TEST(RunReader, ARunThatGoesOnFromACheckpointIsReadAnew) {
+    const Folder folder;
+    folder.append(step_line(1, 3) + step_line(2, 2) + step_line(3, 1));
+    RunReader reader(folder.path());
+    ASSERT_EQ(reader.run().steps.size(), 3u);
+    folder.write("other", step_line(1, 3) + step_line(2, 7));
+    std::filesystem::rename(folder.path() / "other", folder.path() / "metrics.jsonl");
+    reader.update();
+    ASSERT_EQ(reader.run().steps.size(), 2u);
+    EXPECT_EQ(reader.run().steps[1].loss, 7);
+}
+
+TEST(RunReader, WhatIsNoRunIsRefused) {
+    const Folder folder;
+    EXPECT_THROW(RunReader(folder.path()), Error);
+    EXPECT_THROW(RunReader(folder.path() / "absent"), Error);
+}
+
+TEST(RunReader, KnowsHowMuchIsLeft) {
+    Folder folder;
+    Run run = read_run(example(folder).path());
+    EXPECT_EQ(run.total_steps, 200);
+    EXPECT_DOUBLE_EQ(run.share(), 0.5);
+    EXPECT_DOUBLE_EQ(run.seconds_left(), 50);
+    EXPECT_DOUBLE_EQ(run.planned_gib, 12);
+    EXPECT_EQ(run.row_tokens, (std::vector<int64_t>{1, 1, 1, 0, 0, 0, 0, 0, 0, 2, 1}));
+    run.total_steps = 0;
+    EXPECT_DOUBLE_EQ(run.share(), 0.5);  // by max_steps
+    run.config = R"({"training": {"max_steps": -1, "num_train_epochs": 40}})";
+    EXPECT_DOUBLE_EQ(run.share(), 0.25);
+    run.config.clear();
+    EXPECT_TRUE(std::isnan(run.share()));
+}
+
+TEST(Series, ThinningKeepsSpikes) {
+    Points points;
+    for (int i = 0; i < 10000; ++i) points.emplace_back(i, i == 5000 ? 9.0 : i == 5001 ? -3.0 : 1.0);
+    const Points few = thinned(points, 100);
+    EXPECT_LE(few.size(), 100u);
+    EXPECT_NE(std::find(few.begin(), few.end(), std::pair(5000.0, 9.0)), few.end());
+    EXPECT_NE(std::find(few.begin(), few.end(), std::pair(5001.0, -3.0)), few.end());
+    EXPECT_TRUE(std::is_sorted(few.begin(), few.end(), [](auto& a, auto& b) { return a.first < b.first; }));
+}
+
+TEST(Series, SmoothingIsAMeanThatBeginsAtTheFirstValue) {
+    EXPECT_EQ(smoothed({{1, 4}, {2, 4}, {3, 4}}).back(), std::pair(3.0, 4.0));
+    Points points;
+    for (int i = 0; i < 1000; ++i) points.emplace_back(i, i % 2);
+    EXPECT_NEAR(smoothed(points).back().second, 0.5, 0.02);
+}
+
+TEST(Series, TicksAreRound) {
+    EXPECT_EQ(ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+    EXPECT_EQ(ticks(0.12, 0.31, 4).size(), 4u);  // 0.15, 0.2, 0.25, 0.3
+    EXPECT_EQ(ticks(3, 3, 4), std::vector<double>{3});
+    EXPECT_EQ(short_number(12345), "12.3k");
+    EXPECT_EQ(short_number(2e-4), "0.0002");
+}
+
+TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
+    Folder folder;
+    const std::string html = page(read_run(example(folder).path()), 5);
+    for (const char* id :
+         {"loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "memory_gib", "row_tokens"})
+        EXPECT_CONTAINS(html, std::string("<svg id=\"") + id + "\"");
+    EXPECT_CONTAINS(html, "http-equiv=\"refresh\" content=\"5\"");
+    EXPECT_CONTAINS(html, "prefers-color-scheme: dark");
+    EXPECT_CONTAINS(html, "width=device-width");
+    EXPECT_CONTAINS(html, "100 / 200");
+    EXPECT_CONTAINS(html, "10.5 / 12 GiB");
+    EXPECT_CONTAINS(html, "&lt;base&gt; &amp; co");
+    EXPECT_CONTAINS(html, "[50,9]");  // the spike
+    EXPECT_CONTAINS(html, "running, 00:50 left");
+    EXPECT_FALSE(contains(html, "http://") || contains(html, "https://") || contains(html, "<link") ||
+                 contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
+}
+
+TEST(Page, OfARunThatEnded) {
+    Folder folder;
+    example(folder).append(R"({"event": "summary", "exit_reason": "error", "error": "step 101: <loss> is not finite"})"
+                           "\n");
+    const std::string html = page(read_run(folder.path()), 5);
+    EXPECT_FALSE(contains(html, "http-equiv"));
+    EXPECT_CONTAINS(html, "step 101: &lt;loss&gt; is not finite");
+    const Folder empty;
+    empty.append("");
+    EXPECT_CONTAINS(page(read_run(empty.path()), 5), "no step yet");
+}
+
+TEST(Plot, DrawsWithinItsFrame) {
+    Folder folder;
+    const Run run = read_run(example(folder).path());
+    const std::string view = run_view(run, 80, 40, false);
+    EXPECT_CONTAINS(view, "step 100/200  loss 2.01  eval loss 1.75  2100 tok/s  10.5 GiB  left 00:50");
+    EXPECT_CONTAINS(view, "step 100");
+    EXPECT_FALSE(contains(view, "\033"));
+    EXPECT_CONTAINS(run_view(run, 80, 40, true), "\033[36m");
+    std::size_t lines = 0, start = 0;
+    for (std::size_t end; (end = view.find('\n', start)) != std::string::npos; start = end + 1, ++lines) {
+        const std::string line = view.substr(start, end - start);
+        const auto letters = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+        EXPECT_LE(letters, 80) << line;
+    }
+    EXPECT_LE(lines, 40u);
+    EXPECT_CONTAINS(plot("x", {}, 40, 8, false), "no values");
+    EXPECT_CONTAINS(plot("x", {{{{1, 2}}}}, 40, 8, false), "step 2");
+}
+
+TEST(Comparison, TellsFiguresAndTheOptionsThatDiffer) {
+    Folder one, two;
+    example(one), example(two);
+    two.write("run_config.json", R"({"model": {"path": "<base> & co"}, "training": {"max_steps": 200, "seed": 1}})");
+    const std::string text = comparison({read_run(one.path()), read_run(two.path())}, 100, false);
+    EXPECT_CONTAINS(text, "training.seed: - | 1");
+    EXPECT_FALSE(contains(text, "model.path"));
+    EXPECT_CONTAINS(text, one.path().filename().string());
+    EXPECT_CONTAINS(text, "1.75");
+}
+
+TEST(EventFile, ChecksumsAreCastagnolis) {
+    EXPECT_EQ(crc32c("123456789"), 0xE3069283u);  // RFC 3720, B.4
+    EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);
+    EXPECT_EQ(crc32c(""), 0u);
+}
+
+std::string hex(const std::string& bytes) {
+    std::string text;
+    char two[3];
+    for (const char byte : bytes) {
+        std::snprintf(two, sizeof two, "%02x", static_cast<unsigned>(static_cast<unsigned char>(byte)));
+        text += two;
+    }
+    return text;
+}
+
+// The bytes that TensorFlow's protocol buffers have for these values.
+TEST(EventFile, EventsAreTensorFlows) {
+    EXPECT_EQ(hex(version_event(1.0)), "09000000000000f03f1a0d627261696e2e4576656e743a32");
+    EXPECT_EQ(hex(scalars_event(1.0, 300, {{"a", 0.5}})), "09000000000000f03f10ac022a0a0a080a0161150000003f");
+    const std::string frame = framed_record("x");
+    EXPECT_EQ(frame.size(), 8u + 4 + 1 + 4);
+    EXPECT_EQ(hex(frame.substr(0, 8)), "0100000000000000");
+}
+
+}  // namespace
+}  // namespace unsloth::report
