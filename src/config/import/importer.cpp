@@ -187,13 +187,13 @@ void set_sources(Importer& importer, const std::string& key, const std::vector<I
     const ImportedSource& first = sources.front();
     if (sources.size() == 1 && first.split.empty()) {
         importer.set(key, "data.train_file", first.path);
-        if (first.format != DataFormat::automatic) importer.set(key, "data.format", spec::name_of(first.format));
+        if (first.format != DataFormat::automatic) importer.set(key, "data.format", name_of(first.format));
         if (!first.columns.empty()) importer.set(key, "data.columns", first.columns);
     } else {
         Json list = Json::array();
         for (const ImportedSource& source : sources) {
             Json& one = list.emplace_back(Json{{"path", source.path}});
-            if (source.format != DataFormat::automatic) one["format"] = spec::name_of(source.format);
+            if (source.format != DataFormat::automatic) one["format"] = name_of(source.format);
             if (!source.split.empty()) one["split"] = source.split;
             if (source.weight) one["weight"] = *source.weight;
             if (!source.columns.empty()) one["columns"] = source.columns;
