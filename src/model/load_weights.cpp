@@ -322,33 +322,35 @@ ModelParts ModelPlan::load(ops::Context& ctx, const LoadShare& share) const {
     SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
                                                  : spec().num_layers * spec::projection_count));
     ModelParts parts;
-    parts.file = file_;
-    parts.spec = spec();
-    parts.layout = layout_;
-    parts.dtype = request_.dtype;
-    parts.lora = lora_layers_;
-    parts.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
-    parts.full_finetuning = masters;
     parts.records = request_.records;
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;
+    Network& network = parts.network;
+    network.file = file_;
+    network.spec = spec();
+    network.layout = layout_;
+    network.dtype = request_.dtype;
+    network.lora = lora_layers_;
+    network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
+    network.full_finetuning = masters;
     if (table_) {
-        parts.parameters = std::make_unique<Parameters>(*table_, request_.optim, request_.trains, arena);
-        initialise(*parts.parameters, shared);
+        network.parameters = std::make_unique<Parameters>(*table_, request_.optim, request_.trains, arena);
+        initialise(*network.parameters, shared);
     }
-    if (!lora_layers_.empty()) parts.adapters = std::make_unique<Adapters>(*parts.parameters, lora_layers_);
+    if (!lora_layers_.empty()) network.adapters = std::make_unique<Adapters>(*network.parameters, lora_layers_);
     std::vector<StoredLayer> layers = load_layers(ctx, arena, shared);
-    if (parts.full_finetuning) lend_master_norms(*parts.parameters, layers);
-    parts.source = make_source(ctx, std::move(layers), arena, parts.adapters.get(),
-                               parts.full_finetuning ? parts.parameters.get() : nullptr, shared);
+    if (masters) lend_master_norms(*network.parameters, layers);
+    network.source = make_source(ctx, std::move(layers), arena, network.adapters.get(),
+                                 masters ? network.parameters.get() : nullptr, shared);
     if (!host_.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
     if (request_.saves && table_) parts.copies = Parameters::copies(*table_, request_.optim, *parts.host_memory);
-    parts.outer = load_outer(arena, parts.host_memory.get(), parts.parameters.get(), shared);
+    network.outer = load_outer(arena, parts.host_memory.get(), network.parameters.get(), shared);
     shared.finish();
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
-    parts.activations = std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype,
-                                                      *parts.step_memory, parts.host_memory.get());
+    for (int64_t micro = 0; micro < request_.sizes.in_flight; ++micro)
+        parts.activations.push_back(std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype,
+                                                                  *parts.step_memory, parts.host_memory.get(), micro));
     return parts;
 }
 

@@ -251,7 +251,7 @@ void ModelPlan::set_weight_cache(bool on) {
 
 int64_t ModelPlan::recorded_bytes() const {
     if (!request_.records || !request_.device.is_cuda()) return 0;
-    return static_cast<int64_t>(recorded_shapes) * spec().num_layers * recorded_layer_bytes;
+    return static_cast<int64_t>(recorded_shapes) * request_.sizes.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 
 std::string ModelPlan::table_text() const {

@@ -14,7 +14,7 @@ void Offload::before_forward(int layer) {
 void Offload::after_forward(int layer) {
     if (!moves(layer)) return;
     copies_.wait_for_compute();
-    for (const Activations::Moved& moved : activations_.moved(layer)) copies_.copy(moved.device, moved.host);
+    for (const MovedTensor& moved : activations_.moved(layer)) copies_.copy(moved.device, moved.host);
     ++counts_.moved_out;
     copies_.mark(layer);
 }
@@ -23,7 +23,7 @@ void Offload::before_backward(int layer) {
     // The layer above is done with the slots that the layer below will use.
     if (const int below = layer - 1; moves(below)) {
         copies_.wait_for_compute();
-        for (const Activations::Moved& moved : activations_.moved(below)) copies_.copy(moved.host, moved.device);
+        for (const MovedTensor& moved : activations_.moved(below)) copies_.copy(moved.host, moved.device);
         ++counts_.moved_back;
         copies_.mark(below);
     }

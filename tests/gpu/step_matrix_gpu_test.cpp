@@ -23,7 +23,7 @@ TEST_P(StepMatrixGpu, SettingsChangeNoBit) {
 }
 
 TEST_P(StepMatrixGpu, SplitsChangeRoundingAlone) {
-    const StepSettingsCase plain = step_settings(true).front();
+    const StepSettingsCase plain;
     const StepSplit& split = GetParam();
     const StepRun run = run_ranks(split, plain, "cuda", at::kFloat)[0];
     const StepRun whole = run_ranks({1, 1, split.equal_rows}, plain, "cuda", at::kFloat)[0];

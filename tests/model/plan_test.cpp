@@ -84,6 +84,28 @@ TEST(ModelPlan, WhatIsKeptFallsFromNoneToFull) {
     }
 }
 
+TEST(ModelPlan, MicroBatchesInFlightShareWhatDoesNotOutliveALayer) {
+    UNSLOTH_NEEDS_XZ();
+    const auto file = open_golden("small_llama/bf16");
+    const auto plan_with = [&](int64_t in_flight) {
+        model::LoadRequest request = training_request();
+        request.sizes.checkpointing = {spec::Keep::attention, true};
+        request.sizes.in_flight = in_flight;
+        return model::ModelPlan(file, request);
+    };
+    const model::ModelPlan one = plan_with(1), three = plan_with(3);
+    expect_no_overlap(three.step());
+    for (const char* shared : {"live layer", "lm_head", "workspace"})
+        EXPECT_EQ(bytes_of_group(three.step(), shared), bytes_of_group(one.step(), shared)) << shared;
+    for (const char* own : {"kept of layers", "offloaded layers' slots", "tokens", "layer inputs"}) {
+        EXPECT_GT(bytes_of_group(one.step(), own), 0) << own;
+        EXPECT_EQ(bytes_of_group(three.step(), own), 3 * bytes_of_group(one.step(), own)) << own;
+    }
+    EXPECT_EQ(bytes_of_group(three.host(), "offloaded"), 3 * bytes_of_group(one.host(), "offloaded"));
+    const int64_t g = one.step().entry(one.step().find("g")).bytes;
+    EXPECT_EQ(bytes_of_group(three.step(), "scratch"), bytes_of_group(one.step(), "scratch") + 2 * g);
+}
+
 TEST(ModelPlan, HoldsWhatGenerationKeeps) {
     UNSLOTH_NEEDS_XZ();
     model::LoadRequest request;

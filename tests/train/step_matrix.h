@@ -1,6 +1,6 @@
 // Every combination of the settings that must not change a step's bits: what layers keep, where it lies, recorded
-// passes; for each way to split a step's rows into micro-batches and ranks, rows of equal length or not. Run on the CPU
-// by step_matrix_test.cpp; a GPU's test walks the same list.
+// passes, micro-batches one after the other or layer by layer; for each way to split a step's rows into micro-batches
+// and ranks, rows of equal length or not. Run on the CPU by step_matrix_test.cpp; a GPU's test walks the same list.
 #pragma once
 
 #include "comm/ranks.h"
@@ -34,17 +34,21 @@ inline std::vector<StepSplit> step_splits(int most_ranks) {
 struct StepSettingsCase {
     spec::Checkpointing checkpointing;
     bool records = false;
-    std::string name() const { return cat(name_of(checkpointing), records ? ", recorded" : ""); }
+    int in_flight = 1;
+    std::string name() const {
+        return cat(name_of(checkpointing), records ? ", recorded" : "", ", ", in_flight, " in flight");
+    }
 };
 
 /// The first is the plain one that the others are compared with. Passes are recorded on a GPU alone.
-inline std::vector<StepSettingsCase> step_settings(bool gpu) {
+inline std::vector<StepSettingsCase> step_settings(bool gpu, const StepSplit& split) {
     std::vector<StepSettingsCase> cases;
-    for (const bool records : {false, true})
-        for (const bool offload : {false, true})
-            for (const spec::Keep keep :
-                 {spec::Keep::everything, spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input})
-                if (gpu || !records) cases.push_back({{keep, offload}, records});
+    for (int in_flight = 1; in_flight <= split.micro_batches; ++in_flight)
+        for (const bool records : {false, true})
+            for (const bool offload : {false, true})
+                for (const spec::Keep keep :
+                     {spec::Keep::everything, spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input})
+                    if (gpu || !records) cases.push_back({{keep, offload}, records, in_flight});
     return cases;
 }
 
@@ -129,6 +133,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     sizes.head_chunk = 24;  // several chunks
     sizes.deterministic = true;
     sizes.checkpointing = settings.checkpointing;
+    sizes.in_flight = settings.in_flight;
     const model::ModelPlan plan(
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(matrix_model().string())), request);
     ops::Context ctx(device);
@@ -180,9 +185,9 @@ inline model::PassCounts expected_counts(const StepSplit& split, const StepSetti
     counts.gate_up = with(again.gate_up);
     counts.down = with(again.down);
     if (settings.checkpointing.offload) counts.moved_out = counts.moved_back = micro * (matrix_layers - 2);
-    if (settings.records && split.equal_rows) {  // a shape's first micro-batch is issued as it comes
+    if (settings.records && split.equal_rows) {  // the first micro-batches of a shape are issued as they come
         counts.recorded = 2;
-        counts.replayed = 2 * (micro - 1);
+        counts.replayed = 2 * (micro / settings.in_flight - 1);
     }
     return counts;
 }
@@ -208,7 +213,7 @@ inline void expect_same_run(const StepRun& got, const StepRun& expected) {
 /// All settings under one split: bits, and that each setting did what its name says. Returns the plain run.
 inline StepRun expect_settings_change_no_bit(const StepSplit& split, const std::string& device, at::ScalarType dtype) {
     std::optional<StepRun> plain;
-    for (const StepSettingsCase& settings : step_settings(device != "cpu")) {
+    for (const StepSettingsCase& settings : step_settings(device != "cpu", split)) {
         SCOPED_TRACE(settings.name());
         const std::vector<StepRun> runs = run_ranks(split, settings, device, dtype);
         if (!plain) plain = runs[0];

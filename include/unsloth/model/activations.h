@@ -5,6 +5,7 @@
 // that apart.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "unsloth/memory/plan.h"
@@ -54,10 +55,10 @@ struct HeadBuffers {
 
 /// One micro-batch's tokens on the device.
 struct TokenBuffers {
-    at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32
-    at::Tensor target_index_n, target_ids_n;         ///< int32
-    at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding
-    at::Tensor q_offsets;                            ///< int32 [segments + 1]
+    at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout
+    at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
+    at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
+    at::Tensor q_offsets;                            ///< int32, of the most segments + 1
     at::Tensor inv_freq_p;                           ///< fp32 [d/2]: RoPE's inverse frequencies
     at::Tensor cos_Tp, sin_Tp;                       ///< fp32 [T, d/2]
 };
@@ -75,6 +76,7 @@ struct ActivationSizes {
     int64_t head_rows = 0;              ///< most rows with a target
     int64_t head_chunk = 0;             ///< rows of logits at a time
     int64_t cache_tokens = 0;           ///< of the sequence that generation continues
+    int64_t in_flight = 1;              ///< micro-batches between their forward and their backward pass at a time
     bool training = true;               ///< backward buffers too
     spec::Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
     bool dropout = false;
@@ -83,42 +85,67 @@ struct ActivationSizes {
     bool deterministic = false;
 };
 
+/// What an offloading run moves of a layer, whole rows of the tokens at hand.
+struct MovedTensor {
+    at::Tensor device, host;
+};
+
+/// The tensors of one micro-batch.
+struct ActivationTensors {
+    explicit ActivationTensors(int64_t num_layers)
+        : layers(static_cast<std::size_t>(num_layers)), moved(layers.size()), caches(layers.size()) {}
+    std::vector<LayerSaved> layers;
+    std::vector<std::deque<MovedTensor>> moved;  ///< a layer's stay where they are: buffers know them by address
+    at::Tensor output_TD;                        ///< the residual stream after the last layer
+    Scratch scratch;
+    HeadBuffers head;
+    TokenBuffers tokens;
+    std::vector<KvCache> caches;
+};
+
+/// The tensors of one of the micro-batches in flight, cut to its tokens. What outlives a layer is its own; scratch, and
+/// what is made again in the backward pass, are the same memory for all of them.
 class Activations {
   public:
+    /// Submits the buffers of all micro-batches in flight.
     static void plan(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
                      at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan);
-    /// `host`: the arena of host_plan; nullptr where that is empty.
+    /// `host`: the arena of host_plan; nullptr where that is empty. `micro`: which of those in flight.
     Activations(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
-                at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host);
+                at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host, int64_t micro = 0);
+    Activations(const Activations&) = delete;
+    Activations& operator=(const Activations&) = delete;
 
-    /// Cuts every view to `tokens` tokens (cheap when the number did not change).
+    /// Cuts every tensor with a row a token to `tokens` tokens (cheap when the number did not change).
     void resize(int64_t tokens);
-    const LayerSaved& layer(int64_t index) const { return layers_.at(static_cast<std::size_t>(index)); }
-    /// What an offloading run moves of a layer: pairs (on the device, in host memory), whole rows of the tokens at
-    /// hand.
-    struct Moved {
-        at::Tensor device, host;
-    };
-    const std::vector<Moved>& moved(int64_t layer) const { return moved_.at(static_cast<std::size_t>(layer)); }
-    /// The residual stream after the last layer.
-    const at::Tensor& output_TD() const { return output_TD_; }
-    const Scratch& scratch() const { return scratch_; }
-    const HeadBuffers& head() const { return head_; }
-    const TokenBuffers& tokens() const { return tokens_; }          ///< full capacity; the model narrows them
-    const std::vector<KvCache>& caches() const { return caches_; }  ///< one a layer, of cache_tokens rows, empty
+    const LayerSaved& layer(int64_t index) const { return tensors_.layers.at(static_cast<std::size_t>(index)); }
+    const std::deque<MovedTensor>& moved(int64_t layer) const {
+        return tensors_.moved.at(static_cast<std::size_t>(layer));
+    }
+    /// The residual stream after a layer: the next one's input.
+    const at::Tensor& output_of(int64_t index) const {
+        const bool last = index + 1 == static_cast<int64_t>(tensors_.layers.size());
+        return last ? tensors_.output_TD : layer(index + 1).x_TD;
+    }
+    const at::Tensor& output_TD() const { return tensors_.output_TD; }
+    const Scratch& scratch() const { return tensors_.scratch; }
+    const HeadBuffers& head() const { return tensors_.head; }
+    const TokenBuffers& tokens() const { return tensors_.tokens; }
+    const std::vector<KvCache>& caches() const {
+        return tensors_.caches;
+    }  ///< one a layer, of cache_tokens rows, empty
     const ActivationSizes& sizes() const { return sizes_; }
     const at::Tensor& workspace() const { return workspace_; }
 
   private:
     ActivationSizes sizes_;
-    std::vector<LayerSaved> full_layers_, layers_, host_layers_;
-    std::vector<std::vector<Moved>> moved_;
-    at::Tensor full_output_, output_TD_;
-    Scratch full_scratch_, scratch_;
-    HeadBuffers head_;
-    TokenBuffers tokens_;
-    std::vector<KvCache> caches_;
+    ActivationTensors tensors_;
     at::Tensor workspace_;
+    struct Cut {
+        at::Tensor* tensor;
+        at::Tensor whole;
+    };
+    std::vector<Cut> cuts_;  ///< the tensors with a row a token
     int64_t current_tokens_ = -1;
 };
 

@@ -1,64 +1,43 @@
-// The whole model: embedding, decoder layers, final norm and lm_head with the loss, forward and backward.
+// A network with the micro-batches that may be in flight in it: training passes, scores, generation.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
-#include "unsloth/core/most_used.h"
-#include "unsloth/data/batch.h"
-#include "unsloth/formats/load_plan.h"
-#include "unsloth/model/activations.h"
-#include "unsloth/model/decoder_layer.h"
 #include "unsloth/model/gradient_buckets.h"
-#include "unsloth/model/offload.h"
-#include "unsloth/model/weight_source.h"
-#include "unsloth/ops/recorded_work.h"
+#include "unsloth/model/network.h"
+#include "unsloth/model/recorded_passes.h"
 
 namespace unsloth::model {
 
-/// Shapes of micro-batches whose passes are recorded at a time: those that come most often.
-inline constexpr std::size_t recorded_shapes = 8;
-
-/// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
-struct OuterWeights {
-    at::Tensor embed_VD;      ///< any floating dtype
-    at::Tensor lm_head_VD;    ///< compute dtype; may be embed_VD itself (tied)
-    at::Tensor final_norm_D;  ///< fp32
-};
-
 /// Everything a model is made of, built by model/loader.h. Owns all of it; members in order of dependence.
 struct ModelParts {
-    std::shared_ptr<const formats::WeightFile> file;  ///< its map may be what the weights are
-    spec::ModelSpec spec;
-    LayerLayout layout;
-    at::ScalarType dtype = at::kFloat;
-    std::vector<spec::LayerLora> lora;  ///< one a layer; empty: no adapters
-    double lora_dropout = 0.0;
-    bool full_finetuning = false;
-    bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
-    std::optional<ops::AdamwState> copies;   ///< of what a checkpoint holds, in host_memory; where the run saves some
-    std::unique_ptr<Parameters> parameters;  ///< nullptr in inference without adapters
-    std::unique_ptr<Adapters> adapters;
-    std::unique_ptr<WeightSource> source;
-    std::unique_ptr<Activations> activations;
-    OuterWeights outer;
     std::unique_ptr<memory::Arena> resident_memory, step_memory, host_memory;  ///< the last: nullptr without need
+    Network network;
+    std::vector<std::unique_ptr<Activations>> activations;  ///< one for each micro-batch in flight
+    std::optional<ops::AdamwState> copies;  ///< of what a checkpoint holds, in host_memory; where the run saves some
+    bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
 };
 
 class Model {
   public:
     Model(ops::Context& ctx, ModelParts parts);
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
 
-    const spec::ModelSpec& spec() const { return parts_.spec; }
-    at::ScalarType dtype() const { return parts_.dtype; }
-    Parameters* parameters() { return parts_.parameters.get(); }
+    const spec::ModelSpec& spec() const { return parts_.network.spec; }
+    at::ScalarType dtype() const { return parts_.network.dtype; }
+    Parameters* parameters() { return parts_.network.parameters.get(); }
     const ModelParts& parts() const { return parts_; }
 
-    /// Forward and backward of one micro-batch: adds its gradients to the flat buffer and its loss (with the step's
-    /// divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or targets adds nothing.
-    void train(const data::Batch& batch);
+    /// How many micro-batches train() takes at a time.
+    int64_t in_flight() const { return static_cast<int64_t>(micro_batches_.size()); }
+    /// Forward and backward of up to in_flight() micro-batches: adds their gradients to the flat buffer and their loss
+    /// (with the step's divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or
+    /// targets adds nothing.
+    void train(std::span<const data::Batch> batches);
 
     /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
     /// then on (with several micro-batches to a step the last one counts).
@@ -87,45 +66,18 @@ class Model {
     ModuleObserver on_module;  ///< may be empty
 
   private:
-    void upload(const data::Batch& batch);
-    void make_rope_table(int64_t longest_position);
-    void embed();
-    enum class Pass { forward, backward };
-    void forward_layers(std::vector<KvCache>* caches, bool training);
-    void choose_recording();
-    void issue_or_record(Pass pass, const std::function<void()>& work);
-    void head_forward_backward(const data::Batch& batch);
-    void head_chunk(int64_t first, int64_t rows, bool gradient);
-    void gather_head_rows(int64_t rows);
-    void backward_layers();
+    void walk(const Itinerary& actions, bool trains);
+    void act(const Action& action, bool trains);
+    LayerContext layer_context(int layer, const MicroBatch& micro);
     void reached(int level);
-    void embedding_gradient();
-    LayerContext layer_context(int layer, const TokenInputs& inputs);
-    at::Tensor layer_output(int64_t layer) const;
-    const Parameter* outer_parameter(spec::TensorRole role) const;
 
     ops::Context& ctx_;
     ModelParts parts_;
-    TokenInputs inputs_;
-    double rope_scaling_ = 1.0;
-    int64_t rope_length_ = -1;  ///< what the frequencies were computed for (dynamic RoPE)
-    /// A pass over micro-batches of one shape.
-    struct Recording {
-        std::optional<ops::RecordedWork> work;
-        int leaves_held = -1;  ///< the layer that the weight source holds afterwards
-        PassCounts counts;     ///< what it repeats
-    };
-    using Recordings = std::array<Recording, 2>;  ///< by pass
-    std::unique_ptr<GradientBuckets> buckets_;    ///< nullptr: nobody asks when gradients are complete
-    MostUsed<std::vector<int64_t>, Recordings> recordings_{recorded_shapes};
-    Recordings* recording_ = nullptr;  ///< of the micro-batch at hand; nullptr: its passes are issued as they come
+    TrainingRoute route_;
     PassCounts counts_;
-    std::unique_ptr<Offload> offload_;  ///< nullptr: what layers keep stays on the device
-    int64_t tokens_ = 0;
-    int64_t distinct_ids_ = 0;
-    int lowest_trained_layer_ = 0;  ///< the backward pass ends here
-    bool trains_embedding_ = false;
-    uint64_t outer_version_ = 0;
+    std::vector<std::unique_ptr<MicroBatch>> micro_batches_;
+    std::unique_ptr<GradientBuckets> buckets_;  ///< nullptr: nobody asks when gradients are complete
+    RecordedPasses recorded_;                   ///< of work that knows those above by address
 };
 
 }  // namespace unsloth::model

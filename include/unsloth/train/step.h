@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ struct StepResult {
     int signal = 0;             ///< with a group: stop signal that some rank was sent before it issued the step
     bool save_due = false;      ///< with a group: some rank asked for a checkpoint after this step
 };
+
+class RankSums;
 
 struct IssueOptions {
     bool save_due = false;  ///< this rank asks all for a checkpoint after the step
@@ -93,7 +96,6 @@ class Stepper {
     std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
     void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
     void adjust_loss_scale(const spec::StepOutcome& outcome);
-    void share(Slot& slot, int64_t step, bool save_due);
 
     ops::Context& ctx_;
     model::Model& model_;
@@ -103,9 +105,7 @@ class Stepper {
     std::size_t next_slot_ = 0;
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
-    at::Tensor shared_;  ///< fp32, with a group: the loss; how many ranks ask for a save, were sent each stop signal,
-                         ///< met a value that is not finite
-    at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1], with a group
+    std::unique_ptr<RankSums> sums_;             ///< nullptr: alone
     bool shares_ = true;
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;

@@ -1,0 +1,65 @@
+// In which order the micro-batches in flight pass through the network: a plain list that Model::walk follows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace unsloth::model {
+
+enum class Direction : uint8_t { forward, backward };
+
+/// One part of the network, one way, for one micro-batch. The head makes the loss and its gradient in one go: it is
+/// where a micro-batch turns round.
+struct Action {
+    enum class Part : uint8_t { embedding, layer, head };
+    Part part = Part::layer;
+    Direction direction = Direction::forward;
+    int micro = 0;   ///< of those in flight, from 0
+    int layer = -1;  ///< of a layer alone
+    bool operator==(const Action&) const = default;
+};
+using Itinerary = std::vector<Action>;
+
+/// A forward pass of the first micro-batch, up to the last layer's output.
+inline Itinerary forward_itinerary(int layers) {
+    Itinerary actions{{Action::Part::embedding}};
+    for (int layer = 0; layer < layers; ++layer)
+        actions.push_back({.part = Action::Part::layer, .layer = layer});
+    return actions;
+}
+
+/// Forward and backward passes of all micro-batches in flight, layers outer: each part of the network is met once a
+/// direction, by one micro-batch after the other. With one in flight, and the next when it is through, that is the
+/// usual order of gradient accumulation. Sums over micro-batches are in the same order either way.
+struct TrainingRoute {
+    int layers = 0;
+    int micro_batches = 1;
+    int lowest_layer = 0;            ///< the backward pass ends above the layers that have nothing to train below them
+    bool embedding_backward = false;  ///< goes down to the embeddings
+};
+inline Itinerary training_itinerary(const TrainingRoute& route) {
+    Itinerary actions;
+    const auto all = [&](Action::Part part, Direction direction, int layer = -1) {
+        for (int micro = 0; micro < route.micro_batches; ++micro) actions.push_back({part, direction, micro, layer});
+    };
+    all(Action::Part::embedding, Direction::forward);
+    for (int layer = 0; layer < route.layers; ++layer) all(Action::Part::layer, Direction::forward, layer);
+    all(Action::Part::head, Direction::forward);
+    for (int layer = route.layers - 1; layer >= route.lowest_layer; --layer)
+        all(Action::Part::layer, Direction::backward, layer);
+    if (route.embedding_backward) all(Action::Part::embedding, Direction::backward);
+    return actions;
+}
+
+/// The end of the stretch that begins at `first`: as many actions as are of the same part and direction. A stretch of
+/// layers is what can be recorded as a whole.
+inline std::size_t stretch_end(const Itinerary& actions, std::size_t first) {
+    std::size_t end = first;
+    while (end < actions.size() && actions[end].part == actions[first].part &&
+           actions[end].direction == actions[first].direction)
+        ++end;
+    return end;
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,50 @@
+// One micro-batch on the device: its inputs and its activations. Several may be in flight.
+#pragma once
+
+#include <memory>
+
+#include "unsloth/data/batch.h"
+#include "unsloth/model/activations.h"
+#include "unsloth/model/decoder_layer.h"
+#include "unsloth/model/offload.h"
+
+namespace unsloth::model {
+
+class MicroBatch {
+  public:
+    /// `spec` must live as long; `lowest_layer`: where backward passes end; `counts`: what is moved is counted there.
+    MicroBatch(ops::Context& ctx, const spec::ModelSpec& spec, std::unique_ptr<Activations> activations,
+               int lowest_layer, PassCounts& counts);
+
+    /// Puts the batch's ids, targets and segments on the device, cuts the activations to its tokens and makes its RoPE
+    /// table. Nothing synchronises.
+    void upload(const data::Batch& batch);
+    /// After upload(): rows and offsets that dropout's masks are drawn from.
+    void upload_dropout(const data::Batch& batch);
+    /// After upload(): the order in which the embeddings' gradient is summed. CheckError where the batch has none.
+    void upload_token_order(const data::Batch& batch);
+    /// After upload() of tokens that continue the one sequence in `caches`: attention sees those before them, too.
+    void continue_sequence(std::vector<KvCache>& caches);
+
+    int64_t tokens() const { return tokens_; }
+    int64_t targets() const { return targets_; }            ///< rows with one
+    int64_t distinct_ids() const { return distinct_ids_; }  ///< with a token order
+    const TokenInputs& inputs() const { return inputs_; }
+    const Activations& activations() const { return *activations_; }
+    /// nullptr: what layers keep stays on the device.
+    Offload* offload() { return offload_.get(); }
+
+  private:
+    void make_rope_table(int64_t longest_position);
+
+    ops::Context& ctx_;
+    const spec::ModelSpec& spec_;
+    std::unique_ptr<Activations> activations_;
+    std::unique_ptr<Offload> offload_;
+    TokenInputs inputs_;
+    int64_t tokens_ = 0, targets_ = 0, distinct_ids_ = 0;
+    double rope_scaling_ = 1.0;
+    int64_t rope_length_ = -1;  ///< what the frequencies were computed for (dynamic RoPE)
+};
+
+}  // namespace unsloth::model

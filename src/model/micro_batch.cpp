@@ -1,0 +1,108 @@
+// Legend: T tokens, n rows with a target, u distinct ids, p = head_dim / 2.
+#include "unsloth/model/micro_batch.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/profiler.h"
+#include "unsloth/ops/rope.h"
+
+namespace unsloth::model {
+namespace {
+
+/// A host vector into the first elements of a device tensor, without waiting: the pinned copy lives until the device
+/// has read it (LibTorch's pinned allocator keeps it).
+template <class Value>
+void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
+    const auto count = static_cast<int64_t>(from.size());
+    UNSLOTH_CHECK(count <= to.numel(), count, " values for ", to.numel());
+    if (count == 0) return;
+    const at::Tensor source =
+        at::from_blob(const_cast<Value*>(from.data()), {count}, c10::CppTypeToScalarType<Value>::value);
+    const at::Tensor target = to.narrow(0, 0, count);
+    if (to.is_cpu()) {
+        target.copy_(source);
+    } else {
+        at::Tensor pinned = at::empty({count}, at::TensorOptions(source.scalar_type()).pinned_memory(true));
+        pinned.copy_(source);
+        target.copy_(pinned, /*non_blocking=*/true);
+    }
+}
+
+}  // namespace
+
+MicroBatch::MicroBatch(ops::Context& ctx, const spec::ModelSpec& spec, std::unique_ptr<Activations> activations,
+                       int lowest_layer, PassCounts& counts)
+    : ctx_(ctx), spec_(spec), activations_(std::move(activations)) {
+    const ActivationSizes& sizes = activations_->sizes();
+    if (sizes.training && sizes.checkpointing.offload)
+        offload_ =
+            std::make_unique<Offload>(ctx, *activations_, static_cast<int>(spec.num_layers), lowest_layer, counts);
+}
+
+void MicroBatch::upload(const data::Batch& batch) {
+    const ops::Region region(ctx_, "inputs");
+    tokens_ = batch.tokens();
+    targets_ = batch.labels;
+    distinct_ids_ = 0;
+    activations_->resize(tokens_);
+    const TokenBuffers& tokens = activations_->tokens();
+    copy_values(batch.ids_T, tokens.ids_T);
+    copy_values(batch.positions_T, tokens.positions_T);
+    copy_values(batch.target_index, tokens.target_index_n);
+    copy_values(batch.target_ids, tokens.target_ids_n);
+    copy_values(batch.segments, tokens.q_offsets);
+    inputs_ = {};
+    ops::Segments& segments = inputs_.segments;
+    segments.q_offsets = segments.k_offsets = batch.segments;
+    segments.q_offsets_device = segments.k_offsets_device = tokens.q_offsets;
+    segments.max_q = segments.max_k = batch.longest;
+    segments.uniform = true;
+    for (std::size_t s = 1; s < batch.segments.size(); ++s)
+        segments.uniform = segments.uniform && batch.segments[s] - batch.segments[s - 1] == batch.longest;
+    make_rope_table(*std::max_element(batch.positions_T.begin(), batch.positions_T.end()));
+}
+
+void MicroBatch::make_rope_table(int64_t longest_position) {
+    const bool dynamic = spec_.rope.type == spec::RopeSpec::Type::dynamic;
+    const int64_t length = dynamic ? longest_position + 1 : 0;
+    const TokenBuffers& tokens = activations_->tokens();
+    if (rope_length_ != length) {
+        const spec::RopeFrequencies frequencies = spec::rope_frequencies(spec_, longest_position + 1);
+        copy_values(frequencies.inv_freq, tokens.inv_freq_p);
+        rope_scaling_ = frequencies.attention_scaling;
+        rope_length_ = length;
+    }
+    inputs_.cos_Tp = tokens.cos_Tp;
+    inputs_.sin_Tp = tokens.sin_Tp;
+    ops::rope_table(ctx_, tokens.positions_T, tokens.inv_freq_p, rope_scaling_, tokens.cos_Tp, tokens.sin_Tp);
+}
+
+void MicroBatch::upload_dropout(const data::Batch& batch) {
+    const TokenBuffers& tokens = activations_->tokens();
+    copy_values(batch.row_T, tokens.row_T);
+    copy_values(batch.offset_T, tokens.offset_T);
+    inputs_.row_T = tokens.row_T;
+    inputs_.offset_T = tokens.offset_T;
+}
+
+void MicroBatch::upload_token_order(const data::Batch& batch) {
+    UNSLOTH_CHECK(!batch.token_order.unique.empty(), "the loader was not asked for the token order");
+    const TokenBuffers& tokens = activations_->tokens();
+    copy_values(batch.token_order.order, tokens.order_T);
+    copy_values(batch.token_order.unique, tokens.unique_u);
+    copy_values(batch.token_order.starts, tokens.starts_u1);
+    distinct_ids_ = static_cast<int64_t>(batch.token_order.unique.size());
+}
+
+void MicroBatch::continue_sequence(std::vector<KvCache>& caches) {
+    const auto before = static_cast<int32_t>(caches.front().length), end = before + static_cast<int32_t>(tokens_);
+    ops::Segments& segments = inputs_.segments;
+    segments.k_offsets = {0, end};
+    segments.k_offsets_device = at::tensor(segments.k_offsets, at::kInt).to(ctx_.device());
+    segments.max_k = end;
+    segments.uniform = before == 0;
+    inputs_.cache = &caches;
+}
+
+}  // namespace unsloth::model

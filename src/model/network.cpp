@@ -1,0 +1,46 @@
+#include "unsloth/model/network.h"
+
+#include <algorithm>
+
+#include "unsloth/ops/rows.h"
+
+namespace unsloth::model {
+
+const Parameter* Network::trained(spec::TensorRole role) const {
+    if (parameters == nullptr) return nullptr;
+    const ParameterTable& table = parameters->table();
+    const Parameter* found = table.find(role, -1, spec::Projection::q, Parameter::Kind::base);
+    // A tied model that is trained as a whole has one matrix at both ends.
+    if (found == nullptr && role == spec::TensorRole::lm_head && full_finetuning)
+        found = table.find(spec::TensorRole::embed_tokens, -1, spec::Projection::q, Parameter::Kind::base);
+    return found;
+}
+
+int Network::lowest_trained_layer() const {
+    if (full_finetuning || trains_embedding()) return 0;
+    const auto adapted = [](const spec::LayerLora& layer) {
+        return std::any_of(layer.begin(), layer.end(), [](const spec::LoraModule& module) { return module.r > 0; });
+    };
+    return static_cast<int>(std::find_if(lora.begin(), lora.end(), adapted) - lora.begin());
+}
+
+void Network::refresh(ops::Context& ctx) {
+    source->refresh(ctx);
+    if (parameters == nullptr || outer_version == parameters->version) return;
+    const auto refresh_copy = [&](spec::TensorRole role, at::Tensor& copy) {
+        const Parameter* master = trained(role);
+        if (master == nullptr) return;
+        const at::Tensor value = parameters->value(*master);
+        if (value.dim() == 1 || copy.scalar_type() == at::kFloat) {
+            copy = value;  // fp32 is read where it is
+        } else if (!(role == spec::TensorRole::lm_head && copy.is_same(outer.embed_VD))) {
+            ops::copy_2d(ctx, value, copy);
+        }
+    };
+    refresh_copy(spec::TensorRole::embed_tokens, outer.embed_VD);
+    refresh_copy(spec::TensorRole::lm_head, outer.lm_head_VD);
+    refresh_copy(spec::TensorRole::final_norm, outer.final_norm_D);
+    outer_version = parameters->version;
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,90 @@
+// Legend: T tokens, D hidden, V vocabulary, n rows with a target, C rows of a chunk.
+#include "unsloth/model/outer_layers.h"
+
+#include <algorithm>
+
+#include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/norm.h"
+#include "unsloth/ops/rows.h"
+
+namespace unsloth::model {
+
+void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const Activations& a = micro.activations();
+    ops::gather_rows(ctx, network.outer.embed_VD, a.tokens().ids_T, a.layer(0).x_TD);
+}
+
+void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const TokenBuffers& tokens = micro.activations().tokens();
+    const at::Tensor g_TD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    const int64_t ids = micro.distinct_ids();
+    ops::embedding_backward(ctx, g_TD, tokens.order_T, tokens.unique_u.narrow(0, 0, ids),
+                            tokens.starts_u1.narrow(0, 0, ids + 1),
+                            network.parameters->gradient(*network.trained(spec::TensorRole::embed_tokens)));
+}
+
+void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const Activations& a = micro.activations();
+    const HeadBuffers& head = a.head();
+    const int64_t n = micro.targets();
+    const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
+    ops::gather_rows(ctx, a.output_TD(), a.tokens().target_index_n.narrow(0, 0, n), head.x_nD.narrow(0, 0, n));
+    ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.outer.final_norm_D, network.spec.rms_norm_eps,
+                          head.h_nD.narrow(0, 0, n), head.rstd_n.narrow(0, 0, n), site);
+}
+
+at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+                       int64_t rows) {
+    const HeadBuffers& head = micro.activations().head();
+    const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows);
+    ops::gemm(ctx, {.a = head.h_nD.narrow(0, first, rows),
+                    .b = network.outer.lm_head_VD,
+                    .out = logits_CV,
+                    .transpose_b = true,
+                    .label = "gemm lm_head"});
+    return logits_CV;
+}
+
+void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV, bool gradient) {
+    const Activations& a = micro.activations();
+    const int64_t rows = logits_CV.size(0);
+    ops::cross_entropy(ctx, logits_CV, a.tokens().target_ids_n.narrow(0, first, rows),
+                       a.head().loss_n.narrow(0, first, rows), gradient);
+}
+
+void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    const Activations& a = micro.activations();
+    const HeadBuffers& head = a.head();
+    const int64_t n = micro.targets(), chunk = head.logits_CV.size(0);
+    const Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
+    gather_head_rows(ctx, network, micro);
+    for (int64_t first = 0; first < n; first += chunk) {
+        const int64_t rows = std::min(chunk, n - first);
+        const at::Tensor h_CD = head.h_nD.narrow(0, first, rows);
+        const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
+        head_loss(ctx, micro, first, logits_CV, /*gradient=*/true);
+        if (lm_head != nullptr)
+            ops::gemm(ctx, {.a = logits_CV,
+                            .b = h_CD,
+                            .out = network.parameters->gradient(*lm_head),
+                            .transpose_a = true,
+                            .beta = 1.0,
+                            .label = "gemm dW lm_head"});
+        // The rows' gradient takes their place.
+        ops::gemm(ctx, {.a = logits_CV, .b = network.outer.lm_head_VD, .out = h_CD, .label = "gemm dx lm_head"});
+    }
+    ops::accumulate_loss(ctx, head.loss_n.narrow(0, 0, n), {static_cast<uint32_t>(2 * network.layers() + 1)});
+
+    const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, n);
+    const at::Tensor g_TD = a.scratch().g_full.narrow(1, 0, network.spec.hidden_size);
+    const Parameter* const norm = network.full_finetuning ? network.trained(spec::TensorRole::final_norm) : nullptr;
+    ops::zero_2d(ctx, dx_nD);
+    ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n), network.outer.final_norm_D,
+                           head.rstd_n.narrow(0, 0, n), dx_nD,
+                           norm ? network.parameters->gradient(*norm) : at::Tensor());
+    ops::zero_2d(ctx, g_TD);
+    ops::scatter_rows(ctx, dx_nD, a.tokens().target_index_n.narrow(0, 0, n), g_TD);
+}
+
+}  // namespace unsloth::model

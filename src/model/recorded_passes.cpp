@@ -1,0 +1,41 @@
+#include "unsloth/model/recorded_passes.h"
+
+#include <algorithm>
+
+namespace unsloth::model {
+
+void RecordedPasses::choose(const ops::Context& ctx, const std::vector<const MicroBatch*>& in_flight) {
+    chosen_ = nullptr;
+    const bool equal_rows = std::all_of(in_flight.begin(), in_flight.end(),
+                                        [](const MicroBatch* micro) { return micro->inputs().segments.uniform; });
+    if (!equal_rows) return;
+    const auto address = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<std::intptr_t>(p)); };
+    std::vector<int64_t> key{address(ctx.scalars), address(ctx.outcome)};
+    for (const MicroBatch* micro : in_flight) {
+        key.push_back(micro->tokens());
+        key.push_back(micro->inputs().segments.count());
+    }
+    chosen_ = by_shape_.use(key);
+}
+
+void RecordedPasses::issue(ops::Context& ctx, Direction direction, WeightSource& source, PassCounts& counts,
+                           const std::function<void()>& work) {
+    if (chosen_ == nullptr) return work();
+    Recording& recording = chosen_->at(static_cast<std::size_t>(direction));
+    if (!recording.work) {
+        if (direction == Direction::forward)
+            source.assume_held(-1);  // what lies there now may not lie there next time
+        const PassCounts before = counts;
+        recording.work = ops::RecordedWork::record(ctx, work);
+        recording.leaves_held = source.held();
+        recording.counts = counts - before;
+        counts = before;
+        ++counts.recorded;
+    }
+    recording.work->issue(ctx);
+    counts = counts + recording.counts;
+    ++counts.replayed;
+    source.assume_held(recording.leaves_held);
+}
+
+}  // namespace unsloth::model

@@ -1,0 +1,41 @@
+// What the ranks of a step add up: gradients and loss, and what all of them must know of each other.
+#pragma once
+
+#include "unsloth/comm/group.h"
+#include "unsloth/model/gradient_buckets.h"
+
+namespace unsloth::train {
+
+class RankSums {
+  public:
+    /// `buckets`: gradients are summed in these while the backward pass goes on; nullptr: all together, after it.
+    RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets);
+
+    /// Host memory of one step under way, pinned on CUDA: this rank's flags, and what comes back summed.
+    struct Host {
+        at::Tensor flags, sums;
+    };
+    Host make_host() const;
+
+    /// Issues a step's sums: of the gradients, of the loss in `outcome`; and tells all ranks of a signal that one was
+    /// sent, of a save that one asks for, and of a value that is not finite: sums need not show it, and those of the
+    /// next step do not. Nothing synchronises.
+    void issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step, bool save_due);
+
+    /// What issue() brought back, once the step is done.
+    struct Agreed {
+        int signal = 0;  ///< that some rank was sent before it issued the step
+        bool save_due = false;
+    };
+    static Agreed agreed(const Host& host);
+
+  private:
+    ops::Context& ctx_;
+    comm::Group& group_;
+    const model::GradientBuckets* buckets_;
+    at::Tensor sums_;  ///< fp32: the loss; how many ranks ask for a save, were sent each stop signal, met a value that
+                       ///< is not finite
+    at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1]
+};
+
+}  // namespace unsloth::train

@@ -1,0 +1,60 @@
+// The order in which micro-batches pass through the network.
+#include "unsloth/model/itinerary.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+namespace unsloth::model {
+namespace {
+
+using Part = Action::Part;
+constexpr Direction forward = Direction::forward, backward = Direction::backward;
+
+TEST(Itinerary, OneMicroBatchGoesUpAndDown) {
+    const Itinerary expected{{Part::embedding, forward, 0, -1}, {Part::layer, forward, 0, 0},
+                             {Part::layer, forward, 0, 1},      {Part::layer, forward, 0, 2},
+                             {Part::head, forward, 0, -1},      {Part::layer, backward, 0, 2},
+                             {Part::layer, backward, 0, 1},     {Part::layer, backward, 0, 0},
+                             {Part::embedding, backward, 0, -1}};
+    EXPECT_EQ(training_itinerary({.layers = 3, .embedding_backward = true}), expected);
+    EXPECT_EQ(forward_itinerary(3), Itinerary(expected.begin(), expected.begin() + 4));
+}
+
+TEST(Itinerary, EndsAtTheLowestLayerThatTrains) {
+    const Itinerary actions = training_itinerary({.layers = 5, .lowest_layer = 3});
+    EXPECT_EQ(actions.back(), (Action{Part::layer, backward, 0, 3}));
+    EXPECT_EQ(std::count_if(actions.begin(), actions.end(), [](const Action& a) { return a.direction == backward; }),
+              2);
+}
+
+TEST(Itinerary, SeveralInFlightMeetEachPartOneAfterTheOther) {
+    const TrainingRoute route{.layers = 4, .micro_batches = 3, .lowest_layer = 1, .embedding_backward = false};
+    const Itinerary actions = training_itinerary(route);
+    // Of one micro-batch they are what it does alone, and each part is left only when all have been there.
+    for (int micro = 0; micro < 3; ++micro) {
+        Itinerary own;
+        for (Action action : actions)
+            if (action.micro == micro) action.micro = 0, own.push_back(action);
+        EXPECT_EQ(own, training_itinerary({.layers = 4, .lowest_layer = 1}));
+    }
+    ASSERT_EQ(actions.size() % 3, 0U);
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+        EXPECT_EQ(actions[i].micro, static_cast<int>(i % 3));
+        Action first = actions[i - i % 3];
+        first.micro = actions[i].micro;
+        EXPECT_EQ(actions[i], first);
+    }
+}
+
+TEST(Itinerary, StretchesAreOfOnePartAndDirection) {
+    const Itinerary actions = training_itinerary({.layers = 4, .micro_batches = 2, .embedding_backward = true});
+    std::vector<std::size_t> lengths;
+    for (std::size_t first = 0; first < actions.size(); first = stretch_end(actions, first))
+        lengths.push_back(stretch_end(actions, first) - first);
+    EXPECT_EQ(lengths, (std::vector<std::size_t>{2, 8, 2, 8, 2}));
+}
+
+}  // namespace
+}  // namespace unsloth::model
