@@ -11,10 +11,10 @@
 #include "bench/ops.h"
 #include "bench/products.h"
 #include "unsloth/core/error.h"
-#include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
 #include "unsloth/train/session.h"
+#include "unsloth/weights/layout.h"
 
 namespace unsloth::bench {
 namespace {
@@ -81,9 +81,9 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const confi
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
         const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
-        const model::LayerLayout layout =
-            model::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
-        const at::ScalarType dtype = model::scalar_type(loaded.config.model.dtype);
+        const weights::LayerLayout layout =
+            weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
+        const at::ScalarType dtype = weights::scalar_type(loaded.config.model.dtype);
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)

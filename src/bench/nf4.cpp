@@ -11,10 +11,10 @@
 #include "bench/ops.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
-#include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/train/session.h"
+#include "unsloth/weights/layout.h"
 
 namespace unsloth::bench {
 namespace {
@@ -31,14 +31,14 @@ struct WeightForms {
 };
 
 /// Several sets of a group's weights, so that a product reads them from memory and not from the second-level cache.
-std::vector<WeightForms> make_weights(ops::Context& ctx, const model::GroupLayout& group) {
+std::vector<WeightForms> make_weights(ops::Context& ctx, const weights::GroupLayout& group) {
     constexpr int64_t beyond_cache = int64_t{150} << 20, most_sets = 16;
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     std::vector<WeightForms> sets(
         static_cast<std::size_t>(std::clamp<int64_t>(beyond_cache / (group.n * group.k / 2) + 1, 2, most_sets)));
     for (WeightForms& set : sets) {
         set.buffer = at::randn({group.n + group.r, group.leading()}, options).mul_(0.02);
-        for (const model::Slice& slice : group.slices) {
+        for (const weights::Slice& slice : group.slices) {
             set.rows.push_back(ops::quantize_nf4(
                 ctx, set.buffer.narrow(0, slice.n_begin, slice.n).narrow(1, 0, group.k).contiguous()));
             set.tiles.push_back(ops::make_nf4_tiles(ctx, set.rows.back()));
@@ -89,12 +89,12 @@ bool worth_timing(const ops::Nf4GemmChoice& form, int64_t m) {
 }
 
 /// One product for m tokens in its three ways.
-Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::vector<WeightForms>& sets,
+Measured measure(ops::Context& ctx, const weights::GroupLayout& group, const std::vector<WeightForms>& sets,
                  bool transposed, int64_t m) {
     const auto options = at::TensorOptions(at::kBFloat16).device(ctx.device());
     const int64_t in = transposed ? group.n : group.k, out_columns = transposed ? group.k : group.n;
     log::debug("bench nf4: ", m, " tokens, n ", group.n, ", k ", group.k, transposed ? ", transposed" : "");
-    const at::Tensor x = at::randn({m, model::row_stride(in + group.r)}, options).narrow(1, 0, in + group.r),
+    const at::Tensor x = at::randn({m, weights::row_stride(in + group.r)}, options).narrow(1, 0, in + group.r),
                      out = at::empty({m, out_columns}, options);
     const auto product = [&](std::size_t i) {
         const at::Tensor& w = sets[i % sets.size()].buffer;
@@ -145,7 +145,7 @@ Measured measure(ops::Context& ctx, const model::GroupLayout& group, const std::
     return result;
 }
 
-void print(const config::BenchRequest& request, const std::string& name, const model::GroupLayout& group,
+void print(const config::BenchRequest& request, const std::string& name, const weights::GroupLayout& group,
            const Measured& r) {
     const double share = r.library_us / r.own_us;
     if (request.json) {
@@ -170,7 +170,7 @@ void print(const config::BenchRequest& request, const std::string& name, const m
 }
 
 /// A line of the table: up to the largest m that the tiles serve faster, the form of the next measured m.
-std::string table_line(const model::GroupLayout& group, bool transposed, const std::vector<Measured>& measured) {
+std::string table_line(const weights::GroupLayout& group, bool transposed, const std::vector<Measured>& measured) {
     std::string steps;
     for (std::size_t i = 0; i < measured.size(); ++i) {
         const Measured& r = measured[i];
@@ -192,14 +192,14 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
         const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
-        const model::LayerLayout layout =
-            model::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
+        const weights::LayerLayout layout =
+            weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)
             std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", train::describe_device(device).c_str(), "product",
                         "tokens", "library us", "dequant+ us", "tiles us", "of lib.");
-        for (const model::Group g : model::all_groups) {
+        for (const weights::Group g : weights::all_groups) {
             const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
             for (const bool transposed : {false, true}) {
                 std::vector<Measured> measured;

@@ -117,8 +117,8 @@ class OpBench {
     }
 
     void gemms() {
-        const model::LayerLayout layout = model::make_layout(spec_, {});
-        for (const model::Group g : model::all_groups) {
+        const weights::LayerLayout layout = weights::make_layout(spec_, {});
+        for (const weights::Group g : weights::all_groups) {
             const int64_t n = layout[g].n, k = layout[g].k;
             const at::Tensor w = random({n, k}), x = random({tokens_, k}), y = random({tokens_, n});
             const double operations =
@@ -281,7 +281,7 @@ void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& r
     const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
-    const std::vector<Line> lines = OpBench(ctx, spec, model::scalar_type(loaded.config.model.dtype), request).run();
+    const std::vector<Line> lines = OpBench(ctx, spec, weights::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
     if (!request.json)
         std::printf("%s\n%-28s %-24s %10s %16s %8s\n", train::describe_device(device).c_str(), "operator", "shape",

@@ -27,7 +27,7 @@ class Operands {
         const int64_t bytes = elements * static_cast<int64_t>(options_.dtype().itemsize());
         for (int64_t i = 0; i < std::clamp<int64_t>(beyond_cache / bytes + 1, 1, most_sets); ++i) {
             ops::Gemm g{
-                .a = at::randn({rows, model::row_stride(k)}, options_).narrow(1, 0, k),
+                .a = at::randn({rows, weights::row_stride(k)}, options_).narrow(1, 0, k),
                 .b = at::randn({transposed ? n : k, ld_w}, options_).mul_(0.02).narrow(1, 0, transposed ? k : n),
                 .out = at::empty({rows, ld_out}, options_).narrow(1, 0, n),
                 .transpose_b = transposed};
@@ -46,17 +46,17 @@ class Operands {
 
 }  // namespace
 
-void for_each_layer_product(const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
+void for_each_layer_product(const weights::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
                             const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);
     const int64_t widest = layout.widest_rank();
-    for (const model::Group g : model::all_groups) {
+    for (const weights::Group g : weights::all_groups) {
         const auto [n, k, r] = std::tuple{layout[g].n, layout[g].k, layout[g].r};
-        const bool residual = g == model::Group::o || g == model::Group::down;
+        const bool residual = g == weights::Group::o || g == weights::Group::down;
         visit(make.product(name_of(g), rows, n, k + r, k, true, layout[g].leading(),
-                           g == model::Group::gate_up ? model::row_stride(n + r) : n, residual));
+                           g == weights::Group::gate_up ? weights::row_stride(n + r) : n, residual));
         visit(make.product(cat(name_of(g), " dx"), rows, k, n + r, n, false, layout[g].leading(),
-                           model::row_stride(k + widest), false));
+                           weights::row_stride(k + widest), false));
     }
 }
 

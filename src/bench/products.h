@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "unsloth/model/layout.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
+#include "unsloth/weights/layout.h"
 
 namespace unsloth::bench {
 
@@ -29,7 +29,7 @@ struct Product {
 
 /// Calls `visit` with every product of a layer for so many rows, one at a time, random operands on the device, in the
 /// strides that a step has.
-void for_each_layer_product(const model::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
+void for_each_layer_product(const weights::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
                             const std::function<void(const Product&)>& visit);
 /// The same of the lm_head, which takes so many rows in chunks: of one chunk.
 void for_each_head_product(const spec::ModelSpec& spec, at::Device device, at::ScalarType dtype, int64_t rows,

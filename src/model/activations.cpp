@@ -33,8 +33,8 @@ struct Buffer {
 /// follows from this list.
 class Lister {
   public:
-    Lister(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes, at::ScalarType dtype,
-           int64_t lse_elements, int64_t micro)
+    Lister(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
+           at::ScalarType dtype, int64_t lse_elements, int64_t micro)
         : spec_(spec), layout_(layout), sizes_(sizes), dtype_(dtype), lse_elements_(lse_elements), micro_(micro) {}
 
     std::vector<Buffer> list(ActivationTensors& to) {
@@ -106,11 +106,11 @@ class Lister {
         }
         matrix("qkv", layout_[Group::qkv].n, rest, a.qkv_TN);
         statistic("lse", {lse_elements_}, at::kFloat, attention, a.lse, /*by_token=*/false);
-        matrix("o", row_stride(spec_.q_size() + layout_[Group::o].r), attention, a.o_full);
+        matrix("o", weights::row_stride(spec_.q_size() + layout_[Group::o].r), attention, a.o_full);
         matrix("mid", d, rest, a.mid_TD);
         statistic("rstd2", {t}, at::kFloat, rest, a.rstd2_T);
         statistic("u_gate_up", {t, layout_[Group::gate_up].r}, dtype_, rest, a.u_gate_up_TR);
-        matrix("gate_up", row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
+        matrix("gate_up", weights::row_stride(2 * spec_.intermediate_size + layout_[Group::gate_up].r),
                keeps == spec::Keep::everything, a.gate_up_full);
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
@@ -120,16 +120,16 @@ class Lister {
         const int64_t t = sizes_.tokens, widest = std::max(spec_.hidden_size, spec_.q_size());
         const uint8_t layers = memory::forward | memory::backward;
         const auto buffer = [&](const char* name, int64_t columns, uint8_t phases) {
-            return Buffer{"scratch", name, {t, row_stride(columns)}, dtype_, phases, true};
+            return Buffer{"scratch", name, {t, weights::row_stride(columns)}, dtype_, phases, true};
         };
         add(buffer("h", widest + std::max(layout_[Group::qkv].r, layout_[Group::gate_up].r), layers), s.h_full);
         add(buffer("act", spec_.intermediate_size + layout_[Group::down].r, layers), s.act_full);
         if (sizes_.dropout) add(buffer("dropped", std::max(widest, spec_.intermediate_size), layers), s.dropped);
-        if (sizes_.fp8) {  // not cut: the shape changes from product to product
+        if (sizes_.codes) {  // not cut: the shape changes from product to product
             const int64_t columns = std::max({widest, sizes_.training ? layout_[Group::qkv].n : 0,
                                               (sizes_.training ? 2 : 1) * spec_.intermediate_size});
-            add({"scratch", "fp8 codes", {t, columns}, at::kFloat8_e4m3fn, layers}, s.fp8.codes);
-            add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.fp8.scales);
+            add({"scratch", "fp8 codes", {t, columns}, at::kFloat8_e4m3fn, layers}, s.codes.codes);
+            add({"scratch", "fp8 scales", {t}, at::kFloat, layers}, s.codes.scales);
         }
         if (!sizes_.training) return;
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
@@ -181,7 +181,7 @@ class Lister {
     }
 
     const spec::ModelSpec& spec_;
-    const LayerLayout& layout_;
+    const weights::LayerLayout& layout_;
     const ActivationSizes& sizes_;
     at::ScalarType dtype_;
     int64_t lse_elements_, micro_;
@@ -201,8 +201,9 @@ int64_t over_windows(const spec::ModelSpec& spec, const Ask& ask) {
     return most;
 }
 
-std::vector<Buffer> list_buffers(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
-                                 at::ScalarType dtype, at::Device device, int64_t micro, ActivationTensors& to) {
+std::vector<Buffer> list_buffers(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
+                                 const ActivationSizes& sizes, at::ScalarType dtype, at::Device device, int64_t micro,
+                                 ActivationTensors& to) {
     const int64_t lse_elements = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_lse_elements(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
                                            sizes.longest);
@@ -211,8 +212,8 @@ std::vector<Buffer> list_buffers(const spec::ModelSpec& spec, const LayerLayout&
 }
 
 /// Of the largest product: a group's with its adapters, or lm_head's.
-int64_t products_workspace(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
-                           at::ScalarType dtype, at::Device device) {
+int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
+                           const ActivationSizes& sizes, at::ScalarType dtype, at::Device device) {
     if (!device.is_cpu()) return ops::gemm_workspace(device);
     int64_t most = ops::gemm_cpu_workspace(dtype, sizes.head_chunk, spec.vocab_size, spec.hidden_size);
     for (const Group g : all_groups)
@@ -221,7 +222,7 @@ int64_t products_workspace(const spec::ModelSpec& spec, const LayerLayout& layou
     return most;
 }
 
-int64_t workspace_bytes(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                         at::ScalarType dtype, at::Device device) {
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
@@ -234,7 +235,7 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const LayerLayout& layout, 
 
 }  // namespace
 
-void Activations::plan(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                        at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan) {
     std::unordered_set<std::string> planned;  // what micro-batches share is on the list of each
     for (int64_t micro = 0; micro < sizes.in_flight; ++micro) {
@@ -246,7 +247,7 @@ void Activations::plan(const spec::ModelSpec& spec, const LayerLayout& layout, c
     plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, dtype, device));
 }
 
-Activations::Activations(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+Activations::Activations(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                          at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host, int64_t micro)
     : sizes_(sizes), tensors_(spec.num_layers) {
     for (const Buffer& b : list_buffers(spec, layout, sizes, dtype, arena.device(), micro, tensors_)) {

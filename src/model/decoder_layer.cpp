@@ -35,7 +35,7 @@ void observe(const LayerContext& c, const char* module, const at::Tensor& output
 
 void observe_group(const LayerContext& c, Group g, const at::Tensor& y_TN) {
     if (c.group.observer == nullptr) return;
-    for (const Slice& slice : c.group.layout[g].slices)
+    for (const weights::Slice& slice : c.group.layout[g].slices)
         observe(c, std::string(spec::path_of(slice.projection)).c_str(), y_TN.narrow(1, slice.n_begin, slice.n));
 }
 
@@ -49,64 +49,29 @@ ops::Site backward_site(const LayerContext& c, int norm) {
     return {2 * layers + 2 + 2 * (layers - 1 - layer) + (norm == 1 ? 0U : 1U)};
 }
 
-// Each of these makes rows that a product reads, and, where the base is in 8 bits, returns their codes (empty
-// otherwise). All codes lie in one scratch buffer: those of one product are dead when the next are made.
-
-bool in_fp8(const LayerWeights& w) {
-    return w[Group::qkv].fp8.has_value();
+/// Where codes of x go that these products read beside it, or instead; empty where they read x as it is. All lie in one
+/// scratch buffer: those of one product are dead when the next are made.
+ops::Fp8Matrix codes_of(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
+    return w.codes(c.scratch.codes, x_TC.size(0), x_TC.size(1));
 }
 
-ops::Fp8Matrix quantised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TC) {
-    if (!in_fp8(w)) return {};
-    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, x_TC.size(0), x_TC.size(1));
+/// The same for an x whose maker makes no codes.
+ops::Fp8Matrix encoded(const LayerContext& c, const weights::Operand& w, const at::Tensor& x_TC) {
+    const ops::Fp8Matrix codes = codes_of(c, w, x_TC);
     ops::quantize_rows_fp8(c.group.ctx, x_TC, codes);
-    return codes;
-}
-
-ops::Fp8Matrix normalised(const LayerContext& c, const LayerWeights& w, const at::Tensor& x_TD,
-                          const at::Tensor& weight_D, const at::Tensor& h_TD, const at::Tensor& rstd_T,
-                          ops::Site site) {
-    if (!in_fp8(w)) {
-        ops::rms_norm_forward(c.group.ctx, x_TD, weight_D, c.spec.rms_norm_eps, h_TD, rstd_T, site);
-        return {};
-    }
-    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, h_TD.size(0), h_TD.size(1));
-    ops::rms_norm_forward_fp8(c.group.ctx, x_TD, weight_D, c.spec.rms_norm_eps, h_TD, rstd_T, codes, site);
-    return codes;
-}
-
-ops::Fp8Matrix activated(const LayerContext& c, const LayerWeights& w, const at::Tensor& gate_up_T2F,
-                         const at::Tensor& act_TF) {
-    if (!in_fp8(w)) {
-        ops::swiglu_forward(c.group.ctx, gate_up_T2F, act_TF);
-        return {};
-    }
-    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, act_TF.size(0), act_TF.size(1));
-    ops::swiglu_forward_fp8(c.group.ctx, gate_up_T2F, act_TF, codes);
-    return codes;
-}
-
-/// act_TF holds dact and becomes the activation; gate_up_T2F becomes its gradient, whose codes are returned.
-ops::Fp8Matrix activation_backward(const LayerContext& c, const LayerWeights& w, const at::Tensor& act_TF,
-                                   const at::Tensor& gate_up_T2F) {
-    if (!in_fp8(w)) {
-        ops::swiglu_backward(c.group.ctx, act_TF, gate_up_T2F, act_TF);
-        return {};
-    }
-    const ops::Fp8Matrix codes = ops::fp8_view(c.scratch.fp8, gate_up_T2F.size(0), gate_up_T2F.size(1));
-    ops::swiglu_backward_fp8(c.group.ctx, act_TF, gate_up_T2F, act_TF, codes);
     return codes;
 }
 
 /// The gradient buffer of a trained norm; undefined when it is frozen.
 at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
     if (!c.group.trains_base) return {};
-    const Parameter* p = c.group.parameters->table().find(role, c.layer(), spec::Projection::q, Parameter::Kind::base);
+    const weights::Parameter* p =
+        c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
 }
 
 /// q_norm and k_norm (Qwen3), keeping what was before them.
-void normalise_heads(const LayerContext& c, const LayerWeights& w, const LayerSaved& a) {
+void normalise_heads(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a) {
     const spec::ModelSpec& spec = c.spec;
     ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, 0, spec.q_size() + spec.kv_size()), a.qk_raw_TN);
     const QkvViews out = qkv_views(spec, a.qkv_TN);
@@ -116,7 +81,8 @@ void normalise_heads(const LayerContext& c, const LayerWeights& w, const LayerSa
     ops::head_norm_forward(c.group.ctx, raw_k, w.k_norm_d, spec.rms_norm_eps, out.k_TKd, a.rstd_k_TK);
 }
 
-void normalise_heads_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const QkvViews& grad) {
+void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                              const QkvViews& grad) {
     const spec::ModelSpec& spec = c.spec;
     const at::Tensor raw_q = heads_view(a.qk_raw_TN, 0, spec.num_heads, spec.head_dim);
     const at::Tensor raw_k = heads_view(a.qk_raw_TN, spec.q_size(), spec.num_kv_heads, spec.head_dim);
@@ -152,10 +118,10 @@ ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer) 
             1.0 / std::sqrt(static_cast<double>(spec.head_dim))};
 }
 
-void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, const at::Tensor& x_next_TD,
-                   spec::LayerSteps steps) {
+void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a,
+                   const at::Tensor& x_next_TD, spec::LayerSteps steps) {
     ops::Context& ctx = c.group.ctx;
-    const LayerLayout& layout = c.group.layout;
+    const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden);
@@ -163,12 +129,14 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     if (steps.qkv) {
         ++c.counts.qkv;
         // 1 norm
-        const ops::Fp8Matrix h8 = normalised(c, w, a.x_TD, w.input_norm_D, h_TD, a.rstd1_T, forward_site(c, 0));
+        const ops::Fp8Matrix h_codes = codes_of(c, w[Group::qkv], h_TD);
+        ops::rms_norm_forward(ctx, a.x_TD, w.input_norm_D, spec.rms_norm_eps, h_TD, a.rstd1_T, forward_site(c, 0),
+                              h_codes);
         observe(c, "input_layernorm", h_TD);
         // 2 q, k, v
         const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
         fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
-        multiply_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h8, a.qkv_TN);
+        linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, a.qkv_TN);
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
@@ -183,37 +151,40 @@ void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSave
     if (steps.mid) {
         ++c.counts.mid;
         // 5 output projection, onto the residual stream
-        const ops::Fp8Matrix o8 = quantised(c, w, a.o_full.narrow(1, 0, spec.q_size()));
-        multiply_forward(c.group, Group::o, w[Group::o], a.o_full, o8, a.mid_TD, a.x_TD);
+        const ops::Fp8Matrix o_codes = encoded(c, w[Group::o], a.o_full.narrow(1, 0, spec.q_size()));
+        linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes, a.mid_TD, a.x_TD);
     }
     if (steps.gate_up) {
         ++c.counts.gate_up;
         // 6 norm
-        const ops::Fp8Matrix h8 = normalised(c, w, a.mid_TD, w.post_norm_D, h_TD, a.rstd2_T, forward_site(c, 1));
+        const ops::Fp8Matrix h_codes = codes_of(c, w[Group::gate_up], h_TD);
+        ops::rms_norm_forward(ctx, a.mid_TD, w.post_norm_D, spec.rms_norm_eps, h_TD, a.rstd2_T, forward_site(c, 1),
+                              h_codes);
         observe(c, "post_attention_layernorm", h_TD);
         // 7 gate and up
         const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
-        multiply_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h8, gate_up_T2F);
+        linear_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h_codes, gate_up_T2F);
         observe_group(c, Group::gate_up, gate_up_T2F);
     }
     if (steps.down) {
         ++c.counts.down;
         // 8 activation
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
-        const ops::Fp8Matrix act8 =
-            activated(c, w, gate_up_T2F, c.scratch.act_full.narrow(1, 0, spec.intermediate_size));
+        const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
+        const ops::Fp8Matrix act_codes = codes_of(c, w[Group::down], act_TF);
+        ops::swiglu_forward(ctx, gate_up_T2F, act_TF, act_codes);
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
-        multiply_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act8, x_next_TD, a.mid_TD);
+        linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes, x_next_TD, a.mid_TD);
     }
 }
 
-void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& a, spec::Keep keep,
+void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& a, spec::Keep keep,
                     bool input_gradient) {
     ops::Context& ctx = c.group.ctx;
-    const LayerLayout& layout = c.group.layout;
+    const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
     const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden), g_TD = c.scratch.g_full.narrow(1, 0, hidden);
@@ -223,12 +194,13 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     layer_forward(c, w, a, {}, spec::recompute_of(keep));
     // 9 down: dact lies where the activation will be made again
     const at::Tensor g_down = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::down].r);
-    input_backward(c.group, Group::down, w[Group::down], g_down, quantised(c, w, g_TD), a.u_down_TR, act_TF);
+    input_backward(c.group, Group::down, w[Group::down], g_down, encoded(c, w[Group::down], g_TD), a.u_down_TR, act_TF);
     // 8 activation: gate and up become their gradients
-    const ops::Fp8Matrix dgate_up8 = activation_backward(c, w, act_TF, gate_up_T2F);
+    const ops::Fp8Matrix dgate_up_codes = codes_of(c, w[Group::gate_up], gate_up_T2F);
+    ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes);
     weight_backward(c.group, Group::down, g_down, act_TF);
     // 7 gate and up
-    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up8, a.u_gate_up_TR, h_TD);
+    input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up_codes, a.u_gate_up_TR, h_TD);
     // 6 norm, onto the residual stream's gradient
     ops::rms_norm_backward(ctx, h_TD, a.mid_TD, w.post_norm_D, a.rstd2_T, g_TD,
                            norm_gradient(c, spec::TensorRole::post_norm), backward_site(c, 1), /*y_TD=*/h_TD);
@@ -238,7 +210,7 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
                      u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
-    input_backward(c.group, Group::o, w[Group::o], g_o, quantised(c, w, g_TD), u_o, do_TN);
+    input_backward(c.group, Group::o, w[Group::o], g_o, encoded(c, w[Group::o], g_TD), u_o, do_TN);
     weight_backward(c.group, Group::o, g_o, o_TN);
     // 4 attention
     const QkvViews v = qkv_views(spec, a.qkv_TN), grad = qkv_views(spec, c.scratch.dqkv_full);
@@ -248,18 +220,15 @@ void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSav
                             grad.v_TKd);
     // 3 rotary embedding
     const at::Tensor dqkv_TN = c.scratch.dqkv_full.narrow(1, 0, layout[Group::qkv].n);
-    ops::Fp8Matrix dqkv8;
-    if (in_fp8(w) && input_gradient && !spec.qk_norm) {
-        dqkv8 = ops::fp8_view(c.scratch.fp8, dqkv_TN.size(0), dqkv_TN.size(1));
-        ops::rope_apply_fp8(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
-                            /*backward=*/true, dqkv8);
-    } else {
-        ops::rope_apply(ctx, grad.qk_THd, c.tokens.cos_Tp, c.tokens.sin_Tp, /*backward=*/true);
-        if (spec.qk_norm) normalise_heads_backward(c, w, a, grad);
-        if (input_gradient) dqkv8 = quantised(c, w, dqkv_TN);
+    const ops::Fp8Matrix dqkv_codes = input_gradient ? codes_of(c, w[Group::qkv], dqkv_TN) : ops::Fp8Matrix{};
+    ops::rope_apply_rows(ctx, dqkv_TN, spec.num_heads + spec.num_kv_heads, c.tokens.cos_Tp, c.tokens.sin_Tp,
+                         /*backward=*/true, spec.qk_norm ? ops::Fp8Matrix{} : dqkv_codes);
+    if (spec.qk_norm) {
+        normalise_heads_backward(c, w, a, grad);
+        ops::quantize_rows_fp8(ctx, dqkv_TN, dqkv_codes);
     }
     // 2 q, k, v
-    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv8, a.u_qkv_TR,
+    input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, a.u_qkv_TR,
                    input_gradient ? h_TD : at::Tensor());
     // 1 norm, onto the residual stream's gradient
     if (input_gradient) {

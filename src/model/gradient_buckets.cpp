@@ -5,7 +5,7 @@
 namespace unsloth::model {
 namespace {
 
-int level_of(const Parameter& p, int64_t num_layers) {
+int level_of(const weights::Parameter& p, int64_t num_layers) {
     if (p.layer >= 0) return p.layer;
     return p.role == spec::TensorRole::embed_tokens ? -1 : static_cast<int>(num_layers);
 }
@@ -16,8 +16,9 @@ int64_t bytes(const GradientStretch& s) {
 
 }  // namespace
 
-std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t num_layers, int64_t most_bytes) {
-    const std::vector<Parameter>& parameters = table.parameters();
+std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t num_layers,
+                                           int64_t most_bytes) {
+    const std::vector<weights::Parameter>& parameters = table.parameters();
     std::vector<GradientStretch> stretches;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const int64_t begin = parameters[i].offset,
@@ -47,7 +48,8 @@ std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t 
     return joined;
 }
 
-GradientBuckets::GradientBuckets(ops::Context& ctx, const ParameterTable& table, int64_t num_layers, int64_t most_bytes)
+GradientBuckets::GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t num_layers,
+                                 int64_t most_bytes)
     : stretches_(cut_gradients(table, num_layers, most_bytes)) {
     for (std::size_t i = 0; i < stretches_.size(); ++i) milestones_.emplace_back(ctx);
 }

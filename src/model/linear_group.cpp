@@ -2,16 +2,15 @@
 
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/lora.h"
-#include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
 namespace {
 
 /// What a profile calls a group's products: by kind and group.
-enum class Product { forward, dx, u, v, dA, dB, dW, dy };
+enum class Product : uint8_t { forward, dx, u, v, dA, dB, dW, dy };
 const char* label(Product product, Group g) {
-    constexpr const char* names[][group_count] = {
+    constexpr const char* names[][weights::group_count] = {
         {"gemm qkv", "gemm o", "gemm gate_up", "gemm down"},
         {"gemm dx qkv", "gemm dx o", "gemm dx gate_up", "gemm dx down"},
         {"lora xA qkv", "lora xA o", "lora xA gate_up", "lora xA down"},
@@ -34,14 +33,14 @@ at::Tensor dropped_input(const GroupContext& c, spec::Projection p, const at::Te
     return out;
 }
 
-bool has_adapter(const GroupContext& c, const Slice& slice) {
+bool has_adapter(const GroupContext& c, const weights::Slice& slice) {
     return c.adapters != nullptr && c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)].r > 0;
 }
 
 /// The group's adapters and their gradients as the thin products take them.
 std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
     std::vector<ops::LoraSlice> slices;
-    for (const Slice& slice : c.layout[g].slices) {
+    for (const weights::Slice& slice : c.layout[g].slices) {
         if (slice.r == 0) continue;
         ops::LoraSlice s{slice.n_begin, slice.n, slice.r_begin, slice.r};
         if (has_adapter(c, slice)) {
@@ -61,9 +60,9 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
         ops::lora_da(c.ctx, {.v_TR = v_TR, .x_TK = x_TK, .slices = lora_slices(c, g), .label = label(Product::dA, g)});
         return;
     }
-    for (const Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
+    for (const weights::Slice& slice : c.layout[g].slices) {  // each projection's adapter saw its own x
         if (!has_adapter(c, slice)) continue;
-        const Parameter& a = *c.adapters->a(c.layer, slice.projection);
+        const weights::Parameter& a = *c.adapters->a(c.layer, slice.projection);
         ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]),
                           .b = dropped_input(c, slice.projection, x_TK),
                           .out = c.parameters->gradient(a),
@@ -73,18 +72,18 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
     }
 }
 
-const Parameter* base_parameter(const GroupContext& c, const Slice& slice, spec::TensorRole role) {
-    return c.parameters->table().find(role, c.layer, slice.projection, Parameter::Kind::base);
+const weights::Parameter* base_parameter(const GroupContext& c, const weights::Slice& slice, spec::TensorRole role) {
+    return c.parameters->table().find(role, c.layer, slice.projection, weights::Parameter::Kind::base);
 }
 
 void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
-    for (const Slice& slice : c.layout[g].slices)
-        if (const Parameter* bias = base_parameter(c, slice, spec::TensorRole::bias))
+    for (const weights::Slice& slice : c.layout[g].slices)
+        if (const weights::Parameter* bias = base_parameter(c, slice, spec::TensorRole::bias))
             ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n), c.parameters->gradient(*bias));
 }
 
 void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
-    for (const Slice& slice : c.layout[g].slices)
+    for (const weights::Slice& slice : c.layout[g].slices)
         ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
                           .b = x_TK,
                           .out = c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
@@ -94,10 +93,10 @@ void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, c
 }
 
 /// dx += mask_p ∘ (v_p · A_p) for every projection: the adapters' share when each has its own mask.
-void add_masked_adapter_terms(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& v_TR,
+void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& v_TR,
                               const at::Tensor& dx_TK) {
     const at::Tensor term = c.dropped.narrow(1, 0, dx_TK.size(1));
-    for (const Slice& slice : c.layout[g].slices) {
+    for (const weights::Slice& slice : c.layout[g].slices) {
         if (!has_adapter(c, slice)) continue;
         ops::gemm(
             c.ctx,
@@ -107,43 +106,15 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const GroupWeights
     }
 }
 
-/// dx = dy·W, and with `folded` + v·A.
-void multiply_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full,
-                       const ops::Fp8Matrix& dy8, const at::Tensor& dx_TK, bool folded) {
-    const GroupLayout& layout = c.layout[g];
-    if (w.fp8) {
-        ops::GemmFp8 product{.x = dy8, .w = w.fp8->backward_KN, .out = dx_TK};
-        product.label = label(Product::dx, g);
-        if (folded) {
-            product.u = dy_full.narrow(1, layout.n, layout.r);
-            product.b = w.a_KR;
-        }
-        return ops::gemm_fp8(c.ctx, product);
-    }
-    if (w.packed) {
-        const ops::Region region(c.ctx, label(Product::dx, g));
-        ops::Nf4Gemm product{.weights = w.packed->weights,
-                             .transposed = true,
-                             .x = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)),
-                             .out = dx_TK};
-        if (folded) product.tail_weight = w.a_RK;
-        return ops::nf4_gemm(c.ctx, product, w.packed->backward);
-    }
-    ops::gemm(c.ctx, {.a = dy_full.narrow(1, 0, layout.n + (folded ? layout.r : 0)),
-                      .b = folded ? w.backward_NRK : w.w_NK,
-                      .out = dx_TK,
-                      .label = label(Product::dx, g)});
-}
-
 }  // namespace
 
-void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
+void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                           const at::Tensor& u_TR) {
-    const GroupLayout& layout = c.layout[g];
+    const weights::GroupLayout& layout = c.layout[g];
     if (layout.r == 0 || c.adapters == nullptr) return;
     const at::Tensor x_TK = x_full.narrow(1, 0, layout.k), tail_TR = x_full.narrow(1, layout.k, layout.r);
     if (c.dropout > 0.0) {
-        for (const Slice& slice : layout.slices) {
+        for (const weights::Slice& slice : layout.slices) {
             if (slice.r == 0) continue;
             const at::Tensor tail = tail_TR.narrow(1, slice.r_begin, slice.r);
             if (!has_adapter(c, slice)) {
@@ -163,46 +134,20 @@ void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w,
     }
 }
 
-void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
-                      const ops::Fp8Matrix& x8, const at::Tensor& y_TN, const at::Tensor& residual_TN) {
-    const GroupLayout& layout = c.layout[g];
-    const bool folded = layout.r > 0 && c.adapters != nullptr;
-    if (w.fp8) {
-        ops::GemmFp8 product{.x = x8, .w = w.fp8->forward_NK, .out = y_TN};
-        product.label = label(Product::forward, g);
-        if (folded) {
-            product.u = x_full.narrow(1, layout.k, layout.r);
-            product.b = w.b_NR;
-        }
-        if (residual_TN.defined()) product.residual = residual_TN;
-        if (w.bias_N.defined()) product.bias = w.bias_N;
-        return ops::gemm_fp8(c.ctx, product);
-    }
-    if (w.packed) {
-        const ops::Region region(c.ctx, label(Product::forward, g));
-        ops::Nf4Gemm product{
-            .weights = w.packed->weights, .x = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k), .out = y_TN};
-        if (folded) product.tail_weight = w.b_NR;
-        if (residual_TN.defined()) product.residual = residual_TN;
-        if (w.bias_N.defined()) product.bias = w.bias_N;
-        return ops::nf4_gemm(c.ctx, product, w.packed->forward);
-    }
-    ops::Gemm product{.a = x_full.narrow(1, 0, folded ? layout.inputs() : layout.k),
-                      .b = folded ? w.forward_NKR : w.w_NK,
-                      .out = y_TN,
-                      .transpose_b = true,
-                      .label = label(Product::forward, g)};
-    if (residual_TN.defined()) {
-        product.beta = 1.0;
-        product.c = residual_TN;
-    }
-    if (w.bias_N.defined()) product.bias = w.bias_N;
-    ops::gemm(c.ctx, product);
+void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                    const ops::Fp8Matrix& codes, const at::Tensor& y_TN, const at::Tensor& residual_TN) {
+    weights::multiply_forward(c.ctx, w,
+                              {.input = x_full,
+                               .codes = codes,
+                               .adapters = c.layout[g].r > 0 && c.adapters != nullptr,
+                               .out = y_TN,
+                               .residual = residual_TN,
+                               .label = label(Product::forward, g)});
 }
 
-void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full,
-                    const ops::Fp8Matrix& dy8, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
-    const GroupLayout& layout = c.layout[g];
+void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                    const ops::Fp8Matrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK) {
+    const weights::GroupLayout& layout = c.layout[g];
     const at::Tensor dy_TN = dy_full.narrow(1, 0, layout.n);
     const bool adapted = layout.r > 0 && c.adapters != nullptr;
     at::Tensor v_TR;
@@ -220,12 +165,17 @@ void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const
     if (c.trains_base) bias_gradients(c, g, dy_TN);
     if (!dx_TK.defined()) return;
     const bool masked = adapted && c.dropout > 0.0;
-    multiply_backward(c, g, w, dy_full, dy8, dx_TK, adapted && !masked);
+    weights::multiply_backward(c.ctx, w,
+                               {.input = dy_full,
+                                .codes = codes,
+                                .adapters = adapted && !masked,
+                                .out = dx_TK,
+                                .label = label(Product::dx, g)});
     if (masked) add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
 }
 
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK) {
-    const GroupLayout& layout = c.layout[g];
+    const weights::GroupLayout& layout = c.layout[g];
     if (layout.r > 0 && c.adapters != nullptr) adapter_a_gradients(c, g, dy_full.narrow(1, layout.n, layout.r), x_TK);
     if (c.trains_base) matrix_gradients(c, g, dy_full.narrow(1, 0, layout.n), x_TK);
 }

@@ -71,15 +71,15 @@ void Model::walk(const Itinerary& actions, bool trains) {
             for (std::size_t i = first; i < end; ++i) act(actions[i], trains);
         };
         if (trains && layers) {
-            recorded_.issue(ctx_, direction, *parts_.network.source, counts_, stretch);
+            recorded_.issue(ctx_, direction, *parts_.network.pager, counts_, stretch);
         } else {
             stretch();
         }
     }
 }
 
-/// One part of the network, one way, for one micro-batch: its weights, what moves to the host and back, and the
-/// gradients that it completes.
+/// One part of the network, one way, for one micro-batch: makes its weights ready, moves what was kept, and says which
+/// gradients are complete.
 void Model::act(const Action& action, bool trains) {
     const Network& network = parts_.network;
     const int layer = action.layer;
@@ -105,18 +105,16 @@ void Model::act(const Action& action, bool trains) {
             break;
     }
     if (offload != nullptr) forward ? offload->before_forward(layer) : offload->before_backward(layer);
-    const LayerWeights& weights = network.source->ready(ctx_, layer, micro.tokens());
+    const weights::LayerWeights& w = network.pager->ready(ctx_, layer, micro.tokens());
     if (forward) {
-        layer_forward(layer_context(layer, micro), weights, a.layer(layer), a.output_of(layer));
+        layer_forward(layer_context(layer, micro), w, a.layer(layer), a.output_of(layer));
         if (offload != nullptr) offload->after_forward(layer);
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else {
         const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
-        layer_backward(layer_context(layer, micro), weights, a.layer(layer), a.sizes().checkpointing.keep,
-                       input_gradient);
+        layer_backward(layer_context(layer, micro), w, a.layer(layer), a.sizes().checkpointing.keep, input_gradient);
         reached(layer);
     }
-    network.source->release(layer);
 }
 
 void Model::train(std::span<const data::Batch> batches) {

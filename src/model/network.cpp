@@ -6,13 +6,13 @@
 
 namespace unsloth::model {
 
-const Parameter* Network::trained(spec::TensorRole role) const {
+const weights::Parameter* Network::trained(spec::TensorRole role) const {
     if (parameters == nullptr) return nullptr;
-    const ParameterTable& table = parameters->table();
-    const Parameter* found = table.find(role, -1, spec::Projection::q, Parameter::Kind::base);
+    const weights::ParameterTable& table = parameters->table();
+    const weights::Parameter* found = table.find(role, -1, spec::Projection::q, weights::Parameter::Kind::base);
     // A tied model that is trained as a whole has one matrix at both ends.
     if (found == nullptr && role == spec::TensorRole::lm_head && full_finetuning)
-        found = table.find(spec::TensorRole::embed_tokens, -1, spec::Projection::q, Parameter::Kind::base);
+        found = table.find(spec::TensorRole::embed_tokens, -1, spec::Projection::q, weights::Parameter::Kind::base);
     return found;
 }
 
@@ -25,10 +25,10 @@ int Network::lowest_trained_layer() const {
 }
 
 void Network::refresh(ops::Context& ctx) {
-    source->refresh(ctx);
+    pager->refresh(ctx);
     if (parameters == nullptr || outer_version == parameters->version) return;
     const auto refresh_copy = [&](spec::TensorRole role, at::Tensor& copy) {
-        const Parameter* master = trained(role);
+        const weights::Parameter* master = trained(role);
         if (master == nullptr) return;
         const at::Tensor value = parameters->value(*master);
         if (value.dim() == 1 || copy.scalar_type() == at::kFloat) {

@@ -57,7 +57,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     const Activations& a = micro.activations();
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets(), chunk = head.logits_CV.size(0);
-    const Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
+    const weights::Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
     gather_head_rows(ctx, network, micro);
     for (int64_t first = 0; first < n; first += chunk) {
         const int64_t rows = std::min(chunk, n - first);
@@ -78,7 +78,8 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
 
     const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, n);
     const at::Tensor g_TD = a.scratch().g_full.narrow(1, 0, network.spec.hidden_size);
-    const Parameter* const norm = network.full_finetuning ? network.trained(spec::TensorRole::final_norm) : nullptr;
+    const weights::Parameter* const norm =
+        network.full_finetuning ? network.trained(spec::TensorRole::final_norm) : nullptr;
     ops::zero_2d(ctx, dx_nD);
     ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n), network.outer.final_norm_D,
                            head.rstd_n.narrow(0, 0, n), dx_nD,

@@ -18,16 +18,15 @@ void RecordedPasses::choose(const ops::Context& ctx, const std::vector<const Mic
     chosen_ = by_shape_.use(key);
 }
 
-void RecordedPasses::issue(ops::Context& ctx, Direction direction, WeightSource& source, PassCounts& counts,
+void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::Pager& pager, PassCounts& counts,
                            const std::function<void()>& work) {
     if (chosen_ == nullptr) return work();
     Recording& recording = chosen_->at(static_cast<std::size_t>(direction));
     if (!recording.work) {
-        if (direction == Direction::forward)
-            source.assume_held(-1);  // what lies there now may not lie there next time
+        if (direction == Direction::forward) pager.assume_held(-1);  // what lies there now may not lie there next time
         const PassCounts before = counts;
         recording.work = ops::RecordedWork::record(ctx, work);
-        recording.leaves_held = source.held();
+        recording.leaves_held = pager.held();
         recording.counts = counts - before;
         counts = before;
         ++counts.recorded;
@@ -35,7 +34,7 @@ void RecordedPasses::issue(ops::Context& ctx, Direction direction, WeightSource&
     recording.work->issue(ctx);
     counts = counts + recording.counts;
     ++counts.replayed;
-    source.assume_held(recording.leaves_held);
+    pager.assume_held(recording.leaves_held);
 }
 
 }  // namespace unsloth::model

@@ -5,6 +5,7 @@
 
 #include "ops/checks.h"
 #include "ops/cpu_rows.h"
+#include "unsloth/ops/fp8.h"
 #ifdef UNSLOTH_CUDA
 #include "kernels/swiglu.h"
 #endif
@@ -62,7 +63,8 @@ void check(const Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_T
 
 }  // namespace
 
-void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
+void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const Fp8Matrix& codes) {
+    if (codes.codes.defined()) return swiglu_forward_fp8(ctx, gu_T2F, act_TF, codes);
     const Region region(ctx, "swiglu");
     check(ctx, gu_T2F, act_TF, "act");
     if (!ctx.is_cuda()) return forward_cpu(gu_T2F, act_TF);
@@ -77,7 +79,9 @@ void swiglu_forward(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& ac
 #endif
 }
 
-void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF) {
+void swiglu_backward(Context& ctx, const at::Tensor& dact_TF, const at::Tensor& gu_T2F, const at::Tensor& act_TF,
+                     const Fp8Matrix& codes) {
+    if (codes.codes.defined()) return swiglu_backward_fp8(ctx, dact_TF, gu_T2F, act_TF, codes);
     const Region region(ctx, "swiglu_backward");
     check(ctx, gu_T2F, dact_TF, "dact");
     if (act_TF.defined()) check(ctx, gu_T2F, act_TF, "act");

@@ -47,10 +47,10 @@ std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::Adamw
     return tensors;
 }
 
-std::string layout_fingerprint(const model::ParameterTable& table, config::Optimizer optimizer) {
+std::string layout_fingerprint(const weights::ParameterTable& table, Optimizer optimizer) {
     ContentHash hash;
     hash.add_field(std::to_string(static_cast<int>(optimizer)));
-    for (const model::Parameter& p : table.parameters()) {
+    for (const weights::Parameter& p : table.parameters()) {
         hash.add_field(p.name);
         hash.add_field(formats::shape_text(p.shape));
         hash.add_field(std::to_string(p.offset));
@@ -99,10 +99,10 @@ void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState&
         if (with_values || name != "params") tensor.copy_(mapped(file.at(name), tensor));
 }
 
-void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table,
+void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
                      const at::Tensor& params_P) {
     const formats::SafetensorsFile file(folder / "adapter_model.safetensors");
-    for (const model::Parameter& p : table.parameters()) {
+    for (const weights::Parameter& p : table.parameters()) {
         const at::Tensor values = params_P.narrow(0, p.offset, p.elements());
         values.copy_(mapped(file.at(p.name), values));
     }

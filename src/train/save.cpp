@@ -14,18 +14,18 @@ namespace unsloth::train {
 namespace {
 
 /// A parameter's values in a storage type, on the host.
-std::vector<std::byte> bytes_of(const at::Tensor& params_P, const model::Parameter& p, spec::DType type) {
+std::vector<std::byte> bytes_of(const at::Tensor& params_P, const weights::Parameter& p, spec::DType type) {
     const at::Tensor values = params_P.narrow(0, p.offset, p.elements()).cpu();
     std::vector<std::byte> bytes(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
     spec::convert_from_f32(type, values.data_ptr<float>(), p.elements(), bytes.data());
     return bytes;
 }
 
-using Shard = std::vector<const model::Parameter*>;
+using Shard = std::vector<const weights::Parameter*>;
 
-std::vector<Shard> make_shards(const model::ParameterTable& table, spec::DType type, int64_t shard_bytes) {
+std::vector<Shard> make_shards(const weights::ParameterTable& table, spec::DType type, int64_t shard_bytes) {
     std::vector<std::size_t> bytes;
-    for (const model::Parameter& p : table.parameters())
+    for (const weights::Parameter& p : table.parameters())
         bytes.push_back(static_cast<std::size_t>(p.elements()) * spec::size_of(type));
     std::vector<Shard> shards;
     for (const auto& members : formats::split_into_shards(bytes, static_cast<std::size_t>(shard_bytes))) {
@@ -37,11 +37,11 @@ std::vector<Shard> make_shards(const model::ParameterTable& table, spec::DType t
 
 void write_shard(const std::filesystem::path& path, const Shard& shard, const at::Tensor& params_P, spec::DType type) {
     std::vector<formats::TensorDecl> declared;
-    for (const model::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
+    for (const weights::Parameter* p : shard) declared.push_back({p->name, type, p->shape});
     formats::SafetensorsWriter writer(path, declared);
     for (const formats::TensorDecl& decl : writer.tensors()) {
         const auto found =
-            std::find_if(shard.begin(), shard.end(), [&](const model::Parameter* p) { return p->name == decl.name; });
+            std::find_if(shard.begin(), shard.end(), [&](const weights::Parameter* p) { return p->name == decl.name; });
         writer.append(decl.name, bytes_of(params_P, **found, type));
     }
     writer.finish();
@@ -49,16 +49,16 @@ void write_shard(const std::filesystem::path& path, const Shard& shard, const at
 
 }  // namespace
 
-void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
+void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
                   const spec::LoraSpec& lora, const std::string& base) {
     std::filesystem::create_directories(folder);
     Shard all;
-    for (const model::Parameter& p : table.parameters()) all.push_back(&p);
+    for (const weights::Parameter& p : table.parameters()) all.push_back(&p);
     write_shard(folder / "adapter_model.safetensors", all, params_P, spec::DType::f32);
     write_file_atomically(folder / "adapter_config.json", formats::write_peft_config({lora, base}));
 }
 
-void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
+void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder, int64_t shard_bytes) {
     std::filesystem::create_directories(folder);
     const std::vector<Shard> shards = make_shards(table, spec.dtype, shard_bytes);
@@ -67,7 +67,7 @@ void save_model(const std::filesystem::path& folder, const model::ParameterTable
     for (std::size_t i = 0; i < shards.size(); ++i) {
         const std::string file = formats::shard_file_name(i, shards.size());
         write_shard(folder / file, shards[i], params_P, spec.dtype);
-        for (const model::Parameter* p : shards[i]) {
+        for (const weights::Parameter* p : shards[i]) {
             where[p->name] = file;
             total += static_cast<std::size_t>(p->elements()) * spec::size_of(spec.dtype);
         }

@@ -139,7 +139,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     const config::Config& config = loaded.config;
     model::LoadRequest request;
     request.device = device;
-    request.dtype = model::scalar_type(config.model.dtype);
+    request.dtype = weights::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
     request.records = trains && config.hardware.cuda_graphs;
     if (request.dtype == at::kBFloat16 && config.hardware.kernels == config::KernelChoice::measured)
@@ -280,7 +280,7 @@ int64_t bucket_bytes(const config::Config& config, const comm::Group* group) {
     return one_machine ? 0 : between_machines << 20;
 }
 
-model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
+weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) {
     if (group == nullptr || plan.request().device.is_cpu()) return {};
     const std::vector<std::string> plans = group->gather(plan.resident_fingerprint(), "the comparison of memory plans");
     const std::vector<int>& here = group->ranks_here();

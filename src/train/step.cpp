@@ -69,7 +69,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     UNSLOTH_CHECK(pending_.size() + 1 < slots_.size(), "results were not taken");
     UNSLOTH_CHECK(!options.abandon || settings_.group == nullptr, "ranks drop a step together or not at all");
     Slot& slot = *slots_[next_slot_];
-    model::Parameters& parameters = *model_.parameters();
+    weights::Parameters& parameters = *model_.parameters();
 
     // 1 what the step's kernels read from device memory
     write_scalars(slot, batch, step, learning_rate);

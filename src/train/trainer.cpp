@@ -173,7 +173,7 @@ std::string describe_checkpointing(const spec::Checkpointing& c) {
 
 void Trainer::banner() const {
     const spec::ModelSpec& spec = opened_.file->spec;
-    const model::ParameterTable& table = *plan_->table();
+    const weights::ParameterTable& table = *plan_->table();
     const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
     char share[32];
     std::snprintf(share, sizeof share, "%.3f %%", 100.0 * static_cast<double>(trainable) / static_cast<double>(total));

@@ -63,15 +63,15 @@ void Trainer::require_disk() const {
     if (!leads()) return;
     constexpr int64_t texts = 1 << 20;
     const config::TrainingOptions& t = config().training;
-    const model::ParameterTable& table = *plan_->table();
+    const weights::ParameterTable& table = *plan_->table();
     int64_t result = texts;
     for (const fs::path& file : opened_.tokenizer_files()) result += static_cast<int64_t>(fs::file_size(file));
-    for (const model::Parameter& p : table.parameters())
+    for (const weights::Parameter& p : table.parameters())
         result +=
             p.elements() * static_cast<int64_t>(spec::size_of(full() ? opened_.file->spec.dtype : spec::DType::f32));
     const bool saves = t.save_steps > 0 || t.save_minutes > 0;
     memory::Plan copies;  // values and moments; the values of a LoRA are its result
-    model::Parameters::plan_copies(table, t.optim, copies);
+    weights::Parameters::plan_copies(table, t.optim, copies);
     int64_t checkpoint = result - (full() ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
     for (const memory::Entry& copy : copies.entries()) checkpoint += copy.bytes;
     if (!saves) checkpoint = 0;
@@ -121,7 +121,7 @@ void Trainer::open_output() {
 /// The state of the checkpoint that the run goes on from, to the last bit.
 void Trainer::restore() {
     const formats::RunState& saved = resume_->state;
-    model::Parameters& parameters = *model_->parameters();
+    weights::Parameters& parameters = *model_->parameters();
     if (saved.parameters != layout_fingerprint(parameters.table(), config().training.optim))
         throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()),
                           "Use the model, lora and optim options of its run_config.json.");

@@ -6,10 +6,10 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report | model | train | bench | engine | app; kernels stand beside spec, and only ops
+           memory, comm, data, report | weights | model | train | bench | engine | app; kernels stand beside spec, and only ops
            includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
-  torch    LibTorch's headers stand only in ops, memory, comm, model, train, bench and engine; never in kernels/
+  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, train, bench and engine; never in kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
 """
@@ -32,13 +32,14 @@ RANK = {
     "comm": 3,
     "data": 3,
     "report": 3,
-    "model": 4,
-    "train": 5,
-    "bench": 6,
-    "engine": 7,
-    "app": 8,
+    "weights": 4,
+    "model": 5,
+    "train": 6,
+    "bench": 7,
+    "engine": 8,
+    "app": 9,
 }
-WITH_TORCH = {"ops", "memory", "comm", "model", "train", "bench", "engine"}
+WITH_TORCH = {"ops", "memory", "comm", "weights", "model", "train", "bench", "engine"}
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
 FMT = re.compile(r"(spdlog|fmt)/")

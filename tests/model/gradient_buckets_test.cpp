@@ -8,7 +8,7 @@ namespace {
 using namespace test;
 using model::cut_gradients;
 using model::GradientStretch;
-using model::ParameterTable;
+using weights::ParameterTable;
 
 spec::ModelSpec spec_of(const std::string& name) {
     return formats::WeightFile::open(model_folder(name).string()).spec;
@@ -33,7 +33,7 @@ void expect_whole(const ParameterTable& table, const std::vector<GradientStretch
     }
     EXPECT_EQ(end, table.flat_elements());
     for (std::size_t i = 1; i < cut.size(); ++i) EXPECT_GE(cut[i - 1].level, cut[i].level);
-    for (const model::Parameter& p : table.parameters())
+    for (const weights::Parameter& p : table.parameters())
         for (const GradientStretch& stretch : cut)
             if (p.offset >= stretch.begin && p.offset < stretch.end && p.layer >= 0) {
                 EXPECT_LE(stretch.level, p.layer) << p.name;

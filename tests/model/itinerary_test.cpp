@@ -13,11 +13,10 @@ using Part = Action::Part;
 constexpr Direction forward = Direction::forward, backward = Direction::backward;
 
 TEST(Itinerary, OneMicroBatchGoesUpAndDown) {
-    const Itinerary expected{{Part::embedding, forward, 0, -1}, {Part::layer, forward, 0, 0},
-                             {Part::layer, forward, 0, 1},      {Part::layer, forward, 0, 2},
-                             {Part::head, forward, 0, -1},      {Part::layer, backward, 0, 2},
-                             {Part::layer, backward, 0, 1},     {Part::layer, backward, 0, 0},
-                             {Part::embedding, backward, 0, -1}};
+    const Itinerary expected{
+        {Part::embedding, forward, 0, -1}, {Part::layer, forward, 0, 0},  {Part::layer, forward, 0, 1},
+        {Part::layer, forward, 0, 2},      {Part::head, forward, 0, -1},  {Part::layer, backward, 0, 2},
+        {Part::layer, backward, 0, 1},     {Part::layer, backward, 0, 0}, {Part::embedding, backward, 0, -1}};
     EXPECT_EQ(training_itinerary({.layers = 3, .embedding_backward = true}), expected);
     EXPECT_EQ(forward_itinerary(3), Itinerary(expected.begin(), expected.begin() + 4));
 }

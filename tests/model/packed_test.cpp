@@ -91,11 +91,11 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
     const fs::path folder = model_folder("tiny_llama/nf4_dq");
     const auto gradients = [&](bool packs) {
         const LoadedModel model = load_model(folder, request(packs, true));
-        model::Parameters& parameters = *model->parameters();
+        weights::Parameters& parameters = *model->parameters();
         at::manual_seed(5);
         std::map<std::string, at::Tensor> result;
-        for (const model::Parameter& p : parameters.table().parameters()) {
-            if (p.kind == model::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.05);
+        for (const weights::Parameter& p : parameters.table().parameters()) {
+            if (p.kind == weights::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.05);
         }
         model->parameters_changed();
         data::StepBatch batch;
@@ -105,7 +105,7 @@ TEST_P(PackedTest, GradientsEqualThoseOfExpandedWeights) {
         stepper.issue(batch, 1, /*learning_rate=*/0.0);
         while (stepper.take(/*must=*/true)) {
         }
-        for (const model::Parameter& p : parameters.table().parameters())
+        for (const weights::Parameter& p : parameters.table().parameters())
             result[p.name] = parameters.gradient(p).cpu().clone();
         return result;
     };

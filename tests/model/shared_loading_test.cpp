@@ -39,7 +39,7 @@ class SharedLoadingTest : public ::testing::TestWithParam<Load> {
         UNSLOTH_NEEDS_DEVICE(GetParam().device);
     }
 
-    LoadedModel load(const model::LoadShare& share) {
+    LoadedModel load(const weights::LoadShare& share) {
         const model::ModelPlan plan(std::make_shared<const formats::WeightFile>(
                                         formats::WeightFile::open(model_folder(GetParam().model).string())),
                                     request_of(GetParam()));

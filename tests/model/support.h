@@ -104,7 +104,7 @@ inline fs::path model_folder(const std::string& name) {
     if (!::unsloth::test::have_xz()) GTEST_SKIP() << "xz is not installed (package xz-utils)"
 
 inline at::Tensor tensor_of(const formats::TensorView& view) {
-    at::Tensor out = at::empty(view.shape, model::scalar_type(view.dtype));
+    at::Tensor out = at::empty(view.shape, weights::scalar_type(view.dtype));
     std::memcpy(out.data_ptr(), view.data.data(), view.data.size());
     return out;
 }

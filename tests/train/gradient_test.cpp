@@ -76,11 +76,11 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
         EXPECT_GT(std::abs(outcome.loss - scored), 1e-4) << "nothing was dropped";
     }
 
-    model::Parameters& parameters = *trainer.model().parameters();
+    weights::Parameters& parameters = *trainer.model().parameters();
     const at::Tensor all_gradients =
         parameters.state().grads_P.clone();  // a step that measures the loss overwrites them
     double squares = 0;
-    for (const model::Parameter& p : parameters.table().parameters()) {
+    for (const weights::Parameter& p : parameters.table().parameters()) {
         const at::Tensor value = parameters.value(p), kept = value.clone();
         const at::Tensor gradient = all_gradients.narrow(0, p.offset, p.elements()).view(p.shape);
         const double norm = l2(gradient);

@@ -86,8 +86,8 @@ TEST_P(SaveTest, AFullRunLeavesAModelThatScoresTheSame) {
     train::Trainer trainer(config);
     trainer.load();
     take_steps(trainer);
-    model::Parameters& parameters = *trainer.model().parameters();
-    for (const model::Parameter& p : parameters.table().parameters())
+    weights::Parameters& parameters = *trainer.model().parameters();
+    for (const weights::Parameter& p : parameters.table().parameters())
         parameters.value(p).copy_(parameters.value(p).to(at::kBFloat16).to(at::kFloat));
     trainer.model().parameters_changed();
     const at::Tensor expected = score_first_step(trainer);

@@ -74,15 +74,15 @@ inline Flags operator+(Flags a, const Flags& b) {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-inline Tensors copy_values(const model::Parameters& parameters) {
+inline Tensors copy_values(const weights::Parameters& parameters) {
     Tensors copies;
-    for (const model::Parameter& p : parameters.table().parameters())
+    for (const weights::Parameter& p : parameters.table().parameters())
         copies[p.name] = parameters.value(p).cpu().clone();
     return copies;
 }
-inline Tensors copy_gradients(const model::Parameters& parameters) {
+inline Tensors copy_gradients(const weights::Parameters& parameters) {
     Tensors copies;
-    for (const model::Parameter& p : parameters.table().parameters())
+    for (const weights::Parameter& p : parameters.table().parameters())
         copies[p.name] = parameters.gradient(p).cpu().clone();
     return copies;
 }
@@ -117,10 +117,10 @@ inline Course train_all(const config::LoadedConfig& config) {
 inline Tensors first_gradients(const config::LoadedConfig& config, int times = 1, model::PassCounts* counts = nullptr) {
     train::Trainer trainer(config);
     trainer.load();
-    model::Parameters& parameters = *trainer.model().parameters();
+    weights::Parameters& parameters = *trainer.model().parameters();
     at::manual_seed(11);
-    for (const model::Parameter& p : parameters.table().parameters())
-        if (p.kind == model::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.02);
+    for (const weights::Parameter& p : parameters.table().parameters())
+        if (p.kind == weights::Parameter::Kind::lora_b) parameters.value(p).copy_(at::randn(p.shape) * 0.02);
     trainer.model().parameters_changed();
     for (int i = 0; i < times; ++i) {
         trainer.stepper().issue(trainer.loader().step(0), 1, 0.0);

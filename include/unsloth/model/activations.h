@@ -9,13 +9,16 @@
 #include <vector>
 
 #include "unsloth/memory/plan.h"
-#include "unsloth/model/layout.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/gemm_fp8.h"
 #include "unsloth/spec/keep.h"
 #include "unsloth/spec/model_spec.h"
+#include "unsloth/weights/layout.h"
 
 namespace unsloth::model {
+
+using weights::all_groups;
+using weights::Group;
 
 /// What a layer's forward leaves for its backward. What a layer does not keep (spec/keep.h) is one buffer that all
 /// layers share.
@@ -42,8 +45,7 @@ struct Scratch {
     at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
     at::Tensor dqkv_full;  ///< [T, N + R]
     at::Tensor dropped;    ///< [T, max K]; undefined without dropout
-    ops::Fp8Matrix
-        fp8;  ///< codes [T, widest operand of a base product] and scales; undefined unless the base is in 8 bits
+    ops::Fp8Matrix codes;  ///< [T, widest input of a base product]; undefined where no product reads codes
 };
 
 /// The lm_head's buffers; n rows have a target.
@@ -80,7 +82,7 @@ struct ActivationSizes {
     bool training = true;               ///< backward buffers too
     spec::Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
     bool dropout = false;
-    bool fp8 = false;  ///< the base is in 8 bits
+    bool codes = false;  ///< products read codes of their inputs
     bool trains_embedding = false;
     bool deterministic = false;
 };
@@ -108,10 +110,10 @@ struct ActivationTensors {
 class Activations {
   public:
     /// Submits the buffers of all micro-batches in flight.
-    static void plan(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+    static void plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                      at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan);
     /// `host`: the arena of host_plan; nullptr where that is empty. `micro`: which of those in flight.
-    Activations(const spec::ModelSpec& spec, const LayerLayout& layout, const ActivationSizes& sizes,
+    Activations(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
                 at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host, int64_t micro = 0);
     Activations(const Activations&) = delete;
     Activations& operator=(const Activations&) = delete;

@@ -30,13 +30,13 @@ struct LayerContext {
 
 /// x_next_TD = the residual stream after the layer; `saved` (with saved.x_TD given) receives what the backward needs.
 /// With fewer `steps` only those run, from what `saved` already holds; without `down`, x_next_TD is not needed.
-void layer_forward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, const at::Tensor& x_next_TD,
-                   spec::LayerSteps steps = {});
+void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& saved,
+                   const at::Tensor& x_next_TD, spec::LayerSteps steps = {});
 
 /// Turns the gradient in scratch.g_full (columns 0..D) from that of the layer's output into that of its input, and adds
 /// the layer's parameter gradients. What was not kept is computed again first. `input_gradient` false: nothing below is
 /// trained, the gradient of the input is left out.
-void layer_backward(const LayerContext& c, const LayerWeights& w, const LayerSaved& saved, spec::Keep keep,
+void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const LayerSaved& saved, spec::Keep keep,
                     bool input_gradient);
 
 }  // namespace unsloth::model

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "unsloth/model/parameters.h"
 #include "unsloth/ops/milestone.h"
+#include "unsloth/weights/parameters.h"
 
 namespace unsloth::model {
 
@@ -21,11 +21,12 @@ struct GradientStretch {
 /// All gradients, in the order in which they become complete. Neighbours among the layers are joined up to
 /// `most_bytes`; what one layer, the head or the embeddings complete stays in one piece however large it is. A pure
 /// function of the table.
-std::vector<GradientStretch> cut_gradients(const ParameterTable& table, int64_t num_layers, int64_t most_bytes);
+std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table, int64_t num_layers,
+                                           int64_t most_bytes);
 
 class GradientBuckets {
   public:
-    GradientBuckets(ops::Context& ctx, const ParameterTable& table, int64_t num_layers, int64_t most_bytes);
+    GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t num_layers, int64_t most_bytes);
 
     const std::vector<GradientStretch>& all() const { return stretches_; }
     /// The work issued so far completes what this level completes.

@@ -24,8 +24,7 @@ using Itinerary = std::vector<Action>;
 /// A forward pass of the first micro-batch, up to the last layer's output.
 inline Itinerary forward_itinerary(int layers) {
     Itinerary actions{{Action::Part::embedding}};
-    for (int layer = 0; layer < layers; ++layer)
-        actions.push_back({.part = Action::Part::layer, .layer = layer});
+    for (int layer = 0; layer < layers; ++layer) actions.push_back({.part = Action::Part::layer, .layer = layer});
     return actions;
 }
 
@@ -35,7 +34,7 @@ inline Itinerary forward_itinerary(int layers) {
 struct TrainingRoute {
     int layers = 0;
     int micro_batches = 1;
-    int lowest_layer = 0;            ///< the backward pass ends above the layers that have nothing to train below them
+    int lowest_layer = 0;             ///< the backward pass ends above the layers that have nothing to train below them
     bool embedding_backward = false;  ///< goes down to the embeddings
 };
 inline Itinerary training_itinerary(const TrainingRoute& route) {

@@ -1,14 +1,17 @@
 // A group of linears that share their input, with their adapters: forward, and backward with respect to input, adapters
-// and (when trained) the base itself. Layout and notation: model/layout.h.
+// and (when trained) the base itself. Layout and notation: weights/layout.h.
 #pragma once
 
 #include <functional>
 #include <string>
 
-#include "unsloth/model/weight_source.h"
 #include "unsloth/ops/context.h"
+#include "unsloth/weights/operand.h"
 
 namespace unsloth::model {
+
+using weights::all_groups;
+using weights::Group;
 
 /// Sees each module's name ("model.layers.0.self_attn.q_proj") and output, in order of execution (tests: the first
 /// module that is off shows where an error starts).
@@ -17,11 +20,11 @@ using ModuleObserver = std::function<void(const std::string& module, const at::T
 /// What the products of a layer need beside its weights.
 struct GroupContext {
     ops::Context& ctx;
-    const LayerLayout& layout;
+    const weights::LayerLayout& layout;
     int layer = 0;
-    const Adapters* adapters = nullptr;  ///< nullptr: no adapters, or switched off
-    Parameters* parameters = nullptr;    ///< gradients go here; nullptr in inference
-    bool trains_base = false;            ///< full fine-tuning: dW and dbias too
+    const weights::Adapters* adapters = nullptr;  ///< nullptr: no adapters, or switched off
+    weights::Parameters* parameters = nullptr;    ///< gradients go here; nullptr in inference
+    bool trains_base = false;                     ///< full fine-tuning: dW and dbias too
     // Dropout of adapters' inputs, one mask a projection as in PEFT; p = 0: none.
     double dropout = 0.0;
     at::Tensor row_T, offset_T, dropped;
@@ -29,21 +32,21 @@ struct GroupContext {
 };
 
 /// x_full's last R columns = x·Aᵀ (each projection's own dropout on x); u_TR (may be undefined) keeps a copy.
-void fill_adapter_columns(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
+void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                           const at::Tensor& u_TR);
 
-/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled. Where the base is
-/// in 8 bits, x8 is x quantised by its rows (unused otherwise).
-void multiply_forward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& x_full,
-                      const ops::Fp8Matrix& x8, const at::Tensor& y_TN, const at::Tensor& residual_TN = {});
+/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled; `codes` of x
+/// where w asks for them (Operand::codes).
+void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
+                    const ops::Fp8Matrix& codes, const at::Tensor& y_TN, const at::Tensor& residual_TN = {});
 
 /// The backward in two halves, because a layer makes x again together with the step that follows dx.
 ///
 /// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a
-/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's. Where
-/// the base is in 8 bits, dy8 is dy quantised by its rows (unused otherwise).
-void input_backward(const GroupContext& c, Group g, const GroupWeights& w, const at::Tensor& dy_full,
-                    const ops::Fp8Matrix& dy8, const at::Tensor& u_TR, const at::Tensor& dx_TK);
+/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's;
+/// `codes` of dy where w asks for them.
+void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
+                    const ops::Fp8Matrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK);
 /// Then, from the group's input x and dy_full as it was left: adds the gradients of A (and of a trained W).
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK);
 

@@ -11,16 +11,9 @@
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/formats/peft.h"
 #include "unsloth/model/model.h"
+#include "unsloth/weights/base_plan.h"
 
 namespace unsloth::model {
-
-/// Processes that load the same model onto devices of their own at the same time: each reads a part and gets the rest
-/// from the others.
-struct LoadShare {
-    int place = 0, size = 1;
-    /// Contiguous values on the device: they become those of the process at `owner`. Called by all in the same order.
-    std::function<void(const at::Tensor& values, int owner)> broadcast;
-};
 
 /// How a model is to be loaded.
 struct LoadRequest {
@@ -43,8 +36,6 @@ struct LoadRequest {
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
 };
 
-class SharedLoading;
-
 /// A model that is planned but not in memory yet.
 class ModelPlan {
   public:
@@ -55,7 +46,7 @@ class ModelPlan {
     const spec::ModelSpec& spec() const { return file_->spec; }
     const LoadRequest& request() const { return request_; }
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
-    const ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
+    const weights::ParameterTable* table() const { return table_ ? &*table_ : nullptr; }
     /// What stays for the whole run, and what the step takes; `sizes` may be changed before load().
     const memory::Plan& resident() const { return resident_; }
     const memory::Plan& step() const { return step_; }
@@ -74,57 +65,30 @@ class ModelPlan {
     /// The plans as one table.
     std::string table_text() const;
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
-    std::string base_description() const;
+    std::string base_description() const { return base_->description(); }
 
     /// What all processes of a LoadShare must have in common: every resident buffer's name and size, as a hash.
     std::string resident_fingerprint() const;
-    /// Allocates and loads: a share of it, where there are others. Frozen linears go by layer, matrices outside of the
-    /// layers by rows; small vectors, adapters and what lies in host memory are read by everyone. The adapters' values
-    /// come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
-    ModelParts load(ops::Context& ctx, const LoadShare& share = {}) const;
+    /// Allocates and loads: a share of it, where there are others (weights/base_plan.h); adapters are read by everyone.
+    /// Their values come from the PEFT folder, or A Kaiming-uniform(a = sqrt 5) and B zero.
+    ModelParts load(ops::Context& ctx, const weights::LoadShare& share = {}) const;
 
   private:
-    enum class Held { file_map, packed, quantised_here, tiles, matrix };
-    Held held(const formats::TensorSource& source) const;
-    bool resident_source() const;
-    bool expands_4bit() const;
-    bool tiles_serve() const;
-    bool lies_in_tiles(const formats::TensorSource& source) const;
-    bool quantises(const formats::TensorSource& source) const;              ///< to NF4, while loading
-    at::ScalarType matrix_type(const formats::TensorSource& source) const;  ///< of a linear that is held as a matrix
-    void require_fp8() const;
-    StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
-    at::Tensor joined_group(ops::Context& ctx, int layer, Group g) const;
-    bool embedding_on_host() const;
-    static std::string part_name(const std::string& tensor, const char* part) { return tensor + " " + part; }
+    bool trains_all() const { return request_.finetuning_type == config::FinetuningType::full && request_.trains; }
+    bool trains_embedding() const;
+    weights::BaseRequest base_request() const;
     void plan_resident();
-    void plan_linear(const formats::TensorSource& source);
-    /// Puts a part of a stored weight into its planned buffer and returns that.
-    using PlacePart = std::function<at::Tensor(const char* what, at::ScalarType type, const at::Tensor& values)>;
-    StoredWeight load_packed(const formats::TensorSource& source, const PlacePart& keep) const;
-    StoredWeight load_linear(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
-                             bool reads) const;
-    std::vector<StoredLayer> load_layers(ops::Context& ctx, const memory::Arena& arena, SharedLoading& shared) const;
-    at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
-    at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
-    OuterWeights load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* parameters,
-                            SharedLoading& shared) const;
-    void initialise(Parameters& parameters, SharedLoading& shared) const;
-    void initialise_base(const Parameter& p, const at::Tensor& value, SharedLoading& shared) const;
-    void lend_master_norms(const Parameters& parameters, std::vector<StoredLayer>& layers) const;
-    std::unique_ptr<WeightSource> make_source(ops::Context& ctx, std::vector<StoredLayer> layers,
-                                              const memory::Arena& arena, const Adapters* adapters,
-                                              const Parameters* masters, SharedLoading& shared) const;
+    void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
+    void initialise_base(const weights::Parameter& p, const at::Tensor& value, weights::SharedLoading& shared) const;
 
     std::shared_ptr<const formats::WeightFile> file_;
     LoadRequest request_;
     std::shared_ptr<const formats::Adapter> adapter_;
     std::vector<spec::LayerLora> lora_layers_;
-    std::optional<ParameterTable> table_;
-    LayerLayout layout_;
+    std::optional<weights::ParameterTable> table_;
+    weights::LayerLayout layout_;
+    std::optional<weights::BasePlan> base_;
     memory::Plan resident_, step_, host_;
 };
-
-at::ScalarType scalar_type(spec::DType type);
 
 }  // namespace unsloth::model

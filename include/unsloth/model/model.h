@@ -29,7 +29,7 @@ class Model {
 
     const spec::ModelSpec& spec() const { return parts_.network.spec; }
     at::ScalarType dtype() const { return parts_.network.dtype; }
-    Parameters* parameters() { return parts_.network.parameters.get(); }
+    weights::Parameters* parameters() { return parts_.network.parameters.get(); }
     const ModelParts& parts() const { return parts_; }
 
     /// How many micro-batches train() takes at a time.

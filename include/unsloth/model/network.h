@@ -6,35 +6,28 @@
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
-#include "unsloth/model/weight_source.h"
+#include "unsloth/weights/base_plan.h"
 
 namespace unsloth::model {
-
-/// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
-struct OuterWeights {
-    at::Tensor embed_VD;      ///< any floating dtype
-    at::Tensor lm_head_VD;    ///< compute dtype; may be embed_VD itself (tied)
-    at::Tensor final_norm_D;  ///< fp32
-};
 
 /// Built by model/loader.h; owns what it holds. Members in order of dependence.
 struct Network {
     std::shared_ptr<const formats::WeightFile> file;  ///< its map may be what the weights are
     spec::ModelSpec spec;
-    LayerLayout layout;
+    weights::LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
     std::vector<spec::LayerLora> lora;  ///< one a layer; empty: no adapters
     double lora_dropout = 0.0;
     bool full_finetuning = false;
-    std::unique_ptr<Parameters> parameters;  ///< nullptr in inference without adapters
-    std::unique_ptr<Adapters> adapters;
-    std::unique_ptr<WeightSource> source;
-    OuterWeights outer;
+    std::unique_ptr<weights::Parameters> parameters;  ///< nullptr in inference without adapters
+    std::unique_ptr<weights::Adapters> adapters;
+    std::unique_ptr<weights::Pager> pager;
+    weights::OuterWeights outer;
     uint64_t outer_version = 0;  ///< of the parameters in `outer`
 
     int layers() const { return static_cast<int>(spec.num_layers); }
     /// The master of a tensor outside of the layers; nullptr where it is frozen.
-    const Parameter* trained(spec::TensorRole role) const;
+    const weights::Parameter* trained(spec::TensorRole role) const;
     bool trains_embedding() const { return trained(spec::TensorRole::embed_tokens) != nullptr; }
     /// The lowest layer that a backward pass must reach.
     int lowest_trained_layer() const;

@@ -9,8 +9,8 @@
 #include "unsloth/core/most_used.h"
 #include "unsloth/model/itinerary.h"
 #include "unsloth/model/micro_batch.h"
-#include "unsloth/model/weight_source.h"
 #include "unsloth/ops/recorded_work.h"
+#include "unsloth/weights/pager.h"
 
 namespace unsloth::model {
 
@@ -27,14 +27,14 @@ class RecordedPasses {
     void choose_none() { chosen_ = nullptr; }
     /// Issues one direction's work over all layers, recording it first where choose() took a recording without it.
     /// What it does must depend on the shapes alone; what changes from step to step is read from device memory.
-    void issue(ops::Context& ctx, Direction direction, WeightSource& source, PassCounts& counts,
+    void issue(ops::Context& ctx, Direction direction, weights::Pager& pager, PassCounts& counts,
                const std::function<void()>& work);
     bool empty() const { return by_shape_.size() == 0; }
 
   private:
     struct Recording {
         std::optional<ops::RecordedWork> work;
-        int leaves_held = -1;  ///< the layer that the weight source holds afterwards
+        int leaves_held = -1;  ///< the layer that the pager's slot holds afterwards
         PassCounts counts;     ///< what it repeats
     };
     using Recordings = std::array<Recording, 2>;  ///< by direction

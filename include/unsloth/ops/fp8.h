@@ -35,7 +35,7 @@ int64_t fp8_longest_row(at::Device device);
 /// scratch.scales as many rows.
 Fp8Matrix fp8_view(const Fp8Matrix& scratch, int64_t rows, int64_t columns);
 
-/// out [T, C] from x_TC, row stride free.
+/// out [T, C] from x_TC, row stride free. Nothing where `out` is empty: nobody reads codes.
 void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& out_TC);
 
 /// out [K, N]: the transpose of w_NK, quantised by its own rows. For loading: reads w twice, below copy

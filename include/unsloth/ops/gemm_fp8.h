@@ -8,7 +8,7 @@
 
 namespace unsloth::ops {
 
-/// A matrix as 8-bit floating codes: value[i, j] = scales[i] * e4m3(codes[i, j]).
+/// A matrix as 8-bit floating codes: value[i, j] = scales[i] * e4m3(codes[i, j]). Empty: both undefined.
 struct Fp8Matrix {
     at::Tensor codes;   ///< [rows, cols] uint8 or float8_e4m3fn, contiguous; no NaN codes
     at::Tensor scales;  ///< [rows] fp32, contiguous

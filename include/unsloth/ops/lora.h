@@ -2,7 +2,7 @@
 // vᵀ·x.
 //
 // Legend: T tokens, N the group's outputs, K its inputs, R its total rank (each projection's padded to 8), r a
-// projection's. Layout of the buffers: model/layout.h. On CUDA each product runs on this project's kernels where they
+// projection's. Layout of the buffers: weights/layout.h. On CUDA each product runs on this project's kernels where they
 // measured faster than cuBLASLt, else on cuBLASLt; on the CPU it is ops::gemm. fp32 sums in a fixed order, one
 // rounding to the output's dtype.
 #pragma once

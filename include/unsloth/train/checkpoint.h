@@ -25,7 +25,7 @@ namespace unsloth::train {
 std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& state);
 
 /// Changes whenever the flat buffers would be laid out otherwise: names, shapes, places, and how moments are kept.
-std::string layout_fingerprint(const model::ParameterTable& table, config::Optimizer optimizer);
+std::string layout_fingerprint(const weights::ParameterTable& table, Optimizer optimizer);
 
 /// Copies of trained_tensors on the host, made once and used again and again: page-locked beside a GPU, or with a
 /// warning ordinary memory where the system gives none.
@@ -48,7 +48,7 @@ void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot,
 /// type.
 void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState& state, bool with_values);
 /// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the flat values, exactly.
-void restore_adapter(const std::filesystem::path& folder, const model::ParameterTable& table,
+void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
                      const at::Tensor& params_P);
 
 /// Writes in the background. One write at a time: a second one waits for the first.

@@ -16,9 +16,9 @@ namespace unsloth::train {
 /// What does not change over a run.
 struct RunFiles {
     std::filesystem::path output_dir;
-    const model::ParameterTable* table = nullptr;  ///< not owned
-    std::optional<spec::LoraSpec> lora;            ///< nothing: full training, the whole model is saved
-    std::string base;                              ///< model.path as the user gave it
+    const weights::ParameterTable* table = nullptr;  ///< not owned
+    std::optional<LoraSpec> lora;                    ///< nothing: full training, the whole model is saved
+    std::string base;                                ///< model.path as the user gave it
     spec::ModelSpec spec;
     std::filesystem::path model_folder;  ///< of full training's config.json
     std::vector<std::filesystem::path> tokenizer_files;

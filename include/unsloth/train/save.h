@@ -12,12 +12,12 @@ namespace unsloth::train {
 
 /// adapter_model.safetensors (fp32) and adapter_config.json. `params_P`: the flat fp32 values, on any device. `base` is
 /// the base's path as the user gave it.
-void save_adapter(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
+void save_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
                   const spec::LoraSpec& lora, const std::string& base);
 
 /// config.json and model.safetensors (shards of at most `shard_bytes` and an index when larger) in the checkpoint's own
 /// dtype.
-void save_model(const std::filesystem::path& folder, const model::ParameterTable& table, const at::Tensor& params_P,
+void save_model(const std::filesystem::path& folder, const weights::ParameterTable& table, const at::Tensor& params_P,
                 const spec::ModelSpec& spec, const std::filesystem::path& source_folder,
                 int64_t shard_bytes = static_cast<int64_t>(formats::default_shard_bytes));
 

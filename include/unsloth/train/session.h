@@ -76,7 +76,7 @@ int64_t bucket_bytes(const config::Config& config, const comm::Group* group);
 /// How the ranks on this machine load the model together: each GPU's rank reads a part, the rest comes from the others.
 /// Alone without a group, on the CPU, where the file's map serves all processes, and where the ranks' plans differ
 /// (GPUs that are not alike). Called by all ranks.
-model::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan);
+weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan);
 
 /// A model for forward passes alone (score, generate): planned, checked against memory, loaded.
 struct LoadedModel {

@@ -6,9 +6,17 @@
 #include <vector>
 
 #include "unsloth/core/progress.h"
-#include "unsloth/model/loader.h"
+#include "unsloth/weights/stored_weight.h"
 
-namespace unsloth::model {
+namespace unsloth::weights {
+
+/// Processes that load the same model onto devices of their own at the same time: each reads a part and gets the rest
+/// from the others.
+struct LoadShare {
+    int place = 0, size = 1;
+    /// Contiguous values on the device: they become those of the process at `owner`. Called by all in the same order.
+    std::function<void(const at::Tensor& values, int owner)> broadcast;
+};
 
 class SharedLoading {
   public:
@@ -26,7 +34,9 @@ class SharedLoading {
     void expect(const at::Tensor& values, int reader) {
         if (!alone() && values.defined()) expected_.emplace_back(values, reader);
     }
-    void expect(const StoredWeight& weight, int reader);
+    void expect(const StoredWeight& weight, int reader) {
+        for (const at::Tensor& values : tensors_of(weight)) expect(values, reader);
+    }
 
     /// Has this process' rows of a matrix read: read(begin, end). After finish() all rows are there.
     void read_rows(const at::Tensor& matrix, const std::function<void(int64_t begin, int64_t end)>& read);
@@ -40,8 +50,4 @@ class SharedLoading {
     std::vector<std::pair<at::Tensor, int>> expected_;
 };
 
-/// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
-/// everyone.
-void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, SharedLoading& shared);
-
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

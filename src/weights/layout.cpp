@@ -1,8 +1,8 @@
-#include "unsloth/model/layout.h"
+#include "unsloth/weights/layout.h"
 
 #include <algorithm>
 
-namespace unsloth::model {
+namespace unsloth::weights {
 namespace {
 
 constexpr int64_t rank_padding = 8;  // 16 bytes of bf16: rows of the wide buffers stay aligned for vector access
@@ -58,4 +58,4 @@ int64_t LayerLayout::widest_rank() const {
     return widest;
 }
 
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

@@ -17,7 +17,7 @@
 #include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth::model {
+namespace unsloth::weights {
 
 enum class Group : uint8_t { qkv, o, gate_up, down };
 inline constexpr int group_count = 4;
@@ -64,4 +64,4 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
 
 Group group_of(spec::Projection p);
 
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

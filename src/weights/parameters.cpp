@@ -1,11 +1,11 @@
-#include "unsloth/model/parameters.h"
+#include "unsloth/weights/parameters.h"
 
 #include <algorithm>
 
 #include "unsloth/core/error.h"
 #include "unsloth/formats/peft.h"
 
-namespace unsloth::model {
+namespace unsloth::weights {
 namespace {
 
 constexpr int64_t small_tensor = 4096;  // bitsandbytes keeps smaller ones in 32-bit moments
@@ -197,4 +197,4 @@ at::Tensor Parameters::view(const at::Tensor& flat, const Parameter& p) {
     return flat.narrow(0, p.offset, p.elements()).view(p.shape);
 }
 
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

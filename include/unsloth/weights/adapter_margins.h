@@ -1,12 +1,12 @@
 // Keeps the adapters in the margins of the layers' weights: A into the last R rows of a group's buffer, s·B into the
-// last R columns (model/layout.h); what no module of a layer uses becomes 0.
+// last R columns (weights/layout.h); what no module of a layer uses becomes 0.
 #pragma once
 
-#include "unsloth/model/layout.h"
-#include "unsloth/model/parameters.h"
 #include "unsloth/ops/fill_table.h"
+#include "unsloth/weights/layout.h"
+#include "unsloth/weights/parameters.h"
 
-namespace unsloth::model {
+namespace unsloth::weights {
 
 /// Where a layer's margins of one group are.
 struct GroupMargins {
@@ -41,11 +41,11 @@ class AdapterMargins {
     /// Submits the table that one launch works from. `transposed`: the margins have an a_KR.
     static void plan(const LayerLayout& layout, const std::vector<spec::LayerLora>& lora, at::Device device,
                      bool transposed, memory::Plan& plan);
-    /// `margins`: one a layer (all the same for a source that expands one layer at a time).
+    /// `margins`: one a layer (the same ones for layers that are expanded in turn).
     AdapterMargins(ops::Context& ctx, const Adapters& adapters, const LayerLayout& layout,
                    const std::vector<LayerMargins>& margins, const memory::Arena& arena);
-    void fill(ops::Context& ctx, int layer) const { table_.run(ctx, layer, 1); }
-    void fill_all(ops::Context& ctx) const { table_.run(ctx, 0, table_.runs()); }
+    /// The margins of layers [first, first + count), with one launch; no two of them may be the same memory.
+    void fill(ops::Context& ctx, int first, int count = 1) const { table_.run(ctx, first, count); }
     uint64_t version() const { return adapters_->version(); }
 
   private:
@@ -53,4 +53,4 @@ class AdapterMargins {
     ops::FillTable table_;
 };
 
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

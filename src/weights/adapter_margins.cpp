@@ -1,6 +1,6 @@
-#include "unsloth/model/adapter_margins.h"
+#include "unsloth/weights/adapter_margins.h"
 
-namespace unsloth::model {
+namespace unsloth::weights {
 namespace {
 
 /// A block of a margin without its tensors.
@@ -100,4 +100,4 @@ AdapterMargins::AdapterMargins(ops::Context& ctx, const Adapters& adapters, cons
                                const std::vector<LayerMargins>& margins, const memory::Arena& arena)
     : adapters_(&adapters), table_(make_table(ctx, adapters, layout, margins, arena)) {}
 
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

@@ -13,7 +13,7 @@
 #include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/tensor_table.h"
 
-namespace unsloth::model {
+namespace unsloth::weights {
 
 /// One trainable tensor.
 struct Parameter {
@@ -77,4 +77,4 @@ class Parameters {
     ops::AdamwState state_;
 };
 
-}  // namespace unsloth::model
+}  // namespace unsloth::weights

@@ -1,0 +1,96 @@
+// In which form the base's weights lie and where, what that takes, and how they come there from the checkpoint.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unsloth/formats/load_plan.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/weights/pager.h"
+#include "unsloth/weights/shared_loading.h"
+
+namespace unsloth::weights {
+
+/// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
+struct OuterWeights {
+    at::Tensor embed_VD;      ///< any floating dtype
+    at::Tensor lm_head_VD;    ///< compute dtype; may be embed_VD itself (tied)
+    at::Tensor final_norm_D;  ///< fp32
+};
+
+struct BaseRequest {
+    at::Device device = at::kCPU;
+    at::ScalarType dtype = at::kFloat;  ///< compute type
+    bool load_in_4bit = false;          ///< quantise 16/32-bit linears to NF4 (double quantisation) on the way in
+    bool fp8 = false;                   ///< linears are held, and multiplied, in 8-bit floats
+    bool masters = false;               ///< all of it is trained: compute copies of fp32 masters
+    bool trains = false;                ///< gradients pass through the products
+    bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
+    bool embedding_on_host = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
+    bool unties_head = false;           ///< tied embeddings become two matrices, trained apart from each other
+    ops::Nf4GemmChooser nf4_chooser;    ///< products that read 4-bit tiles on this device; empty: none
+    int64_t fewest_tokens = 0;          ///< a product has at least so many
+};
+
+class BasePlan {
+  public:
+    /// usage Error where fp8 is asked for and cannot be.
+    BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
+             BaseRequest request);
+
+    /// Submits what lies on the device for the whole run, the adapters' margins with it.
+    void submit(memory::Plan& resident) const;
+    /// Submits what lies in page-locked host memory.
+    void submit_host(memory::Plan& host) const;
+    /// Whether products read 8-bit codes of their inputs (Operand::codes).
+    bool reads_codes() const { return request_.fp8; }
+    /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
+    std::string description() const;
+
+    /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
+    /// everyone. `masters`: of a base that is trained, else nullptr.
+    std::unique_ptr<Pager> load_layers(ops::Context& ctx, const memory::Arena& resident, const Adapters* adapters,
+                                       const Parameters* masters, SharedLoading& shared) const;
+    /// Loads the rest, matrices by rows; what lies in host memory is read by everyone. To be called after load_layers.
+    OuterWeights load_outer(const memory::Arena& resident, const memory::Arena* host, const Parameters* masters,
+                            SharedLoading& shared) const;
+
+  private:
+    enum class Held { file_map, packed, quantised_here, tiles, matrix };
+    Held held(const formats::TensorSource& source) const;
+    bool quantises(const formats::TensorSource& source) const;
+    bool lies_ready(int64_t layer) const { return ready_.at(static_cast<std::size_t>(layer)); }
+    bool becomes_ready(int64_t layer) const;
+    bool tiles_serve() const;
+    bool lies_in_tiles(const formats::TensorSource& source) const;
+    at::ScalarType matrix_type(const formats::TensorSource& source) const;
+    bool has_bias(Group g) const;
+    void require_fp8() const;
+    void submit_ready(int64_t layer, memory::Plan& resident) const;
+    void submit_stored(const formats::TensorSource& source, memory::Plan& resident) const;
+
+    /// Puts a part of a stored weight into its planned buffer and returns that.
+    using PlacePart = std::function<at::Tensor(const char* what, at::ScalarType type, const at::Tensor& values)>;
+    StoredWeight load_rows(const formats::TensorSource& source, const PlacePart& place) const;
+    StoredWeight load_stored(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
+                             bool reads) const;
+    StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
+    Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
+    Operand load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
+    at::Tensor load_vector(const memory::Arena& arena, const formats::TensorSource* source) const;
+    at::Tensor load_bias(const memory::Arena& arena, int layer, Group g) const;
+    at::Tensor norm(const memory::Arena& arena, spec::TensorRole role, int layer, const Parameters* masters) const;
+
+    std::shared_ptr<const formats::WeightFile> file_;
+    LayerLayout layout_;
+    std::vector<spec::LayerLora> lora_;
+    BaseRequest request_;
+    std::vector<bool> ready_;  ///< layers that lie as their products read them
+    bool tiles_serve_ = false;
+};
+
+/// The form of `type` in LibTorch.
+at::ScalarType scalar_type(spec::DType type);
+
+}  // namespace unsloth::weights

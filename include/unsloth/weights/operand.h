@@ -1,0 +1,74 @@
+// What a group's products multiply by. The base may have any form: nothing outside of this room asks which.
+//
+// Legend: T tokens, N outputs, K inputs, R the group's total rank (weights/layout.h).
+#pragma once
+
+#include <array>
+#include <variant>
+
+#include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/nf4_gemm.h"
+#include "unsloth/weights/adapter_margins.h"
+#include "unsloth/weights/layout.h"
+
+namespace unsloth::weights {
+
+/// The base in the compute type, in one buffer [N+R, leading] with the adapters' margins.
+struct DenseBase {
+    at::Tensor buffer;
+    at::Tensor w_NK;          ///< the base alone
+    at::Tensor forward_NKR;   ///< [W | sB]
+    at::Tensor backward_NRK;  ///< [W ; A]
+};
+
+/// 4-bit tiles that the products read themselves, and the kernels that do.
+struct TiledBase {
+    at::ArrayRef<ops::Nf4Tiles> tiles;  ///< in the order of the group's slices
+    ops::Nf4GemmChoice forward, backward;
+};
+
+/// e4m3 codes: W quantised by its rows for the forward product, its transpose by its own rows for dx.
+struct CodedBase {
+    ops::Fp8Matrix forward_NK, backward_KN;
+    at::Tensor a_KR;  ///< A transposed
+};
+
+struct Operand {
+    std::variant<DenseBase, TiledBase, CodedBase> base;
+    at::Tensor a_RK;    ///< compute dtype
+    at::Tensor b_NR;    ///< s·B, block diagonal over the group's projections
+    at::Tensor bias_N;  ///< compute dtype; undefined: none
+    GroupMargins margins() const;
+
+    /// Where whoever makes an input of these products puts its codes, [rows, columns] of `scratch`: operators that take
+    /// codes make them together with the rows. Empty where the products read the rows themselves.
+    ops::Fp8Matrix codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const;
+};
+
+/// The base and its margins in this buffer [N+R, leading], which is zeroed: margins that no module uses stay 0 for
+/// good.
+Operand dense_operand(const GroupLayout& layout, at::Tensor buffer);
+
+/// One product of a group.
+struct Product {
+    at::Tensor input;            ///< forward: [T, K+R] = [x | x·Aᵀ]; backward: [T, N+R] = [dy | dy·sB]
+    ops::Fp8Matrix codes;        ///< of its first K (N) columns, where the operand asks for them
+    bool adapters = false;       ///< the last R columns take part
+    at::Tensor out;              ///< [T, N]; backward [T, K]
+    at::Tensor residual = {};    ///< added to it; undefined: none. Forward alone
+    const char* label = "gemm";  ///< its name in a profile
+};
+/// out = input · [W | sB]ᵀ + bias (+ residual)
+void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product);
+/// out = input · [W ; A]
+void multiply_backward(ops::Context& ctx, const Operand& operand, const Product& product);
+
+/// A layer's weights as its passes read them.
+struct LayerWeights {
+    std::array<Operand, group_count> groups;
+    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;  ///< fp32; the last two undefined without qk_norm
+    const Operand& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
+    Operand& operator[](Group g) { return groups[static_cast<std::size_t>(g)]; }
+};
+
+}  // namespace unsloth::weights

@@ -1,0 +1,75 @@
+// Makes a layer's weights ready for its products, wherever and in whatever form they lie; nobody else knows either.
+//
+// A group's base lies as the products read it, or is expanded into a slot that all layers take in turn. Adapters are
+// kept in the margins of either.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "unsloth/weights/operand.h"
+#include "unsloth/weights/parameters.h"
+#include "unsloth/weights/stored_weight.h"
+
+namespace unsloth::weights {
+
+/// A group that is ready as it lies, or its projections in the order of its slices, to be expanded.
+using StoredGroup = std::variant<Operand, std::vector<StoredWeight>>;
+
+struct StoredLayer {
+    std::array<StoredGroup, group_count> groups;
+    std::array<at::Tensor, group_count> biases;  ///< compute dtype, joined over a group; undefined: none
+    at::Tensor input_norm_D, post_norm_D, q_norm_d, k_norm_d;
+};
+
+/// Which products read tiles; `trains`: the gradients' products must read them too.
+struct TilePolicy {
+    ops::Nf4GemmChooser chooser;
+    bool trains = false;
+};
+
+class Pager {
+  public:
+    /// Submits the slot, for models with a layer that does not lie ready.
+    static void plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
+    /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base.
+    Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+          const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles);
+
+    /// Before a forward pass: brings what changed since the last one (adapters, trained masters) to where it is read.
+    void refresh(ops::Context& ctx);
+    /// The layer's weights for products of so many tokens, complete for work issued on the context's stream after this
+    /// call, until the next layer's are asked for.
+    const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens);
+
+    /// The layer that the slot holds, -1: none, or there is no slot. Work that was recorded leaves the same layer
+    /// behind each time it is issued: `assume_held` says so, and before recording that there is none.
+    int held() const;
+    void assume_held(int layer);
+
+  private:
+    /// A layer of which some group takes the slot.
+    struct Paged {
+        std::array<std::vector<StoredWeight>, group_count> groups;  ///< empty: ready as it lies
+        std::array<std::vector<ops::Nf4Tiles>, group_count> tiles;  ///< of groups that lie in tiles alone
+    };
+    void take_slot(Paged& paged, Group g, Operand& operand);
+    void choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const;
+    void expand_into_slot(ops::Context& ctx, int layer);
+    void copy_masters(ops::Context& ctx, int layer);
+
+    LayerLayout layout_;
+    std::vector<LayerWeights> weights_;
+    std::vector<std::optional<Paged>> paged_;  ///< one a layer; nullopt: all of it lies ready
+    std::array<std::optional<Operand>, group_count> slot_;
+    std::array<int, group_count> expanded_;  ///< layer whose base the slot holds, by group
+    int held_ = -1;                          ///< layer whose margins the slot holds
+    uint64_t held_version_ = 0;              ///< of the adapters there
+    uint64_t ready_version_ = 0;             ///< of masters and adapters in what lies ready
+    std::optional<AdapterMargins> margins_;
+    const Parameters* masters_;
+    TilePolicy policy_;
+};
+
+}  // namespace unsloth::weights

@@ -1,0 +1,26 @@
+// A projection as it lies in memory.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <variant>
+
+#include "unsloth/ops/nf4_gemm.h"
+#include "unsloth/ops/quant.h"
+
+namespace unsloth::weights {
+
+/// 4-bit in rows or in tiles, or a 16/32-bit matrix [N, K].
+using StoredWeight = std::variant<ops::Quant4Tensor, ops::Nf4Tiles, at::Tensor>;
+
+/// outs[i] = weights[i]'s values in out's type: 4-bit ones (on the context's device) are expanded, those in rows with
+/// one launch; matrices (on any device) are copied.
+void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std::span<const at::Tensor> outs_NK);
+void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK);
+
+/// The memory that the weight is; undefined tensors are not among it.
+std::vector<at::Tensor> tensors_of(const StoredWeight& weight);
+/// Where a 4-bit weight keeps the one number that lies on the host; nullptr: it has none.
+float* nested_offset(StoredWeight& weight);
+
+}  // namespace unsloth::weights

@@ -1,0 +1,104 @@
+// ModelPlan::load: from the plan to a model in memory.
+#include <algorithm>
+#include <cmath>
+
+#include "unsloth/core/philox.h"
+#include "unsloth/model/loader.h"
+#include "unsloth/spec/convert.h"
+
+namespace unsloth::model {
+namespace {
+
+/// Uniform in [-bound, bound] from the counter (seed, tensor's index, element): the same on any machine.
+void fill_uniform(float* out, int64_t count, float bound, uint64_t seed, uint32_t tensor) {
+    for (int64_t i = 0; i < count; i += 4) {
+        const PhiloxWords words =
+            philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32), static_cast<uint32_t>(i / 4),
+                       static_cast<uint32_t>((i / 4) >> 32), tensor, 0x10A);
+        for (int64_t j = i; j < std::min(count, i + 4); ++j)
+            out[j] = (2.0F * unit_float(words.w[j - i]) - 1.0F) * bound;
+    }
+}
+
+}  // namespace
+
+void ModelPlan::initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const {
+    uint32_t index = 0;
+    for (const weights::Parameter& p : parameters.table().parameters()) {
+        const uint32_t number = index++;
+        if (!adapter_ && p.kind == weights::Parameter::Kind::base) {
+            initialise_base(p, parameters.value(p), shared);
+            if (!request_.lora) shared.done();
+            continue;
+        }
+        const at::Tensor values = at::zeros(p.shape, at::kFloat);
+        float* const out = values.data_ptr<float>();
+        if (adapter_) {
+            spec::convert_to_f32(adapter_->file.at(p.name).dtype, adapter_->file.at(p.name).data.data(), p.elements(),
+                                 out);
+        } else if (p.kind == weights::Parameter::Kind::lora_a) {
+            fill_uniform(out, p.elements(), 1.0F / std::sqrt(static_cast<float>(p.shape[1])), request_.seed, number);
+        }
+        parameters.value(p).copy_(values);
+    }
+}
+
+/// The fp32 master of one of the model's own tensors.
+void ModelPlan::initialise_base(const weights::Parameter& p, const at::Tensor& value,
+                                weights::SharedLoading& shared) const {
+    const formats::TensorSource* source =
+        p.role == spec::TensorRole::lm_head && request_.lora ? &file_->tensors.head() : nullptr;
+    if (source == nullptr && request_.lora) source = &file_->tensors.of(p.role);
+    if (source == nullptr) source = file_->tensors.find(p.name);
+    const auto read = [&](int64_t begin, int64_t end) {
+        const at::Tensor rows = at::empty({end - begin, source->cols()}, at::kFloat);
+        source->read_f32(begin, end, rows.data_ptr<float>());
+        value.view({source->rows(), source->cols()}).narrow(0, begin, end - begin).copy_(rows);
+    };
+    if (p.layer < 0 && value.dim() == 2) {
+        shared.read_rows(value, read);
+    } else {
+        if (p.layer < 0 || shared.reads(p.layer)) read(0, source->rows());
+        if (p.layer >= 0) shared.expect(value, shared.reader_of(p.layer));
+    }
+    source->drop();
+}
+
+ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) const {
+    const bool masters = trains_all();
+    const int64_t outer = 2;
+    weights::SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
+                                                          : spec().num_layers * spec::projection_count));
+    ModelParts parts;
+    parts.records = request_.records;
+    parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
+    const memory::Arena& arena = *parts.resident_memory;
+    Network& network = parts.network;
+    network.file = file_;
+    network.spec = spec();
+    network.layout = layout_;
+    network.dtype = request_.dtype;
+    network.lora = lora_layers_;
+    network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
+    network.full_finetuning = masters;
+    if (table_) {
+        network.parameters = std::make_unique<weights::Parameters>(*table_, request_.optim, request_.trains, arena);
+        initialise(*network.parameters, shared);
+    }
+    if (!lora_layers_.empty())
+        network.adapters = std::make_unique<weights::Adapters>(*network.parameters, lora_layers_);
+    const weights::Parameters* const trained = masters ? network.parameters.get() : nullptr;
+    network.pager = base_->load_layers(ctx, arena, network.adapters.get(), trained, shared);
+    if (!host_.entries().empty())
+        parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
+    if (request_.saves && table_)
+        parts.copies = weights::Parameters::copies(*table_, request_.optim, *parts.host_memory);
+    network.outer = base_->load_outer(arena, parts.host_memory.get(), trained, shared);
+    parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
+    for (int64_t micro = 0; micro < request_.sizes.in_flight; ++micro)
+        parts.activations.push_back(std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.dtype,
+                                                                  *parts.step_memory, parts.host_memory.get(), micro));
+    return parts;
+}
+
+}  // namespace unsloth::model

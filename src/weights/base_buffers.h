@@ -1,0 +1,44 @@
+// Names and shapes of the base's buffers: what is planned and what is loaded walk the same lists.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "unsloth/core/error.h"
+#include "unsloth/weights/layout.h"
+
+namespace unsloth::weights {
+
+struct BaseBuffer {
+    std::string name;
+    int64_t rows = 0, columns = 0;
+    at::ScalarType type = at::kByte;
+    int64_t bytes() const { return rows * columns * static_cast<int64_t>(c10::elementSize(type)); }
+};
+
+/// A group in the compute type, with its margins.
+inline BaseBuffer dense_buffer(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
+    return {cat("layer ", layer, " ", name_of(g)), group.n + group.r, group.leading(), dtype};
+}
+
+/// A group in 8 bits, both directions, and its margins.
+inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t layer, Group g, at::ScalarType dtype) {
+    const auto name = [&](const char* what) { return cat("layer ", layer, " ", name_of(g), " ", what); };
+    return {{name("W codes"), group.n, group.k, at::kFloat8_e4m3fn},
+            {name("W scales"), group.n, 1, at::kFloat},
+            {name("W^T codes"), group.k, group.n, at::kFloat8_e4m3fn},
+            {name("W^T scales"), group.k, 1, at::kFloat},
+            {name("A"), group.r, group.k, dtype},
+            {name("A^T"), group.k, group.r, dtype},
+            {name("sB"), group.n, group.r, dtype}};
+}
+
+inline std::string part_name(const std::string& tensor, const char* part) {
+    return tensor + " " + part;
+}
+inline std::string bias_name(int64_t layer, Group g) {
+    return cat("bias ", layer, " ", name_of(g));
+}
+inline constexpr const char* untied_head_name = "lm_head copy";
+
+}  // namespace unsloth::weights

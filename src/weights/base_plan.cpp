@@ -1,0 +1,218 @@
+#include "unsloth/weights/base_plan.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/fp8.h"
+#include "weights/base_buffers.h"
+
+namespace unsloth::weights {
+
+at::ScalarType scalar_type(spec::DType type) {
+    switch (type) {
+        case spec::DType::f32:
+            return at::kFloat;
+        case spec::DType::bf16:
+            return at::kBFloat16;
+        case spec::DType::f16:
+            return at::kHalf;
+        case spec::DType::f64:
+            return at::kDouble;
+        case spec::DType::i64:
+            return at::kLong;
+        case spec::DType::i32:
+            return at::kInt;
+        case spec::DType::i16:
+            return at::kShort;
+        case spec::DType::i8:
+            return at::kChar;
+        case spec::DType::u8:
+            return at::kByte;
+        case spec::DType::boolean:
+            return at::kBool;
+        case spec::DType::f8_e4m3:
+            return at::kFloat8_e4m3fn;
+        case spec::DType::f8_e5m2:
+            return at::kFloat8_e5m2;
+    }
+    throw CheckError("no such dtype");
+}
+
+BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout,
+                   std::vector<spec::LayerLora> lora, BaseRequest request)
+    : file_(std::move(file)), layout_(std::move(layout)), lora_(std::move(lora)), request_(std::move(request)) {
+    if (request_.fp8) require_fp8();
+    for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer) ready_.push_back(becomes_ready(layer));
+    tiles_serve_ = tiles_serve();
+}
+
+void BasePlan::require_fp8() const {
+    const auto refuse = [](const std::string& what, const char* advice) {
+        throw usage_error("model.compute_dtype fp8 " + what, advice);
+    };
+    if (request_.masters)
+        refuse("is for a frozen base", "Train adapters (lora.finetuning_type lora), or leave compute_dtype out.");
+    if (!ops::fp8_available(request_.device))
+        refuse(cat("needs compute capability 9.0 (H100, H200), as products with a scale for each row exist there "
+                   "alone; ",
+                   request_.device.str(), " has another"),
+               "Leave compute_dtype out.");
+    if (request_.device.is_cuda() && request_.dtype != at::kBFloat16)
+        refuse("goes with dtype bfloat16 on a GPU", "Set model.dtype to bfloat16.");
+    for (const Group g : all_groups)
+        if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
+            refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
+                   "Leave compute_dtype out.");
+    const int64_t longest = ops::fp8_longest_row(request_.device);
+    for (const Group g : all_groups)
+        if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
+            refuse(cat("takes rows of up to ", longest, " values; ", name_of(g), " has ", row),
+                   "Leave compute_dtype out.");
+}
+
+/// Weights of 8 bit stay what they are: to quantise them a second time would lose twice.
+bool BasePlan::quantises(const formats::TensorSource& source) const {
+    return request_.load_in_4bit && !source.quantised() && !source.int8;
+}
+
+at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const {
+    return source.int8 ? request_.dtype : scalar_type(source.tensor->dtype);
+}
+
+/// Codes and masters' copies always are; on a GPU 16-bit layers, and 4-bit ones that are expanded while loading.
+bool BasePlan::becomes_ready(int64_t layer) const {
+    if (request_.fp8 || request_.masters) return true;
+    if (!request_.device.is_cuda()) return false;
+    if (request_.weight_cache) return true;
+    for (int p = 0; p < spec::projection_count; ++p) {
+        const formats::TensorSource& linear =
+            file_->tensors.linear(static_cast<int>(layer), static_cast<spec::Projection>(p));
+        if (linear.quantised() || quantises(linear)) return false;
+    }
+    return true;
+}
+
+/// Whether products of the fewest tokens that the run has (generation: one) read tiles in every group: expanding tiles
+/// is slower than expanding rows, so that a layer must not need both.
+bool BasePlan::tiles_serve() const {
+    if (!request_.nf4_chooser) return false;
+    const auto serves = [&](const GroupLayout& group, bool transposed) {
+        return request_.nf4_chooser(request_.fewest_tokens, group.n, group.k, transposed).kernel !=
+               ops::Nf4GemmChoice::Kernel::dequantize;
+    };
+    return std::all_of(std::begin(all_groups), std::end(all_groups), [&](Group g) {
+        return serves(layout_[g], false) && (!request_.trains || serves(layout_[g], true));
+    });
+}
+
+bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
+    if (!tiles_serve_) return false;
+    if (source.quantised()) return spec::nf4_tiles_supported(source.quant4->view);
+    return quantises(source) && source.rows() % spec::nf4_tile == 0 && source.cols() % spec::nf4_tile == 0;
+}
+
+/// Of a layer that does not lie ready.
+BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
+    if (lies_in_tiles(source)) return Held::tiles;
+    if (source.quantised()) return request_.device.is_cpu() ? Held::file_map : Held::packed;
+    if (quantises(source)) return Held::quantised_here;
+    if (source.int8) return Held::matrix;
+    return request_.device.is_cpu() ? Held::file_map : Held::matrix;
+}
+
+bool BasePlan::has_bias(Group g) const {
+    return std::any_of(layout_[g].slices.begin(), layout_[g].slices.end(),
+                       [&](const Slice& s) { return file_->spec.has_bias(s.projection); });
+}
+
+void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
+    const auto add = [&](const BaseBuffer& buffer) { resident.add("layer weights", buffer.name, buffer.bytes()); };
+    for (const Group g : all_groups) {
+        if (request_.fp8) {
+            for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype)) add(buffer);
+        } else {
+            add(dense_buffer(layout_[g], layer, g, request_.dtype));
+        }
+    }
+}
+
+void BasePlan::submit_stored(const formats::TensorSource& source, memory::Plan& resident) const {
+    const Held how = held(source);
+    if (how == Held::file_map) return;
+    const int64_t elements = source.rows() * source.cols(),
+                  blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
+    const auto add = [&](const char* what, int64_t bytes) {
+        resident.add("base weights", part_name(source.rule.hf_name, what), bytes);
+    };
+    if (how == Held::matrix) {
+        add("matrix", elements * static_cast<int64_t>(c10::elementSize(matrix_type(source))));
+        return;
+    }
+    const bool nested = how != Held::packed || source.quant4->view.nested();
+    if (how == Held::tiles) {
+        add("tiles", spec::nf4_tiles_bytes(source.rows(), source.cols()));
+    } else {
+        add("packed", (elements + 1) / 2);
+        add("absmax", nested ? blocks : blocks * 4);
+    }
+    if (nested) add("nested absmax", (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block * 4);
+    add("tables", (16 + 256) * 4);
+}
+
+void BasePlan::submit(memory::Plan& resident) const {
+    const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
+    for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer)
+        if (lies_ready(layer)) submit_ready(layer, resident);
+    for (const formats::TensorSource& source : file_->tensors.all()) {
+        const spec::TensorRule& rule = source.rule;
+        const int64_t elements = source.rows() * source.cols();
+        switch (rule.role) {
+            case spec::TensorRole::linear:
+                if (!lies_ready(rule.layer)) submit_stored(source, resident);
+                break;
+            case spec::TensorRole::bias:
+                break;  // joined by group below
+            case spec::TensorRole::embed_tokens:
+            case spec::TensorRole::lm_head:
+                // fp32 masters are read in place; everything else needs a copy in the compute type on the device.
+                if (request_.masters && request_.dtype == at::kFloat) break;
+                if (rule.role == spec::TensorRole::embed_tokens && request_.embedding_on_host) break;
+                resident.add("embeddings", rule.hf_name, elements * item);
+                break;
+            default:
+                if (!request_.masters) resident.add("norms", rule.hf_name, elements * 4);
+        }
+    }
+    for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer)
+        for (const Group g : all_groups)
+            if (has_bias(g)) resident.add("biases", bias_name(layer, g), layout_[g].n * item);
+    if (request_.unties_head)
+        resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
+    if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, request_.fp8, resident);
+    if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
+        Pager::plan_slot(layout_, request_.dtype, resident);
+}
+
+void BasePlan::submit_host(memory::Plan& host) const {
+    if (!request_.embedding_on_host) return;
+    const formats::TensorSource& embed = file_->tensors.of(spec::TensorRole::embed_tokens);
+    host.add("embeddings", embed.rule.hf_name,
+             embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
+}
+
+std::string BasePlan::description() const {
+    const int64_t quantised = file_->tensors.quantised_linears();
+    const std::string expanded = request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)"
+                                 : request_.device.is_cuda() && request_.weight_cache
+                                     ? cat(", expanded to ", c10::toString(request_.dtype), " while loading")
+                                     : "";
+    if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
+    if (const int64_t int8 = file_->tensors.int8_linears(); int8 > 0)
+        return cat(int8, " linears in 8 bit, dequantised to ",
+                   request_.fp8 ? "fp8 (e4m3, a scale for each row)" : c10::toString(request_.dtype), " while loading");
+    if (request_.masters) return cat("fp32 masters, compute ", c10::toString(request_.dtype));
+    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded)
+                                 : cat("kept in 16/32 bit", expanded);
+}
+
+}  // namespace unsloth::weights

@@ -1,0 +1,286 @@
+// BasePlan's loading: from the mapped files to where the plan wants the values.
+#include <algorithm>
+#include <cstring>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/parallel.h"
+#include "unsloth/ops/fp8.h"
+#include "unsloth/weights/base_plan.h"
+#include "weights/base_buffers.h"
+
+namespace unsloth::weights {
+namespace {
+
+/// The bytes of a mapped tensor as an ATen tensor on the CPU; a copy where they are not aligned for their type.
+at::Tensor mapped_tensor(const formats::TensorView& view) {
+    const at::ScalarType type = scalar_type(view.dtype);
+    void* const data = const_cast<std::byte*>(view.data.data());
+    if (view.is_aligned(c10::elementSize(type))) return at::from_blob(data, view.shape, type);
+    const at::Tensor copy = at::empty(view.shape, type);
+    std::memcpy(copy.data_ptr(), data, view.data.size());
+    return copy;
+}
+
+/// A weight's values as a matrix on the CPU: mapped as it lies, or an INT8 weight's dequantised in `dtype`.
+at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) {
+    if (!source.int8) return mapped_tensor(*source.tensor);
+    const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
+    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
+        source.read_f32(begin, end, values.data_ptr<float>() + begin * source.cols());
+    });
+    return values.to(dtype);
+}
+
+template <class T>
+at::Tensor host_array(const T* data, int64_t count, at::ScalarType type) {
+    return at::from_blob(const_cast<T*>(data), {count}, type);
+}
+
+at::Tensor tensor_at(const memory::Arena& arena, const BaseBuffer& buffer) {
+    return arena.tensor(arena.plan().find(buffer.name), {buffer.rows, buffer.columns}, buffer.type);
+}
+
+/// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
+/// everyone.
+void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, SharedLoading& shared) {
+    if (shared.alone()) return;
+    const at::Tensor offsets = at::zeros({static_cast<int64_t>(layers.size()), spec::projection_count}, at::kFloat);
+    const auto each = [&](const auto& visit) {
+        for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+            float* sent = offsets.data_ptr<float>() + layer * spec::projection_count;
+            for (StoredGroup& group : layers[layer].groups)
+                if (auto* stored = std::get_if<std::vector<StoredWeight>>(&group))
+                    for (StoredWeight& weight : *stored)
+                        if (float* own = nested_offset(weight)) visit(*own, *sent++);
+        }
+    };
+    each([](float own, float& sent) { sent = own; });
+    const at::Tensor there = offsets.to(device);
+    for (int64_t layer = 0; layer < there.size(0); ++layer) shared.expect(there[layer], shared.reader_of(layer));
+    shared.finish();
+    offsets.copy_(there);
+    each([](float& own, float sent) { own = sent; });
+}
+
+}  // namespace
+
+/// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else
+/// as it lies.
+StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const {
+    if (linear.quantised()) return ops::upload(ctx, linear.quant4->view);
+    const at::Tensor matrix = matrix_of(linear, matrix_type(linear));
+    if (quantises(linear)) return ops::quantize_nf4(ctx, matrix.to(ctx.device()));
+    return matrix;
+}
+
+/// Where a projection lies; with `reads` its values, too.
+StoredWeight BasePlan::load_stored(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
+                                   bool reads) const {
+    const Held how = held(source);
+    if (how == Held::file_map && !source.quantised()) return mapped_tensor(*source.tensor);
+    const auto place = [&](const char* what, at::ScalarType type, const at::Tensor& values) {
+        const memory::BufferId id = arena.plan().find(part_name(source.rule.hf_name, what));
+        const at::Tensor to =
+            arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
+        if (reads) to.copy_(values.view({-1}));
+        return to;
+    };
+    if (how == Held::file_map) return load_rows(source, nullptr);
+    StoredWeight stored;
+    if (how == Held::packed) {
+        stored = load_rows(source, place);
+    } else if (how == Held::matrix) {
+        const at::ScalarType type = matrix_type(source);
+        stored = place("matrix", type, reads ? matrix_of(source, type) : at::Tensor()).view(source.rule.shape);
+    } else if (how == Held::tiles) {
+        ops::Nf4Tiles made;
+        if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
+        stored = ops::Nf4Tiles{place("tiles", at::kByte, made.tiles),
+                               place("nested absmax", at::kFloat, made.nested_absmax),
+                               place("tables", at::kFloat, made.tables),
+                               made.nested_offset,
+                               source.rows(),
+                               source.cols()};
+    } else {
+        ops::Quant4Tensor made;
+        if (reads) made = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
+        stored = ops::Quant4Tensor{place("packed", at::kByte, made.packed),
+                                   place("absmax", at::kByte, made.absmax),
+                                   place("nested absmax", at::kFloat, made.nested_absmax),
+                                   place("tables", at::kFloat, made.tables),
+                                   made.nested_offset,
+                                   source.rows(),
+                                   source.cols()};
+    }
+    if (reads) source.drop();
+    return stored;
+}
+
+/// A 4-bit weight of the checkpoint: in the file's map, or where `place` puts its parts.
+StoredWeight BasePlan::load_rows(const formats::TensorSource& source, const PlacePart& place) const {
+    const spec::Quant4View& view = source.quant4->view;
+    const int64_t blocks = view.blocks(),
+                  nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
+    const auto put = [&](const char* what, const at::Tensor& host) {
+        return place ? place(what, host.scalar_type(), host) : host;
+    };
+    ops::Quant4Tensor stored;
+    stored.rows = view.rows;
+    stored.cols = view.cols;
+    stored.nested_offset = view.nested_offset;
+    stored.packed = put("packed", host_array(view.packed, (view.elements() + 1) / 2, at::kByte));
+    stored.absmax = put("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte)
+                                                : host_array(view.absmax_f32, blocks, at::kFloat));
+    if (view.nested())
+        stored.nested_absmax = put("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
+    at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
+    tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
+    if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
+    stored.tables = put("tables", tables);
+    return stored;
+}
+
+/// A group in the compute type: expanded or copied once, or left to be copied from masters.
+Operand BasePlan::load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g,
+                             SharedLoading& shared) const {
+    const at::Tensor buffer = tensor_at(arena, dense_buffer(layout_[g], layer, g, request_.dtype));
+    Operand operand = dense_operand(layout_[g], buffer);
+    if (request_.masters) return operand;
+    for (const Slice& slice : layout_[g].slices) {
+        if (shared.reads(layer)) {
+            const formats::TensorSource& linear = file_->tensors.linear(layer, slice.projection);
+            expand(ctx, frozen_weight(ctx, linear),
+                   std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
+            linear.drop();
+        }
+        shared.done();
+    }
+    shared.expect(buffer, shared.reader_of(layer));
+    return operand;
+}
+
+/// A group in 8 bits: its projections, with the values that their stored form stands for, as one matrix that is
+/// quantised in both directions.
+Operand BasePlan::load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g,
+                             SharedLoading& shared) const {
+    std::vector<at::Tensor> made;
+    for (const BaseBuffer& buffer : coded_buffers(layout_[g], layer, g, request_.dtype))
+        made.push_back(tensor_at(arena, buffer));
+    for (std::size_t margin = 4; margin < made.size(); ++margin)
+        made[margin].zero_();  // what no module uses stays 0 for good
+    Operand operand;
+    operand.base = CodedBase{{made[0], made[1].squeeze(1)}, {made[2], made[3].squeeze(1)}, made[5]};
+    operand.a_RK = made[4];
+    operand.b_NR = made[6];
+    if (shared.reads(layer)) {
+        const at::Tensor joined_NK =
+            at::empty({layout_[g].n, layout_[g].k}, at::TensorOptions().dtype(request_.dtype).device(ctx.device()));
+        for (const Slice& slice : layout_[g].slices) {
+            const formats::TensorSource& linear = file_->tensors.linear(layer, slice.projection);
+            expand(ctx, frozen_weight(ctx, linear), joined_NK.narrow(0, slice.n_begin, slice.n));
+            linear.drop();
+        }
+        const CodedBase& base = std::get<CodedBase>(operand.base);
+        ops::quantize_rows_fp8(ctx, joined_NK, base.forward_NK);
+        ops::quantize_columns_fp8(ctx, joined_NK, base.backward_KN);
+    }
+    for (std::size_t part = 0; part < 4; ++part) shared.expect(made[part], shared.reader_of(layer));
+    shared.done(static_cast<int64_t>(layout_[g].slices.size()));
+    return operand;
+}
+
+at::Tensor BasePlan::load_vector(const memory::Arena& arena, const formats::TensorSource* source) const {
+    if (source == nullptr) return {};
+    const at::Tensor values = at::empty({source->cols()}, at::kFloat);
+    source->read_f32(values.data_ptr<float>());
+    const at::Tensor out = arena.tensor(arena.plan().find(source->rule.hf_name), {source->cols()}, at::kFloat);
+    return out.copy_(values);
+}
+
+at::Tensor BasePlan::load_bias(const memory::Arena& arena, int layer, Group g) const {
+    const GroupLayout& group = layout_[g];
+    if (!has_bias(g)) return {};
+    const at::Tensor joined = at::zeros({group.n}, at::kFloat);
+    for (const Slice& slice : group.slices)
+        if (const formats::TensorSource* bias = file_->tensors.bias(layer, slice.projection))
+            bias->read_f32(joined.data_ptr<float>() + slice.n_begin);
+    return arena.tensor(arena.plan().find(bias_name(layer, g)), {group.n}, request_.dtype).copy_(joined);
+}
+
+/// Norms of a model that is trained as a whole are read from its fp32 masters.
+at::Tensor BasePlan::norm(const memory::Arena& arena, spec::TensorRole role, int layer,
+                          const Parameters* masters) const {
+    if (masters == nullptr) return load_vector(arena, &file_->tensors.of(role, layer));
+    return masters->value(*masters->table().find(role, layer, spec::Projection::q, Parameter::Kind::base));
+}
+
+std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Arena& arena, const Adapters* adapters,
+                                             const Parameters* masters, SharedLoading& shared) const {
+    std::vector<StoredLayer> layers(static_cast<std::size_t>(file_->spec.num_layers));
+    for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
+        StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
+        for (const Group g : all_groups) {
+            stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
+            StoredGroup& group = stored.groups[static_cast<std::size_t>(g)];
+            if (lies_ready(layer)) {
+                group =
+                    request_.fp8 ? load_codes(ctx, arena, layer, g, shared) : load_dense(ctx, arena, layer, g, shared);
+                continue;
+            }
+            std::vector<StoredWeight> projections;
+            for (const Slice& slice : layout_[g].slices) {
+                const formats::TensorSource& source = file_->tensors.linear(layer, slice.projection);
+                projections.push_back(load_stored(ctx, arena, source, shared.reads(layer)));
+                if (held(source) != Held::file_map) shared.expect(projections.back(), shared.reader_of(layer));
+                shared.done();
+            }
+            group = std::move(projections);
+        }
+        stored.input_norm_D = norm(arena, spec::TensorRole::input_norm, layer, masters);
+        stored.post_norm_D = norm(arena, spec::TensorRole::post_norm, layer, masters);
+        if (file_->spec.qk_norm) {
+            stored.q_norm_d = norm(arena, spec::TensorRole::q_norm, layer, masters);
+            stored.k_norm_d = norm(arena, spec::TensorRole::k_norm, layer, masters);
+        }
+    }
+    shared.finish();
+    share_nested_offsets(layers, ctx.device(), shared);
+    return std::make_unique<Pager>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
+                                   TilePolicy{request_.nf4_chooser, request_.trains});
+}
+
+OuterWeights BasePlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* masters,
+                                  SharedLoading& shared) const {
+    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
+                            const memory::Arena& where) {
+        if (masters != nullptr && request_.dtype == at::kFloat)
+            return masters->value(
+                *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
+        const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype),
+                         values = mapped_tensor(*source.tensor);
+        const auto read = [&](int64_t begin, int64_t end) {
+            out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin));
+        };
+        if (&where == &arena) {
+            shared.read_rows(out, read);
+        } else {
+            read(0, out.size(0));
+        }
+        source.drop();
+        shared.done();
+        return out;
+    };
+    const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
+                                &head = file_->tensors.head();
+    OuterWeights outer;
+    outer.embed_VD = matrix(embed, embed.rule.hf_name, request_.embedding_on_host ? *host : arena);
+    const bool tied = &embed == &head;
+    outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena)
+                       : request_.unties_head ? matrix(embed, untied_head_name, arena)
+                                              : outer.embed_VD;
+    outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
+    shared.finish();
+    return outer;
+}
+
+}  // namespace unsloth::weights

@@ -1,0 +1,108 @@
+#include "unsloth/weights/operand.h"
+
+#include "unsloth/ops/fp8.h"
+#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/profiler.h"
+
+namespace unsloth::weights {
+namespace {
+
+/// `input` without the adapters' columns where they take no part.
+at::Tensor columns(const Product& p, int64_t base, int64_t rank) {
+    return p.input.narrow(1, 0, base + (p.adapters ? rank : 0));
+}
+
+void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
+    ops::Gemm product{.a = columns(p, base.w_NK.size(1), o.b_NR.size(1)),
+                      .b = p.adapters ? base.forward_NKR : base.w_NK,
+                      .out = p.out,
+                      .transpose_b = true,
+                      .label = p.label};
+    if (p.residual.defined()) {
+        product.beta = 1.0;
+        product.c = p.residual;
+    }
+    if (o.bias_N.defined()) product.bias = o.bias_N;
+    ops::gemm(ctx, product);
+}
+
+void backward(ops::Context& ctx, const Operand& o, const DenseBase& base, const Product& p) {
+    ops::gemm(ctx, {.a = columns(p, base.w_NK.size(0), o.a_RK.size(0)),
+                    .b = p.adapters ? base.backward_NRK : base.w_NK,
+                    .out = p.out,
+                    .label = p.label});
+}
+
+void forward(ops::Context& ctx, const Operand& o, const TiledBase& base, const Product& p) {
+    const ops::Region region(ctx, p.label);
+    ops::Nf4Gemm product{.weights = base.tiles, .x = columns(p, base.tiles.front().cols, o.b_NR.size(1)), .out = p.out};
+    if (p.adapters) product.tail_weight = o.b_NR;
+    if (p.residual.defined()) product.residual = p.residual;
+    if (o.bias_N.defined()) product.bias = o.bias_N;
+    ops::nf4_gemm(ctx, product, base.forward);
+}
+
+void backward(ops::Context& ctx, const Operand& o, const TiledBase& base, const Product& p) {
+    const ops::Region region(ctx, p.label);
+    ops::Nf4Gemm product{
+        .weights = base.tiles, .transposed = true, .x = columns(p, o.b_NR.size(0), o.a_RK.size(0)), .out = p.out};
+    if (p.adapters) product.tail_weight = o.a_RK;
+    ops::nf4_gemm(ctx, product, base.backward);
+}
+
+void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const Product& p) {
+    ops::GemmFp8 product{.x = p.codes, .w = base.forward_NK, .out = p.out};
+    product.label = p.label;
+    if (p.adapters) {
+        product.u = p.input.narrow(1, base.forward_NK.codes.size(1), o.b_NR.size(1));
+        product.b = o.b_NR;
+    }
+    if (p.residual.defined()) product.residual = p.residual;
+    if (o.bias_N.defined()) product.bias = o.bias_N;
+    ops::gemm_fp8(ctx, product);
+}
+
+void backward(ops::Context& ctx, const Operand&, const CodedBase& base, const Product& p) {
+    ops::GemmFp8 product{.x = p.codes, .w = base.backward_KN, .out = p.out};
+    product.label = p.label;
+    if (p.adapters) {
+        product.u = p.input.narrow(1, base.backward_KN.codes.size(1), base.a_KR.size(1));
+        product.b = base.a_KR;
+    }
+    ops::gemm_fp8(ctx, product);
+}
+
+}  // namespace
+
+Operand dense_operand(const GroupLayout& layout, at::Tensor buffer) {
+    if (layout.r > 0) buffer.zero_();
+    DenseBase base;
+    base.forward_NKR = buffer.narrow(0, 0, layout.n).narrow(1, 0, layout.inputs());
+    base.w_NK = base.forward_NKR.narrow(1, 0, layout.k);
+    base.backward_NRK = buffer.narrow(1, 0, layout.k);
+    Operand operand;
+    operand.a_RK = base.backward_NRK.narrow(0, layout.n, layout.r);
+    operand.b_NR = base.forward_NKR.narrow(1, layout.k, layout.r);
+    base.buffer = std::move(buffer);
+    operand.base = std::move(base);
+    return operand;
+}
+
+GroupMargins Operand::margins() const {
+    const CodedBase* const coded = std::get_if<CodedBase>(&base);
+    return {a_RK, b_NR, coded != nullptr ? coded->a_KR : at::Tensor()};
+}
+
+ops::Fp8Matrix Operand::codes(const ops::Fp8Matrix& scratch, int64_t rows, int64_t columns) const {
+    return std::holds_alternative<CodedBase>(base) ? ops::fp8_view(scratch, rows, columns) : ops::Fp8Matrix{};
+}
+
+void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product) {
+    std::visit([&](const auto& base) { forward(ctx, operand, base, product); }, operand.base);
+}
+
+void multiply_backward(ops::Context& ctx, const Operand& operand, const Product& product) {
+    std::visit([&](const auto& base) { backward(ctx, operand, base, product); }, operand.base);
+}
+
+}  // namespace unsloth::weights

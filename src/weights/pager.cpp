@@ -1,0 +1,163 @@
+#include "unsloth/weights/pager.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/rows.h"
+
+namespace unsloth::weights {
+namespace {
+
+std::string slot_name(Group g) {
+    return cat("scratch ", name_of(g));
+}
+
+constexpr std::size_t at_group(Group g) {
+    return static_cast<std::size_t>(g);
+}
+
+}  // namespace
+
+void Pager::plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan) {
+    for (const Group g : all_groups)
+        plan.add("expanded layer", slot_name(g), layout[g].elements() * static_cast<int64_t>(c10::elementSize(dtype)),
+                 memory::always);  // margins are zeroed once, and the last layer is used on both sides of the head
+}
+
+Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
+             const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles)
+    : layout_(layout), weights_(layers.size()), paged_(layers.size()), masters_(masters), policy_(std::move(tiles)) {
+    expanded_.fill(-1);
+    std::vector<LayerMargins> margins;
+    for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+        StoredLayer& stored = layers[layer];
+        LayerWeights& weights = weights_[layer];
+        for (const Group g : all_groups) {
+            StoredGroup& group = stored.groups[at_group(g)];
+            if (auto* ready = std::get_if<Operand>(&group)) {
+                weights[g] = std::move(*ready);
+            } else {
+                if (!slot_[at_group(g)])
+                    slot_[at_group(g)] =
+                        dense_operand(layout[g], arena.tensor(arena.plan().find(slot_name(g)),
+                                                              {layout[g].n + layout[g].r, layout[g].leading()}, dtype));
+                if (!paged_[layer]) paged_[layer].emplace();
+                paged_[layer]->groups[at_group(g)] = std::move(std::get<std::vector<StoredWeight>>(group));
+                take_slot(*paged_[layer], g, weights[g]);
+            }
+            weights[g].bias_N = stored.biases[at_group(g)];
+        }
+        weights.input_norm_D = stored.input_norm_D;
+        weights.post_norm_D = stored.post_norm_D;
+        weights.q_norm_d = stored.q_norm_d;
+        weights.k_norm_d = stored.k_norm_d;
+        LayerMargins& of_layer = margins.emplace_back();
+        for (const Group g : all_groups) of_layer[at_group(g)] = weights[g].margins();
+    }
+    if (adapters != nullptr) margins_.emplace(ctx, *adapters, layout, margins, arena);
+}
+
+/// The slot is what the group's products read, and tiles are what they may read instead.
+void Pager::take_slot(Paged& paged, Group g, Operand& operand) {
+    operand = *slot_[at_group(g)];
+    std::vector<ops::Nf4Tiles> tiles;
+    for (const StoredWeight& weight : paged.groups[at_group(g)])
+        if (const auto* in_tiles = std::get_if<ops::Nf4Tiles>(&weight)) tiles.push_back(*in_tiles);
+    if (tiles.size() == paged.groups[at_group(g)].size()) paged.tiles[at_group(g)] = std::move(tiles);
+}
+
+/// Lets the group's products of so many tokens read its tiles, where they are faster than expanding and cuBLASLt.
+void Pager::choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const {
+    const std::vector<ops::Nf4Tiles>& tiles = paged.tiles[at_group(g)];
+    if (!policy_.chooser || tiles.empty()) return;
+    constexpr auto dequantize = ops::Nf4GemmChoice::Kernel::dequantize;
+    const auto choice = [&](bool transposed) {
+        return policy_.chooser(tokens, layout_[g].n, layout_[g].k, transposed);
+    };
+    const TiledBase base{tiles, choice(false), policy_.trains ? choice(true) : ops::Nf4GemmChoice{}};
+    const bool serves = base.forward.kernel != dequantize && !(policy_.trains && base.backward.kernel == dequantize);
+    if (serves) {
+        operand.base = base;
+    } else {
+        operand.base = slot_[at_group(g)]->base;
+    }
+}
+
+/// Expands the groups whose products read the slot and that do not lie there yet, 4-bit rows of all of them in one
+/// launch.
+void Pager::expand_into_slot(ops::Context& ctx, int layer) {
+    const Paged& paged = *paged_[static_cast<std::size_t>(layer)];
+    std::vector<const StoredWeight*> weights;
+    std::vector<at::Tensor> outs_NK;
+    for (const Group g : all_groups) {
+        const auto* dense = std::get_if<DenseBase>(&weights_[static_cast<std::size_t>(layer)][g].base);
+        const std::vector<StoredWeight>& group = paged.groups[at_group(g)];
+        if (group.empty() || dense == nullptr || expanded_[at_group(g)] == layer) continue;
+        expanded_[at_group(g)] = layer;
+        for (std::size_t i = 0; i < group.size(); ++i) {
+            const Slice& slice = layout_[g].slices[i];
+            weights.push_back(&group[i]);
+            outs_NK.push_back(dense->w_NK.narrow(0, slice.n_begin, slice.n));
+        }
+    }
+    expand(ctx, weights, outs_NK);
+}
+
+const LayerWeights& Pager::ready(ops::Context& ctx, int layer, int64_t tokens) {
+    LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
+    const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
+    if (!paged) return weights;
+    for (const Group g : all_groups) choose_tiles(*paged, g, tokens, weights[g]);
+    expand_into_slot(ctx, layer);
+    if (margins_ && (held_ != layer || held_version_ != margins_->version())) {
+        margins_->fill(ctx, layer);
+        held_version_ = margins_->version();
+    }
+    held_ = layer;
+    return weights;
+}
+
+int Pager::held() const {
+    const bool whole = std::all_of(expanded_.begin(), expanded_.end(), [&](int layer) { return layer == held_; });
+    return whole ? held_ : -1;
+}
+
+void Pager::assume_held(int layer) {
+    held_ = layer;
+    expanded_.fill(layer);
+    if (margins_) held_version_ = margins_->version();
+}
+
+void Pager::copy_masters(ops::Context& ctx, int layer) {
+    for (const Group g : all_groups) {
+        const Operand& operand = weights_[static_cast<std::size_t>(layer)][g];
+        for (const Slice& slice : layout_[g].slices) {
+            const auto find = [&](spec::TensorRole role) {
+                return masters_->table().find(role, layer, slice.projection, Parameter::Kind::base);
+            };
+            ops::copy_2d(ctx, masters_->value(*find(spec::TensorRole::linear)),
+                         std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
+            if (const Parameter* bias = find(spec::TensorRole::bias))
+                ops::copy_2d(ctx, masters_->value(*bias).unsqueeze(0),
+                             operand.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
+        }
+    }
+}
+
+void Pager::refresh(ops::Context& ctx) {
+    const uint64_t wanted = masters_ != nullptr ? masters_->version : margins_ ? margins_->version() : 0;
+    if (ready_version_ == wanted) return;
+    ready_version_ = wanted;
+    const auto layers = static_cast<int>(weights_.size());
+    if (masters_ != nullptr)
+        for (int layer = 0; layer < layers; ++layer) copy_masters(ctx, layer);
+    if (!margins_) return;
+    // Neighbours that lie ready share a launch; the slot's margins are filled with its layer.
+    for (int layer = 0; layer < layers; ++layer) {
+        const int first = layer;
+        while (layer < layers && !paged_[static_cast<std::size_t>(layer)]) ++layer;
+        if (layer > first) margins_->fill(ctx, first, layer - first);
+    }
+}
+
+}  // namespace unsloth::weights
