@@ -52,7 +52,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
     load.sizes.longest = *std::max_element(lengths.begin(), lengths.end());
-    load.sizes.head_chunk = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
+    load.run.head_tile = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
     train::choose_memory_use(loaded.config, *plan_);

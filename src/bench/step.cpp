@@ -116,8 +116,8 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
     const double ms = times.ms;
-    const spec::Checkpointing checkpointing = load.sizes.checkpointing;
-    const StepOperations operations = count_operations(spec, lengths, checkpointing.keep);
+    const spec::LayerPlan layer = load.run.layers.front();  // as all of them
+    const StepOperations operations = count_operations(spec, lengths, layer.keep);
     const double floor_ms =
         1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
@@ -132,8 +132,8 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
                                         {"seq", seq},
                                         {"min_seq", request.min_seq},
                                         {"tokens", tokens},
-                                        {"gradient_checkpointing", name_of(checkpointing)},
-                                        {"weight_cache", load.weight_cache && device.is_cuda()},
+                                        {"gradient_checkpointing", name_of(layer)},
+                                        {"weight_cache", layer.cached && device.is_cuda()},
                                         {"deterministic", loaded.config.training.deterministic},
                                         {"host_gib", gib(plan.host().total_bytes())},
                                         {"steps", request.steps},

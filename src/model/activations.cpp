@@ -34,8 +34,14 @@ struct Buffer {
 class Lister {
   public:
     Lister(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-           at::ScalarType dtype, int64_t lse_elements, int64_t micro)
-        : spec_(spec), layout_(layout), sizes_(sizes), dtype_(dtype), lse_elements_(lse_elements), micro_(micro) {}
+           const spec::RunPlan& run, at::ScalarType dtype, int64_t lse_elements, int64_t micro)
+        : spec_(spec),
+          layout_(layout),
+          sizes_(sizes),
+          run_(run),
+          dtype_(dtype),
+          lse_elements_(lse_elements),
+          micro_(micro) {}
 
     std::vector<Buffer> list(ActivationTensors& to) {
         for (std::size_t i = 0; i < to.layers.size(); ++i) saved(static_cast<int64_t>(i), to.layers[i], to.moved[i]);
@@ -63,7 +69,8 @@ class Lister {
 
     void saved(int64_t i, LayerSaved& a, std::deque<MovedTensor>& moved) {
         const int64_t t = sizes_.tokens, d = spec_.hidden_size, heads = spec_.num_heads, kv_heads = spec_.num_kv_heads;
-        const spec::Keep keeps = sizes_.checkpointing.keep;
+        const spec::LayerPlan& plan = run_.layers.at(static_cast<std::size_t>(i));
+        const spec::Keep keeps = plan.keep;
         const bool attention = keeps != spec::Keep::input,
                    rest = keeps == spec::Keep::everything || keeps == spec::Keep::but_mlp;
         constexpr uint8_t passes = memory::forward | memory::backward, through_head = passes | memory::head;
@@ -79,7 +86,7 @@ class Lister {
         // With offload a kept matrix is in one of a few slots, with a place in host memory.
         const auto matrix = [&](const char* name, int64_t columns, bool kept, at::Tensor& tensor,
                                 int64_t slot_count = slots) {
-            if (!(sizes_.training && kept && sizes_.checkpointing.offload))
+            if (!(sizes_.training && kept && plan.activations_at == spec::Place::host))
                 return statistic(name, {t, columns}, dtype_, kept, tensor);
             const Buffer slot{"offloaded layers' slots",
                               cat(name, " slot ", i % slot_count),
@@ -145,7 +152,7 @@ class Lister {
         if (sizes_.training) add({"lm_head", "head dx", {n, d}, dtype_, phase}, h.dx_nD);
         add({"lm_head", "head rstd", {n}, at::kFloat, phase}, h.rstd_n);
         add({"lm_head", "head losses", {n}, at::kFloat, phase}, h.loss_n);
-        add({"lm_head", "logits", {sizes_.head_chunk, spec_.vocab_size}, dtype_, phase}, h.logits_CV);
+        add({"lm_head", "logits", {run_.head_tile, spec_.vocab_size}, dtype_, phase}, h.logits_CV);
     }
 
     void tokens(TokenBuffers& b) {
@@ -183,6 +190,7 @@ class Lister {
     const spec::ModelSpec& spec_;
     const weights::LayerLayout& layout_;
     const ActivationSizes& sizes_;
+    const spec::RunPlan& run_;
     at::ScalarType dtype_;
     int64_t lse_elements_, micro_;
     std::vector<Buffer> buffers_;
@@ -202,20 +210,21 @@ int64_t over_windows(const spec::ModelSpec& spec, const Ask& ask) {
 }
 
 std::vector<Buffer> list_buffers(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
-                                 const ActivationSizes& sizes, at::ScalarType dtype, at::Device device, int64_t micro,
-                                 ActivationTensors& to) {
+                                 const ActivationSizes& sizes, const spec::RunPlan& run, at::ScalarType dtype,
+                                 at::Device device, int64_t micro, ActivationTensors& to) {
     const int64_t lse_elements = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_lse_elements(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
                                            sizes.longest);
     });
-    return Lister(spec, layout, sizes, dtype, lse_elements, micro).list(to);
+    return Lister(spec, layout, sizes, run, dtype, lse_elements, micro).list(to);
 }
 
 /// Of the largest product: a group's with its adapters, or lm_head's.
 int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayout& layout,
-                           const ActivationSizes& sizes, at::ScalarType dtype, at::Device device) {
+                           const ActivationSizes& sizes, const spec::RunPlan& run, at::ScalarType dtype,
+                           at::Device device) {
     if (!device.is_cpu()) return ops::gemm_workspace(device);
-    int64_t most = ops::gemm_cpu_workspace(dtype, sizes.head_chunk, spec.vocab_size, spec.hidden_size);
+    int64_t most = ops::gemm_cpu_workspace(dtype, run.head_tile, spec.vocab_size, spec.hidden_size);
     for (const Group g : all_groups)
         most = std::max(
             most, ops::gemm_cpu_workspace(dtype, sizes.tokens, layout[g].n + layout[g].r, layout[g].k + layout[g].r));
@@ -223,34 +232,36 @@ int64_t products_workspace(const spec::ModelSpec& spec, const weights::LayerLayo
 }
 
 int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-                        at::ScalarType dtype, at::Device device) {
+                        const spec::RunPlan& run, at::ScalarType dtype, at::Device device) {
     const int64_t attention = over_windows(spec, [&](const ops::AttentionShape& shape) {
         return ops::attention_workspace(shape, dtype, device, sizes.deterministic, sizes.tokens, sizes.segments,
                                         sizes.longest);
     });
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
-    return std::max({attention, norm, products_workspace(spec, layout, sizes, dtype, device)});
+    return std::max({attention, norm, products_workspace(spec, layout, sizes, run, dtype, device)});
 }
 
 }  // namespace
 
 void Activations::plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-                       at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan) {
+                       const spec::RunPlan& run, at::ScalarType dtype, at::Device device, memory::Plan& plan,
+                       memory::Plan& host_plan) {
     std::unordered_set<std::string> planned;  // what micro-batches share is on the list of each
-    for (int64_t micro = 0; micro < sizes.in_flight; ++micro) {
+    for (int64_t micro = 0; micro < run.in_flight; ++micro) {
         ActivationTensors tensors(spec.num_layers);
-        for (const Buffer& b : list_buffers(spec, layout, sizes, dtype, device, micro, tensors))
+        for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, device, micro, tensors))
             if (planned.insert(cat(b.host ? "host " : "", b.name)).second)
                 (b.host ? host_plan : plan).add(b.group, b.name, b.bytes(), b.phases);
     }
-    plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, dtype, device));
+    plan.add("workspace", "workspace", workspace_bytes(spec, layout, sizes, run, dtype, device));
 }
 
 Activations::Activations(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-                         at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host, int64_t micro)
-    : sizes_(sizes), tensors_(spec.num_layers) {
-    for (const Buffer& b : list_buffers(spec, layout, sizes, dtype, arena.device(), micro, tensors_)) {
+                         const spec::RunPlan& run, at::ScalarType dtype, const memory::Arena& arena,
+                         const memory::Arena* host, int64_t micro)
+    : sizes_(sizes), run_(run), tensors_(spec.num_layers) {
+    for (const Buffer& b : list_buffers(spec, layout, sizes, run, dtype, arena.device(), micro, tensors_)) {
         const memory::Arena& from = b.host ? *host : arena;
         const at::Tensor whole = from.tensor(from.plan().find(b.name), b.sizes, b.dtype);
         for (at::Tensor* tensor : b.tensors) {
@@ -259,7 +270,7 @@ Activations::Activations(const spec::ModelSpec& spec, const weights::LayerLayout
         }
     }
     workspace_ = arena.tensor(arena.plan().find("workspace"),
-                              {workspace_bytes(spec, layout, sizes, dtype, arena.device())}, at::kByte);
+                              {workspace_bytes(spec, layout, sizes, run, dtype, arena.device())}, at::kByte);
 }
 
 void Activations::resize(int64_t tokens) {

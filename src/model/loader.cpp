@@ -11,6 +11,12 @@ namespace {
 /// What the driver takes for a layer's forward and backward pass of one shape.
 constexpr int64_t recorded_layer_bytes = 256 << 10;
 
+std::vector<bool> cached_layers(const spec::RunPlan& run) {
+    std::vector<bool> cached;
+    for (const spec::LayerPlan& layer : run.layers) cached.push_back(layer.cached);
+    return cached;
+}
+
 }  // namespace
 
 ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request)
@@ -34,8 +40,25 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
         table_ = weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
     }
     layout_ = weights::make_layout(spec(), lora_layers_);
+    set_run(request_.run);
+}
+
+void ModelPlan::set_run(spec::RunPlan run) {
+    const auto layers = static_cast<std::size_t>(spec().num_layers);
+    if (run.layers.size() < 2) run.layers.resize(layers, run.layers.empty() ? spec::LayerPlan{} : run.layers.front());
+    UNSLOTH_CHECK(run.layers.size() == layers, run.layers.size(), " layers planned, the model has ", layers);
+    UNSLOTH_CHECK(std::none_of(run.layers.begin() + run.layers_on_host(), run.layers.end(),
+                               [](const spec::LayerPlan& layer) { return layer.activations_at == spec::Place::host; }),
+                  "a layer offloads its activations above one that does not");
+    request_.run = std::move(run);
     plan_resident();
-    set_sizes(request_.sizes);
+    plan_step();
+}
+
+spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
+    ModelPlan other = *this;
+    other.set_run(run);
+    return {other.total_bytes(), other.host().total_bytes()};
 }
 
 bool ModelPlan::trains_embedding() const {
@@ -52,7 +75,7 @@ weights::BaseRequest ModelPlan::base_request() const {
         .fp8 = request_.fp8,
         .masters = trains_all(),
         .trains = request_.trains,
-        .weight_cache = request_.weight_cache,
+        .cached = cached_layers(request_.run),
         .embedding_on_host = request_.device.is_cuda() && request_.offload_embedding && !trains_embedding() && !tied,
         .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
         .nf4_chooser = request_.nf4_chooser,
@@ -75,26 +98,25 @@ std::string ModelPlan::resident_fingerprint() const {
 
 void ModelPlan::set_sizes(const ActivationSizes& sizes) {
     request_.sizes = sizes;
+    plan_step();
+}
+
+void ModelPlan::plan_step() {
     request_.sizes.training = request_.trains;
     request_.sizes.codes = base_->reads_codes();
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     request_.sizes.trains_embedding = request_.trains && trains_embedding();
     step_ = host_ = memory::Plan();
-    Activations::plan(spec(), layout_, request_.sizes, request_.dtype, request_.device, step_, host_);
+    Activations::plan(spec(), layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
     base_->submit_host(host_);
     if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, host_);
     step_.place();
     host_.place();
 }
 
-void ModelPlan::set_weight_cache(bool on) {
-    request_.weight_cache = on;
-    plan_resident();
-}
-
 int64_t ModelPlan::recorded_bytes() const {
     if (!request_.records || !request_.device.is_cuda()) return 0;
-    return static_cast<int64_t>(recorded_shapes) * request_.sizes.in_flight * spec().num_layers * recorded_layer_bytes;
+    return static_cast<int64_t>(recorded_shapes) * request_.run.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 
 std::string ModelPlan::table_text() const {

@@ -34,10 +34,8 @@ void copy_values(const std::vector<Value>& from, const at::Tensor& to) {
 MicroBatch::MicroBatch(ops::Context& ctx, const spec::ModelSpec& spec, std::unique_ptr<Activations> activations,
                        int lowest_layer, PassCounts& counts)
     : ctx_(ctx), spec_(spec), activations_(std::move(activations)) {
-    const ActivationSizes& sizes = activations_->sizes();
-    if (sizes.training && sizes.checkpointing.offload)
-        offload_ =
-            std::make_unique<Offload>(ctx, *activations_, static_cast<int>(spec.num_layers), lowest_layer, counts);
+    if (const int64_t on_host = activations_->run().layers_on_host(); activations_->sizes().training && on_host > 0)
+        offload_ = std::make_unique<Offload>(ctx, *activations_, static_cast<int>(on_host), lowest_layer, counts);
 }
 
 void MicroBatch::upload(const data::Batch& batch) {

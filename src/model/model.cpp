@@ -112,7 +112,8 @@ void Model::act(const Action& action, bool trains) {
         if (on_module) on_module(cat("model.layers.", layer), a.output_of(layer));
     } else {
         const bool input_gradient = layer > route_.lowest_layer || route_.embedding_backward;
-        layer_backward(layer_context(layer, micro), w, a.layer(layer), a.sizes().checkpointing.keep, input_gradient);
+        layer_backward(layer_context(layer, micro), w, a.layer(layer),
+                       a.run().layers[static_cast<std::size_t>(layer)].keep, input_gradient);
         reached(layer);
     }
 }

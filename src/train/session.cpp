@@ -171,51 +171,50 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     return request;
 }
 
-std::optional<spec::Checkpointing> checkpointing_of(config::GradientCheckpointing option) {
+std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option) {
     switch (option) {
         case config::GradientCheckpointing::automatic:
             return std::nullopt;
         case config::GradientCheckpointing::none:
-            return spec::Checkpointing{spec::Keep::everything};
+            return spec::LayerPlan{spec::Keep::everything};
         case config::GradientCheckpointing::mlp:
-            return spec::Checkpointing{spec::Keep::but_mlp};
+            return spec::LayerPlan{spec::Keep::but_mlp};
         case config::GradientCheckpointing::attention:
-            return spec::Checkpointing{spec::Keep::attention};
+            return spec::LayerPlan{spec::Keep::attention};
         case config::GradientCheckpointing::full:
-            return spec::Checkpointing{spec::Keep::input};
+            return spec::LayerPlan{spec::Keep::input};
         case config::GradientCheckpointing::none_offload:
-            return spec::Checkpointing{spec::Keep::everything, true};
+            return spec::LayerPlan{spec::Keep::everything, spec::Place::host};
         case config::GradientCheckpointing::mlp_offload:
-            return spec::Checkpointing{spec::Keep::but_mlp, true};
+            return spec::LayerPlan{spec::Keep::but_mlp, spec::Place::host};
         case config::GradientCheckpointing::attention_offload:
-            return spec::Checkpointing{spec::Keep::attention, true};
+            return spec::LayerPlan{spec::Keep::attention, spec::Place::host};
         case config::GradientCheckpointing::full_offload:
-            return spec::Checkpointing{spec::Keep::input, true};
+            return spec::LayerPlan{spec::Keep::input, spec::Place::host};
     }
     return std::nullopt;
 }
 
 void choose_memory_use(const config::Config& config, model::ModelPlan& plan) {
-    const std::optional<spec::Checkpointing> asked = checkpointing_of(config.training.gradient_checkpointing);
-    std::vector<spec::Checkpointing> ways{{spec::Keep::everything},
-                                          {spec::Keep::but_mlp},
-                                          {spec::Keep::attention},
-                                          {spec::Keep::input},
-                                          {spec::Keep::input, true}};
+    const std::optional<spec::LayerPlan> asked = layer_plan_of(config.training.gradient_checkpointing);
+    std::vector<spec::LayerPlan> ways{{spec::Keep::everything},
+                                      {spec::Keep::but_mlp},
+                                      {spec::Keep::attention},
+                                      {spec::Keep::input},
+                                      {spec::Keep::input, spec::Place::host}};
     if (asked) ways = {*asked};
     std::vector<bool> caches{true, false};
     if (config.hardware.weight_cache != config::WeightCache::automatic)
         caches = {config.hardware.weight_cache == config::WeightCache::on};
     const double limit = 0.9 * static_cast<double>(memory::device_memory(plan.request().device).free);
-    for (const spec::Checkpointing& way : ways) {
-        model::ActivationSizes sizes = plan.request().sizes;
-        sizes.checkpointing = way;
-        plan.set_sizes(sizes);
-        for (const bool cache : caches) {
-            plan.set_weight_cache(cache);
-            if (static_cast<double>(plan.total_bytes()) <= limit) return;
+    spec::RunPlan run = plan.request().run;
+    for (spec::LayerPlan way : ways)
+        for (const bool cached : caches) {
+            way.cached = cached;
+            run.layers = {way};
+            if (static_cast<double>(plan.estimate(run).device) <= limit) return plan.set_run(run);
         }
-    }
+    plan.set_run(run);  // require_memory says what is wrong with the last one
 }
 
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
@@ -238,30 +237,40 @@ void require_memory(const model::ModelPlan& plan) {
     // What would fit: try the usual remedies on the plan itself.
     std::string advice = "Would fit:";
     const model::ActivationSizes asked = plan.request().sizes;
-    const auto fits = [&](const model::ActivationSizes& sizes) {
+    const auto fits = [&](const model::ActivationSizes& sizes, const spec::RunPlan& run) {
         model::ModelPlan other = plan;
         other.set_sizes(sizes);
+        other.set_run(run);
         return static_cast<double>(other.total_bytes()) <= usable_share * static_cast<double>(memory.free);
     };
     std::vector<std::string> remedies;
     model::ActivationSizes sizes = asked;
-    sizes.checkpointing.keep = spec::Keep::input;
-    if (asked.training && asked.checkpointing.keep != spec::Keep::input && fits(sizes))
-        remedies.push_back(cat("gradient_checkpointing ", name_of(sizes.checkpointing)));
-    sizes.checkpointing.offload = true;
-    if (asked.training && remedies.empty() && !asked.checkpointing.offload && fits(sizes))
-        remedies.push_back(cat("gradient_checkpointing ", name_of(sizes.checkpointing)));
+    spec::RunPlan run = plan.request().run;
+    const spec::RunPlan asked_run = run;
+    const auto without = [&](const auto& thrifty) {
+        return std::none_of(asked_run.layers.begin(), asked_run.layers.end(), thrifty);
+    };
+    const auto try_layers = [&] {
+        if (asked.training && fits(sizes, run))
+            remedies.push_back(cat("gradient_checkpointing ", name_of(run.layers.front())));
+    };
+    for (spec::LayerPlan& layer : run.layers) layer.keep = spec::Keep::input;
+    if (without([](const spec::LayerPlan& layer) { return layer.keep == spec::Keep::input; })) try_layers();
+    for (spec::LayerPlan& layer : run.layers) layer.activations_at = spec::Place::host;
+    if (remedies.empty() &&
+        without([](const spec::LayerPlan& layer) { return layer.activations_at == spec::Place::host; }))
+        try_layers();
     for (int64_t divisor = 2; divisor <= 1024 && remedies.size() < 2; divisor *= 2) {
         sizes.tokens = std::max<int64_t>(1, asked.tokens / divisor);
         sizes.head_rows = std::max<int64_t>(1, asked.head_rows / divisor);
         sizes.segments = std::max<int64_t>(1, asked.segments / divisor);
         sizes.longest = std::min(sizes.longest, sizes.tokens);
-        sizes.head_chunk = std::min(sizes.head_chunk, sizes.head_rows);
-        if (fits(sizes))
+        run.head_tile = std::min(run.head_tile, sizes.head_rows);
+        if (fits(sizes, run))
             remedies.push_back(
                 cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
                     "more gradient_accumulation_steps instead",
-                    asked.training ? cat(", gradient_checkpointing ", name_of(sizes.checkpointing)) : ""));
+                    asked.training ? cat(", gradient_checkpointing ", name_of(run.layers.front())) : ""));
     }
     for (const std::string& remedy : remedies) advice += "\n    " + remedy;
     if (remedies.empty())
@@ -337,7 +346,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     request.sizes.tokens = request.sizes.longest = tokens;
     request.sizes.segments = segments;
     request.sizes.head_rows = head_rows;
-    request.sizes.head_chunk = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
+    request.run.head_tile = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
     request.sizes.cache_tokens = cache_tokens;
     request.sizes.training = false;
     request.fewest_tokens = fewest_tokens;

@@ -151,7 +151,7 @@ void Trainer::make_plan() {
     sizes.segments = limits.segments;
     sizes.longest = limits.longest;
     sizes.head_rows = limits.labels;
-    sizes.head_chunk = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+    request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     sizes.deterministic = config().training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     choose_memory_use(config(), *plan_);
@@ -160,13 +160,13 @@ void Trainer::make_plan() {
 namespace {
 
 /// What the log says of a choice.
-std::string describe_checkpointing(const spec::Checkpointing& c) {
+std::string describe_layers(const spec::LayerPlan& layer) {
     const char* const what[] = {"every layer's activations",
                                 "every layer's activations but its MLP's; those are recomputed",
                                 "each layer's input and its attention's output; the rest is recomputed",
                                 "each layer's input; the rest is recomputed"};
-    return cat(what[static_cast<int>(c.keep)], c.offload ? ", in host memory" : "", " (gradient_checkpointing ",
-               name_of(c), ")");
+    return cat(what[static_cast<int>(layer.keep)], layer.activations_at == spec::Place::host ? ", in host memory" : "",
+               " (gradient_checkpointing ", name_of(layer), ")");
 }
 
 }  // namespace
@@ -190,7 +190,7 @@ void Trainer::banner() const {
               ", residual stream in the same type");
     log::info("data       ", data::describe(*loader_));
     log::info("steps      ", total_steps_);
-    log::info("keeps      ", describe_checkpointing(plan_->request().sizes.checkpointing));
+    log::info("keeps      ", describe_layers(plan_->request().run.layers.front()));
     log::info("memory plan\n", plan_->table_text());
     if (const auto doubt = doubt_learning_rate(config()); doubt && leads()) log::warning(*doubt);
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())

@@ -1,6 +1,8 @@
 // Names and shapes of the base's buffers: what is planned and what is loaded walk the same lists.
 #pragma once
 
+#include <ATen/ATen.h>
+
 #include <string>
 #include <vector>
 

@@ -83,7 +83,7 @@ at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const 
 bool BasePlan::becomes_ready(int64_t layer) const {
     if (request_.fp8 || request_.masters) return true;
     if (!request_.device.is_cuda()) return false;
-    if (request_.weight_cache) return true;
+    if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
     for (int p = 0; p < spec::projection_count; ++p) {
         const formats::TensorSource& linear =
             file_->tensors.linear(static_cast<int>(layer), static_cast<spec::Projection>(p));
@@ -202,10 +202,13 @@ void BasePlan::submit_host(memory::Plan& host) const {
 
 std::string BasePlan::description() const {
     const int64_t quantised = file_->tensors.quantised_linears();
-    const std::string expanded = request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)"
-                                 : request_.device.is_cuda() && request_.weight_cache
-                                     ? cat(", expanded to ", c10::toString(request_.dtype), " while loading")
-                                     : "";
+    const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
+    const std::string expanded =
+        request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)"
+        : request_.device.is_cuda() && cached > 0
+            ? cat(cached < static_cast<int64_t>(ready_.size()) ? cat(", ", cached, " layers of them") : ",",
+                  " expanded to ", c10::toString(request_.dtype), " while loading")
+            : "";
     if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
     if (const int64_t int8 = file_->tensors.int8_linears(); int8 > 0)
         return cat(int8, " linears in 8 bit, dequantised to ",

@@ -31,7 +31,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
         r.sizes.cache_tokens = trains ? 0 : 40;
         r.fewest_tokens = few;
         r.sizes.segments = 2;
-        r.sizes.head_chunk = 16;
+        r.run.head_tile = 16;
         r.sizes.training = r.trains = trains;
         if (trains)
             r.lora = spec::LoraSpec{

@@ -19,7 +19,7 @@ model::LoadRequest training_request() {
     request.lora->r = 8;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
     request.sizes.segments = 2;
-    request.sizes.head_chunk = 64;
+    request.run.head_tile = 64;
     return request;
 }
 
@@ -41,31 +41,32 @@ int64_t bytes_of_group(const memory::Plan& plan, const std::string& group) {
 TEST(ModelPlan, EveryArchitecturesBuffersFitWithoutOverlap) {
     UNSLOTH_NEEDS_XZ();
     for (const char* name : {"llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3", "small_llama/bf16"})
-        for (const spec::Checkpointing keep : {spec::Checkpointing{spec::Keep::everything},
-                                               {spec::Keep::but_mlp},
-                                               {spec::Keep::attention},
-                                               {spec::Keep::input},
-                                               {spec::Keep::but_mlp, true}})
+        for (const spec::LayerPlan keep : {spec::LayerPlan{spec::Keep::everything},
+                                           {spec::Keep::but_mlp},
+                                           {spec::Keep::attention},
+                                           {spec::Keep::input},
+                                           {spec::Keep::but_mlp, spec::Place::host}})
             for (const double dropout : {0.0, 0.1}) {
                 SCOPED_TRACE(cat(name, " ", name_of(keep)));
                 model::LoadRequest request = training_request();
-                request.sizes.checkpointing = keep;
+                request.run.layers = {keep};
                 request.lora->lora_dropout = dropout;
                 const model::ModelPlan plan(open_golden(name), request);
                 expect_no_overlap(plan.resident());
                 expect_no_overlap(plan.step());
                 EXPECT_EQ(bytes_of_group(plan.step(), "live layer") > 0, keep.keep != spec::Keep::everything);
-                EXPECT_EQ(bytes_of_group(plan.step(), "offloaded layers' slots") > 0, keep.offload);
-                EXPECT_EQ(bytes_of_group(plan.host(), "offloaded") > 0, keep.offload);
+                EXPECT_EQ(bytes_of_group(plan.step(), "offloaded layers' slots") > 0,
+                          (keep.activations_at == spec::Place::host));
+                EXPECT_EQ(bytes_of_group(plan.host(), "offloaded") > 0, (keep.activations_at == spec::Place::host));
             }
 }
 
 TEST(ModelPlan, WhatIsKeptFallsFromNoneToFull) {
     UNSLOTH_NEEDS_XZ();
     const auto file = open_golden("small_llama/bf16");
-    const auto plan_with = [&](spec::Checkpointing checkpointing) {
+    const auto plan_with = [&](spec::LayerPlan layer) {
         model::LoadRequest request = training_request();
-        request.sizes.checkpointing = checkpointing;
+        request.run.layers = {layer};
         return model::ModelPlan(file, request);
     };
     const int64_t layers = file->spec.num_layers, tokens = training_request().sizes.tokens;
@@ -78,7 +79,7 @@ TEST(ModelPlan, WhatIsKeptFallsFromNoneToFull) {
         EXPECT_GE(kept, layers * tokens * file->spec.hidden_size * 4) << "less than the layers' inputs";
         before = kept;
         // What is moved to the host is what was kept, but for statistics and adapters' columns.
-        const model::ModelPlan offloaded = plan_with({keep, true});
+        const model::ModelPlan offloaded = plan_with({keep, spec::Place::host});
         EXPECT_EQ(bytes_of_group(offloaded.host(), "offloaded") + bytes_of_group(offloaded.step(), "kept of layers"),
                   kept);
     }
@@ -89,8 +90,8 @@ TEST(ModelPlan, MicroBatchesInFlightShareWhatDoesNotOutliveALayer) {
     const auto file = open_golden("small_llama/bf16");
     const auto plan_with = [&](int64_t in_flight) {
         model::LoadRequest request = training_request();
-        request.sizes.checkpointing = {spec::Keep::attention, true};
-        request.sizes.in_flight = in_flight;
+        request.run.layers = {{spec::Keep::attention, spec::Place::host}};
+        request.run.in_flight = in_flight;
         return model::ModelPlan(file, request);
     };
     const model::ModelPlan one = plan_with(1), three = plan_with(3);
@@ -104,6 +105,39 @@ TEST(ModelPlan, MicroBatchesInFlightShareWhatDoesNotOutliveALayer) {
     EXPECT_EQ(bytes_of_group(three.host(), "offloaded"), 3 * bytes_of_group(one.host(), "offloaded"));
     const int64_t g = one.step().entry(one.step().find("g")).bytes;
     EXPECT_EQ(bytes_of_group(three.step(), "scratch"), bytes_of_group(one.step(), "scratch") + 2 * g);
+}
+
+TEST(ModelPlan, AnEstimateIsWhatThePlanThenSays) {
+    UNSLOTH_NEEDS_XZ();
+    const model::ModelPlan plan(open_golden("small_llama/bf16"), training_request());
+    const int64_t layers = plan.spec().num_layers;
+    const auto need = [&](spec::LayerPlan low, spec::LayerPlan high, int64_t lower) {
+        spec::RunPlan run = plan.request().run;
+        for (int64_t i = 0; i < layers; ++i) run.layers[static_cast<std::size_t>(i)] = i < lower ? low : high;
+        model::ModelPlan other = plan;
+        other.set_run(run);
+        const spec::MemoryNeed estimate = plan.estimate(run);
+        EXPECT_EQ(estimate.device, other.total_bytes());
+        EXPECT_EQ(estimate.host, other.host().total_bytes());
+        return estimate;
+    };
+    // Each layer that keeps less, or elsewhere, is seen.
+    const spec::LayerPlan everything{spec::Keep::everything}, input{spec::Keep::input},
+        on_host{spec::Keep::everything, spec::Place::host};
+    int64_t kept = std::numeric_limits<int64_t>::max(), host = -1;
+    for (int64_t lower = 1; lower <= layers; ++lower) {
+        const int64_t less = need(input, everything, lower).device, more = need(on_host, everything, lower).host;
+        EXPECT_LT(less, kept) << lower;
+        EXPECT_GT(more, host) << lower;
+        kept = less;
+        host = more;
+    }
+    EXPECT_EQ(plan.request().run.layers, std::vector<spec::LayerPlan>(static_cast<std::size_t>(layers)));
+    spec::RunPlan above = plan.request().run;
+    above.layers.back().activations_at = spec::Place::host;
+    EXPECT_THROW(plan.estimate(above), CheckError);
+    above.layers.resize(above.layers.size() + 1);
+    EXPECT_THROW(plan.estimate(above), CheckError);
 }
 
 TEST(ModelPlan, HoldsWhatGenerationKeeps) {

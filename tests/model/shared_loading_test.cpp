@@ -27,7 +27,7 @@ model::LoadRequest request_of(const Load& load) {
     request.dtype = load.dtype;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 16;
     request.sizes.segments = 2;
-    request.sizes.head_chunk = 16;
+    request.run.head_tile = 16;
     load.change(request);
     return request;
 }
@@ -110,7 +110,7 @@ std::vector<Load> loads() {
         if (device == "cpu") continue;
         all.push_back({"4 bit as it lies", "small_llama/nf4_dq", device, type});
         all.push_back({"expanded once", "small_llama/nf4_dq", device, type,
-                       [](model::LoadRequest& r) { r.weight_cache = true; }});
+                       [](model::LoadRequest& r) { r.run.layers = {{.cached = true}}; }});
         all.push_back(
             {"16 bit", "small_llama/bf16", device, type, [](model::LoadRequest& r) { r.load_in_4bit = false; }});
         all.push_back({"embedding on the host", "small_llama/bf16", device, type,

@@ -199,7 +199,7 @@ inline LoadedModel load_model(const fs::path& folder, const std::string& device,
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = tokens;
     request.sizes.cache_tokens = tokens;
     request.sizes.segments = segments;
-    request.sizes.head_chunk = 16;  // several chunks: their seams are tested too
+    request.run.head_tile = 16;  // several chunks: their seams are tested too
     request.sizes.training = false;
     return load_model(folder, request);
 }

@@ -30,30 +30,52 @@ inline std::vector<StepSplit> step_splits(int most_ranks) {
     return splits;
 }
 
+constexpr int matrix_layers = 6, matrix_steps = 3, matrix_rows = 8;  ///< rows of a step, over all ranks
+constexpr int64_t matrix_bucket_bytes = 16 << 10;  ///< several layers make several buckets, with more than one rank
+
 /// What must not be seen in any bit.
 struct StepSettingsCase {
-    spec::Checkpointing checkpointing;
+    std::string layers_name = "none";
+    std::vector<spec::LayerPlan> layers{spec::LayerPlan{}};  ///< one for all, or one each
     bool records = false;
     int in_flight = 1;
-    std::string name() const {
-        return cat(name_of(checkpointing), records ? ", recorded" : "", ", ", in_flight, " in flight");
-    }
+    std::string name() const { return cat(layers_name, records ? ", recorded" : "", ", ", in_flight, " in flight"); }
+    const spec::LayerPlan& layer(std::size_t index) const { return layers[layers.size() > 1 ? index : 0]; }
 };
+
+/// Each keep and place for all layers, and layers that differ.
+inline std::vector<StepSettingsCase> layer_settings(bool gpu) {
+    std::vector<StepSettingsCase> cases;
+    for (const spec::Place place : {spec::Place::device, spec::Place::host})
+        for (const spec::Keep keep :
+             {spec::Keep::everything, spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input})
+            cases.push_back({name_of(spec::LayerPlan{keep, place}), {{keep, place}}});
+    const spec::LayerPlan everything{spec::Keep::everything}, but_mlp{spec::Keep::but_mlp},
+        attention{spec::Keep::attention}, input{spec::Keep::input};
+    const auto on_host = [](spec::LayerPlan layer) { return layer.activations_at = spec::Place::host, layer; };
+    const std::vector<spec::LayerPlan> unlike{everything, input, but_mlp, attention, input, but_mlp};
+    cases.push_back({"layers unlike", unlike});
+    cases.push_back({"four layers offload",
+                     {on_host(attention), on_host(input), on_host(everything), on_host(but_mlp), input, everything}});
+    if (gpu) {  // where weights are expanded, and some of them once
+        cases.push_back({"every second layer cached", unlike});
+        for (std::size_t i = 0; i < unlike.size(); i += 2) cases.back().layers[i].cached = true;
+    }
+    return cases;
+}
 
 /// The first is the plain one that the others are compared with. Passes are recorded on a GPU alone.
 inline std::vector<StepSettingsCase> step_settings(bool gpu, const StepSplit& split) {
     std::vector<StepSettingsCase> cases;
     for (int in_flight = 1; in_flight <= split.micro_batches; ++in_flight)
         for (const bool records : {false, true})
-            for (const bool offload : {false, true})
-                for (const spec::Keep keep :
-                     {spec::Keep::everything, spec::Keep::but_mlp, spec::Keep::attention, spec::Keep::input})
-                    if (gpu || !records) cases.push_back({{keep, offload}, records, in_flight});
+            for (StepSettingsCase settings : layer_settings(gpu)) {
+                settings.records = records;
+                settings.in_flight = in_flight;
+                if (gpu || !records) cases.push_back(std::move(settings));
+            }
     return cases;
 }
-
-constexpr int matrix_layers = 6, matrix_steps = 3, matrix_rows = 8;  ///< rows of a step, over all ranks
-constexpr int64_t matrix_bucket_bytes = 16 << 10;  ///< several layers make several buckets, with more than one rank
 
 /// A model of six layers: four leave the device with +offload, and each slot is used again.
 inline fs::path matrix_model() {
@@ -130,10 +152,10 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     sizes.segments = matrix_rows / split.micro_batches / split.ranks;
     sizes.longest = 16;
     sizes.head_rows = sizes.tokens;
-    sizes.head_chunk = 24;  // several chunks
+    request.run.head_tile = 24;  // several chunks
     sizes.deterministic = true;
-    sizes.checkpointing = settings.checkpointing;
-    sizes.in_flight = settings.in_flight;
+    request.run.layers = settings.layers;
+    request.run.in_flight = settings.in_flight;
     const model::ModelPlan plan(
         std::make_shared<const formats::WeightFile>(formats::WeightFile::open(matrix_model().string())), request);
     ops::Context ctx(device);
@@ -175,16 +197,19 @@ inline std::vector<StepRun> run_ranks(const StepSplit& split, const StepSettings
 
 /// What a rank's passes must have done for the case's names to be true.
 inline model::PassCounts expected_counts(const StepSplit& split, const StepSettingsCase& settings) {
-    const int64_t micro = int64_t{matrix_steps} * split.micro_batches, layers = micro * matrix_layers;
-    const spec::LayerSteps again = spec::recompute_of(settings.checkpointing.keep);
-    const auto with = [&](bool recomputed) { return recomputed ? 2 * layers : layers; };
+    const int64_t micro = int64_t{matrix_steps} * split.micro_batches;
     model::PassCounts counts;
-    counts.qkv = with(again.qkv);
-    counts.attention = with(again.attention);
-    counts.mid = with(again.mid);
-    counts.gate_up = with(again.gate_up);
-    counts.down = with(again.down);
-    if (settings.checkpointing.offload) counts.moved_out = counts.moved_back = micro * (matrix_layers - 2);
+    int64_t on_host = 0;
+    for (std::size_t i = 0; i < matrix_layers; ++i) {
+        const spec::LayerSteps again = spec::recompute_of(settings.layer(i).keep);
+        counts.qkv += again.qkv ? 2 * micro : micro;
+        counts.attention += again.attention ? 2 * micro : micro;
+        counts.mid += again.mid ? 2 * micro : micro;
+        counts.gate_up += again.gate_up ? 2 * micro : micro;
+        counts.down += again.down ? 2 * micro : micro;
+        on_host += settings.layer(i).activations_at == spec::Place::host;
+    }
+    if (on_host > 0) counts.moved_out = counts.moved_back = micro * (on_host - 2);
     if (settings.records && split.equal_rows) {  // the first micro-batches of a shape are issued as they come
         counts.recorded = 2;
         counts.replayed = 2 * (micro / settings.in_flight - 1);

@@ -11,8 +11,8 @@
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/gemm_fp8.h"
-#include "unsloth/spec/keep.h"
 #include "unsloth/spec/model_spec.h"
+#include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::model {
@@ -72,15 +72,12 @@ struct KvCache {
 };
 
 struct ActivationSizes {
-    int64_t tokens = 0;                 ///< most tokens a micro-batch may have
-    int64_t segments = 0;               ///< most segments
-    int64_t longest = 0;                ///< longest segment
-    int64_t head_rows = 0;              ///< most rows with a target
-    int64_t head_chunk = 0;             ///< rows of logits at a time
-    int64_t cache_tokens = 0;           ///< of the sequence that generation continues
-    int64_t in_flight = 1;              ///< micro-batches between their forward and their backward pass at a time
-    bool training = true;               ///< backward buffers too
-    spec::Checkpointing checkpointing;  ///< with training: what a layer keeps, and where
+    int64_t tokens = 0;        ///< most tokens a micro-batch may have
+    int64_t segments = 0;      ///< most segments
+    int64_t longest = 0;       ///< longest segment
+    int64_t head_rows = 0;     ///< most rows with a target
+    int64_t cache_tokens = 0;  ///< of the sequence that generation continues
+    bool training = true;      ///< backward buffers too
     bool dropout = false;
     bool codes = false;  ///< products read codes of their inputs
     bool trains_embedding = false;
@@ -109,12 +106,14 @@ struct ActivationTensors {
 /// what is made again in the backward pass, are the same memory for all of them.
 class Activations {
   public:
-    /// Submits the buffers of all micro-batches in flight.
+    /// Submits the buffers of all micro-batches in flight; `run` has one entry a layer.
     static void plan(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-                     at::ScalarType dtype, at::Device device, memory::Plan& plan, memory::Plan& host_plan);
+                     const spec::RunPlan& run, at::ScalarType dtype, at::Device device, memory::Plan& plan,
+                     memory::Plan& host_plan);
     /// `host`: the arena of host_plan; nullptr where that is empty. `micro`: which of those in flight.
     Activations(const spec::ModelSpec& spec, const weights::LayerLayout& layout, const ActivationSizes& sizes,
-                at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host, int64_t micro = 0);
+                const spec::RunPlan& run, at::ScalarType dtype, const memory::Arena& arena, const memory::Arena* host,
+                int64_t micro = 0);
     Activations(const Activations&) = delete;
     Activations& operator=(const Activations&) = delete;
 
@@ -137,10 +136,12 @@ class Activations {
         return tensors_.caches;
     }  ///< one a layer, of cache_tokens rows, empty
     const ActivationSizes& sizes() const { return sizes_; }
+    const spec::RunPlan& run() const { return run_; }
     const at::Tensor& workspace() const { return workspace_; }
 
   private:
     ActivationSizes sizes_;
+    spec::RunPlan run_;
     ActivationTensors tensors_;
     at::Tensor workspace_;
     struct Cut {

@@ -28,11 +28,11 @@ struct LoadRequest {
     config::Optimizer optim = config::Optimizer::adamw_8bit;
     uint64_t seed = 0;                ///< of the adapters' initialisation
     bool fp8 = false;                 ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
-    bool weight_cache = false;        ///< 4-bit linears of a CUDA run are expanded once, while loading
     bool offload_embedding = false;   ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool records = false;             ///< passes are recorded where shapes repeat (ModelParts::records)
     ops::Nf4GemmChooser nf4_chooser;  ///< products that read 4-bit tiles on this device; empty: none
     ActivationSizes sizes;
+    spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
 };
 
@@ -54,7 +54,11 @@ class ModelPlan {
     /// checkpoints.
     const memory::Plan& host() const { return host_; }
     void set_sizes(const ActivationSizes& sizes);
-    void set_weight_cache(bool on);
+    /// `run` may be changed before load(), too. CheckError for a number of layers that the model has not, and where a
+    /// layer offloads above one that does not.
+    void set_run(spec::RunPlan run);
+    /// What load() would take with this plan instead: from the same lists of buffers that it cuts tensors from.
+    spec::MemoryNeed estimate(const spec::RunPlan& run) const;
     /// Bytes on the request's device, never less than the allocator's peak; the CPU's are the host's too.
     int64_t total_bytes() const {
         return resident_.total_bytes() + step_.total_bytes() + recorded_bytes() +
@@ -78,6 +82,7 @@ class ModelPlan {
     bool trains_embedding() const;
     weights::BaseRequest base_request() const;
     void plan_resident();
+    void plan_step();
     void initialise(weights::Parameters& parameters, weights::SharedLoading& shared) const;
     void initialise_base(const weights::Parameter& p, const at::Tensor& value, weights::SharedLoading& shared) const;
 

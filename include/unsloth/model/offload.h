@@ -1,7 +1,8 @@
 // Moves what layers keep for their backward pass to pinned host memory and back, while other layers compute.
 //
 // On the device lie the matrices of two layers (and the inputs of three, because a layer writes the next one's): while
-// layer i computes, layer i - 1 moves. The two top layers never leave the device: the backward pass starts with them.
+// layer i computes, layer i - 1 moves. The two top ones of the layers that offload never leave the device: the backward
+// pass comes to them before others could use their place.
 #pragma once
 
 #include "unsloth/model/activations.h"
@@ -12,7 +13,8 @@ namespace unsloth::model {
 
 class Offload {
   public:
-    /// `lowest`: the layer where backward passes end. `counts`: what is moved is counted there.
+    /// `layers`: how many offload, from the lowest. `lowest`: the layer where backward passes end. `counts`: what is
+    /// moved is counted there.
     Offload(ops::Context& ctx, const Activations& activations, int layers, int lowest, PassCounts& counts);
 
     /// Around each layer of a forward pass, in order of the layers.

@@ -1,8 +1,6 @@
 // What a layer keeps from its forward for its backward pass (training.gradient_checkpointing).
 #pragma once
 
-#include <string>
-
 namespace unsloth::spec {
 
 /// What is kept of a layer. Norm outputs and the MLP's activation are always made again: they cost a pass over memory,
@@ -12,13 +10,6 @@ enum class Keep {
     but_mlp,     ///< `mlp`: all but gate and up (57 of the 93 KB a token of Llama 8B)
     attention,   ///< `attention`: the layer's input and the attention's output, so that attention is never recomputed
     input,       ///< `full`: only the layer's input
-};
-
-/// Where what is kept lies: beside the weights, or in pinned host memory, moved while other layers compute.
-struct Checkpointing {
-    Keep keep = Keep::everything;
-    bool offload = false;
-    bool operator==(const Checkpointing&) const = default;
 };
 
 /// Parts of a layer's forward: all of them, or those that a backward pass runs again.
@@ -37,12 +28,6 @@ constexpr LayerSteps recompute_of(Keep keep) {
             return {true, true, true, true, false};
     }
     return {};
-}
-
-/// "none", "mlp", "attention", "full", with "+offload" where it applies: the option's words.
-inline std::string name_of(const Checkpointing& c) {
-    const char* const names[] = {"none", "mlp", "attention", "full"};
-    return std::string(names[static_cast<int>(c.keep)]) + (c.offload ? "+offload" : "");
 }
 
 }  // namespace unsloth::spec

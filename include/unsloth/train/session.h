@@ -47,7 +47,7 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options);
 model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains);
 
 /// What gradient_checkpointing asks for; nullopt: automatic.
-std::optional<spec::Checkpointing> checkpointing_of(config::GradientCheckpointing option);
+std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option);
 
 /// Sets what `config` leaves to the program: the first of the ways to keep activations, and to hold 4-bit weights, with
 /// which the plan takes no more than 90 % of the device's free memory (the last, if none does).

@@ -26,7 +26,7 @@ struct BaseRequest {
     bool fp8 = false;                   ///< linears are held, and multiplied, in 8-bit floats
     bool masters = false;               ///< all of it is trained: compute copies of fp32 masters
     bool trains = false;                ///< gradients pass through the products
-    bool weight_cache = false;          ///< 4-bit linears of a CUDA run are expanded once, while loading
+    std::vector<bool> cached;           ///< layers whose 4-bit linears are expanded once, while loading (CUDA)
     bool embedding_on_host = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool unties_head = false;           ///< tied embeddings become two matrices, trained apart from each other
     ops::Nf4GemmChooser nf4_chooser;    ///< products that read 4-bit tiles on this device; empty: none

@@ -1,0 +1,49 @@
+// How a run is carried out, layer by layer: choices that change its memory and its time, never a bit of its results.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "unsloth/spec/keep.h"
+
+namespace unsloth::spec {
+
+enum class Place : uint8_t { device, host };
+
+/// How one layer runs.
+struct LayerPlan {
+    Keep keep = Keep::everything;
+    Place activations_at = Place::device;  ///< where what it keeps lies between its passes; host: page-locked memory
+    bool cached = false;  ///< on a GPU, 4-bit weights are expanded once, while loading, instead of in every pass
+    bool operator==(const LayerPlan&) const = default;
+};
+
+/// "none", "mlp", "attention", "full", with "+offload" where it applies: the option's words.
+inline std::string name_of(const LayerPlan& layer) {
+    const char* const names[] = {"none", "mlp", "attention", "full"};
+    return std::string(names[static_cast<int>(layer.keep)]) + (layer.activations_at == Place::host ? "+offload" : "");
+}
+
+struct RunPlan {
+    std::vector<LayerPlan> layers;  ///< one a layer, or one that stands for all. Those on the host are the lowest ones
+    int64_t head_tile = 1;          ///< rows of logits at a time
+    int64_t in_flight = 1;          ///< micro-batches between their forward and their backward pass at a time
+    bool operator==(const RunPlan&) const = default;
+
+    /// How many layers, from the lowest, have what they keep on the host.
+    int64_t layers_on_host() const {
+        const auto end = std::find_if(layers.begin(), layers.end(),
+                                      [](const LayerPlan& layer) { return layer.activations_at != Place::host; });
+        return end - layers.begin();
+    }
+};
+
+/// What a plan takes.
+struct MemoryNeed {
+    int64_t device = 0;  ///< bytes, never less than the allocator's peak; on a CPU the host's too
+    int64_t host = 0;    ///< bytes of page-locked host memory
+};
+
+}  // namespace unsloth::spec
