@@ -5,9 +5,8 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/outer_layers.h"
-#include "unsloth/ops/gemm.h"
+#include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/profiler.h"
-#include "unsloth/ops/rows.h"
 #include "unsloth/spec/finite_sites.h"
 
 namespace unsloth::model {

@@ -47,7 +47,7 @@ std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::Adamw
     return tensors;
 }
 
-std::string layout_fingerprint(const weights::ParameterTable& table, Optimizer optimizer) {
+std::string layout_fingerprint(const weights::ParameterTable& table, config::Optimizer optimizer) {
     ContentHash hash;
     hash.add_field(std::to_string(static_cast<int>(optimizer)));
     for (const weights::Parameter& p : table.parameters()) {

@@ -35,6 +35,9 @@ inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t l
             {name("sB"), group.n, group.r, dtype}};
 }
 
+inline std::string image_name(int64_t layer) {
+    return cat("layer ", layer, " base");
+}
 inline std::string part_name(const std::string& tensor, const char* part) {
     return tensor + " " + part;
 }

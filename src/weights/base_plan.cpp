@@ -136,42 +136,51 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
     }
 }
 
-void BasePlan::submit_stored(const formats::TensorSource& source, memory::Plan& resident) const {
-    const Held how = held(source);
-    if (how == Held::file_map) return;
-    const int64_t elements = source.rows() * source.cols(),
-                  blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
-    const auto add = [&](const char* what, int64_t bytes) {
-        resident.add("base weights", part_name(source.rule.hf_name, what), bytes);
-    };
-    if (how == Held::matrix) {
-        add("matrix", elements * static_cast<int64_t>(c10::elementSize(matrix_type(source))));
-        return;
+LayerImage BasePlan::image_of(int layer) const {
+    LayerImage image;
+    for (int p = 0; p < spec::projection_count; ++p) {
+        const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
+        const Held how = held(source);
+        if (how == Held::file_map) continue;
+        const int64_t elements = source.rows() * source.cols(),
+                      blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
+        const auto add = [&](const char* what, at::ScalarType type, int64_t count) {
+            image.add(part_name(source.rule.hf_name, what), type, count);
+        };
+        if (how == Held::matrix) {
+            add("matrix", matrix_type(source), elements);
+            continue;
+        }
+        const bool nested = how != Held::packed || source.quant4->view.nested();
+        if (how == Held::tiles) {
+            add("tiles", at::kByte, spec::nf4_tiles_bytes(source.rows(), source.cols()));
+        } else {
+            add("packed", at::kByte, (elements + 1) / 2);
+            add("absmax", nested ? at::kByte : at::kFloat, blocks);
+        }
+        if (nested)
+            add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block);
+        add("tables", at::kFloat, 16 + 256);
     }
-    const bool nested = how != Held::packed || source.quant4->view.nested();
-    if (how == Held::tiles) {
-        add("tiles", spec::nf4_tiles_bytes(source.rows(), source.cols()));
-    } else {
-        add("packed", (elements + 1) / 2);
-        add("absmax", nested ? blocks : blocks * 4);
-    }
-    if (nested) add("nested absmax", (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block * 4);
-    add("tables", (16 + 256) * 4);
+    return image;
 }
 
 void BasePlan::submit(memory::Plan& resident) const {
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
-    for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer)
-        if (lies_ready(layer)) submit_ready(layer, resident);
+    for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
+        if (lies_ready(layer)) {
+            submit_ready(layer, resident);
+        } else if (const int64_t bytes = image_of(layer).bytes(); bytes > 0) {
+            resident.add("base weights", image_name(layer), bytes);
+        }
+    }
     for (const formats::TensorSource& source : file_->tensors.all()) {
         const spec::TensorRule& rule = source.rule;
         const int64_t elements = source.rows() * source.cols();
         switch (rule.role) {
-            case spec::TensorRole::linear:
-                if (!lies_ready(rule.layer)) submit_stored(source, resident);
+            case spec::TensorRole::linear:  // in the layers above
+            case spec::TensorRole::bias:    // joined by group below
                 break;
-            case spec::TensorRole::bias:
-                break;  // joined by group below
             case spec::TensorRole::embed_tokens:
             case spec::TensorRole::lm_head:
                 // fp32 masters are read in place; everything else needs a copy in the compute type on the device.

@@ -74,40 +74,31 @@ StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSou
 }
 
 /// Where a projection lies; with `reads` its values, too.
-StoredWeight BasePlan::load_stored(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
-                                   bool reads) const {
+StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
+                                   const PlacePart& place) const {
     const Held how = held(source);
-    if (how == Held::file_map && !source.quantised()) return mapped_tensor(*source.tensor);
-    const auto place = [&](const char* what, at::ScalarType type, const at::Tensor& values) {
-        const memory::BufferId id = arena.plan().find(part_name(source.rule.hf_name, what));
-        const at::Tensor to =
-            arena.tensor(id, {arena.plan().entry(id).bytes / static_cast<int64_t>(c10::elementSize(type))}, type);
-        if (reads) to.copy_(values.view({-1}));
-        return to;
-    };
-    if (how == Held::file_map) return load_rows(source, nullptr);
+    if (how == Held::file_map) return source.quantised() ? load_rows(source, nullptr) : mapped_tensor(*source.tensor);
     StoredWeight stored;
     if (how == Held::packed) {
         stored = load_rows(source, place);
     } else if (how == Held::matrix) {
-        const at::ScalarType type = matrix_type(source);
-        stored = place("matrix", type, reads ? matrix_of(source, type) : at::Tensor()).view(source.rule.shape);
+        stored = place("matrix", reads ? matrix_of(source, matrix_type(source)) : at::Tensor()).view(source.rule.shape);
     } else if (how == Held::tiles) {
         ops::Nf4Tiles made;
         if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
-        stored = ops::Nf4Tiles{place("tiles", at::kByte, made.tiles),
-                               place("nested absmax", at::kFloat, made.nested_absmax),
-                               place("tables", at::kFloat, made.tables),
+        stored = ops::Nf4Tiles{place("tiles", made.tiles),
+                               place("nested absmax", made.nested_absmax),
+                               place("tables", made.tables),
                                made.nested_offset,
                                source.rows(),
                                source.cols()};
     } else {
         ops::Quant4Tensor made;
         if (reads) made = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
-        stored = ops::Quant4Tensor{place("packed", at::kByte, made.packed),
-                                   place("absmax", at::kByte, made.absmax),
-                                   place("nested absmax", at::kFloat, made.nested_absmax),
-                                   place("tables", at::kFloat, made.tables),
+        stored = ops::Quant4Tensor{place("packed", made.packed),
+                                   place("absmax", made.absmax),
+                                   place("nested absmax", made.nested_absmax),
+                                   place("tables", made.tables),
                                    made.nested_offset,
                                    source.rows(),
                                    source.cols()};
@@ -121,9 +112,7 @@ StoredWeight BasePlan::load_rows(const formats::TensorSource& source, const Plac
     const spec::Quant4View& view = source.quant4->view;
     const int64_t blocks = view.blocks(),
                   nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
-    const auto put = [&](const char* what, const at::Tensor& host) {
-        return place ? place(what, host.scalar_type(), host) : host;
-    };
+    const auto put = [&](const char* what, const at::Tensor& host) { return place ? place(what, host) : host; };
     ops::Quant4Tensor stored;
     stored.rows = view.rows;
     stored.cols = view.cols;
@@ -214,27 +203,41 @@ at::Tensor BasePlan::norm(const memory::Arena& arena, spec::TensorRole role, int
     return masters->value(*masters->table().find(role, layer, spec::Projection::q, Parameter::Kind::base));
 }
 
+/// The projections of a layer that does not lie ready.
+StoredLayer BasePlan::load_image(ops::Context& ctx, const memory::Arena& arena, int layer,
+                                 SharedLoading& shared) const {
+    const LayerImage image = image_of(layer);
+    at::Tensor memory;  // undefined where all of it stays in the file's map
+    if (image.bytes() > 0) memory = arena.tensor(arena.plan().find(image_name(layer)), {image.bytes()}, at::kByte);
+    StoredLayer stored;
+    for (const Group g : all_groups) {
+        std::vector<StoredWeight> projections;
+        for (const Slice& slice : layout_[g].slices) {
+            const formats::TensorSource& source = file_->tensors.linear(layer, slice.projection);
+            projections.push_back(
+                load_stored(ctx, source, shared.reads(layer), [&](const char* what, const at::Tensor& values) {
+                    const at::Tensor to = image.part(memory, part_name(source.rule.hf_name, what));
+                    return shared.reads(layer) ? to.copy_(values.view({-1})) : to;
+                }));
+            shared.done();
+        }
+        stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
+    }
+    shared.expect(memory, shared.reader_of(layer));
+    return stored;
+}
+
 std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Arena& arena, const Adapters* adapters,
                                              const Parameters* masters, SharedLoading& shared) const {
     std::vector<StoredLayer> layers(static_cast<std::size_t>(file_->spec.num_layers));
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
         StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
+        if (!lies_ready(layer)) stored = load_image(ctx, arena, layer, shared);
         for (const Group g : all_groups) {
             stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
-            StoredGroup& group = stored.groups[static_cast<std::size_t>(g)];
-            if (lies_ready(layer)) {
-                group =
-                    request_.fp8 ? load_codes(ctx, arena, layer, g, shared) : load_dense(ctx, arena, layer, g, shared);
-                continue;
-            }
-            std::vector<StoredWeight> projections;
-            for (const Slice& slice : layout_[g].slices) {
-                const formats::TensorSource& source = file_->tensors.linear(layer, slice.projection);
-                projections.push_back(load_stored(ctx, arena, source, shared.reads(layer)));
-                if (held(source) != Held::file_map) shared.expect(projections.back(), shared.reader_of(layer));
-                shared.done();
-            }
-            group = std::move(projections);
+            if (!lies_ready(layer)) continue;
+            stored.groups[static_cast<std::size_t>(g)] =
+                request_.fp8 ? load_codes(ctx, arena, layer, g, shared) : load_dense(ctx, arena, layer, g, shared);
         }
         stored.input_norm_D = norm(arena, spec::TensorRole::input_norm, layer, masters);
         stored.post_norm_D = norm(arena, spec::TensorRole::post_norm, layer, masters);

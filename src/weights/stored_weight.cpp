@@ -27,22 +27,6 @@ void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out
     expand(ctx, one, std::span(&out_NK, 1));
 }
 
-std::vector<at::Tensor> tensors_of(const StoredWeight& weight) {
-    std::vector<at::Tensor> all;
-    const auto add = [&](std::initializer_list<at::Tensor> tensors) {
-        for (const at::Tensor& tensor : tensors)
-            if (tensor.defined()) all.push_back(tensor);
-    };
-    if (const auto* rows = std::get_if<ops::Quant4Tensor>(&weight)) {
-        add({rows->packed, rows->absmax, rows->nested_absmax, rows->tables});
-    } else if (const auto* tiles = std::get_if<ops::Nf4Tiles>(&weight)) {
-        add({tiles->tiles, tiles->nested_absmax, tiles->tables});
-    } else {
-        add({std::get<at::Tensor>(weight)});
-    }
-    return all;
-}
-
 float* nested_offset(StoredWeight& weight) {
     if (auto* rows = std::get_if<ops::Quant4Tensor>(&weight)) return &rows->nested_offset;
     if (auto* tiles = std::get_if<ops::Nf4Tiles>(&weight)) return &tiles->nested_offset;

@@ -6,10 +6,11 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report | weights | model | train | bench | engine | app; kernels stand beside spec, and only ops
-           includes them
+           memory, comm, data, report | weights | model | train | bench | engine | app; kernels stand beside spec, and
+           only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
-  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, train, bench and engine; never in kernels/
+  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, train, bench and engine; never in
+           kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
 """

@@ -132,9 +132,8 @@ class Activations {
     const Scratch& scratch() const { return tensors_.scratch; }
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
-    const std::vector<KvCache>& caches() const {
-        return tensors_.caches;
-    }  ///< one a layer, of cache_tokens rows, empty
+    /// One a layer, of cache_tokens rows, empty.
+    const std::vector<KvCache>& caches() const { return tensors_.caches; }
     const ActivationSizes& sizes() const { return sizes_; }
     const spec::RunPlan& run() const { return run_; }
     const at::Tensor& workspace() const { return workspace_; }

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "unsloth/model/parameters.h"
 #include "unsloth/ops/context.h"
+#include "unsloth/weights/parameters.h"
 
 namespace unsloth::train {
 
@@ -25,7 +25,7 @@ namespace unsloth::train {
 std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& state);
 
 /// Changes whenever the flat buffers would be laid out otherwise: names, shapes, places, and how moments are kept.
-std::string layout_fingerprint(const weights::ParameterTable& table, Optimizer optimizer);
+std::string layout_fingerprint(const weights::ParameterTable& table, config::Optimizer optimizer);
 
 /// Copies of trained_tensors on the host, made once and used again and again: page-locked beside a GPU, or with a
 /// warning ordinary memory where the system gives none.

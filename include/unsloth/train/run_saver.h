@@ -17,7 +17,7 @@ namespace unsloth::train {
 struct RunFiles {
     std::filesystem::path output_dir;
     const weights::ParameterTable* table = nullptr;  ///< not owned
-    std::optional<LoraSpec> lora;                    ///< nothing: full training, the whole model is saved
+    std::optional<spec::LoraSpec> lora;              ///< nothing: full training, the whole model is saved
     std::string base;                                ///< model.path as the user gave it
     spec::ModelSpec spec;
     std::filesystem::path model_folder;  ///< of full training's config.json

@@ -7,6 +7,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/weights/layer_image.h"
 #include "unsloth/weights/pager.h"
 #include "unsloth/weights/shared_loading.h"
 
@@ -68,13 +69,14 @@ class BasePlan {
     bool has_bias(Group g) const;
     void require_fp8() const;
     void submit_ready(int64_t layer, memory::Plan& resident) const;
-    void submit_stored(const formats::TensorSource& source, memory::Plan& resident) const;
+    LayerImage image_of(int layer) const;
 
-    /// Puts a part of a stored weight into its planned buffer and returns that.
-    using PlacePart = std::function<at::Tensor(const char* what, at::ScalarType type, const at::Tensor& values)>;
+    /// Puts a part of a stored weight into its layer's image and returns where it lies there.
+    using PlacePart = std::function<at::Tensor(const char* what, const at::Tensor& values)>;
     StoredWeight load_rows(const formats::TensorSource& source, const PlacePart& place) const;
-    StoredWeight load_stored(ops::Context& ctx, const memory::Arena& arena, const formats::TensorSource& source,
-                             bool reads) const;
+    StoredWeight load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
+                             const PlacePart& place) const;
+    StoredLayer load_image(ops::Context& ctx, const memory::Arena& arena, int layer, SharedLoading& shared) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
     Operand load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;

@@ -1,12 +1,13 @@
 // Which part of a model this process reads when several load it together, and the exchange of the rest.
 #pragma once
 
+#include <ATen/ATen.h>
+
 #include <functional>
 #include <utility>
 #include <vector>
 
 #include "unsloth/core/progress.h"
-#include "unsloth/weights/stored_weight.h"
 
 namespace unsloth::weights {
 
@@ -33,9 +34,6 @@ class SharedLoading {
     /// These values on the device, read or not, are the reader's after finish(). Undefined ones are left out.
     void expect(const at::Tensor& values, int reader) {
         if (!alone() && values.defined()) expected_.emplace_back(values, reader);
-    }
-    void expect(const StoredWeight& weight, int reader) {
-        for (const at::Tensor& values : tensors_of(weight)) expect(values, reader);
     }
 
     /// Has this process' rows of a matrix read: read(begin, end). After finish() all rows are there.

@@ -18,8 +18,6 @@ using StoredWeight = std::variant<ops::Quant4Tensor, ops::Nf4Tiles, at::Tensor>;
 void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std::span<const at::Tensor> outs_NK);
 void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK);
 
-/// The memory that the weight is; undefined tensors are not among it.
-std::vector<at::Tensor> tensors_of(const StoredWeight& weight);
 /// Where a 4-bit weight keeps the one number that lies on the host; nullptr: it has none.
 float* nested_offset(StoredWeight& weight);
 
