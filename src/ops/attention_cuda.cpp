@@ -14,6 +14,7 @@
 #include "ops/attention_packed.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/ops/dtype.h"
 
 namespace unsloth::ops {
 namespace {
@@ -31,20 +32,6 @@ constexpr int64_t dense_step = 128;
 constexpr int64_t least_forward_batch = 8;
 /// What cuDNN's deterministic backward may take (it keeps a matrix of S x S for every head and sequence).
 constexpr int64_t deterministic_workspace = int64_t{3} << 30;  // 8 rows of 2048 tokens, 32 heads: 2.1 GiB
-
-spec::DType dtype_of(at::ScalarType type) {
-    switch (type) {
-        case at::kFloat:
-            return spec::DType::f32;
-        case at::kBFloat16:
-            return spec::DType::bf16;
-        case at::kHalf:
-            return spec::DType::f16;
-        default:
-            UNSLOTH_CHECK(false, "attention: dtype ", type, " on CUDA");
-            return spec::DType::f32;
-    }
-}
 
 bool is_half_precision(at::ScalarType type) {
     return type == at::kBFloat16 || type == at::kHalf;

@@ -31,28 +31,6 @@ void check_layout(const Context& ctx, const char* name, const at::Tensor& tensor
 
 }  // namespace
 
-spec::DType dtype_of(const at::Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-        case at::kFloat:
-            return spec::DType::f32;
-        case at::kBFloat16:
-            return spec::DType::bf16;
-        case at::kHalf:
-            return spec::DType::f16;
-        case at::kDouble:
-            return spec::DType::f64;
-        case at::kInt:
-            return spec::DType::i32;
-        case at::kLong:
-            return spec::DType::i64;
-        case at::kByte:
-            return spec::DType::u8;
-        default:
-            UNSLOTH_CHECK(false, "no operator takes ", describe(tensor));
-    }
-    return spec::DType::f32;
-}
-
 bool is_compute_dtype(at::ScalarType type) {
     return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
 }
@@ -67,6 +45,25 @@ void check_compute_tensor(const Context& ctx, const char* name, const at::Tensor
     check_layout(ctx, name, tensor, shape);
     UNSLOTH_CHECK(is_compute_dtype(tensor.scalar_type()), name, " is ", describe(tensor),
                   ", expected fp32, bf16 or f16");
+}
+
+void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor, int64_t rows, int64_t columns,
+                  std::optional<at::ScalarType> dtype) {
+    UNSLOTH_CHECK(tensor.defined() && tensor.dim() == 2, name, " is ", describe(tensor), ", expected a matrix");
+    const int64_t shape[] = {rows < 0 ? tensor.size(0) : rows, columns < 0 ? tensor.size(1) : columns};
+    if (dtype) {
+        check_tensor(ctx, name, tensor, shape, *dtype);
+    } else {
+        check_compute_tensor(ctx, name, tensor, shape);
+    }
+    UNSLOTH_CHECK(shape[0] <= 1 || tensor.stride(0) >= shape[1], name, " is ", describe(tensor),
+                  ", expected rows that do not overlap");
+}
+
+void check_fp8(const Context& ctx, const char* name, const Fp8Matrix& matrix, int64_t rows, int64_t columns) {
+    const bool bytes = matrix.codes.defined() && matrix.codes.scalar_type() == at::kByte;
+    check_contiguous(ctx, name, matrix.codes, {rows, columns}, bytes ? at::kByte : at::kFloat8_e4m3fn);
+    check_contiguous(ctx, name, matrix.scales, {rows}, at::kFloat);
 }
 
 void check_contiguous(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,

@@ -2,16 +2,14 @@
 // and not by a kernel.
 #pragma once
 
-#include <initializer_list>
+#include <optional>
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/context.h"
-#include "unsloth/spec/dtype.h"
+#include "unsloth/ops/dtype.h"
+#include "unsloth/ops/fp8.h"
 
 namespace unsloth::ops {
-
-/// Our name of a LibTorch dtype; CheckError for types that operators do not know.
-spec::DType dtype_of(const at::Tensor& tensor);
 
 /// fp32, bf16 or f16.
 bool is_compute_dtype(at::ScalarType type);
@@ -24,7 +22,15 @@ void check_tensor(const Context& ctx, const char* name, const at::Tensor& tensor
 /// The same for any of fp32, bf16, f16.
 void check_compute_tensor(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape);
 
-/// The same, and packed: kernels take it without a stride.
+/// A matrix of so many rows and columns (any where negative) and this dtype (one of fp32, bf16, f16 without one), whose
+/// rows do not overlap.
+void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor, int64_t rows = -1,
+                  int64_t columns = -1, std::optional<at::ScalarType> dtype = std::nullopt);
+
+/// Packed e4m3 codes (or bytes) of so many rows and columns, and a scale for each row.
+void check_fp8(const Context& ctx, const char* name, const Fp8Matrix& matrix, int64_t rows, int64_t columns);
+
+/// As check_tensor, and packed: kernels take it without a stride.
 void check_contiguous(const Context& ctx, const char* name, const at::Tensor& tensor, at::IntArrayRef shape,
                       at::ScalarType dtype);
 

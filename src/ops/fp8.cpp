@@ -19,18 +19,6 @@
 namespace unsloth::ops {
 namespace {
 
-void check_codes(const Context& ctx, const Fp8Matrix& out, int64_t rows, int64_t columns) {
-    const at::ScalarType type = out.codes.scalar_type() == at::kByte ? at::kByte : at::kFloat8_e4m3fn;
-    check_contiguous(ctx, "codes", out.codes, {rows, columns}, type);
-    check_contiguous(ctx, "scales", out.scales, {rows}, at::kFloat);
-}
-
-/// `x` has two dimensions and this many columns (any when negative), in a dtype that operators compute in.
-void check_matrix(const Context& ctx, const char* name, const at::Tensor& x, int64_t columns = -1) {
-    UNSLOTH_CHECK(x.dim() == 2, name, " has ", x.dim(), " dimensions, expected two");
-    check_compute_tensor(ctx, name, x, {x.size(0), columns < 0 ? x.size(1) : columns});
-}
-
 float scale_of(float largest) {
     if (largest == 0) return 1.0F;
     const float scale = largest / 448.0F;
@@ -118,7 +106,7 @@ void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& ou
     if (!out_TC.codes.defined()) return;
     const Region region(ctx, "quantize fp8");
     check_matrix(ctx, "x", x_TC);
-    check_codes(ctx, out_TC, x_TC.size(0), x_TC.size(1));
+    check_fp8(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
     if (!ctx.is_cuda()) return quantize_rows_cpu(x_TC, out_TC);
 #ifdef UNSLOTH_CUDA
     check_rows("x", x_TC, x_TC.size(1));
@@ -128,7 +116,7 @@ void quantize_rows_fp8(Context& ctx, const at::Tensor& x_TC, const Fp8Matrix& ou
 
 void quantize_columns_fp8(Context& ctx, const at::Tensor& w_NK, const Fp8Matrix& out_KN) {
     check_matrix(ctx, "w", w_NK);
-    check_codes(ctx, out_KN, w_NK.size(1), w_NK.size(0));
+    check_fp8(ctx, "codes", out_KN, w_NK.size(1), w_NK.size(0));
     if (!ctx.is_cuda()) return quantize_rows_cpu(w_NK.t().contiguous(), out_KN);
 #ifdef UNSLOTH_CUDA
     UNSLOTH_CHECK(
@@ -143,7 +131,7 @@ void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor
                           const at::Tensor& y_TD, const at::Tensor& rstd_T, const Fp8Matrix& out_TD, Site site) {
     const Region region(ctx, "rms_norm fp8");
     check_matrix(ctx, "x", x_TD);
-    check_codes(ctx, out_TD, x_TD.size(0), x_TD.size(1));
+    check_fp8(ctx, "codes", out_TD, x_TD.size(0), x_TD.size(1));
     if (!ctx.is_cuda()) {
         const at::Tensor y = y_TD.defined() ? y_TD : at::empty(x_TD.sizes(), x_TD.options());
         rms_norm_forward(ctx, x_TD, weight_D, eps, y, rstd_T, site);
@@ -175,8 +163,8 @@ void rms_norm_forward_fp8(Context& ctx, const at::Tensor& x_TD, const at::Tensor
 
 void swiglu_forward_fp8(Context& ctx, const at::Tensor& gu_T2F, const at::Tensor& act_TF, const Fp8Matrix& out_TF) {
     const Region region(ctx, "swiglu fp8");
-    check_matrix(ctx, "gate_up", gu_T2F, 2 * out_TF.codes.size(1));
-    check_codes(ctx, out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
+    check_matrix(ctx, "gate_up", gu_T2F, -1, 2 * out_TF.codes.size(1));
+    check_fp8(ctx, "codes", out_TF, gu_T2F.size(0), gu_T2F.size(1) / 2);
     const int64_t tokens = gu_T2F.size(0), columns = gu_T2F.size(1) / 2;
     if (!ctx.is_cuda()) {
         const at::Tensor act = act_TF.defined() ? act_TF : at::empty({tokens, columns}, gu_T2F.options());
@@ -204,7 +192,7 @@ void swiglu_backward_fp8(Context& ctx, const at::Tensor& dact_TF, const at::Tens
     check_matrix(ctx, "dact", dact_TF);
     const int64_t tokens = dact_TF.size(0), columns = dact_TF.size(1);
     check_tensor(ctx, "gate_up", gu_T2F, {tokens, 2 * columns}, dact_TF.scalar_type());
-    check_codes(ctx, out_T2F, tokens, 2 * columns);
+    check_fp8(ctx, "codes", out_T2F, tokens, 2 * columns);
     if (!ctx.is_cuda()) {
         swiglu_backward(ctx, dact_TF, gu_T2F, act_TF);
         return quantize_rows_cpu(gu_T2F, out_T2F);
@@ -230,7 +218,7 @@ void rope_apply_fp8(Context& ctx, const at::Tensor& x_TC, int64_t heads, const a
                     const at::Tensor& sin_Tp, bool backward, const Fp8Matrix& out_TC) {
     const Region region(ctx, "rope fp8");
     check_matrix(ctx, "x", x_TC);
-    check_codes(ctx, out_TC, x_TC.size(0), x_TC.size(1));
+    check_fp8(ctx, "codes", out_TC, x_TC.size(0), x_TC.size(1));
     UNSLOTH_CHECK(cos_Tp.dim() == 2, "cos has ", cos_Tp.dim(), " dimensions, expected [T, d / 2]");
     const int64_t tokens = x_TC.size(0), pairs = cos_Tp.size(1), head_dim = 2 * pairs;
     UNSLOTH_CHECK(pairs > 0 && x_TC.size(1) % head_dim == 0 && heads >= 0 && heads * head_dim <= x_TC.size(1), "x has ",

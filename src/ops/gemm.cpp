@@ -1,6 +1,7 @@
 // Checks of a matrix product, its CPU form, and the cases that need no multiplication.
 #include "unsloth/ops/gemm.h"
 
+#include "ops/checks.h"
 #include "ops/cpu_scratch.h"
 #include "ops/gemm_cuda.h"
 #include "unsloth/core/error.h"
@@ -9,42 +10,22 @@
 namespace unsloth::ops {
 namespace {
 
-void check_matrix(const at::Tensor& x, const char* name) {
-    UNSLOTH_CHECK(x.defined() && x.dim() == 2, "gemm: ", name, " must be a matrix");
-    UNSLOTH_CHECK(x.size(1) <= 1 || x.stride(1) == 1, "gemm: ", name,
-                  "'s last dimension must be contiguous, its strides are ", x.strides());
-    UNSLOTH_CHECK(x.size(0) <= 1 || x.stride(0) >= x.size(1), "gemm: rows of ", name, " overlap: sizes ", x.sizes(),
-                  ", strides ", x.strides());
-}
-
 void check(const Context& ctx, const Gemm& g) {
-    check_matrix(g.a, "a");
-    check_matrix(g.b, "b");
-    check_matrix(g.out, "out");
+    for (const at::Tensor* x : {&g.a, &g.b, &g.out})
+        UNSLOTH_CHECK(x->defined() && x->dim() == 2, "gemm: a, b and out must be matrices");
     const int64_t m = g.a.size(g.transpose_a ? 1 : 0), k = g.a.size(g.transpose_a ? 0 : 1);
     const int64_t kb = g.b.size(g.transpose_b ? 1 : 0), n = g.b.size(g.transpose_b ? 0 : 1);
     UNSLOTH_CHECK(k == kb, "gemm: a has K = ", k, ", b has K = ", kb);
-    UNSLOTH_CHECK(g.out.size(0) == m && g.out.size(1) == n, "gemm: out is ", g.out.sizes(), ", expected [", m, ", ", n,
-                  "]");
     const at::ScalarType in = g.a.scalar_type(), out = g.out.scalar_type();
     const bool floating =
         in == at::kFloat || in == at::kBFloat16 || in == at::kHalf || (!ctx.is_cuda() && in == at::kDouble);
     UNSLOTH_CHECK(floating, "gemm: dtype ", in, " is not supported");
-    UNSLOTH_CHECK(g.b.scalar_type() == in, "gemm: a is ", in, ", b is ", g.b.scalar_type());
+    check_matrix(ctx, "a", g.a, -1, -1, in);
+    check_matrix(ctx, "b", g.b, -1, -1, in);
+    check_matrix(ctx, "out", g.out, m, n, out);
     UNSLOTH_CHECK(out == in || (out == at::kFloat && in != at::kDouble), "gemm: out is ", out, " for inputs of ", in);
-    if (g.c) {
-        check_matrix(*g.c, "c");
-        UNSLOTH_CHECK(g.c->sizes() == g.out.sizes() && g.c->scalar_type() == out, "gemm: c is ", g.c->scalar_type(),
-                      " ", g.c->sizes(), ", out is ", out, " ", g.out.sizes());
-    }
-    if (g.bias) {
-        UNSLOTH_CHECK(
-            g.bias->dim() == 1 && g.bias->size(0) == n && g.bias->is_contiguous() && g.bias->scalar_type() == out,
-            "gemm: bias is ", g.bias->scalar_type(), " ", g.bias->sizes(), ", expected ", out, " [", n, "]");
-    }
-    for (const at::Tensor* x : {&g.a, &g.b, &g.out, g.c ? &*g.c : &g.out, g.bias ? &*g.bias : &g.out})
-        UNSLOTH_CHECK(x->device() == ctx.device(), "gemm: a tensor is on ", x->device(), ", the context on ",
-                      ctx.device());
+    if (g.c) check_matrix(ctx, "c", *g.c, m, n, out);
+    if (g.bias) check_contiguous(ctx, "bias", *g.bias, {n}, out);
 }
 
 /// out = beta c + bias.

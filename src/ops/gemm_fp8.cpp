@@ -8,14 +8,6 @@
 namespace unsloth::ops {
 namespace {
 
-void check_matrix(const Context& ctx, const char* name, const Fp8Matrix& matrix, int64_t rows, int64_t cols) {
-    UNSLOTH_CHECK(matrix.codes.defined(), "gemm_fp8: ", name, " is undefined");
-    const at::ScalarType type = matrix.codes.scalar_type();
-    UNSLOTH_CHECK(type == at::kByte || type == at::kFloat8_e4m3fn, "gemm_fp8: ", name, "'s codes are ", type);
-    check_contiguous(ctx, name, matrix.codes, {rows, cols}, type);
-    check_contiguous(ctx, name, matrix.scales, {rows}, at::kFloat);
-}
-
 void check(const Context& ctx, const GemmFp8& g) {
     UNSLOTH_CHECK(g.out.defined() && g.out.dim() == 2 && g.x.codes.defined() && g.x.codes.dim() == 2,
                   "gemm_fp8: out and x must be matrices");
@@ -24,8 +16,8 @@ void check(const Context& ctx, const GemmFp8& g) {
     UNSLOTH_CHECK(n > 0 && n % 8 == 0 && k > 0 && k % 16 == 0, "gemm_fp8: N is ", n, ", K is ", k,
                   ", expected multiples of 8 and 16");
     UNSLOTH_CHECK(type == at::kBFloat16 || (type == at::kFloat && !ctx.is_cuda()), "gemm_fp8: out is ", type);
-    check_matrix(ctx, "x", g.x, m, k);
-    check_matrix(ctx, "w", g.w, n, k);
+    check_fp8(ctx, "x", g.x, m, k);
+    check_fp8(ctx, "w", g.w, n, k);
     check_tensor(ctx, "out", g.out, {m, n}, type);
     UNSLOTH_CHECK(g.u.has_value() == g.b.has_value(), "gemm_fp8: u and b come together");
     if (g.u) {

@@ -9,12 +9,6 @@
 namespace unsloth::ops {
 namespace {
 
-void check_matrix(const Context& ctx, const char* name, const at::Tensor& x, int64_t rows, int64_t columns,
-                  at::ScalarType dtype) {
-    UNSLOTH_CHECK(x.defined() && x.dim() == 2, "lora: ", name, " must be a matrix");
-    check_tensor(ctx, name, x, {rows, columns}, dtype);
-}
-
 /// Slices stand in their group one after another; gradients are there where `gradient` says, [rows of a slice,
 /// columns].
 void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int64_t n, int64_t k, int64_t r,

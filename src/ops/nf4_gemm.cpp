@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "ops/checks.h"
 #include "ops/nf4_gemm_cuda.h"
 #include "unsloth/core/error.h"
 #include "unsloth/spec/quant4_host.h"
@@ -13,17 +14,6 @@ namespace {
 struct Shape {
     int64_t m = 0, out = 0, sum = 0, r = 0;  ///< out [m, out]; sum: the summed dimension without the tail
 };
-
-void check_matrix(const Context& ctx, const at::Tensor& x, const char* name, int64_t rows, int64_t cols,
-                  at::ScalarType type) {
-    UNSLOTH_CHECK(x.defined() && x.dim() == 2 && x.size(0) == rows && x.size(1) == cols, "nf4_gemm: ", name, " is ",
-                  x.defined() ? x.sizes() : at::IntArrayRef(), ", expected [", rows, ", ", cols, "]");
-    UNSLOTH_CHECK(x.scalar_type() == type, "nf4_gemm: ", name, " is ", x.scalar_type(), ", x is ", type);
-    UNSLOTH_CHECK(x.device() == ctx.device(), "nf4_gemm: ", name, " is on ", x.device(), ", the context on ",
-                  ctx.device());
-    UNSLOTH_CHECK(cols <= 1 || x.stride(1) == 1, "nf4_gemm: ", name, "'s last dimension must be contiguous");
-    UNSLOTH_CHECK(rows <= 1 || x.stride(0) >= cols, "nf4_gemm: rows of ", name, " overlap: stride ", x.stride(0));
-}
 
 Shape check(const Context& ctx, const Nf4Gemm& g) {
     UNSLOTH_CHECK(!g.weights.empty() && g.weights.size() <= 4, "nf4_gemm: ", g.weights.size(), " weights");
@@ -42,18 +32,13 @@ Shape check(const Context& ctx, const Nf4Gemm& g) {
     if (g.tail_weight.defined()) {
         UNSLOTH_CHECK(g.tail_weight.dim() == 2, "nf4_gemm: the tail's weight must be a matrix");
         s.r = g.tail_weight.size(g.transposed ? 0 : 1);
-        check_matrix(ctx, g.tail_weight, "the tail's weight", g.transposed ? s.r : s.out, g.transposed ? s.out : s.r,
+        check_matrix(ctx, "the tail's weight", g.tail_weight, g.transposed ? s.r : s.out, g.transposed ? s.out : s.r,
                      type);
     }
-    check_matrix(ctx, g.x, "x", s.m, s.sum + s.r, type);
-    check_matrix(ctx, g.out, "out", s.m, s.out, type);
-    if (g.residual) check_matrix(ctx, *g.residual, "residual", s.m, s.out, type);
-    if (g.bias) {
-        UNSLOTH_CHECK(g.bias->dim() == 1 && g.bias->size(0) == s.out && g.bias->is_contiguous() &&
-                          g.bias->scalar_type() == type && g.bias->device() == ctx.device(),
-                      "nf4_gemm: bias is ", g.bias->scalar_type(), " ", g.bias->sizes(), ", expected ", type, " [",
-                      s.out, "]");
-    }
+    check_matrix(ctx, "x", g.x, s.m, s.sum + s.r, type);
+    check_matrix(ctx, "out", g.out, s.m, s.out, type);
+    if (g.residual) check_matrix(ctx, "residual", *g.residual, s.m, s.out, type);
+    if (g.bias) check_contiguous(ctx, "bias", *g.bias, {s.out}, type);
     return s;
 }
 

@@ -12,6 +12,7 @@
 #endif
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/spec/dynamic_map.h"
 #include "unsloth/spec/quant4_host.h"
@@ -109,17 +110,6 @@ void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
 }
 
 #ifdef UNSLOTH_CUDA
-spec::DType dtype_of(const at::Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-        case at::kFloat:
-            return spec::DType::f32;
-        case at::kBFloat16:
-            return spec::DType::bf16;
-        default:
-            return spec::DType::f16;
-    }
-}
-
 void quantize_on_cuda(Context& ctx, const at::Tensor& w_NK, Quant4Tensor& result) {
     const c10::cuda::CUDAGuard guard(ctx.device());
     const auto floats = w_NK.options().dtype(at::kFloat);

@@ -11,11 +11,6 @@ namespace unsloth::ops {
 
 namespace {
 
-void check_matrix(const Context& ctx, const char* name, const at::Tensor& tensor) {
-    UNSLOTH_CHECK(tensor.defined() && tensor.dim() == 2, name, " must have two dimensions");
-    check_compute_tensor(ctx, name, tensor, tensor.sizes());
-}
-
 /// Host memory that the device reads at the host's address.
 void check_pinned_matrix(const char* name, const at::Tensor& tensor) {
     UNSLOTH_CHECK(tensor.dim() == 2 && is_compute_dtype(tensor.scalar_type()), name,

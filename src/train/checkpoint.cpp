@@ -10,13 +10,10 @@
 #include "unsloth/core/hash.h"
 #include "unsloth/core/log.h"
 #include "unsloth/formats/safetensors.h"
+#include "unsloth/ops/dtype.h"
 
 namespace unsloth::train {
 namespace {
-
-spec::DType dtype_of(const at::Tensor& tensor) {
-    return tensor.scalar_type() == at::kByte ? spec::DType::u8 : spec::DType::f32;
-}
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
     return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
@@ -24,10 +21,10 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 
 /// A file's tensor, in place in its map.
 at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like) {
-    if (view.dtype != dtype_of(like) || view.elements() != like.numel())
+    if (view.dtype != ops::dtype_of(like) || view.elements() != like.numel())
         throw input_error(cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ",
                               formats::safetensors_name(view.dtype), ", the run needs ", like.numel(), " of ",
-                              formats::safetensors_name(dtype_of(like))));
+                              formats::safetensors_name(ops::dtype_of(like))));
     UNSLOTH_CHECK(view.is_aligned(static_cast<std::size_t>(like.element_size())), view.name, " is not aligned");
     return at::from_blob(const_cast<std::byte*>(view.data.data()), {view.elements()},
                          at::TensorOptions(like.scalar_type()));
@@ -87,7 +84,7 @@ const at::Tensor& Snapshot::at(const std::string& name) const {
 void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, bool with_values) {
     std::vector<formats::TensorDecl> declared;
     for (const auto& [name, tensor] : snapshot.tensors())
-        if (with_values || name != "params") declared.push_back({name, dtype_of(tensor), {tensor.numel()}});
+        if (with_values || name != "params") declared.push_back({name, ops::dtype_of(tensor), {tensor.numel()}});
     formats::SafetensorsWriter writer(path, declared);
     for (const formats::TensorDecl& decl : writer.tensors()) writer.append(decl.name, bytes_of(snapshot.at(decl.name)));
     writer.finish();

@@ -11,6 +11,7 @@
 
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/ops/context.h"
+#include "unsloth/ops/dtype.h"
 
 namespace unsloth::golden {
 
@@ -18,23 +19,10 @@ inline std::string path(const std::string& name) {
     return std::string(UNSLOTH_SOURCE_DIR "/tests/golden/") + name;
 }
 
-inline at::ScalarType scalar_type(spec::DType type) {
-    switch (type) {
-        case spec::DType::f32:
-            return at::kFloat;
-        case spec::DType::bf16:
-            return at::kBFloat16;
-        case spec::DType::u8:
-            return at::kByte;
-        default:
-            throw std::runtime_error("no such type in these golden files");
-    }
-}
-
 /// A copy of the tensor.
 inline at::Tensor tensor(const formats::SafetensorsFile& file, const std::string& name) {
     const formats::TensorView& view = file.at(name);
-    at::Tensor result = at::empty(view.shape, scalar_type(view.dtype));
+    at::Tensor result = at::empty(view.shape, ops::scalar_type(view.dtype));
     std::memcpy(result.data_ptr(), view.data.data(), view.data.size());
     return result;
 }
