@@ -1,5 +1,7 @@
 #include "unsloth/formats/run_state.h"
 
+#include <cmath>
+
 #include "formats/json.h"
 #include "unsloth/core/files.h"
 
@@ -27,33 +29,51 @@ int64_t at_least(const ObjectReader& json, const std::string& key, int64_t least
 
 }  // namespace
 
+void LossMean::add(double loss) {
+    if (!std::isfinite(loss)) return;
+    sum += loss;
+    ++steps;
+}
+
+std::optional<double> LossMean::mean() const {
+    if (steps == 0) return std::nullopt;
+    return sum / static_cast<double>(steps);
+}
+
+void BestEvaluation::observe(int64_t at_step, double loss_there) {
+    if (!std::isfinite(loss_there) || (loss && loss_there >= *loss)) return;
+    loss = loss_there;
+    step = at_step;
+}
+
 void write_run_state(const std::filesystem::path& folder, const RunState& state) {
+    const RunProgress& p = state.progress;
     OrderedJson json{{"version", version},
-                     {"step", state.step},
-                     {"updates", state.updates},
-                     {"loss_scale", state.loss_scale},
-                     {"good_steps", state.good_steps},
-                     {"epoch", state.epoch},
-                     {"seen_tokens", state.seen_tokens},
+                     {"step", p.step},
+                     {"updates", p.optimizer.updates},
+                     {"loss_scale", p.optimizer.loss_scale},
+                     {"good_steps", p.optimizer.good_steps},
+                     {"epoch", p.epoch},
+                     {"seen_tokens", p.seen_tokens},
                      {"best_eval", nullptr},
-                     {"best_step", state.best_step},
-                     {"unlogged_loss", state.unlogged_loss},
-                     {"unlogged_steps", state.unlogged_steps},
+                     {"best_step", p.best.step},
+                     {"unlogged_loss", p.unlogged.sum},
+                     {"unlogged_steps", p.unlogged.steps},
                      {"plateau", nullptr},
-                     {"evaluation_due", state.evaluation_due},
+                     {"evaluation_due", p.evaluation_due},
                      {"per_device_train_batch_size", state.per_device_train_batch_size},
                      {"gradient_accumulation_steps", state.gradient_accumulation_steps},
                      {"world_size", state.world_size},
                      {"cpu_threads", state.cpu_threads},
                      {"data", state.data},
                      {"parameters", state.parameters}};
-    if (state.best_eval) json["best_eval"] = *state.best_eval;
-    if (const auto& p = state.plateau)
-        json["plateau"] = {{"learning_rate", p->learning_rate},
-                           {"best", p->best},
-                           {"has_best", p->has_best},
-                           {"bad_evaluations", p->bad_evaluations},
-                           {"cooldown_left", p->cooldown_left}};
+    if (p.best.loss) json["best_eval"] = *p.best.loss;
+    if (const auto& plateau = p.plateau)
+        json["plateau"] = {{"learning_rate", plateau->learning_rate},
+                           {"best", plateau->best},
+                           {"has_best", plateau->has_best},
+                           {"bad_evaluations", plateau->bad_evaluations},
+                           {"cooldown_left", plateau->cooldown_left}};
     write_file_atomically(folder / file_name, json.dump(2) + "\n");
 }
 
@@ -71,23 +91,19 @@ RunState read_run_state(const std::filesystem::path& folder) {
                 " does not say which labels were trained, so that going on cannot be checked"),
             "Start a new run from its weights: model.adapter_name_or_path, or of full training model.path.");
     RunState state;
-    state.step = at_least(json, "step", 0);
-    state.updates = at_least(json, "updates", 0);
-    state.loss_scale = required_number(json, "loss_scale");
-    state.good_steps = at_least(json, "good_steps", 0);
-    state.epoch = required_number(json, "epoch");
-    state.seen_tokens = at_least(json, "seen_tokens", 0);
-    state.best_eval = json.number("best_eval");
-    state.best_step = at_least(json, "best_step", 0);
-    if (const auto sum = json.number("unlogged_loss")) {  // older checkpoints have none
-        state.unlogged_loss = *sum;
-        state.unlogged_steps = at_least(json, "unlogged_steps", 0);
-    }
+    RunProgress& p = state.progress;
+    p.step = at_least(json, "step", 0);
+    p.optimizer = {at_least(json, "updates", 0), required_number(json, "loss_scale"), at_least(json, "good_steps", 0)};
+    p.epoch = required_number(json, "epoch");
+    p.seen_tokens = at_least(json, "seen_tokens", 0);
+    p.best = {json.number("best_eval"), at_least(json, "best_step", 0)};
+    if (const auto sum = json.number("unlogged_loss"))  // older checkpoints have none
+        p.unlogged = {*sum, at_least(json, "unlogged_steps", 0)};
     if (const auto plateau = json.object("plateau"))
-        state.plateau = RunState::Plateau{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"),
-                                          plateau->boolean("has_best", false), at_least(*plateau, "bad_evaluations", 0),
-                                          at_least(*plateau, "cooldown_left", 0)};
-    state.evaluation_due = json.boolean("evaluation_due", false);
+        p.plateau = PlateauProgress{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"),
+                                    plateau->boolean("has_best", false), at_least(*plateau, "bad_evaluations", 0),
+                                    at_least(*plateau, "cooldown_left", 0)};
+    p.evaluation_due = json.boolean("evaluation_due", false);
     state.per_device_train_batch_size = at_least(json, "per_device_train_batch_size", 1);
     state.gradient_accumulation_steps = at_least(json, "gradient_accumulation_steps", 1);
     state.world_size = at_least(json, "world_size", 1);

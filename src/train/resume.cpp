@@ -73,15 +73,16 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
     if (fs::exists(out / formats::trainer_state_file)) result = formats::read_trainer_state(out);
     if (training.resume_from_checkpoint == "auto" || training.resume_from_checkpoint == "true") {
         // Of a run that was stopped, what lies behind the newest whole checkpoint is done again; not of a finished one.
-        if (!result || result->global_step <= point.state.step || result->global_step < result->max_steps) return;
+        if (!result || result->global_step <= point.state.progress.step || result->global_step < result->max_steps)
+            return;
         throw usage_error(cat(out.string(), " holds the result of a finished run of ", result->global_step,
                               " steps, which one that goes on from ", point.folder.string(), " would replace"),
-                          cat("Nothing is left to do. To take the steps after ", point.state.step,
+                          cat("Nothing is left to do. To take the steps after ", point.state.progress.step,
                               " again, name that checkpoint and another training.output_dir."));
     }
     const std::vector<formats::CheckpointFolder> checkpoints = formats::list_checkpoints(out);
     const int64_t reached = std::max(result ? result->global_step : 0, checkpoints.empty() ? 0 : checkpoints[0].step);
-    if (reached > point.state.step)
+    if (reached > point.state.progress.step)
         throw usage_error(cat("the run in ", out.string(), " has reached step ", reached, ": to go on from ",
                               point.folder.string(), " would replace what it left and cut its metrics"),
                           "Go on from its end (training.resume_from_checkpoint auto), or choose another "
@@ -89,11 +90,11 @@ void require_nothing_lost(const config::TrainingOptions& training, const ResumeP
 }
 
 void require_steps_left(const ResumePoint& point, int64_t total_steps) {
-    if (point.state.step <= total_steps) return;
-    throw usage_error(
-        cat(point.folder.string(), " is of step ", point.state.step, ", and this run is to end at step ", total_steps),
-        cat("Set training.max_steps (or num_train_epochs) to ", point.state.step,
-            " steps or more, or go on from an earlier checkpoint."));
+    if (point.state.progress.step <= total_steps) return;
+    throw usage_error(cat(point.folder.string(), " is of step ", point.state.progress.step,
+                          ", and this run is to end at step ", total_steps),
+                      cat("Set training.max_steps (or num_train_epochs) to ", point.state.progress.step,
+                          " steps or more, or go on from an earlier checkpoint."));
 }
 
 void require_same_run(const config::Config& config, const ResumePoint& point) {

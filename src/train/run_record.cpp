@@ -4,17 +4,6 @@
 
 namespace unsloth::train {
 
-void LossMean::add(double loss) {
-    if (!std::isfinite(loss)) return;
-    state_.sum += loss;
-    ++state_.steps;
-}
-
-std::optional<double> LossMean::mean() const {
-    if (state_.steps == 0) return std::nullopt;
-    return state_.sum / static_cast<double>(state_.steps);
-}
-
 void TimeLeft::stepped(double seconds, int64_t tokens) {
     smoothed_seconds_ = 0.9 * smoothed_seconds_ + 0.1 * seconds;
     weight_ = 0.9 * weight_ + 0.1;

@@ -26,7 +26,7 @@ void RunSaver::write_result(const std::filesystem::path& folder, const at::Tenso
 }
 
 void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& moment) const {
-    formats::CheckpointWriter writer(files_.output_dir, moment.run.step);
+    formats::CheckpointWriter writer(files_.output_dir, moment.run.progress.step);
     write_result(writer.folder(), snapshot.params(), moment.trainer);
     // A model is saved in its own type, which may hold less than the fp32 values that training goes on with.
     save_optimizer(writer.folder() / "optimizer.safetensors", snapshot, /*with_values=*/!files_.lora);
@@ -34,14 +34,14 @@ void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& momen
     formats::write_run_state(writer.folder(), moment.run);
     writer.commit();
     log::info("saved ", writer.path().string());
-    const bool has_best = moment.run.best_eval.has_value();
+    const bool has_best = moment.run.progress.best.loss.has_value();
     formats::remove_old_checkpoints(files_.output_dir, files_.save_total_limit,
-                                    has_best ? std::optional(moment.run.best_step) : std::nullopt);
+                                    has_best ? std::optional(moment.run.progress.best.step) : std::nullopt);
 }
 
 void RunSaver::checkpoint(RunMoment moment) {
     wait();
-    last_ = moment.run.step;
+    last_ = moment.run.progress.step;
     background_.save(
         [this, moment = std::move(moment)](const Snapshot& snapshot) { write_checkpoint(snapshot, moment); });
 }

@@ -11,7 +11,6 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/progress.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
@@ -84,12 +83,12 @@ void Trainer::telling_others(const std::function<void()>& work) const {
 void Trainer::require_agreement() const {
     if (group_ == nullptr) return;
     const data::DatasetStats& stats = loader_->dataset().stats();
-    const std::string own =
-        cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ", stats.trained_tokens,
-            " of them targets\n", "rows: ", data_fingerprint_, "\n", "checkpoint: ", resume_ ? resume_->state.step : 0,
-            "\n", "model: ", opened_.file->tensors.parameters(), " parameters, ",
-            opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
-            sample_hash(opened_.file->checkpoint), "\n", config::config_to_json(config()));
+    const std::string own = cat("data: ", loader_->dataset().size(), " rows, ", stats.tokens, " tokens, ",
+                                stats.trained_tokens, " of them targets\n", "rows: ", data_fingerprint_, "\n",
+                                "checkpoint: ", resume_ ? resume_->state.progress.step : 0, "\n",
+                                "model: ", opened_.file->tensors.parameters(), " parameters, ",
+                                opened_.file->tensors.quantised_linears(), " linears in 4 bit, samples of the values ",
+                                sample_hash(opened_.file->checkpoint), "\n", config::config_to_json(config()));
     const std::vector<std::string> all = group_->gather(own, "the comparison of configurations");
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
         if (all[rank] == all[0]) continue;
@@ -140,8 +139,8 @@ void Trainer::make_plan() {
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
-        eval_.emplace(eval_rows_, limits.tokens, environment_.rank, environment_.world_size);
-        const data::BatchLimits eval_limits = eval_->limits();
+        evaluator_.emplace(eval_rows_, limits.tokens, environment_, group_.get());
+        const data::BatchLimits eval_limits = evaluator_->limits();
         limits.segments = std::max(limits.segments, eval_limits.segments);
         limits.longest = std::max(limits.longest, eval_limits.longest);
         limits.labels = std::max(limits.labels, eval_limits.labels);
@@ -261,15 +260,15 @@ void Trainer::run_together() {
     std::snprintf(text, sizeof text, "%.1f", summary_.load_seconds);
     log::info("loaded in ", text, " s");
     const config::TrainingOptions& t = config().training;
-    time_left_ = TimeLeft(
-        {total_steps_, t.eval_steps, t.save_steps, t.save_minutes, eval_ ? eval_->dataset().stats().tokens : 0});
+    time_left_ =
+        TimeLeft({total_steps_, t.eval_steps, t.save_steps, t.save_minutes, evaluator_ ? evaluator_->tokens() : 0});
     if (leads()) observers_.push_back(make_console());
     if (leads() && !config().logging.metrics_file.empty())
-        observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, done_steps_));
+        observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, progress_.step));
     starting.reset();
-    if (evaluation_due_ || (t.eval_on_start && done_steps_ == 0)) maybe_evaluate(done_steps_, last_epoch_);
+    if (progress_.evaluation_due || (t.eval_on_start && progress_.step == 0)) maybe_evaluate(progress_.step);
     loop();
-    maybe_evaluate(total_steps_, last_epoch_);
+    maybe_evaluate(total_steps_);
     const Clock::time_point saving = Clock::now();
     if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
     // A finished result whose checkpoint was not complete would be one that nothing can go on from.
@@ -288,11 +287,11 @@ void Trainer::run_together() {
 
 void Trainer::loop() {
     const config::TrainingOptions& t = config().training;
-    data::Prefetcher batches([this](int64_t step) { return loader_->step(step); }, done_steps_,
-                             std::max(done_steps_, total_steps_));
+    data::Prefetcher batches([this](int64_t step) { return loader_->step(step); }, progress_.step,
+                             std::max(progress_.step, total_steps_));
     last_save_ = Clock::now();
     stepper_->start_clock();
-    int64_t step = done_steps_;
+    int64_t step = progress_.step;
     const auto drain = [&](bool must) {
         while (const std::optional<StepResult> result = stepper_->take(must)) report(*result);
     };
@@ -307,7 +306,7 @@ void Trainer::loop() {
         const bool saves = by_steps || (group_ ? agreed_save_ : save_time_has_come());
         if (signal == 0 && !evaluates && !saves && !profiles(step)) continue;
         drain(true);
-        if (evaluates) maybe_evaluate(step, last_epoch_);
+        if (evaluates) maybe_evaluate(step);
         if (signal != 0) stop_for(signal);
         if (saves) save_while_training();
         stepper_->start_clock();
@@ -337,36 +336,11 @@ bool Trainer::issue(const data::StepBatch& batch, int64_t step) {
 
 // --- evaluation and saving -----------------------------------------------------------------------------------------
 
-std::optional<EvalReport> Trainer::evaluate(int64_t step, double epoch) {
-    const Clock::time_point start = Clock::now();
-    const std::string what = cat("the evaluation at step ", step);
-    double sum = 0;
-    int64_t labels = 0;
-    Progress progress("evaluating", eval_->most_batches());
-    for (int64_t i = 0; i < eval_->most_batches(); ++i) {
-        agreed_signal_ = agree_on_signal(group_.get(), device_, what);
-        if (agreed_signal_ != 0) return std::nullopt;
-        if (i >= eval_->batches()) continue;  // ranks ask together, also those that have a batch less
-        const data::Batch batch = eval_->batch(i);
-        sum += model_->score(batch).to(at::kDouble).sum().item<double>();
-        labels += batch.labels;
-        progress.add();
-    }
-    if (group_) {
-        const at::Tensor total = at::full({1}, sum, at::TensorOptions(at::kFloat).device(device_));
-        group_->all_reduce(total, what);
-        sum = total.item<double>();
-        group_->check();
-        labels = eval_->labels();
-    }
-    return EvalReport{step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels,
-                      seconds_since(start)};
-}
-
-void Trainer::maybe_evaluate(int64_t step, double epoch) {
-    if (!eval_) return;
-    const std::optional<EvalReport> report = evaluate(step, epoch);
-    evaluation_due_ = !report && step < total_steps_;  // the last one belongs to the end of every run
+void Trainer::maybe_evaluate(int64_t step) {
+    if (!evaluator_) return;
+    const auto [report, signal] = evaluator_->run(*model_, device_, step, progress_.epoch);
+    agreed_signal_ = signal;
+    progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);
     for (const auto& observer : observers_) observer->on_eval(*report);
     history_.on_eval(*report);
@@ -374,13 +348,7 @@ void Trainer::maybe_evaluate(int64_t step, double epoch) {
     summary_.final_eval_loss = report->loss;
     time_left_.evaluated(report->seconds);
     if (plateau_) plateau_->observe(report->loss);
-    best_.observe(*report);
-}
-
-void BestEvaluation::observe(const EvalReport& report) {
-    if (!std::isfinite(report.loss) || (loss && report.loss >= *loss)) return;
-    loss = report.loss;
-    step = report.step;
+    progress_.best.observe(report->step, report->loss);
 }
 
 }  // namespace unsloth::train

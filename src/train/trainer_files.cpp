@@ -128,18 +128,11 @@ void Trainer::restore() {
     if (!full()) restore_adapter(resume_->folder, parameters.table(), parameters.state().params_P);
     restore_optimizer(resume_->folder / "optimizer.safetensors", parameters.state(), /*with_values=*/full());
     model_->parameters_changed();
-    stepper_->restore({saved.updates, saved.loss_scale, saved.good_steps});
-    if (plateau_ && saved.plateau)
-        plateau_->restore({saved.plateau->learning_rate, saved.plateau->best, saved.plateau->has_best,
-                           saved.plateau->bad_evaluations, saved.plateau->cooldown_left});
-    done_steps_ = saved.step;
-    last_epoch_ = saved.epoch;
-    seen_tokens_ = saved.seen_tokens;
-    best_ = {saved.best_eval, saved.best_step};
-    evaluation_due_ = saved.evaluation_due;
-    unlogged_.restore({saved.unlogged_loss, saved.unlogged_steps});
+    progress_ = saved.progress;
+    stepper_->restore(progress_.optimizer);
+    if (plateau_ && progress_.plateau) plateau_->restore(*progress_.plateau);
     history_.rows = formats::read_trainer_state(resume_->folder).log_history;
-    log::info("goes on from ", resume_->folder.string(), ", after step ", done_steps_);
+    log::info("goes on from ", resume_->folder.string(), ", after step ", progress_.step);
     if (saved.cpu_threads != 0 && cpu_threads() != 0 && saved.cpu_threads != cpu_threads())
         log::warning("changed since the checkpoint: ", saved.cpu_threads, " CPU threads until now, ", cpu_threads(),
                      " from here on: products are summed in another order, and losses equal those of an uninterrupted "
@@ -181,8 +174,8 @@ void Trainer::checkpoint() {
     last_save_ = std::chrono::steady_clock::now();
     agreed_save_ = false;
     require_same_values();
-    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", done_steps_));
-    if (saver_ && saver_->last_checkpoint() != done_steps_) saver_->checkpoint(moment());
+    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
+    if (saver_ && saver_->last_checkpoint() != progress_.step) saver_->checkpoint(moment());
 }
 
 /// A checkpoint between two steps: training stands still until the state was copied.
@@ -197,14 +190,14 @@ void Trainer::save_while_training() {
 
 /// Ranks that trained apart without a word must not leave it in a checkpoint: nothing is saved.
 void Trainer::require_same_values() {
-    if (!group_ || compared_step_ == done_steps_) return;
-    require_equal_hashes(*group_, values_hash(model_->parameters()->state().params_P), done_steps_);
-    compared_step_ = done_steps_;
+    if (!group_ || compared_step_ == progress_.step) return;
+    require_equal_hashes(*group_, values_hash(model_->parameters()->state().params_P), progress_.step);
+    compared_step_ = progress_.step;
 }
 
 /// Waits for what the saver writes; whether it is complete.
 bool Trainer::finish_saving() {
-    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", done_steps_));
+    const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
     return !saver_ || saver_->wait();
 }
 
@@ -217,9 +210,9 @@ void Trainer::stop_for(int signal) {
     if (group_) group_->barrier("the end of the interrupted run");
     throw Interrupted(
         signal,
-        cat("stopped after step ", done_steps_, " of ", total_steps_, "; ", full() ? "model" : "adapter", " saved in ",
-            config().training.output_dir,
-            whole ? cat(", and checkpoint-", done_steps_, " to go on from (--resume_from_checkpoint auto)") : ""));
+        cat("stopped after step ", progress_.step, " of ", total_steps_, "; ", full() ? "model" : "adapter",
+            " saved in ", config().training.output_dir,
+            whole ? cat(", and checkpoint-", progress_.step, " to go on from (--resume_from_checkpoint auto)") : ""));
 }
 
 RunFiles Trainer::run_files() const {
@@ -241,38 +234,24 @@ RunMoment Trainer::moment() const {
     const config::TrainingOptions& t = config().training;
     RunMoment moment;
     formats::TrainerState& trainer = moment.trainer;
-    trainer.epoch = last_epoch_;
+    trainer.epoch = progress_.epoch;
     trainer.eval_steps = t.eval_steps;
-    trainer.global_step = done_steps_;
+    trainer.global_step = progress_.step;
     trainer.log_history = history_.rows;
     trainer.logging_steps = t.logging_steps;
     trainer.max_steps = total_steps_;
-    trainer.num_input_tokens_seen = seen_tokens_;
+    trainer.num_input_tokens_seen = progress_.seen_tokens;
     trainer.num_train_epochs = t.num_train_epochs;
     trainer.save_steps = t.save_steps;
     trainer.train_batch_size = t.per_device_train_batch_size;
-    if (best_.loss) {
-        trainer.best_metric = best_.loss;
-        trainer.best_global_step = best_.step;
+    if (progress_.best.loss) {
+        trainer.best_metric = progress_.best.loss;
+        trainer.best_global_step = progress_.best.step;
     }
-    const Stepper::State stepper = stepper_->state();
     formats::RunState& run = moment.run;
-    run.step = done_steps_;
-    run.updates = stepper.updates;
-    run.loss_scale = stepper.loss_scale;
-    run.good_steps = stepper.good_steps;
-    run.epoch = last_epoch_;
-    run.seen_tokens = seen_tokens_;
-    run.best_eval = best_.loss;
-    run.best_step = best_.step;
-    run.evaluation_due = evaluation_due_;
-    run.unlogged_loss = unlogged_.state().sum;
-    run.unlogged_steps = unlogged_.state().steps;
-    if (plateau_) {
-        const PlateauSchedule::State& p = plateau_->state();
-        run.plateau =
-            formats::RunState::Plateau{p.learning_rate, p.best, p.has_best, p.bad_evaluations, p.cooldown_left};
-    }
+    run.progress = progress_;
+    run.progress.optimizer = stepper_->state();
+    if (plateau_) run.progress.plateau = plateau_->state();
     run.per_device_train_batch_size = t.per_device_train_batch_size;
     run.gradient_accumulation_steps = t.gradient_accumulation_steps;
     run.world_size = environment_.world_size;

@@ -21,16 +21,16 @@ void Trainer::report(const StepResult& result) {
     step_seconds_ = result.seconds;
     if (!started_) comm::tell_launcher(environment_, "step");
     started_ = true;
-    done_steps_ = result.step;
-    seen_tokens_ += result.tokens;
-    last_epoch_ = result.epoch;
+    progress_.step = result.step;
+    progress_.seen_tokens += result.tokens;
+    progress_.epoch = result.epoch;
     ++summary_.steps;
     summary_.tokens += result.tokens;
     summary_.trained_tokens += result.labels;
     summary_.train_seconds += result.seconds;
     time_left_.stepped(result.seconds, result.tokens);
     losses_.add(result.outcome.loss);
-    unlogged_.add(result.outcome.loss);
+    progress_.unlogged.add(result.outcome.loss);
     if (const auto risen = loss_watch_.observe(result.step, result.outcome.loss); risen && leads())
         log::warning(*risen);
     const int64_t every = config().training.logging_steps;
@@ -39,7 +39,7 @@ void Trainer::report(const StepResult& result) {
     report.step = result.step;
     report.total_steps = total_steps_;
     report.epoch = result.epoch;
-    report.loss = unlogged_.mean().value_or(result.outcome.loss);
+    report.loss = progress_.unlogged.mean().value_or(result.outcome.loss);
     report.grad_norm = result.outcome.grad_norm;
     report.learning_rate = result.learning_rate;
     report.tokens = result.tokens;
@@ -48,7 +48,7 @@ void Trainer::report(const StepResult& result) {
     report.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
     report.memory_gib = peak_gib();
     report.seconds_left = time_left_.after(result.step);
-    unlogged_ = {};
+    progress_.unlogged = {};
     summary_.final_loss = report.loss;
     for (const auto& observer : observers_) observer->on_step(report);
     history_.on_step(report);
@@ -65,12 +65,12 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
     try {
         summary_.exit_reason = exit_reason;
         summary_.error = error;
-        summary_.global_step = done_steps_;
-        summary_.epoch = last_epoch_;
+        summary_.global_step = progress_.step;
+        summary_.epoch = progress_.epoch;
         summary_.seconds = seconds_since(begin_);
         summary_.train_loss = losses_.mean();
-        summary_.best_eval_loss = best_.loss;
-        summary_.best_step = best_.step;
+        summary_.best_eval_loss = progress_.best.loss;
+        summary_.best_step = progress_.best.step;
         summary_.memory_gib = peak_gib();
         for (const auto& observer : observers) observer->on_summary(summary_);
     } catch (const std::exception& failure) {

@@ -83,13 +83,8 @@ TEST(MetricsFile, TheLastRowsAreTriedOnceMoreAtTheEnd) {
 }
 
 TEST(BestEvaluation, IsNeverOneThatIsNotFinite) {
-    train::BestEvaluation best;
-    const auto observe = [&](int64_t step, double loss) {
-        train::EvalReport report;
-        report.step = step;
-        report.loss = loss;
-        best.observe(report);
-    };
+    formats::BestEvaluation best;
+    const auto observe = [&](int64_t step, double loss) { best.observe(step, loss); };
     observe(1, std::nan(""));
     EXPECT_FALSE(best.loss);
     observe(2, 3.0);

@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(All, TimingTest, ::testing::ValuesIn(built_devices()),
                          [](const auto& param) { return param.param; });
 
 TEST(LossMean, LeavesOutWhatIsNotFinite) {
-    train::LossMean mean;
+    formats::LossMean mean;
     EXPECT_EQ(mean.mean(), std::nullopt);
     mean.add(1);
     mean.add(std::numeric_limits<double>::infinity());

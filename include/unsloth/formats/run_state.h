@@ -9,28 +9,54 @@
 
 namespace unsloth::formats {
 
-struct RunState {
-    /// reduce_lr_on_plateau's memory.
-    struct Plateau {
-        double learning_rate = 0, best = 0;
-        bool has_best = false;
-        int64_t bad_evaluations = 0, cooldown_left = 0;
-    };
-
-    int64_t step = 0;     ///< optimizer steps taken, those skipped by loss scaling counted: the data's position
+/// The optimizer's counters.
+struct OptimizerProgress {
     int64_t updates = 0;  ///< Adam's t
     double loss_scale = 1;
     int64_t good_steps = 0;  ///< since the loss scale was changed
+};
+
+/// The mean of losses that are finite: a step skipped by fp16's loss scale may have none.
+struct LossMean {
+    double sum = 0;
+    int64_t steps = 0;
+    void add(double loss);
+    /// nullopt: no finite one was added.
+    std::optional<double> mean() const;
+};
+
+/// The evaluation with the least loss; one that is not finite never is.
+struct BestEvaluation {
+    std::optional<double> loss;
+    int64_t step = 0;
+    void observe(int64_t at_step, double loss_there);
+};
+
+/// reduce_lr_on_plateau's memory.
+struct PlateauProgress {
+    double learning_rate = 0;
+    double best = 0;
+    bool has_best = false;  ///< `best` is valid
+    int64_t bad_evaluations = 0;
+    int64_t cooldown_left = 0;
+};
+
+/// How far a run is: the trainer works on this, and a checkpoint holds it as it is.
+struct RunProgress {
+    int64_t step = 0;  ///< optimizer steps taken, those skipped by loss scaling counted: the data's position
     double epoch = 0;
     int64_t seen_tokens = 0;
-    std::optional<double> best_eval;
-    int64_t best_step = 0;
-    double unlogged_loss = 0;  ///< sum over the steps since the last logged one whose loss is finite
-    int64_t unlogged_steps = 0;
-    std::optional<Plateau> plateau;
+    OptimizerProgress optimizer;
+    BestEvaluation best;
+    LossMean unlogged;  ///< of the steps since the last logged one
+    std::optional<PlateauProgress> plateau;
     bool evaluation_due = false;  ///< the evaluation after this step was broken off
+};
 
-    // What the numbers above belong to: a run that differs here would go on with something else.
+struct RunState {
+    RunProgress progress;
+
+    // What the progress belongs to: a run that differs here would go on with something else.
     int64_t per_device_train_batch_size = 1, gradient_accumulation_steps = 1, world_size = 1;
     int64_t cpu_threads = 0;  ///< that shared products on the CPU; 0: a GPU computed, or an older version wrote this
     std::string data;         ///< fingerprint of the training rows

@@ -31,23 +31,6 @@ struct RunSummary {
     double tokens_per_second() const { return static_cast<double>(tokens) / train_seconds; }
 };
 
-/// The mean of losses that are finite: a step skipped by fp16's loss scale may have none.
-class LossMean {
-  public:
-    struct State {
-        double sum = 0;
-        int64_t steps = 0;
-    };
-    void add(double loss);
-    /// nullopt: no finite one was added.
-    std::optional<double> mean() const;
-    const State& state() const { return state_; }
-    void restore(const State& state) { state_ = state; }
-
-  private:
-    State state_;
-};
-
 /// Estimates what is left of a run from what its steps, evaluations and saves took.
 class TimeLeft {
   public:

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "unsloth/config/config.h"
+#include "unsloth/formats/run_state.h"
 
 namespace unsloth::train {
 
@@ -58,13 +59,7 @@ double schedule_multiplier(config::Schedule schedule, const ScheduleOptions& opt
 class PlateauSchedule {
   public:
     /// All that a checkpoint must keep.
-    struct State {
-        double learning_rate = 0;
-        double best = 0;
-        bool has_best = false;  ///< `best` is valid
-        int64_t bad_evaluations = 0;
-        int64_t cooldown_left = 0;
-    };
+    using State = formats::PlateauProgress;
 
     explicit PlateauSchedule(const ScheduleOptions& options);
     /// One evaluation's metric (eval_loss); a NaN counts as no improvement.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "unsloth/comm/group.h"
+#include "unsloth/formats/run_state.h"
 #include "unsloth/model/model.h"
 #include "unsloth/ops/optimizer.h"
 
@@ -79,11 +80,7 @@ class Stepper {
     double loss_scale() const { return loss_scale_; }
 
     /// What a checkpoint must keep of it; to be asked when nothing is under way.
-    struct State {
-        int64_t updates = 0;
-        double loss_scale = 1.0;
-        int64_t good_steps = 0;
-    };
+    using State = formats::OptimizerProgress;
     State state() const { return {updates_, loss_scale_, good_steps_}; }
     void restore(const State& state);
 

@@ -10,6 +10,7 @@
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/train/doubts.h"
+#include "unsloth/train/evaluation.h"
 #include "unsloth/train/observer.h"
 #include "unsloth/train/resume.h"
 #include "unsloth/train/run_record.h"
@@ -19,13 +20,6 @@
 #include "unsloth/train/step.h"
 
 namespace unsloth::train {
-
-/// The evaluation with the least loss; one that is not finite never is.
-struct BestEvaluation {
-    std::optional<double> loss;
-    int64_t step = 0;
-    void observe(const EvalReport& report);
-};
 
 class Trainer {
   public:
@@ -45,8 +39,6 @@ class Trainer {
     double learning_rate(int64_t step) const;  ///< of step number `step`, from 1
     int64_t total_steps() const { return total_steps_; }
     const model::ModelPlan& plan() const { return *plan_; }
-    /// Mean loss over the evaluation rows; nothing when a signal asked to stop before it was done.
-    std::optional<EvalReport> evaluate(int64_t step, double epoch);
 
   private:
     void telling_others(const std::function<void()>& work) const;
@@ -74,7 +66,7 @@ class Trainer {
     void summarise(const std::string& exit_reason, const std::string& error);
     void report(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
-    void maybe_evaluate(int64_t step, double epoch);
+    void maybe_evaluate(int64_t step);
     RunFiles run_files() const;
     RunMoment moment() const;
     void save_result();
@@ -92,7 +84,7 @@ class Trainer {
     std::string data_fingerprint_;   ///< of the training rows
     OpenedModel opened_;
     std::unique_ptr<data::StepLoader> loader_;
-    std::optional<data::EvalLoader> eval_;
+    std::optional<Evaluator> evaluator_;
     data::Dataset eval_rows_;
     int64_t total_steps_ = 0;
     ScheduleOptions schedule_;
@@ -108,17 +100,13 @@ class Trainer {
     std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), last_save_;
     RunSummary summary_;  ///< so far
     TimeLeft time_left_;
-    LossMean losses_, unlogged_;            ///< of this process' steps; of those since the last logged one
-    int64_t done_steps_ = 0;                ///< whose results were read
+    formats::LossMean losses_;              ///< of this process' steps
+    formats::RunProgress progress_;         ///< after the last step whose result was read
     std::optional<int64_t> compared_step_;  ///< with a group: after it all ranks had the same values
     bool started_ = false;                  ///< a step of this process is done
     double step_seconds_ = 0;               ///< of the last step
-    int64_t seen_tokens_ = 0;
-    double last_epoch_ = 0;
-    int agreed_signal_ = 0;  ///< with a group: as all ranks saw it with the last result
+    int agreed_signal_ = 0;                 ///< with a group: as all ranks saw it with the last result
     bool agreed_save_ = false;
-    bool evaluation_due_ = false;  ///< the one after done_steps_ was broken off
-    BestEvaluation best_;
 };
 
 }  // namespace unsloth::train
