@@ -9,26 +9,6 @@
 namespace unsloth::tokenizer {
 namespace {
 
-/// Builds a text and remembers which part of it is learned.
-class Writer {
-  public:
-    Writer& text(std::string_view part) {
-        out_.text += part;
-        return *this;
-    }
-    Writer& trained(std::string_view part, std::string_view end_of_turn) {
-        const std::size_t begin = out_.text.size();
-        out_.text += part;
-        out_.text += end_of_turn;
-        out_.trained_bytes.emplace_back(begin, out_.text.size());
-        return *this;
-    }
-    Rendered take() { return std::move(out_); }
-
-  private:
-    Rendered out_;
-};
-
 /// The text of a special token, so that encoding a rendered text finds it again.
 std::string text_of(const Tokenizer& tokenizer, int32_t id, const char* role) {
     const std::string token = tokenizer.token(id);
@@ -86,7 +66,11 @@ std::string alpaca_prompt(std::string_view instruction, std::string_view input, 
 }
 
 Rendered build_prompt_completion(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion) {
-    return Writer().text(leading_bos(tokenizer)).text(prompt).trained(completion, end_of_sequence(tokenizer)).take();
+    Rendered out{cat(leading_bos(tokenizer), prompt), {}, {}};
+    const std::size_t begin = out.text.size();
+    out.text += cat(completion, end_of_sequence(tokenizer));
+    out.trained_bytes.emplace_back(begin, out.text.size());
+    return out;
 }
 
 }  // namespace unsloth::tokenizer

@@ -74,9 +74,10 @@ void run(const FuseDecoder&, Tokens& tokens, std::size_t) {
 
 void run(const ReplaceDecoder& step, Tokens& tokens, std::size_t limit) {
     std::size_t size = 0;
-    for (std::string& token : tokens) {
-        token = replaced(step.pattern, step.content, token, limit);
-        size += token.size();
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        const bool left_out = (step.not_in_first && i == 0) || (step.not_in_last && i + 1 == tokens.size());
+        tokens[i] = replaced(step.pattern, left_out ? "" : step.content, tokens[i], limit);
+        size += tokens[i].size();
         check_growth(size, limit);
     }
 }
@@ -91,20 +92,6 @@ void run(const StripDecoder& step, Tokens& tokens, std::size_t) {
             rest.remove_suffix(size);
         }
         token = std::string(rest);
-    }
-}
-
-void run(const MetaspaceDecoder& step, Tokens& tokens, std::size_t limit) {
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const Pattern pattern{std::nullopt, step.replacement};
-        tokens[i] = replaced(pattern, i == 0 && step.drop_first ? "" : " ", tokens[i], limit);
-    }
-}
-
-void run(const SuffixDecoder& step, Tokens& tokens, std::size_t limit) {
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const Pattern pattern{std::nullopt, step.suffix};
-        tokens[i] = replaced(pattern, i + 1 == tokens.size() ? "" : " ", tokens[i], limit);
     }
 }
 

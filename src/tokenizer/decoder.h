@@ -14,24 +14,18 @@ namespace unsloth::tokenizer {
 struct ByteLevelDecoder {};     ///< GPT-2's alphabet to bytes; one text remains
 struct ByteFallbackDecoder {};  ///< runs of <0xNN> to characters
 struct FuseDecoder {};          ///< one text remains
+/// Replace, and what Metaspace and BPEDecoder do: they write nothing in the first or the last token.
 struct ReplaceDecoder {
     Pattern pattern;
     std::string content;
+    bool not_in_first = false, not_in_last = false;
 };
 struct StripDecoder {
     std::string content;      ///< one character
     std::size_t start, stop;  ///< so many of them go, at most, from either end of each token
 };
-struct MetaspaceDecoder {
-    std::string replacement;  ///< becomes a space; in the first token it goes if `drop_first`
-    bool drop_first;
-};
-struct SuffixDecoder {   ///< BPEDecoder
-    std::string suffix;  ///< becomes a space, in the last token nothing
-};
 
-using DecoderStep = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, ReplaceDecoder, StripDecoder,
-                                 MetaspaceDecoder, SuffixDecoder>;
+using DecoderStep = std::variant<ByteLevelDecoder, ByteFallbackDecoder, FuseDecoder, ReplaceDecoder, StripDecoder>;
 
 /// Immutable; safe from any thread.
 class Decoder {

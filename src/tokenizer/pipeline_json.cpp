@@ -16,13 +16,18 @@ constexpr int deepest = 16;
                           "' is not known to this program (known here: ", known, ")"));
 }
 
-/// Calls `read(member, depth + 1)` for each member of a Sequence.
-template <class Read>
-void read_sequence(const JsonReader& part, const char* key, int depth, Read read) {
+/// The members of a Sequence and of those within it, or the part itself.
+void add_members(const JsonReader& part, const char* key, int depth, std::vector<JsonReader>& members) {
+    if (part.at("type").string() != "Sequence") return members.push_back(part);
     part.only_keys({"type", key});
     if (depth >= deepest) throw input_error(cat(part.where(), ": sequences nested more than ", deepest, " deep"));
     const JsonReader list = part.at(key);
-    for (std::size_t i = 0; i < list.size(); ++i) read(list.at(i), depth + 1);
+    for (std::size_t i = 0; i < list.size(); ++i) add_members(list.at(i), key, depth + 1, members);
+}
+std::vector<JsonReader> members_of(const JsonReader& part, const char* key) {
+    std::vector<JsonReader> members;
+    if (!part.null()) add_members(part, key, 0, members);
+    return members;
 }
 
 /// One character.
@@ -94,7 +99,7 @@ char32_t code_point(const std::string& character) {
     return unicode::decode(character, 0).code_point;
 }
 
-void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokenizerStep>& steps) {
+void add_pre_tokenizer(const JsonReader& part, std::vector<PreTokenizerStep>& steps) {
     using Class = CharacterSplit::Class;
     const CharacterSplit without_space{Class::white_space, SplitBehavior::removed};
     static const std::unordered_map<std::string, std::vector<PreTokenizerStep>> plain = {
@@ -102,10 +107,7 @@ void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokeni
         {"WhitespaceSplit", {without_space}},
         {"BertPreTokenizer", {without_space, CharacterSplit{Class::punctuation, SplitBehavior::isolated}}}};
     const std::string& type = part.at("type").string();
-    if (type == "Sequence") {
-        read_sequence(part, "pretokenizers", depth,
-                      [&](const JsonReader& member, int below) { read_pre_tokenizer(member, below, steps); });
-    } else if (type == "Split") {
+    if (type == "Split") {
         part.only_keys({"type", "pattern", "behavior", "invert"});
         steps.emplace_back(PatternSplit{read_pattern(part.at("pattern")), read_behavior(part.at("behavior")),
                                         part.boolean_or("invert", false)});
@@ -140,7 +142,7 @@ void read_pre_tokenizer(const JsonReader& part, int depth, std::vector<PreTokeni
     }
 }
 
-void read_normalizer(const JsonReader& part, int depth, std::vector<NormalizerStep>& steps) {
+void add_normalizer(const JsonReader& part, std::vector<NormalizerStep>& steps) {
     using unicode::NormalForm;
     static const std::unordered_map<std::string, NormalizerStep> plain = {{"NFC", NormalFormStep{NormalForm::nfc}},
                                                                           {"NFD", NormalFormStep{NormalForm::nfd}},
@@ -149,10 +151,7 @@ void read_normalizer(const JsonReader& part, int depth, std::vector<NormalizerSt
                                                                           {"Lowercase", LowercaseStep{}},
                                                                           {"StripAccents", StripAccentsStep{}}};
     const std::string& type = part.at("type").string();
-    if (type == "Sequence") {
-        read_sequence(part, "normalizers", depth,
-                      [&](const JsonReader& member, int below) { read_normalizer(member, below, steps); });
-    } else if (type == "Prepend") {
+    if (type == "Prepend") {
         part.only_keys({"type", "prepend"});
         steps.emplace_back(PrependStep{part.at("prepend").string()});
     } else if (type == "Replace") {
@@ -169,12 +168,9 @@ void read_normalizer(const JsonReader& part, int depth, std::vector<NormalizerSt
     }
 }
 
-void read_decoder(const JsonReader& part, int depth, std::vector<DecoderStep>& steps) {
+void add_decoder(const JsonReader& part, std::vector<DecoderStep>& steps) {
     const std::string& type = part.at("type").string();
-    if (type == "Sequence") {
-        read_sequence(part, "decoders", depth,
-                      [&](const JsonReader& member, int below) { read_decoder(member, below, steps); });
-    } else if (type == "ByteLevel") {
+    if (type == "ByteLevel") {
         steps.emplace_back(ByteLevelDecoder{});
     } else if (type == "ByteFallback") {
         steps.emplace_back(ByteFallbackDecoder{});
@@ -189,12 +185,12 @@ void read_decoder(const JsonReader& part, int depth, std::vector<DecoderStep>& s
                                         read_count(part.at("stop"))});
     } else if (type == "Metaspace") {
         const SpaceReplacement metaspace = read_metaspace(part).replacement;
-        steps.emplace_back(
-            MetaspaceDecoder{metaspace.replacement, metaspace.prepend != SpaceReplacement::Prepend::never});
+        const bool drop_first = metaspace.prepend != SpaceReplacement::Prepend::never;
+        steps.emplace_back(ReplaceDecoder{{std::nullopt, metaspace.replacement}, " ", drop_first, false});
     } else if (type == "BPEDecoder") {
         part.only_keys({"type", "suffix"});
         if (part.at("suffix").string().empty()) part.at("suffix").refuse("a suffix that is not empty");
-        steps.emplace_back(SuffixDecoder{part.at("suffix").string()});
+        steps.emplace_back(ReplaceDecoder{{std::nullopt, part.at("suffix").string()}, " ", false, true});
     } else {
         refuse_type(part, "Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace, BPEDecoder");
     }
@@ -239,13 +235,9 @@ int32_t read_token_and_id(const JsonReader& pair) {
     return pair.at(std::size_t{1}).id();
 }
 
-void read_post_processor(const JsonReader& part, int depth, std::vector<int32_t>& prefix,
-                         std::vector<int32_t>& suffix) {
+void add_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
     const std::string& type = part.at("type").string();
-    if (type == "Sequence") {
-        read_sequence(part, "processors", depth,
-                      [&](const JsonReader& member, int below) { read_post_processor(member, below, prefix, suffix); });
-    } else if (type == "TemplateProcessing") {
+    if (type == "TemplateProcessing") {
         read_template(part, prefix, suffix);
     } else if (type == "BertProcessing" || type == "RobertaProcessing") {
         const int32_t before = read_token_and_id(part.at("cls"));
@@ -259,24 +251,24 @@ void read_post_processor(const JsonReader& part, int depth, std::vector<int32_t>
 
 std::vector<NormalizerStep> read_normalizer(const JsonReader& part) {
     std::vector<NormalizerStep> steps;
-    if (!part.null()) read_normalizer(part, 0, steps);
+    for (const JsonReader& member : members_of(part, "normalizers")) add_normalizer(member, steps);
     return steps;
 }
 
 std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part) {
     std::vector<PreTokenizerStep> steps;
-    if (!part.null()) read_pre_tokenizer(part, 0, steps);
+    for (const JsonReader& member : members_of(part, "pretokenizers")) add_pre_tokenizer(member, steps);
     return steps;
 }
 
 Decoder read_decoder(const JsonReader& part) {
     std::vector<DecoderStep> steps;
-    if (!part.null()) read_decoder(part, 0, steps);
+    for (const JsonReader& member : members_of(part, "decoders")) add_decoder(member, steps);
     return Decoder(std::move(steps), !part.null());
 }
 
 void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
-    if (!part.null()) read_post_processor(part, 0, prefix, suffix);
+    for (const JsonReader& member : members_of(part, "processors")) add_post_processor(member, prefix, suffix);
 }
 
 }  // namespace unsloth::tokenizer

@@ -40,7 +40,11 @@ class Lexer {
   private:
     std::string_view rest() const { return std::string_view(source_).substr(at_); }
     bool sees(std::string_view text) const { return rest().substr(0, text.size()) == text; }
-    char peek(std::size_t ahead = 0) const { return at_ + ahead < source_.size() ? source_[at_ + ahead] : '\0'; }
+    char at(std::size_t position) const { return position < source_.size() ? source_[position] : '\0'; }
+    /// The - or + of a tag's begin or end.
+    char sign_at(std::size_t position) const {
+        return at(position) == '-' || at(position) == '+' ? at(position) : '\0';
+    }
 
     /// Lines are counted as the position moves, never twice.
     void advance_to(std::size_t position) {
@@ -59,25 +63,15 @@ class Lexer {
     void add(Kind kind, std::string value) { tokens_.push_back({kind, line_, std::move(value), {}}); }
 
     void outside() {
-        std::size_t tag = at_;
-        do {
-            tag = source_.find('{', tag);
-            if (tag == std::string::npos) {
-                add(Kind::data, std::string(rest()));
-                advance_to(source_.size());
-                return;
-            }
-            ++tag;
-        } while (tag >= source_.size() || (source_[tag] != '{' && source_[tag] != '%' && source_[tag] != '#'));
-        --tag;
-        const char type = source_[tag + 1];
-        std::size_t behind = tag + 2;
-        char sign = behind < source_.size() ? source_[behind] : '\0';
-        if (sign == '-' || sign == '+') {
-            ++behind;
-        } else {
-            sign = '\0';
+        std::size_t tag = source_.find('{', at_);
+        while (tag != std::string::npos && std::string_view("{%#").find(at(tag + 1)) == std::string_view::npos)
+            tag = source_.find('{', tag + 1);
+        if (tag == std::string::npos) {
+            add(Kind::data, std::string(rest()));
+            return advance_to(source_.size());
         }
+        const char type = at(tag + 1), sign = sign_at(tag + 2);
+        const std::size_t behind = tag + (sign == '\0' ? 2 : 3);
         add_data(std::string_view(source_).substr(at_, tag - at_), sign, type == '{');
         advance_to(tag);
         if (type == '#') return comment(behind);
@@ -101,13 +95,11 @@ class Lexer {
 
     /// Behind "%}", "-%}" and "+%}" (or "#}") at `position`, with what they take along; 0 without one.
     std::size_t behind_end(std::size_t position, char type) const {
-        const char sign = position < source_.size() ? source_[position] : '\0';
-        const bool signed_end = sign == '-' || sign == '+';
-        const std::size_t end = position + (signed_end ? 1 : 0);
-        if (end + 1 >= source_.size() || source_[end] != type || source_[end + 1] != '}') return 0;
+        const char sign = sign_at(position);
+        const std::size_t end = position + (sign == '\0' ? 0 : 1);
+        if (at(end) != type || at(end + 1) != '}') return 0;
         if (sign == '-') return behind_space(end + 2);
-        const bool line_end = end + 2 < source_.size() && source_[end + 2] == '\n';  // trim_blocks
-        return end + 2 + (line_end && sign != '+' ? 1 : 0);
+        return end + 2 + (at(end + 2) == '\n' && sign != '+' ? 1 : 0);  // trim_blocks
     }
 
     void comment(std::size_t position) {
@@ -131,14 +123,13 @@ class Lexer {
         const int first_line = line_;
         advance_to(begin);
         if (begin == source_.size()) return;
-        for (std::size_t at = begin; (at = source_.find("{%", at)) != std::string::npos; ++at) {
-            const char sign = at + 2 < source_.size() ? source_[at + 2] : '\0';
-            const bool has_sign = sign == '-' || sign == '+';
-            std::size_t word = behind_space(at + 2 + (has_sign ? 1 : 0));
+        for (std::size_t tag = begin; (tag = source_.find("{%", tag)) != std::string::npos; ++tag) {
+            const char sign = sign_at(tag + 2);
+            const std::size_t word = behind_space(tag + (sign == '\0' ? 2 : 3));
             if (source_.compare(word, 6, "endraw") != 0) continue;
             const std::size_t behind = behind_end(behind_space(word + 6), '%');
             if (behind == 0) continue;
-            add_data(std::string_view(source_).substr(begin, at - begin), has_sign ? sign : '\0', false);
+            add_data(std::string_view(source_).substr(begin, tag - begin), sign, false);
             return advance_to(behind);
         }
         throw Failure("missing end of raw directive", first_line);
@@ -177,7 +168,7 @@ class Lexer {
 
     /// Whole decimal numbers.
     bool number() {
-        if (!decimal(peek())) return false;
+        if (!decimal(at(at_))) return false;
         Integer value = 0;
         std::size_t end = at_;
         for (; end < source_.size() && decimal(source_[end]); ++end) {
@@ -212,7 +203,7 @@ class Lexer {
     }
 
     bool string() {
-        const char quote = peek();
+        const char quote = at(at_);
         if (quote != '\'' && quote != '"') return false;
         std::size_t end = at_ + 1;
         while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
