@@ -103,7 +103,7 @@ TEST(RunReader, WhatIsNoRunIsRefused) {
 
 TEST(RunReader, KnowsHowMuchIsLeft) {
     Folder folder;
-    Run run = read_run(example(folder).path());
+    report::Run run = read_run(example(folder).path());
     EXPECT_EQ(run.total_steps, 200);
     EXPECT_DOUBLE_EQ(run.share(), 0.5);
     EXPECT_DOUBLE_EQ(run.seconds_left(), 50);
