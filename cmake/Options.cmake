@@ -40,11 +40,16 @@ endif()
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 add_link_options($<$<CONFIG:Release>:-s>)
 
+# Indices and iterators of the standard library are checked as well where mistakes are looked for.
+if(CMAKE_BUILD_TYPE STREQUAL Debug OR UNSLOTH_SANITIZE)
+  add_compile_definitions(_GLIBCXX_ASSERTIONS)
+endif()
+
 if(UNSLOTH_SANITIZE)
-  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined>
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${UNSLOTH_SANITIZE}>
                       $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>  # false alarms of instrumented code
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all> $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>)
-  add_link_options(-fsanitize=address,undefined)
+  add_link_options(-fsanitize=${UNSLOTH_SANITIZE})
 endif()
 
 if(UNSLOTH_FUZZ)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds build/PRESET/unsloth-train and nothing else, or the targets that are named:
 #     scripts/build.sh [PRESET] [TARGET...]
-# PRESET: release (default), debug, sanitize, cpu-only, fuzz (CMakePresets.json). TARGET: unsloth-train (default), all, ops_test, ...
+# PRESET: release (default), debug, sanitize, thread, cpu-only, fuzz (CMakePresets.json). TARGET: unsloth-train (default), all, ops_test, ...
 # TORCH_CUDA_ARCH_LIST chooses CUDA architectures ("8.0;8.6;8.9;9.0a"); unset: those of this machine's GPUs, or 9.0a without one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,9 +12,9 @@ preset=${1:-release}
 [ $# -eq 0 ] || shift
 case "$preset" in
     release | debug) cuda=yes; scripts/setup.sh ;;
-    cpu-only | sanitize) cuda=no; scripts/setup.sh --cpu-only ;;
+    cpu-only | sanitize | thread) cuda=no; scripts/setup.sh --cpu-only ;;
     fuzz) cuda=no; scripts/setup.sh --fuzz ;;
-    *) echo "usage: scripts/build.sh [release|debug|sanitize|cpu-only|fuzz] [TARGET...]" >&2; exit 2 ;;
+    *) echo "usage: scripts/build.sh [release|debug|sanitize|thread|cpu-only|fuzz] [TARGET...]" >&2; exit 2 ;;
 esac
 [ $# -gt 0 ] || set -- unsloth-train
 

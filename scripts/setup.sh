@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Gets everything that the build needs, on Debian 12 or Ubuntu 24.04, into the system (packages) and .deps/ (LibTorch, CUDA):
 #     scripts/setup.sh [--cpu-only | --fuzz | --python-peers]
-# --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only and sanitize.
+# --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only, sanitize and thread.
 # --fuzz gets what the preset fuzz needs and no more: packages, clang among them, and no LibTorch.
 # --python-peers gets, after all else, transformers, PEFT and bitsandbytes (0.3 GB) into .deps/peers: tests load what this program
 # wrote with them, and are skipped without.

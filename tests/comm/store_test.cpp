@@ -9,8 +9,6 @@
 #include <fstream>
 #include <thread>
 
-#include "comm/interfaces.h"
-#include "comm/rank_store.h"
 #include "comm/store_client.h"
 #include "comm/store_server.h"
 
@@ -67,19 +65,6 @@ TEST_P(Store, MovesLargeValues) {
     for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<uint8_t>(i * 2654435761U >> 24);
     one.set("large", large);
     EXPECT_EQ(two.get("large", milliseconds(0)), large);
-}
-
-TEST_P(Store, IsAC10dStore) {
-    const Served served(GetParam());
-    RankStore one(served.meeting(0), std::chrono::seconds(1)), two(served.meeting(1), std::chrono::seconds(1));
-    one.set("id", std::vector<uint8_t>{1, 2, 3});
-    two.wait({"id"});
-    EXPECT_EQ(two.get("id"), (std::vector<uint8_t>{1, 2, 3}));
-    EXPECT_TRUE(two.check({"id"}));
-    EXPECT_FALSE(two.check({"id", "other"}));
-    EXPECT_EQ(two.add("count", 2), 2);
-    EXPECT_EQ(one.get_to_str("count"), "2");
-    EXPECT_THROW(two.get("other"), StoreGone);
 }
 
 INSTANTIATE_TEST_SUITE_P(Frames, Store, ::testing::Bool(),
@@ -244,27 +229,6 @@ TEST(Strangers, RepliesThatNobodyReadsDoNotPileUp) {
     rank.set("small", bytes_of("x"));
     EXPECT_EQ(text(rank.get("small", milliseconds(0))), "x");
     EXPECT_LT(resident() - before, 64);
-}
-
-TEST(Interfaces, WhatNcclWouldTake) {
-    const std::vector<std::string> names{"lo", "eth0", "eth1", "ib0"};
-    for (const char* fine : {"eth", "eth1", "=ib0", "docker,ib", "^lo", "^=lo", "lo:1", "^eth,ib"})
-        EXPECT_TRUE(leaves_an_interface(fine, names)) << fine;
-    for (const char* wrong : {"eth7", "=eth", "enp3s0", "^lo,eth,ib", "^=lo,eth0,eth1,ib0"})
-        EXPECT_FALSE(leaves_an_interface(wrong, names)) << wrong;
-    ::setenv("NCCL_SOCKET_IFNAME", "nosuch7", 1);
-    try {
-        require_interfaces();
-        ADD_FAILURE();
-    } catch (const std::exception& error) {
-        EXPECT_NE(std::string(error.what()).find("NCCL_SOCKET_IFNAME is \"nosuch7\""), std::string::npos)
-            << error.what();
-    }
-    EXPECT_NE(nccl_advice().find("NCCL_SOCKET_IFNAME=nosuch7"), std::string::npos);
-    ::unsetenv("NCCL_SOCKET_IFNAME");
-    EXPECT_EQ(nccl_reason("NCCL error in: x.cpp:3, unhandled system error\nLast error:\nBootstrap : no socket\nframe"),
-              "Bootstrap : no socket");
-    EXPECT_EQ(nccl_reason("DistBackendError: it broke\nframe #0"), "DistBackendError: it broke");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "data/toy.h"
 #include "unsloth/data/describe.h"
+#include "unsloth/data/prefetch.h"
 
 namespace unsloth::data {
 namespace {
@@ -484,6 +485,32 @@ TEST(Describe, SaysWhatTheRunWillSee) {
     toy::expect_contains(
         text, {"1,500 rows (tokenized)", "3,000 tokens", "50.0 %", "longest row 2", "188 steps an epoch", "4 rows"});
     EXPECT_EQ(text.find("cut"), std::string::npos);
+}
+
+TEST(StepLoader, GivesAPrefetcherTheSameSteps) {
+    const Dataset data = Dataset::from_samples(toy::samples(90, 8));
+    LoaderOptions options;
+    options.per_device_train_batch_size = 3;
+    options.gradient_accumulation_steps = 2;
+    options.order_tokens = true;
+    StepLoader direct(data, options), ahead(data, options);
+    Prefetcher prefetcher([&](int64_t step) { return ahead.step(step); }, 4, 40, 3);
+    for (int64_t step = 4; step < 40; ++step) {
+        const auto got = prefetcher.next();
+        ASSERT_TRUE(got.has_value());
+        const StepBatch expected = direct.step(step);
+        EXPECT_EQ(got->labels, expected.labels);
+        EXPECT_EQ(got->epoch, expected.epoch);
+        ASSERT_EQ(got->micro.size(), expected.micro.size());
+        for (std::size_t k = 0; k < expected.micro.size(); ++k) {
+            EXPECT_EQ(got->micro[k].ids_T, expected.micro[k].ids_T);
+            EXPECT_EQ(got->micro[k].targets_T, expected.micro[k].targets_T);
+            EXPECT_EQ(got->micro[k].segments, expected.micro[k].segments);
+            EXPECT_EQ(got->micro[k].token_order.order, expected.micro[k].token_order.order);
+        }
+    }
+    EXPECT_FALSE(prefetcher.next().has_value());
+    EXPECT_FALSE(prefetcher.next().has_value());
 }
 
 }  // namespace

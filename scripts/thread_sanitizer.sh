@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Tests what has threads and needs no LibTorch (the ranks' store and monitor, prefetching, ordered workers, logging) with
+# ThreadSanitizer, in a build of its own:
+#     scripts/thread_sanitizer.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/build.sh thread threads_test
+exec ctest --test-dir build/thread --output-on-failure --no-tests=error -R '^threads_test$'
