@@ -174,7 +174,7 @@ TEST(Page, OfARunThatEnded) {
 
 TEST(Plot, DrawsWithinItsFrame) {
     Folder folder;
-    const Run run = read_run(example(folder).path());
+    const report::Run run = read_run(example(folder).path());
     const std::string view = run_view(run, 80, 40, false);
     EXPECT_CONTAINS(view, "step 100/200  loss 2.01  eval loss 1.75  2100 tok/s  10.5 GiB  left 00:50");
     EXPECT_CONTAINS(view, "step 100");
