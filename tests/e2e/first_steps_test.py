@@ -83,7 +83,7 @@ class FirstSteps(EndToEnd):
     def test_binary_files_are_not_shown_raw(self):
         path = self.folder / "binary.json"
         path.write_bytes(b"\x7fELF\x1b[31m\xff\xfe")
-        err = self.fail_with(USAGE, ["binary.json:1:1", "\\x7f"], path).err
+        err = self.fail_with(USAGE, ["binary.json:1:1", "\\u007f"], path).err
         self.assertEqual([c for c in err if (c < " " and c != "\n") or c in "\x7f\ufffd"], [], err)
         path.write_bytes(b'{"model": \xff}')
         err = self.fail_with(USAGE, ["binary.json:1:11", "\\xff"], path).err
