@@ -49,7 +49,7 @@ class FirstSteps(EndToEnd):
         self.assertEqual(json.loads(result.out)["model"]["path"], "m")
         self.assertEqual(json.loads(self.succeed("config", written).out)["model"]["path"], "m")
         written.write_text("model:\n\tpath: m\n")
-        self.fail_with(USAGE, ["run.yaml:2:1", "no valid YAML"], "--config", written)
+        self.fail_with(USAGE, ["run.yaml:2:", "no valid YAML"], "--config", written)
 
     def test_configurations_of_other_programs(self):
         theirs = self.folder / "axolotl.yml"
