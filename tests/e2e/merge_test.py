@@ -211,7 +211,7 @@ class Merge(Merging):
         refused(USAGE, ["--max_shard_size", "5XB"], "--adapter", adapter, "--base", base, "--max_shard_size", "5XB")
         refused(USAGE, ["--device", "tpu"], "--adapter", adapter, "--base", base, "--device", "tpu")
         refused(INPUT, ["no such file or folder"], "--adapter", adapter, "--base", self.folder / "nowhere")
-        refused(INPUT, ["adapter_config.json"], "--adapter", self.folder / "nowhere", "--base", base)
+        refused(INPUT, ["nowhere: no such file or folder"], "--adapter", self.folder / "nowhere", "--base", base)
         refused(
             INPUT,
             ["wrong type or shape", "q_proj.lora_A", "[4, 128]", "[4, 32]"],
