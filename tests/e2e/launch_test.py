@@ -199,7 +199,7 @@ for i in range(300): print("o" * 6000, flush=True); print("e" * 6000, file=sys.s
             2, "[print(f'line {i}', file=sys.stderr) for i in range(100)] and rank and os._exit(3)", "--silent"
         )
         self.assertEqual(code, 3)
-        self.assertIn("the last lines of rank 1 on stderr:\n[rank 1] line 60\n", err)
+        self.assertIn("the last lines of rank 1 on stderr:\n  [rank 1] line 60\n", err)
         self.assertIn("[rank 1] line 99\n", err)
         self.assertNotIn("[rank 1] line 59\n", err)
 
