@@ -126,7 +126,7 @@ std::string headline(const Run& run) {
     if (run.steps.empty()) return text + "  no step yet";
     const StepRow& last = run.steps.back();
     text +=
-        cat("  step ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
+        cat("\nstep ", last.step, run.total_steps > 0 ? cat("/", run.total_steps) : "", "  loss ", shown(last.loss));
     if (!run.evals.empty()) text += cat("  eval loss ", shown(run.evals.back().loss));
     text += cat("  ", shown(last.tokens_per_second), " tok/s  ", shown(last.memory_gib), " GiB");
     if (run.ending) {
@@ -166,7 +166,7 @@ std::string plot(const std::string& title, const std::vector<Line>& lines, int c
 std::string run_view(const Run& run, int columns, int rows, bool colours) {
     std::string text = headline(run) + "\n";
     if (run.steps.empty()) return text;
-    const int height = std::max(7, (rows - 2) / 3);
+    const int height = std::max(7, (rows - 3) / 3);
     const Points losses = points_of(run, &StepRow::loss);
     text += plot(run.evals.empty() ? "loss" : "loss, + eval loss", {{losses}, {eval_points(run), true}}, columns,
                  height, colours);

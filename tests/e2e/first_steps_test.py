@@ -241,9 +241,8 @@ class Readme(EndToEnd):
         self.assertTrue((self.folder / "out" / "run1" / "adapter_model.safetensors").exists())
 
     def test_it_says_where_the_model_comes_from(self):
-        downloads = [command for command in self.commands if command.startswith("hf download")]
-        self.assertEqual(len(downloads), 1)
-        self.assertIn(f"--local-dir {self.model_path}", downloads[0])
+        self.assertRegex(self.model_path, r"^[\w.-]+/[\w.-]+$")  # an id on the hub
+        self.assertIn("it is downloaded at the first use", (SOURCE / "README.md").read_text())
 
     def test_commands_assume_the_path_that_is_set(self):
         for page in ("README.md", "docs/guide.md"):
@@ -261,8 +260,10 @@ class Readme(EndToEnd):
             "PCRE2": "PCRE2",
             "ZSTD": "Zstandard",
             "ZLIB": "zlib",
+            "ICU": "ICU",
+            "yaml-cpp": "yaml-cpp",
         }
-        found = re.findall(r"(?:find_package|pkg_check_modules)\((\w+)", cmake)
+        found = re.findall(r"(?:find_package|pkg_check_modules)\(([\w-]+)", cmake)
         for package in set(found) - {"PkgConfig", "Threads", "GTest"}:
             self.assertIn(names[package], notice)
 

@@ -32,7 +32,7 @@ class RunFolders(EndToEnd):
         return folder
 
     def test_watch(self):
-        self.assertIn("one  step 40  loss 2.025", self.succeed("watch", self.a_run("one")).out)
+        self.assertIn("one\nstep 40  loss 2.025", self.succeed("watch", self.a_run("one")).out)
         self.assertIn("left 00:08", self.succeed("watch", self.a_run("two", summary=False), "--once").out)
         self.fail_with(INPUT, "is no folder", "watch", self.folder / "absent")
         (self.folder / "empty").mkdir()
