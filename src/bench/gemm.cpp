@@ -11,6 +11,7 @@
 #include "bench/ops.h"
 #include "bench/products.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
 #include "unsloth/train/session.h"
@@ -83,7 +84,7 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const confi
         const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
         const weights::LayerLayout layout =
             weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
-        const at::ScalarType dtype = weights::scalar_type(loaded.config.model.dtype);
+        const at::ScalarType dtype = ops::scalar_type(loaded.config.model.dtype);
         ops::Context ctx(device);
         ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)

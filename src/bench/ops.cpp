@@ -17,6 +17,7 @@
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/optimizer.h"
@@ -281,7 +282,7 @@ void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& r
     const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
-    const std::vector<Line> lines = OpBench(ctx, spec, weights::scalar_type(loaded.config.model.dtype), request).run();
+    const std::vector<Line> lines = OpBench(ctx, spec, ops::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
     if (!request.json)
         std::printf("%s\n%-28s %-24s %10s %16s %8s\n", train::describe_device(device).c_str(), "operator", "shape",

@@ -11,6 +11,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/finite.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
 
 #ifdef UNSLOTH_CUDA
@@ -139,7 +140,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     const config::Config& config = loaded.config;
     model::LoadRequest request;
     request.device = device;
-    request.dtype = weights::scalar_type(config.model.dtype);
+    request.dtype = ops::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
     request.records = trains && config.hardware.cuda_graphs;
     if (request.dtype == at::kBFloat16 && config.hardware.kernels == config::KernelChoice::measured)

@@ -3,40 +3,11 @@
 #include <algorithm>
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/fp8.h"
 #include "weights/base_buffers.h"
 
 namespace unsloth::weights {
-
-at::ScalarType scalar_type(spec::DType type) {
-    switch (type) {
-        case spec::DType::f32:
-            return at::kFloat;
-        case spec::DType::bf16:
-            return at::kBFloat16;
-        case spec::DType::f16:
-            return at::kHalf;
-        case spec::DType::f64:
-            return at::kDouble;
-        case spec::DType::i64:
-            return at::kLong;
-        case spec::DType::i32:
-            return at::kInt;
-        case spec::DType::i16:
-            return at::kShort;
-        case spec::DType::i8:
-            return at::kChar;
-        case spec::DType::u8:
-            return at::kByte;
-        case spec::DType::boolean:
-            return at::kBool;
-        case spec::DType::f8_e4m3:
-            return at::kFloat8_e4m3fn;
-        case spec::DType::f8_e5m2:
-            return at::kFloat8_e5m2;
-    }
-    throw CheckError("no such dtype");
-}
 
 BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout,
                    std::vector<spec::LayerLora> lora, BaseRequest request)
@@ -76,7 +47,7 @@ bool BasePlan::quantises(const formats::TensorSource& source) const {
 }
 
 at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const {
-    return source.int8 ? request_.dtype : scalar_type(source.tensor->dtype);
+    return source.int8 ? request_.dtype : ops::scalar_type(source.tensor->dtype);
 }
 
 /// Codes and masters' copies always are; on a GPU 16-bit layers, and 4-bit ones that are expanded while loading.

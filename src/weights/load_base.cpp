@@ -4,6 +4,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/weights/base_plan.h"
 #include "weights/base_buffers.h"
@@ -13,7 +14,7 @@ namespace {
 
 /// The bytes of a mapped tensor as an ATen tensor on the CPU; a copy where they are not aligned for their type.
 at::Tensor mapped_tensor(const formats::TensorView& view) {
-    const at::ScalarType type = scalar_type(view.dtype);
+    const at::ScalarType type = ops::scalar_type(view.dtype);
     void* const data = const_cast<std::byte*>(view.data.data());
     if (view.is_aligned(c10::elementSize(type))) return at::from_blob(data, view.shape, type);
     const at::Tensor copy = at::empty(view.shape, type);

@@ -22,6 +22,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/model/loader.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/train/session.h"
 
 namespace unsloth::test {
@@ -104,7 +105,7 @@ inline fs::path model_folder(const std::string& name) {
     if (!::unsloth::test::have_xz()) GTEST_SKIP() << "xz is not installed (package xz-utils)"
 
 inline at::Tensor tensor_of(const formats::TensorView& view) {
-    at::Tensor out = at::empty(view.shape, weights::scalar_type(view.dtype));
+    at::Tensor out = at::empty(view.shape, ops::scalar_type(view.dtype));
     std::memcpy(out.data_ptr(), view.data.data(), view.data.size());
     return out;
 }

@@ -92,7 +92,4 @@ class BasePlan {
     bool tiles_serve_ = false;
 };
 
-/// The form of `type` in LibTorch.
-at::ScalarType scalar_type(spec::DType type);
-
 }  // namespace unsloth::weights
