@@ -51,16 +51,16 @@ std::vector<GradientStretch> cut_gradients(const weights::ParameterTable& table,
 GradientBuckets::GradientBuckets(ops::Context& ctx, const weights::ParameterTable& table, int64_t num_layers,
                                  int64_t most_bytes)
     : stretches_(cut_gradients(table, num_layers, most_bytes)) {
-    for (std::size_t i = 0; i < stretches_.size(); ++i) milestones_.emplace_back(ctx);
+    for (std::size_t i = 0; i < stretches_.size(); ++i) events_.emplace_back(ctx);
 }
 
 void GradientBuckets::reached(int level) {
     for (std::size_t i = 0; i < stretches_.size(); ++i)
-        if (stretches_[i].level == level) milestones_[i].record();
+        if (stretches_[i].level == level) events_[i].record();
 }
 
 void GradientBuckets::reached_all() {
-    for (ops::Milestone& milestone : milestones_) milestone.record();
+    for (ops::Event& event : events_) event.record();
 }
 
 }  // namespace unsloth::model

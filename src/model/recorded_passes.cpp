@@ -25,13 +25,13 @@ void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::Page
     if (!recording.work) {
         if (direction == Direction::forward) pager.assume_held(-1);  // what lies there now may not lie there next time
         const PassCounts before = counts;
-        recording.work = ops::RecordedWork::record(ctx, work);
+        recording.work = ops::CudaGraph::capture(ctx, work);
         recording.leaves_held = pager.held();
         recording.counts = counts - before;
         counts = before;
         ++counts.recorded;
     }
-    recording.work->issue(ctx);
+    recording.work->launch(ctx);
     counts = counts + recording.counts;
     ++counts.replayed;
     pager.assume_held(recording.leaves_held);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "unsloth/ops/milestone.h"
+#include "unsloth/ops/event.h"
 #include "unsloth/weights/parameters.h"
 
 namespace unsloth::model {
@@ -34,11 +34,11 @@ class GradientBuckets {
     /// The work issued so far completes everything.
     void reached_all();
     /// Later work on LibTorch's current stream of the device waits until bucket number i is complete, as last reached.
-    void wait(std::size_t i) const { milestones_.at(i).wait(); }
+    void wait(std::size_t i) const { events_.at(i).wait(); }
 
   private:
     std::vector<GradientStretch> stretches_;
-    std::vector<ops::Milestone> milestones_;  ///< one a stretch
+    std::vector<ops::Event> events_;  ///< one a stretch
 };
 
 }  // namespace unsloth::model

@@ -9,7 +9,7 @@
 #include "unsloth/core/most_used.h"
 #include "unsloth/model/itinerary.h"
 #include "unsloth/model/micro_batch.h"
-#include "unsloth/ops/recorded_work.h"
+#include "unsloth/ops/cuda_graph.h"
 #include "unsloth/weights/pager.h"
 
 namespace unsloth::model {
@@ -33,7 +33,7 @@ class RecordedPasses {
 
   private:
     struct Recording {
-        std::optional<ops::RecordedWork> work;
+        std::optional<ops::CudaGraph> work;
         int leaves_held = -1;  ///< the layer that the pager's slot holds afterwards
         PassCounts counts;     ///< what it repeats
     };

@@ -2,13 +2,13 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "gpu/gpu_testing.h"
-#include "unsloth/ops/milestone.h"
-#include "unsloth/ops/recorded_work.h"
+#include "unsloth/ops/cuda_graph.h"
+#include "unsloth/ops/event.h"
 
 namespace unsloth {
 namespace {
 
-class MilestoneGpu : public testing::GpuTest {
+class EventGpu : public testing::GpuTest {
   protected:
     void SetUp() override {
         testing::GpuTest::SetUp();
@@ -22,15 +22,15 @@ class MilestoneGpu : public testing::GpuTest {
         c10::cuda::device_synchronize();
     }
     /// Milliseconds of work, then the value, then as much again that nobody needs to wait for.
-    void work(ops::Milestone& milestone, float x) {
+    void work(ops::Event& event, float x) {
         for (int i = 0; i < 20; ++i) busy.add_(1);
         value.fill_(x);
-        milestone.record();
+        event.record();
         for (int i = 0; i < 20; ++i) busy.add_(1);
     }
-    float look(const ops::Milestone& milestone) {
+    float look(const ops::Event& event) {
         const c10::cuda::CUDAStreamGuard guard(*side);
-        milestone.wait();
+        event.wait();
         seen.copy_(value);
         side->synchronize();
         return seen.min().cpu().item<float>();
@@ -40,32 +40,32 @@ class MilestoneGpu : public testing::GpuTest {
     std::optional<c10::cuda::CUDAStream> side;
 };
 
-TEST_F(MilestoneGpu, AnotherStreamWaitsForTheLastRecord) {
-    ops::Milestone milestone(*ctx);
-    EXPECT_EQ(look(milestone), 0);  // nothing to wait for yet
+TEST_F(EventGpu, AnotherStreamWaitsForTheLastRecord) {
+    ops::Event event(*ctx);
+    EXPECT_EQ(look(event), 0);  // nothing to wait for yet
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     for (const float x : {1.F, 2.F, 3.F}) {
-        work(milestone, x);
-        EXPECT_EQ(look(milestone), x);
+        work(event, x);
+        EXPECT_EQ(look(event), x);
         c10::cuda::device_synchronize();
     }
 }
 
-TEST_F(MilestoneGpu, InRecordedWorkEveryIssueCounts) {
-    ops::Milestone milestone(*ctx);
+TEST_F(EventGpu, InAGraphEveryLaunchCounts) {
+    ops::Event event(*ctx);
     const at::Tensor step = at::ones({1}, value.options());
     c10::cuda::device_synchronize();
-    const ops::RecordedWork recorded = ops::RecordedWork::record(*ctx, [&] {
+    const ops::CudaGraph recorded = ops::CudaGraph::capture(*ctx, [&] {
         for (int i = 0; i < 20; ++i) busy.add_(1);
         value.add_(step);
-        milestone.record();
+        event.record();
         for (int i = 0; i < 20; ++i) busy.add_(1);
     });
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     for (int issue = 1; issue <= 5; ++issue) {
-        recorded.issue(*ctx);
-        EXPECT_EQ(look(milestone), static_cast<float>(issue));
-        // What stands behind the milestone still runs: the wait was not for all of it.
+        recorded.launch(*ctx);
+        EXPECT_EQ(look(event), static_cast<float>(issue));
+        // What stands behind the event still runs: the wait was not for all of it.
         EXPECT_FALSE(c10::cuda::getCurrentCUDAStream().query()) << "issue " << issue;
         c10::cuda::device_synchronize();
     }

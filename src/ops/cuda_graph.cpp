@@ -1,4 +1,4 @@
-#include "unsloth/ops/recorded_work.h"
+#include "unsloth/ops/cuda_graph.h"
 
 #ifdef UNSLOTH_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -11,19 +11,19 @@
 
 namespace unsloth::ops {
 
-struct RecordedWork::Graph {
+struct CudaGraph::Graph {
 #ifdef UNSLOTH_CUDA
     ~Graph() { cudaGraphExecDestroy(executable); }
     cudaGraphExec_t executable = nullptr;
 #endif
 };
 
-RecordedWork::RecordedWork(std::unique_ptr<Graph> graph) : graph_(std::move(graph)) {}
-RecordedWork::~RecordedWork() = default;
-RecordedWork::RecordedWork(RecordedWork&&) noexcept = default;
-RecordedWork& RecordedWork::operator=(RecordedWork&&) noexcept = default;
+CudaGraph::CudaGraph(std::unique_ptr<Graph> graph) : graph_(std::move(graph)) {}
+CudaGraph::~CudaGraph() = default;
+CudaGraph::CudaGraph(CudaGraph&&) noexcept = default;
+CudaGraph& CudaGraph::operator=(CudaGraph&&) noexcept = default;
 
-RecordedWork RecordedWork::record(Context& ctx, const std::function<void()>& work) {
+CudaGraph CudaGraph::capture(Context& ctx, const std::function<void()>& work) {
     UNSLOTH_CHECK(ctx.is_cuda(), "only work on a GPU is recorded");
     auto result = std::make_unique<Graph>();
 #ifdef UNSLOTH_CUDA
@@ -48,10 +48,10 @@ RecordedWork RecordedWork::record(Context& ctx, const std::function<void()>& wor
 #else
     (void)work;
 #endif
-    return RecordedWork(std::move(result));
+    return CudaGraph(std::move(result));
 }
 
-void RecordedWork::issue(Context& ctx) const {
+void CudaGraph::launch(Context& ctx) const {
 #ifdef UNSLOTH_CUDA
     UNSLOTH_CUDA_CHECK(cudaGraphLaunch(graph_->executable, static_cast<cudaStream_t>(ctx.stream())));
 #else

@@ -1,4 +1,4 @@
-// A place in the work of a context's stream that other streams wait for, in work that is recorded (ops/recorded_work.h)
+// A place in the work of a context's stream that other streams wait for, in work that is recorded (ops/cuda_graph.h)
 // too. On the CPU all work is complete when its call returns, and nothing here does anything.
 #pragma once
 
@@ -8,25 +8,25 @@
 
 namespace unsloth::ops {
 
-class Milestone {
+class Event {
   public:
     /// runtime Error when CUDA refuses.
-    explicit Milestone(Context& ctx);
-    ~Milestone();
-    Milestone(Milestone&&) noexcept;
-    Milestone& operator=(Milestone&&) noexcept;
+    explicit Event(Context& ctx);
+    ~Event();
+    Event(Event&&) noexcept;
+    Event& operator=(Event&&) noexcept;
 
     /// Stands behind all that is issued on the context's stream so far. In work that is being recorded: behind what is
-    /// recorded so far, in every issue of it; the milestone must live as long as the recording.
+    /// recorded so far, in every issue of it; the event must live as long as the recording.
     void record();
     /// Later work on LibTorch's current stream of the device waits until the last issued record() is reached. Nothing
     /// to wait for when there was none.
     void wait() const;
 
   private:
-    struct Event;
+    struct Handle;
     Context* ctx_;
-    std::unique_ptr<Event> event_;
+    std::unique_ptr<Handle> handle_;
 };
 
 }  // namespace unsloth::ops

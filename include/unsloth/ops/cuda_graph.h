@@ -9,23 +9,23 @@
 
 namespace unsloth::ops {
 
-class RecordedWork {
+class CudaGraph {
   public:
     /// Records what `work` issues on the context's stream (and on streams that it makes wait for it and joins again);
     /// nothing is executed. `work` must not allocate device memory or wait for the device, and everything that it reads
     /// and writes must stay where it is for as long as the recording is used. Capture is thread-local: other threads
     /// may use CUDA meanwhile. CheckError on the CPU, runtime Error when CUDA refuses.
-    static RecordedWork record(Context& ctx, const std::function<void()>& work);
-    ~RecordedWork();
-    RecordedWork(RecordedWork&&) noexcept;
-    RecordedWork& operator=(RecordedWork&&) noexcept;
+    static CudaGraph capture(Context& ctx, const std::function<void()>& work);
+    ~CudaGraph();
+    CudaGraph(CudaGraph&&) noexcept;
+    CudaGraph& operator=(CudaGraph&&) noexcept;
 
     /// Issues the recorded work on the context's stream.
-    void issue(Context& ctx) const;
+    void launch(Context& ctx) const;
 
   private:
     struct Graph;
-    explicit RecordedWork(std::unique_ptr<Graph> graph);
+    explicit CudaGraph(std::unique_ptr<Graph> graph);
     std::unique_ptr<Graph> graph_;
 };
 
