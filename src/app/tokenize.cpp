@@ -3,7 +3,6 @@
 #include "app/commands.h"
 #include "unsloth/core/error.h"
 #include "unsloth/formats/checkpoint.h"
-#include "unsloth/tokenizer/measure_command.h"
 #include "unsloth/tokenizer/tokenize_command.h"
 
 namespace unsloth::app {

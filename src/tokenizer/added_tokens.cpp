@@ -23,18 +23,9 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens, bool n
         starts_[static_cast<uint8_t>(token.pattern()[0])] = true;
         int32_t node = 0;
         for (const char c : token.pattern()) {
-            const auto byte = static_cast<uint8_t>(c);
-            auto& children = nodes_[node].children;
-            const auto child =
-                std::find_if(children.begin(), children.end(), [&](const auto& entry) { return entry.first == byte; });
-            if (child != children.end()) {
-                node = child->second;
-                continue;
-            }
-            const auto created = static_cast<int32_t>(nodes_.size());
-            children.emplace_back(byte, created);
-            nodes_.emplace_back();
-            node = created;
+            const auto [child, created] = nodes_[node].children.try_emplace(c, static_cast<int32_t>(nodes_.size()));
+            node = child->second;
+            if (created) nodes_.emplace_back();
         }
         nodes_[node].token = &token;
     }
@@ -44,9 +35,7 @@ const AddedToken* AddedTokenFinder::longest_at(std::string_view text, std::size_
     const AddedToken* found = nullptr;
     for (int32_t node = 0; at < text.size(); ++at) {
         const auto& children = nodes_[node].children;
-        const auto child = std::find_if(children.begin(), children.end(), [&](const auto& entry) {
-            return entry.first == static_cast<uint8_t>(text[at]);
-        });
+        const auto child = children.find(text[at]);
         if (child == children.end()) break;
         node = child->second;
         if (nodes_[node].token) found = nodes_[node].token;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,7 @@ class AddedTokenFinder {
 
   private:
     struct Node {
-        std::vector<std::pair<uint8_t, int32_t>> children;
+        std::map<char, int32_t> children;
         const AddedToken* token = nullptr;
     };
     const AddedToken* longest_at(std::string_view text, std::size_t at) const;

@@ -8,28 +8,18 @@
 
 namespace unsloth::tokenizer {
 
-StringTable index_vocab(const std::vector<std::pair<std::string, int32_t>>& vocab) {
-    StringTable ids(vocab.size());
+void BpeSpec::index() {
+    ids = StringTable(vocab.size());
     for (const auto& [token, id] : vocab) ids.insert(token, id);
-    return ids;
 }
 
-std::vector<int32_t> fallback_ids(const StringTable& vocab) {
+std::vector<int32_t> BpeSpec::fallback_ids() const {
     constexpr std::string_view digits = "0123456789ABCDEF";
-    std::vector<int32_t> ids;
+    std::vector<int32_t> found;
     for (std::size_t byte = 0; byte < 256; ++byte) {
-        ids.push_back(vocab.find(std::string("<0x") + digits[byte >> 4] + digits[byte & 15] + ">"));
+        found.push_back(ids.find(std::string("<0x") + digits[byte >> 4] + digits[byte & 15] + ">"));
     }
-    return ids;
-}
-
-void Bpe::CharacterTable::insert(char32_t c, int32_t id) {
-    uint32_t& page = page_of_[c >> 8];
-    if (page == 0) {
-        page = static_cast<uint32_t>(ids_.size());
-        ids_.resize(ids_.size() + 256, -1);
-    }
-    ids_[page + (c & 0xFF)] = id;
+    return found;
 }
 
 Bpe::Bpe(const BpeSpec& spec)
@@ -37,38 +27,37 @@ Bpe::Bpe(const BpeSpec& spec)
       unknown_(spec.unknown),
       fuse_unknown_(spec.fuse_unknown),
       ignore_merges_(spec.ignore_merges),
-      prefix_(spec.subword_prefix),
-      suffix_(spec.end_of_word_suffix),
+      characters_(reads_bytes_ ? 256 : 0x110000, -1),
       merges_(spec.merges.size()) {
     index_tokens(spec);
-    if (spec.byte_fallback) byte_ids_ = fallback_ids(index_vocab(spec.vocab));
-    const auto missing = [this](int32_t byte) { return characters_.find(static_cast<char32_t>(byte)) < 0; };
+    if (spec.byte_fallback) byte_ids_ = spec.fallback_ids();
     all_bytes_ = !byte_ids_.empty() && std::find(byte_ids_.begin(), byte_ids_.end(), -1) == byte_ids_.end();
-    if (reads_bytes_) {
-        cached_ = true;
-        for (int32_t byte = 0; byte < 256; ++byte) cached_ = cached_ && !missing(byte);
-    }
+    cached_ = reads_bytes_;
+    for (std::size_t byte = 0; byte < 256; ++byte) cached_ = cached_ && characters_[byte] >= 0;
     uint32_t rank = 0;
-    for (const BpeSpec::Merge& merge : spec.merges) merges_.insert(merge.left, merge.right, {rank++, merge.merged});
+    for (const BpeSpec::Merge& merge : spec.merges)
+        merges_.insert(pair_of(merge.left, merge.right), {rank++, merge.merged});
     if (!reads_bytes_) index_segments(spec);
 }
 
 void Bpe::index_tokens(const BpeSpec& spec) {
-    const bool by_text = ignore_merges_ || !prefix_.empty() || !suffix_.empty();
-    if (by_text) words_ = StringTable(spec.vocab.size());
-    std::size_t total = 0;
-    for (const auto& [token, id] : spec.vocab) total += token.size();
-    texts_.reserve(total);  // views into it must stay valid: bytes are never longer than their raw form
+    if (ignore_merges_) {
+        words_ = StringTable(spec.vocab.size());
+        std::size_t total = 0;
+        for (const auto& [token, id] : spec.vocab) total += token.size();
+        texts_.reserve(total);  // views into it must stay valid: bytes are never longer than their raw form
+    }
     for (const auto& [token, id] : spec.vocab) {
         const auto place = static_cast<std::size_t>(id);
         if (place >= token_length_.size()) token_length_.resize(std::max(place + 1, 2 * token_length_.size()));
         const std::optional<std::string> bytes = reads_bytes_ ? bytes_of_token(token) : token;
         if (!bytes || bytes->empty()) continue;  // no word can become this token
         token_length_[place] = static_cast<uint32_t>(bytes->size());
-        if (const Unit first = unit_at(*bytes, 0); first.size == bytes->size()) characters_.insert(first.character, id);
+        if (const Unit first = unit_at(*bytes, 0); first.size == bytes->size()) characters_[first.character] = id;
+        if (!ignore_merges_) continue;
         const std::size_t at = texts_.size();
         texts_ += *bytes;
-        if (by_text) words_.insert(std::string_view(texts_).substr(at), id);
+        words_.insert(std::string_view(texts_).substr(at), id);
     }
 }
 
@@ -83,7 +72,6 @@ Bpe::Unit Bpe::unit_at(std::string_view word, std::size_t at) const {
 /// That holds as long as merges work on characters (not on unknown tokens or bytes of the fallback) and no
 /// character is dropped.
 void Bpe::index_segments(const BpeSpec& spec) {
-    if (!prefix_.empty() || !suffix_.empty()) return;
     if (byte_ids_.empty() ? !unknown_ : !all_bytes_) return;
     std::unordered_set<int32_t> no_characters(byte_ids_.begin(), byte_ids_.end());
     if (unknown_) no_characters.insert(*unknown_);
@@ -96,7 +84,7 @@ void Bpe::index_segments(const BpeSpec& spec) {
         int32_t before = -1;
         for (std::size_t at = 0; at < text.size();) {
             const Unit unit = unit_at(text, at);
-            const int32_t id = characters_.find(unit.character);
+            const int32_t id = characters_[unit.character];
             if (before >= 0 && id >= 0) pairs.emplace_back(before, id);
             before = id;
             at += unit.size;
@@ -105,27 +93,16 @@ void Bpe::index_segments(const BpeSpec& spec) {
     std::sort(pairs.begin(), pairs.end());
     pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
     neighbours_ = MergeTable(pairs.size());
-    for (const auto& [left, right] : pairs) neighbours_.insert(left, right, {0, left});
+    for (const auto& [left, right] : pairs) neighbours_.insert(pair_of(left, right), {0, left});
     segmented_ = cached_ = true;
 }
 
-/// Of the unit at `at`, in the form that it has there.
-int32_t Bpe::id_of(std::string_view word, std::size_t at, Unit unit) const {
-    const bool prefixed = at > 0 && !prefix_.empty(), suffixed = at + unit.size == word.size() && !suffix_.empty();
-    if (!prefixed && !suffixed) return characters_.find(unit.character);
-    const std::string character(word.substr(at, unit.size));
-    return words_.find((prefixed ? prefix_ : "") + character + (suffixed ? suffix_ : ""));
-}
-
 /// False, with nothing added, where a byte has no token.
-bool Bpe::spell_as_bytes(std::string_view word, std::size_t at, Unit unit, std::vector<Symbol>& symbols) const {
+bool Bpe::spell_as_bytes(std::string_view character, std::vector<Symbol>& symbols) const {
     if (byte_ids_.empty()) return false;
-    std::string spelled = at > 0 ? prefix_ : std::string();
-    spelled += word.substr(at, unit.size);
-    if (at + unit.size == word.size()) spelled += suffix_;
     const auto id = [this](char c) { return byte_ids_[static_cast<uint8_t>(c)]; };
-    if (std::any_of(spelled.begin(), spelled.end(), [&](char c) { return id(c) < 0; })) return false;
-    for (const char c : spelled) symbols.push_back({id(c), 1});
+    if (std::any_of(character.begin(), character.end(), [&](char c) { return id(c) < 0; })) return false;
+    for (const char c : character) symbols.push_back({id(c), 1});
     return true;
 }
 
@@ -139,10 +116,10 @@ void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& symbols) con
     };
     for (std::size_t at = 0; at < word.size();) {
         const Unit unit = unit_at(word, at);
-        if (const int32_t id = id_of(word, at, unit); id >= 0) {
+        if (const int32_t id = characters_[unit.character]; id >= 0) {
             write_unknown();
             symbols.push_back({id, unit.size});
-        } else if (!spell_as_bytes(word, at, unit, symbols) && unknown_) {
+        } else if (!spell_as_bytes(word.substr(at, unit.size), symbols) && unknown_) {
             if (!fuse_unknown_) write_unknown();
             waiting += unit.size;
         }
@@ -201,8 +178,9 @@ void Bpe::encode_segments(std::string_view word, const TokenSink& out) const {
     };
     for (std::size_t at = 0; at < word.size();) {
         const Unit unit = unit_at(word, at);
-        const int32_t id = characters_.find(unit.character);
-        const bool joined = before >= 0 && id >= 0 ? neighbours_.find(before, id).rank == 0 : before < 0 && id < 0;
+        const int32_t id = characters_[unit.character];
+        const bool joined =
+            before >= 0 && id >= 0 ? neighbours_.find(pair_of(before, id)).rank == 0 : before < 0 && id < 0;
         if (!joined) flush(at);
         before = id;
         at += unit.size;

@@ -18,6 +18,7 @@ namespace unsloth::tokenizer {
 /// What the file says, read and checked.
 struct BpeSpec {
     std::vector<std::pair<std::string, int32_t>> vocab;  ///< token in its raw form, id >= 0
+    StringTable ids;                                     ///< of `vocab`, whose strings it views: see index()
     struct Merge {
         int32_t left, right, merged;
     };
@@ -25,13 +26,18 @@ struct BpeSpec {
     /// Takes the place of characters that the vocabulary lacks; without it they are dropped.
     std::optional<int32_t> unknown;
     bool fuse_unknown = false;
-    bool byte_fallback = false;      ///< such a character becomes its bytes, <0x00> to <0xFF>, if all are tokens
-    bool ignore_merges = false;      ///< a word that is in the vocabulary is that token, whatever the merges give
-    std::string subword_prefix;      ///< stands before every character of a word but the first, in the vocabulary
-    std::string end_of_word_suffix;  ///< stands behind the last character of a word, in the vocabulary
+    bool byte_fallback = false;  ///< such a character becomes its bytes, <0x00> to <0xFF>, if all are tokens
+    bool ignore_merges = false;  ///< a word that is in the vocabulary is that token, whatever the merges give
     /// Words come as raw bytes and the vocabulary spells bytes in GPT-2's alphabet; else words are UTF-8 and
     /// a character of a word is a character of the vocabulary.
     bool reads_bytes = false;
+
+    BpeSpec() = default;
+    BpeSpec(BpeSpec&&) = default;  // a copy would view the other's strings
+    /// Fills `ids` from `vocab`, which must not change any more.
+    void index();
+    /// The ids of the tokens <0x00> to <0xFF>, -1 where the vocabulary lacks one.
+    std::vector<int32_t> fallback_ids() const;
 };
 
 /// Tokens of a text so far, and how many bytes each covers where the caller wants that.
@@ -45,12 +51,6 @@ struct TokenSink {
     }
 };
 
-/// The tokens of `vocab` by their raw forms. Views its strings, which must not change any more.
-StringTable index_vocab(const std::vector<std::pair<std::string, int32_t>>& vocab);
-
-/// The ids of the tokens <0x00> to <0xFF>, -1 where the vocabulary lacks one.
-std::vector<int32_t> fallback_ids(const StringTable& vocab);
-
 /// Immutable; safe from any thread.
 class Bpe {
   public:
@@ -61,18 +61,6 @@ class Bpe {
     void encode(std::string_view word, const TokenSink& out) const;
 
   private:
-    /// Ids of single characters or bytes, in pages of 256 code points.
-    class CharacterTable {
-      public:
-        CharacterTable() : page_of_(0x1100, 0), ids_(256, -1) {}
-        void insert(char32_t c, int32_t id);
-        int32_t find(char32_t c) const { return ids_[page_of_[c >> 8] + (c & 0xFF)]; }
-
-      private:
-        std::vector<uint32_t> page_of_;  ///< where a page begins in ids_; the first one is empty
-        std::vector<int32_t> ids_;
-    };
-
     struct Unit {
         char32_t character;  ///< or byte
         uint32_t size;
@@ -80,8 +68,7 @@ class Bpe {
     Unit unit_at(std::string_view word, std::size_t at) const;
     void index_tokens(const BpeSpec& spec);
     void index_segments(const BpeSpec& spec);
-    int32_t id_of(std::string_view word, std::size_t at, Unit unit) const;
-    bool spell_as_bytes(std::string_view word, std::size_t at, Unit unit, std::vector<Symbol>& symbols) const;
+    bool spell_as_bytes(std::string_view character, std::vector<Symbol>& symbols) const;
     void first_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
     void encode_segments(std::string_view word, const TokenSink& out) const;
     void encode_part(std::string_view part, const TokenSink& out) const;
@@ -90,15 +77,14 @@ class Bpe {
     bool reads_bytes_;
     std::optional<int32_t> unknown_;
     bool fuse_unknown_, ignore_merges_;
-    std::string prefix_, suffix_;
-    std::string texts_;  ///< of all tokens, as words spell them
-    StringTable words_;  ///< whole words and characters with affixes, where they are asked for
+    std::string texts_;  ///< of all tokens, as words spell them, where whole words are looked up
+    StringTable words_;
     std::vector<uint32_t> token_length_;
-    CharacterTable characters_;
-    std::vector<int32_t> byte_ids_;  ///< of <0x00> to <0xFF>; empty without byte fallback
-    bool all_bytes_ = false;         ///< each of them is there, or each byte of a vocabulary of bytes
-    bool cached_ = false;            ///< a part's tokens depend on its text alone and cover it
-    bool segmented_ = false;         ///< words may be cut where no token reaches across
+    std::vector<int32_t> characters_;  ///< ids of single characters, or bytes; -1: none
+    std::vector<int32_t> byte_ids_;    ///< of <0x00> to <0xFF>; empty without byte fallback
+    bool all_bytes_ = false;           ///< each of them is there, or each byte of a vocabulary of bytes
+    bool cached_ = false;              ///< a part's tokens depend on its text alone and cover it
+    bool segmented_ = false;           ///< words may be cut where no token reaches across
     MergeTable merges_;
     MergeTable neighbours_;  ///< pairs of characters that stand side by side in some token (rank 0)
     WordCache cache_;

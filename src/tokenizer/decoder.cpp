@@ -24,18 +24,10 @@ std::string join(const Tokens& tokens, std::string_view between) {
 /// The byte that "<0x0A>" stands for. Like the reference, "+A" is a number too.
 std::optional<char> fallback_byte(std::string_view token) {
     if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-    const char* const begin = token.data() + (token[3] == '+' ? 4 : 3);
+    const char* const last = token.data() + 5;
     uint8_t byte = 0;
-    const auto [end, error] = std::from_chars(begin, token.data() + 5, byte, 16);
-    return error == std::errc() && end == token.data() + 5 ? std::optional(static_cast<char>(byte)) : std::nullopt;
-}
-
-/// `limit`: how long the result may be.
-std::string replaced(const Pattern& pattern, std::string_view content, std::string_view token, std::size_t limit) {
-    if (token.empty()) return {};
-    Rewriter out(false, limit);
-    append_replaced(pattern, content, token, out);
-    return out.take_text();
+    const auto [end, error] = std::from_chars(token.data() + (token[3] == '+' ? 4 : 3), last, byte, 16);
+    return error == std::errc() && end == last ? std::optional(static_cast<char>(byte)) : std::nullopt;
 }
 
 void run(const ByteLevelDecoder&, Tokens& tokens, std::size_t) {
@@ -75,8 +67,10 @@ void run(const FuseDecoder&, Tokens& tokens, std::size_t) {
 void run(const ReplaceDecoder& step, Tokens& tokens, std::size_t limit) {
     std::size_t size = 0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const bool left_out = (step.not_in_first && i == 0) || (step.not_in_last && i + 1 == tokens.size());
-        tokens[i] = replaced(step.pattern, left_out ? "" : step.content, tokens[i], limit);
+        if (tokens[i].empty()) continue;
+        Rewriter out(false, limit);
+        append_replaced(step.pattern, step.not_in_first && i == 0 ? "" : step.content, tokens[i], out);
+        tokens[i] = out.take_text();
         size += tokens[i].size();
         check_growth(size, limit);
     }
@@ -85,12 +79,9 @@ void run(const ReplaceDecoder& step, Tokens& tokens, std::size_t limit) {
 void run(const StripDecoder& step, Tokens& tokens, std::size_t) {
     for (std::string& token : tokens) {
         std::string_view rest = token;
-        const std::size_t size = step.content.size();
-        for (std::size_t i = 0; i < step.start && rest.substr(0, size) == step.content; ++i) rest.remove_prefix(size);
-        for (std::size_t i = 0; i < step.stop && rest.size() >= size && rest.substr(rest.size() - size) == step.content;
-             ++i) {
-            rest.remove_suffix(size);
-        }
+        for (int32_t i = 0; i < step.start && rest.starts_with(step.content); ++i)
+            rest.remove_prefix(step.content.size());
+        for (int32_t i = 0; i < step.stop && rest.ends_with(step.content); ++i) rest.remove_suffix(step.content.size());
         token = std::string(rest);
     }
 }
@@ -101,10 +92,10 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
     std::size_t size = 0;
     for (const std::string& token : tokens) size += token.size();
     const std::size_t limit = growth_limit(size);
-    for (const DecoderStep& step : steps_) {
+    for (const DecoderStep& step : steps) {
         std::visit([&](const auto& one) { run(one, tokens, limit); }, step);
     }
-    return join(tokens, steps_.empty() && !sequence_ ? " " : "");
+    return join(tokens, steps.empty() && !sequence ? " " : "");
 }
 
 }  // namespace unsloth::tokenizer

@@ -30,67 +30,44 @@ inline uint64_t hash_bytes(std::string_view bytes) {
     return mix(hash ^ word);
 }
 
-/// (left, right) -> (rank, merged id). Both ids are at least 0.
-class MergeTable {
+/// A slot whose value is `absent` is free.
+template <class Key, class Value, Value absent, uint64_t (*hash)(Key)>
+class FlatMap {
   public:
-    struct Merge {
-        uint32_t rank;
-        int32_t id;
+    explicit FlatMap(std::size_t entries = 0) : slots_(std::bit_ceil(entries * 2 + 2)) {}
+    /// A repeated key takes the later value.
+    void insert(Key key, Value value) { slots_[locate(key)] = {key, value}; }
+    /// `absent` without the key.
+    Value find(Key key) const { return slots_[locate(key)].value; }
+
+  private:
+    struct Slot {
+        Key key{};
+        Value value = absent;
     };
+    std::size_t locate(Key key) const {
+        const std::size_t mask = slots_.size() - 1;
+        std::size_t at = hash(key) & mask;
+        while (slots_[at].value != absent && slots_[at].key != key) at = (at + 1) & mask;
+        return at;
+    }
+    std::vector<Slot> slots_;
+};
+
+/// Byte strings that live elsewhere (and longer) -> ids, -1 for others.
+using StringTable = FlatMap<std::string_view, int32_t, -1, hash_bytes>;
+
+/// What two neighbours become; rank is no_rank when they do not merge.
+struct Merge {
     static constexpr uint32_t no_rank = 0xFFFFFFFF;
-
-    explicit MergeTable(std::size_t entries = 0) : slots_(std::bit_ceil(entries * 2 + 2)) {}
-    /// A repeated pair takes the later rank.
-    void insert(int32_t left, int32_t right, Merge merge) {
-        const uint64_t key = key_of(left, right);
-        Slot& slot = slots_[locate(key)];
-        slot = {key, merge};
-    }
-    /// rank is no_rank when the pair does not merge.
-    Merge find(int32_t left, int32_t right) const {
-        const Slot& slot = slots_[locate(key_of(left, right))];
-        return slot.key == empty ? Merge{no_rank, -1} : slot.merge;
-    }
-
-  private:
-    static constexpr uint64_t empty = ~uint64_t{0};
-    struct Slot {
-        uint64_t key = empty;
-        Merge merge{no_rank, -1};
-    };
-    static uint64_t key_of(int32_t left, int32_t right) {
-        return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
-    }
-    std::size_t locate(uint64_t key) const {
-        const std::size_t mask = slots_.size() - 1;
-        std::size_t at = mix(key) & mask;
-        while (slots_[at].key != key && slots_[at].key != empty) at = (at + 1) & mask;
-        return at;
-    }
-    std::vector<Slot> slots_;
+    uint32_t rank = no_rank;
+    int32_t id = -1;
+    bool operator==(const Merge&) const = default;
 };
-
-/// Byte strings that live elsewhere (and longer) -> ids.
-class StringTable {
-  public:
-    explicit StringTable(std::size_t entries = 0) : slots_(std::bit_ceil(entries * 2 + 2)) {}
-    /// A repeated string takes the later id.
-    void insert(std::string_view text, int32_t id) { slots_[locate(text)] = {text, id}; }
-    /// -1 when absent.
-    int32_t find(std::string_view text) const { return slots_[locate(text)].id; }
-
-  private:
-    struct Slot {
-        std::string_view text;
-        int32_t id = -1;
-    };
-    std::size_t locate(std::string_view text) const {
-        const std::size_t mask = slots_.size() - 1;
-        std::size_t at = hash_bytes(text) & mask;
-        while (slots_[at].id >= 0 && slots_[at].text != text) at = (at + 1) & mask;
-        return at;
-    }
-    std::vector<Slot> slots_;
-};
+using MergeTable = FlatMap<uint64_t, Merge, Merge{}, mix>;
+/// The key of two ids, both at least 0.
+inline uint64_t pair_of(int32_t left, int32_t right) {
+    return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
+}
 
 }  // namespace unsloth::tokenizer

@@ -12,6 +12,16 @@
 
 namespace unsloth::tokenizer {
 
+/// A value for a message. Lists and objects are not written out: the writer recurses, and a file may nest them without
+/// end.
+template <class Json>
+std::string shown(const Json& value) {
+    if (value.is_array()) return cat("a list of ", value.size());
+    if (value.is_object()) return cat("an object of ", value.size());
+    const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return text.size() > 80 ? text.substr(0, 77) + "..." : text;
+}
+
 /// A value within a document. The document outlives it.
 class JsonReader {
   public:
@@ -64,13 +74,7 @@ class JsonReader {
         }
     }
     [[noreturn]] void refuse(const std::string& expected) const {
-        // Lists and objects are not written out: the writer recurses, and a file may nest them without end.
-        std::string found = value_->is_array() ? cat("a list of ", value_->size())
-                            : value_->is_object()
-                                ? cat("an object of ", value_->size())
-                                : value_->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-        if (found.size() > 80) found = found.substr(0, 77) + "...";
-        throw input_error(cat(where_, ": expected ", expected, ", found ", found));
+        throw input_error(cat(where_, ": expected ", expected, ", found ", shown(*value_)));
     }
 
   private:
@@ -86,22 +90,25 @@ class JsonReader {
     std::string where_;
 };
 
-/// Parses a whole file; input Error with path, line and column.
+/// Input Error that begins with `where` and names line and column.
+nlohmann::json parse_json(std::string_view text, const std::string& where);
 nlohmann::json parse_json_file(const std::filesystem::path& path);
 
-/// Calls `read(root)` where the file exists.
-template <class Read>
-void with_json_file(const std::filesystem::path& path, Read read) {
-    if (!std::filesystem::is_regular_file(path)) return;
-    const nlohmann::json document = parse_json_file(path);
-    read(JsonReader(document, path.string()));
-}
+/// The document of a file, or null where there is none.
+class OptionalJsonFile {
+  public:
+    explicit OptionalJsonFile(const std::filesystem::path& path)
+        : path_(path.string()),
+          document_(std::filesystem::is_regular_file(path) ? parse_json_file(path) : nlohmann::json()) {}
+    JsonReader root() const { return {document_, path_}; }
+
+  private:
+    std::string path_;
+    nlohmann::json document_;
+};
 
 /// The keys of tokenizer_config.json and special_tokens_map.json that give tokens a role.
 inline constexpr const char* role_keys[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                             "pad_token", "cls_token", "mask_token"};
-
-/// Parses one line of JSON Lines; input Error that begins with `where`.
-nlohmann::json parse_json_line(std::string_view line, const std::string& where);
 
 }  // namespace unsloth::tokenizer

@@ -4,60 +4,41 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
-#include "tokenizer/flat_map.h"
-#include "tokenizer/json_reader.h"
 #include "tokenizer/tokenizer_spec.h"
 
 namespace unsloth::tokenizer {
 
-/// The settings of tokenizer_config.json, and the roles that it or special_tokens_map.json names.
+/// The settings of tokenizer_config.json, and the tokens and roles that it and the files beside it name.
 struct LlamaSettings {
     std::string tokenizer_class;  ///< may be empty
     bool legacy = false;
     std::optional<bool> add_prefix_space, add_bos, add_eos;
     std::optional<std::string> bos, eos;
-};
+    std::vector<AddedToken> tokens;  ///< by first mention, as transformers collects them; without ids
 
-/// Tokens by first mention, as transformers collects them.
-class TokenList {
-  public:
+    /// Does nothing for one that is there.
     void add(const AddedToken& token) {
-        if (!token.content.empty() && places_.emplace(token.content, tokens_.size()).second) tokens_.push_back(token);
+        if (!token.content.empty() && known_.insert(token.content).second) tokens.push_back(token);
     }
-    void mark_special(const std::string& content) {
-        if (AddedToken* token = find(content)) token->special = true;
-    }
-    std::vector<AddedToken> take() { return std::move(tokens_); }
 
   private:
-    AddedToken* find(const std::string& content) {
-        const auto it = places_.find(content);
-        return it == places_.end() ? nullptr : &tokens_[it->second];
-    }
-    std::vector<AddedToken> tokens_;
-    std::unordered_map<std::string, std::size_t> places_;  ///< in tokens_, by content
+    std::unordered_set<std::string> known_;  ///< their contents
 };
 
 AddedToken plain_token(const std::string& content, bool special);
 
-/// Of a folder's tokenizer_config.json, which may be absent.
-LlamaSettings read_llama_settings(const std::filesystem::path& folder);
+/// Of a folder's tokenizer_config.json, which may be absent. The tokens are those of added_tokens_decoder (or, where
+/// there is none, `of_tokenizer_json`), of added_tokens.json, and the named special ones.
+LlamaSettings read_llama_settings(const std::filesystem::path& folder,
+                                  const std::vector<AddedToken>& of_tokenizer_json = {});
 
-/// The tokens of added_tokens_decoder (or, where tokenizer_config.json has none, `of_tokenizer_json`), of
-/// added_tokens.json and of the named special tokens, whose roles go into `settings`.
-TokenList read_llama_tokens(const std::filesystem::path& folder, const std::vector<AddedToken>& of_tokenizer_json,
-                            LlamaSettings& settings);
-
-/// Sets all of `spec` but vocabulary, merges, unknown token and what stands around a text. `prefix`: whether a space
-/// goes in front of a text unless the settings say so.
-void make_llama_pipeline(const LlamaSettings& settings, bool prefix, std::vector<AddedToken> added,
-                         const StringTable& vocab, TokenizerSpec& spec);
-
-/// BOS and EOS around a text, where `add_bos` and `add_eos` have a word on it; else what is there stays. Input Error
-/// for a token that is not known.
-void surround(const std::filesystem::path& folder, const LlamaSettings& settings, TokenizerSpec& spec);
+/// Sets all of `spec` but vocabulary, merges and unknown token. `prefix`: whether a space goes in front of a text
+/// unless the settings say so. What stands around a text stays where `add_bos` and `add_eos` have no word on it. Input
+/// Error for a BOS or EOS that is not known.
+void make_llama_pipeline(const std::filesystem::path& folder, const LlamaSettings& settings, bool prefix,
+                         TokenizerSpec& spec);
 
 }  // namespace unsloth::tokenizer

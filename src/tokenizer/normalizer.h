@@ -20,30 +20,14 @@ struct ReplaceStep {
     Pattern pattern;
     std::string content;
 };
-struct NormalFormStep {
-    unicode::NormalForm form;
-};
-struct StripStep {
-    bool left, right;
-};
-struct LowercaseStep {};
-struct StripAccentsStep {};
+struct NfcStep {};
 
-using NormalizerStep =
-    std::variant<PrependStep, ReplaceStep, NormalFormStep, StripStep, LowercaseStep, StripAccentsStep>;
+using NormalizerStep = std::variant<PrependStep, ReplaceStep, NfcStep>;
 
-/// Immutable; safe from any thread.
-class Normalizer {
-  public:
-    explicit Normalizer(std::vector<NormalizerStep> steps = {}) : steps_(std::move(steps)) {}
-    const std::vector<NormalizerStep>& steps() const { return steps_; }
-    /// Returns `text` itself where nothing changes, else a view of `storage`. `text` is valid UTF-8.
-    /// With `aligned`, `chain` receives the way back.
-    std::string_view apply(std::string_view text, std::string& storage, bool aligned, AlignmentChain& chain) const;
-
-  private:
-    std::vector<NormalizerStep> steps_;
-};
+/// Returns `text` itself where nothing changes, else a view of `storage`. `text` is valid UTF-8.
+/// With `aligned`, `chain` receives the way back.
+std::string_view normalize(const std::vector<NormalizerStep>& steps, std::string_view text, std::string& storage,
+                           bool aligned, AlignmentChain& chain);
 
 /// Writes the bytes of `text` as characters of GPT-2's alphabet.
 void append_byte_alphabet(std::string_view text, Rewriter& out);

@@ -1,7 +1,8 @@
 #include "tokenizer/pipeline_json.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string_view>
-#include <unordered_map>
 
 #include "tokenizer/unicode.h"
 
@@ -37,10 +38,6 @@ const std::string& read_character(const JsonReader& value) {
     return text;
 }
 
-std::size_t read_count(const JsonReader& value) {
-    return static_cast<std::size_t>(value.id());
-}
-
 /// {"String": "…"} or {"Regex": "…"}.
 Pattern read_pattern(const JsonReader& part) {
     part.only_keys({"Regex", "String"});
@@ -50,41 +47,33 @@ Pattern read_pattern(const JsonReader& part) {
     return {std::nullopt, literal.string()};
 }
 
-SplitBehavior read_behavior(const JsonReader& value) {
-    static const std::unordered_map<std::string, SplitBehavior> behaviors = {
-        {"Removed", SplitBehavior::removed},
-        {"Isolated", SplitBehavior::isolated},
-        {"MergedWithPrevious", SplitBehavior::merged_with_previous},
-        {"MergedWithNext", SplitBehavior::merged_with_next},
-        {"Contiguous", SplitBehavior::contiguous}};
-    const auto behavior = behaviors.find(value.string());
-    if (behavior == behaviors.end()) {
-        value.refuse("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
-    }
-    return behavior->second;
+/// The one of `names` that stands there, counted as in its enum.
+template <class Enum, std::size_t n>
+Enum read_enum(const JsonReader& value, const std::string_view (&names)[n], const char* expected) {
+    const auto found = std::find(std::begin(names), std::end(names), value.string());
+    if (found == std::end(names)) value.refuse(expected);
+    return static_cast<Enum>(found - std::begin(names));
 }
 
-/// Metaspace as pre-tokenizer and as decoder.
-struct Metaspace {
-    SpaceReplacement replacement;
-    bool split;
-};
+SplitBehavior read_behavior(const JsonReader& value) {
+    static constexpr std::string_view names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
+                                                 "Contiguous"};
+    return read_enum<SplitBehavior>(value, names,
+                                    "Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
+}
 
-Metaspace read_metaspace(const JsonReader& part) {
+/// Of Metaspace as pre-tokenizer and as decoder.
+SpaceReplacement read_metaspace(const JsonReader& part) {
     using Prepend = SpaceReplacement::Prepend;
     part.only_keys({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
-    static const std::unordered_map<std::string, Prepend> schemes = {
-        {"always", Prepend::always}, {"never", Prepend::never}, {"first", Prepend::first}};
-    Prepend prepend = Prepend::always;
-    if (part.has("prepend_scheme")) {
-        const auto scheme = schemes.find(part.at("prepend_scheme").string());
-        if (scheme == schemes.end()) part.at("prepend_scheme").refuse("always, never or first");
-        prepend = scheme->second;
-    }
+    static constexpr std::string_view schemes[] = {"always", "never", "first"};
+    const Prepend prepend = part.has("prepend_scheme")
+                                ? read_enum<Prepend>(part.at("prepend_scheme"), schemes, "always, never or first")
+                                : Prepend::always;
     if (!part.boolean_or("add_prefix_space", true) && prepend != Prepend::never) {
         part.at("add_prefix_space").refuse("true, or the prepend_scheme never beside it");
     }
-    return {{prepend, read_character(part.at("replacement"))}, part.boolean_or("split", true)};
+    return {prepend, read_character(part.at("replacement"))};
 }
 
 void read_byte_level(const JsonReader& part, std::vector<PreTokenizerStep>& steps) {
@@ -95,17 +84,7 @@ void read_byte_level(const JsonReader& part, std::vector<PreTokenizerStep>& step
     steps.emplace_back(ByteAlphabet{});
 }
 
-char32_t code_point(const std::string& character) {
-    return unicode::decode(character, 0).code_point;
-}
-
-void add_pre_tokenizer(const JsonReader& part, std::vector<PreTokenizerStep>& steps) {
-    using Class = CharacterSplit::Class;
-    const CharacterSplit without_space{Class::white_space, SplitBehavior::removed};
-    static const std::unordered_map<std::string, std::vector<PreTokenizerStep>> plain = {
-        {"Whitespace", {without_space, CharacterSplit{Class::word, SplitBehavior::contiguous}}},
-        {"WhitespaceSplit", {without_space}},
-        {"BertPreTokenizer", {without_space, CharacterSplit{Class::punctuation, SplitBehavior::isolated}}}};
+void add_pre_tokenizer(const JsonReader& part, bool normalized, std::vector<PreTokenizerStep>& steps) {
     const std::string& type = part.at("type").string();
     if (type == "Split") {
         part.only_keys({"type", "pattern", "behavior", "invert"});
@@ -114,42 +93,29 @@ void add_pre_tokenizer(const JsonReader& part, std::vector<PreTokenizerStep>& st
     } else if (type == "ByteLevel") {
         read_byte_level(part, steps);
     } else if (type == "Metaspace") {
-        const Metaspace metaspace = read_metaspace(part);
-        steps.emplace_back(metaspace.replacement);
-        if (metaspace.split)
-            steps.emplace_back(CharacterSplit{Class::delimiter, SplitBehavior::merged_with_next,
-                                              code_point(metaspace.replacement.replacement)});
+        const SpaceReplacement metaspace = read_metaspace(part);
+        if (metaspace.prepend == SpaceReplacement::Prepend::first && (normalized || !steps.empty()))
+            part.at("prepend_scheme").refuse("always or never behind a normalizer or another step");
+        steps.emplace_back(metaspace);
+        if (part.boolean_or("split", true))
+            steps.emplace_back(
+                PatternSplit{{std::nullopt, metaspace.replacement}, SplitBehavior::merged_with_next, false});
     } else if (type == "Digits") {
         part.only_keys({"type", "individual_digits"});
         const bool individual = part.at("individual_digits").boolean();
         steps.emplace_back(
-            CharacterSplit{Class::numeric, individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
+            CharacterSplit{unicode::is_numeric, individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
     } else if (type == "Punctuation") {
         part.only_keys({"type", "behavior"});
-        steps.emplace_back(CharacterSplit{
-            Class::punctuation, part.has("behavior") ? read_behavior(part.at("behavior")) : SplitBehavior::isolated});
-    } else if (type == "CharDelimiterSplit") {
-        part.only_keys({"type", "delimiter"});
-        steps.emplace_back(
-            CharacterSplit{Class::delimiter, SplitBehavior::removed, code_point(read_character(part.at("delimiter")))});
-    } else if (const auto found = plain.find(type); found != plain.end()) {
-        part.only_keys({"type"});
-        steps.insert(steps.end(), found->second.begin(), found->second.end());
+        steps.emplace_back(CharacterSplit{unicode::is_punctuation, part.has("behavior")
+                                                                       ? read_behavior(part.at("behavior"))
+                                                                       : SplitBehavior::isolated});
     } else {
-        refuse_type(part,
-                    "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit, "
-                    "BertPreTokenizer, CharDelimiterSplit");
+        refuse_type(part, "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation");
     }
 }
 
 void add_normalizer(const JsonReader& part, std::vector<NormalizerStep>& steps) {
-    using unicode::NormalForm;
-    static const std::unordered_map<std::string, NormalizerStep> plain = {{"NFC", NormalFormStep{NormalForm::nfc}},
-                                                                          {"NFD", NormalFormStep{NormalForm::nfd}},
-                                                                          {"NFKC", NormalFormStep{NormalForm::nfkc}},
-                                                                          {"NFKD", NormalFormStep{NormalForm::nfkd}},
-                                                                          {"Lowercase", LowercaseStep{}},
-                                                                          {"StripAccents", StripAccentsStep{}}};
     const std::string& type = part.at("type").string();
     if (type == "Prepend") {
         part.only_keys({"type", "prepend"});
@@ -157,14 +123,11 @@ void add_normalizer(const JsonReader& part, std::vector<NormalizerStep>& steps) 
     } else if (type == "Replace") {
         part.only_keys({"type", "pattern", "content"});
         steps.emplace_back(ReplaceStep{read_pattern(part.at("pattern")), part.at("content").string()});
-    } else if (type == "Strip") {
-        part.only_keys({"type", "strip_left", "strip_right"});
-        steps.emplace_back(StripStep{part.at("strip_left").boolean(), part.at("strip_right").boolean()});
-    } else if (const auto step = plain.find(type); step != plain.end()) {
+    } else if (type == "NFC") {
         part.only_keys({"type"});
-        steps.push_back(step->second);
+        steps.emplace_back(NfcStep{});
     } else {
-        refuse_type(part, "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents");
+        refuse_type(part, "Sequence, Prepend, Replace, NFC");
     }
 }
 
@@ -181,18 +144,14 @@ void add_decoder(const JsonReader& part, std::vector<DecoderStep>& steps) {
         steps.emplace_back(ReplaceDecoder{read_pattern(part.at("pattern")), part.at("content").string()});
     } else if (type == "Strip") {
         part.only_keys({"type", "content", "start", "stop"});
-        steps.emplace_back(StripDecoder{read_character(part.at("content")), read_count(part.at("start")),
-                                        read_count(part.at("stop"))});
+        steps.emplace_back(
+            StripDecoder{read_character(part.at("content")), part.at("start").id(), part.at("stop").id()});
     } else if (type == "Metaspace") {
-        const SpaceReplacement metaspace = read_metaspace(part).replacement;
+        const SpaceReplacement metaspace = read_metaspace(part);
         const bool drop_first = metaspace.prepend != SpaceReplacement::Prepend::never;
-        steps.emplace_back(ReplaceDecoder{{std::nullopt, metaspace.replacement}, " ", drop_first, false});
-    } else if (type == "BPEDecoder") {
-        part.only_keys({"type", "suffix"});
-        if (part.at("suffix").string().empty()) part.at("suffix").refuse("a suffix that is not empty");
-        steps.emplace_back(ReplaceDecoder{{std::nullopt, part.at("suffix").string()}, " ", false, true});
+        steps.emplace_back(ReplaceDecoder{{std::nullopt, metaspace.replacement}, " ", drop_first});
     } else {
-        refuse_type(part, "Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace, BPEDecoder");
+        refuse_type(part, "Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace");
     }
 }
 
@@ -202,12 +161,6 @@ void append_special(const JsonReader& special_tokens, const JsonReader& name, st
 }
 
 /// Puts ids around what earlier processors made.
-void wrap(const std::vector<int32_t>& before, const std::vector<int32_t>& behind, std::vector<int32_t>& prefix,
-          std::vector<int32_t>& suffix) {
-    prefix.insert(prefix.begin(), before.begin(), before.end());
-    suffix.insert(suffix.end(), behind.begin(), behind.end());
-}
-
 void read_template(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
     part.only_keys({"type", "single", "pair", "special_tokens"});
     const JsonReader single = part.at("single");
@@ -225,25 +178,16 @@ void read_template(const JsonReader& part, std::vector<int32_t>& prefix, std::ve
         sequence = true;
     }
     if (!sequence) single.refuse("a template with the sequence A");
-    wrap(before, behind, prefix, suffix);
-}
-
-/// ["token", id]
-int32_t read_token_and_id(const JsonReader& pair) {
-    if (pair.size() != 2) pair.refuse("a token and its id");
-    pair.at(std::size_t{0}).string();
-    return pair.at(std::size_t{1}).id();
+    prefix.insert(prefix.begin(), before.begin(), before.end());
+    suffix.insert(suffix.end(), behind.begin(), behind.end());
 }
 
 void add_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
     const std::string& type = part.at("type").string();
     if (type == "TemplateProcessing") {
         read_template(part, prefix, suffix);
-    } else if (type == "BertProcessing" || type == "RobertaProcessing") {
-        const int32_t before = read_token_and_id(part.at("cls"));
-        wrap({before}, {read_token_and_id(part.at("sep"))}, prefix, suffix);
     } else if (type != "ByteLevel") {  // ByteLevel only trims the offsets that the library reports
-        refuse_type(part, "Sequence, TemplateProcessing, ByteLevel, BertProcessing, RobertaProcessing");
+        refuse_type(part, "Sequence, TemplateProcessing, ByteLevel");
     }
 }
 
@@ -255,16 +199,16 @@ std::vector<NormalizerStep> read_normalizer(const JsonReader& part) {
     return steps;
 }
 
-std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part) {
+std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part, bool normalized) {
     std::vector<PreTokenizerStep> steps;
-    for (const JsonReader& member : members_of(part, "pretokenizers")) add_pre_tokenizer(member, steps);
+    for (const JsonReader& member : members_of(part, "pretokenizers")) add_pre_tokenizer(member, normalized, steps);
     return steps;
 }
 
 Decoder read_decoder(const JsonReader& part) {
-    std::vector<DecoderStep> steps;
-    for (const JsonReader& member : members_of(part, "decoders")) add_decoder(member, steps);
-    return Decoder(std::move(steps), !part.null());
+    Decoder decoder{{}, !part.null()};
+    for (const JsonReader& member : members_of(part, "decoders")) add_decoder(member, decoder.steps);
+    return decoder;
 }
 
 void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {

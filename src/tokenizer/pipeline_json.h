@@ -17,7 +17,8 @@ inline constexpr std::string_view gpt2_pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 std::vector<NormalizerStep> read_normalizer(const JsonReader& part);
-std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part);
+/// `normalized`: there is a normalizer.
+std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part, bool normalized);
 Decoder read_decoder(const JsonReader& part);
 /// Ids put in front of and behind a single text.
 void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix);

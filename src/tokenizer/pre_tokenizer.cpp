@@ -26,27 +26,11 @@ void find_pieces(const PatternSplit& step, std::string_view text, std::size_t ba
     if (done < text.size()) add(done, text.size(), false);
 }
 
-bool matches(const CharacterSplit& step, char32_t c) {
-    switch (step.matched) {
-        case CharacterSplit::Class::white_space:
-            return unicode::is_white_space(c);
-        case CharacterSplit::Class::word:
-            return unicode::is_word(c);
-        case CharacterSplit::Class::numeric:
-            return unicode::is_numeric(c);
-        case CharacterSplit::Class::punctuation:
-            return unicode::is_punctuation(c);
-        case CharacterSplit::Class::delimiter:
-            return c == step.delimiter;
-    }
-    return false;
-}
-
 void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
     std::size_t done = 0;
     for (std::size_t at = 0; at < text.size();) {
         const unicode::Decoded d = unicode::decode(text, at);
-        if (matches(step, d.code_point)) {
+        if (step.matches(d.code_point)) {
             if (done < at) pieces.push_back({base + done, base + at, false});
             pieces.push_back({base + at, base + at + d.size, true});
             done = at + d.size;
@@ -93,7 +77,7 @@ void apply_split(const Step& step, SplitText& text) {
     text.words.swap(next);
 }
 
-/// A step that rewrites every word by `rewrite(word's text, its place, out)`.
+/// A step that rewrites every word by `rewrite(word, out)`.
 template <class Rewrite>
 void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
     Rewriter out(aligned, text.limit);
@@ -102,7 +86,7 @@ void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
         out.skip(word.begin - done);
         done = word.end;
         const std::size_t begin = out.text().size();
-        rewrite(text.text.substr(word.begin, word.end - word.begin), word, out);
+        rewrite(text.text.substr(word.begin, word.end - word.begin), out);
         word = {begin, out.text().size()};
     }
     out.skip(text.text.size() - done);
@@ -111,25 +95,22 @@ void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
     if (aligned) text.alignment.push(out.take_alignment());
 }
 
-void replace_spaces(const SpaceReplacement& step, SplitText& text, bool aligned, const PreTokenizer::Origin& origin) {
+void replace_spaces(const SpaceReplacement& step, SplitText& text, bool first, bool aligned) {
     static const Pattern space{std::nullopt, " "};
-    rewrite_words(text, aligned, [&](std::string_view word, const Word& place, Rewriter& out) {
+    rewrite_words(text, aligned, [&](std::string_view word, Rewriter& out) {
         using Prepend = SpaceReplacement::Prepend;
         const bool starts = word[0] == ' ' || word.substr(0, step.replacement.size()) == step.replacement;
-        bool prepend = step.prepend != Prepend::never && !starts;
-        if (prepend && step.prepend == Prepend::first) {
-            prepend = origin(text.alignment.to_input({place.begin, place.end})) == 0;
-        }
-        if (!prepend) return append_replaced(space, step.replacement, word, out);
-        const std::size_t first = unicode::decode(word, 0).size;
-        append_prefixed(step.replacement, word.substr(0, first), out);
-        append_replaced(space, step.replacement, word.substr(first), out);
+        const bool prepend = step.prepend == Prepend::always || (step.prepend == Prepend::first && first);
+        if (!prepend || starts) return append_replaced(space, step.replacement, word, out);
+        const std::size_t size = unicode::decode(word, 0).size;
+        append_prefixed(step.replacement, word.substr(0, size), out);
+        append_replaced(space, step.replacement, word.substr(size), out);
     });
 }
 
-void apply(const PreTokenizerStep& step, SplitText& text, bool aligned, const PreTokenizer::Origin& origin) {
+void apply(const PreTokenizerStep& step, SplitText& text, bool first, bool aligned) {
     if (std::holds_alternative<PrefixSpace>(step)) {
-        rewrite_words(text, aligned, [](std::string_view word, const Word&, Rewriter& out) {
+        rewrite_words(text, aligned, [](std::string_view word, Rewriter& out) {
             if (word[0] == ' ') {
                 out.copy(word);
             } else {
@@ -137,10 +118,9 @@ void apply(const PreTokenizerStep& step, SplitText& text, bool aligned, const Pr
             }
         });
     } else if (const auto* spaces = std::get_if<SpaceReplacement>(&step)) {
-        replace_spaces(*spaces, text, aligned, origin);
+        replace_spaces(*spaces, text, first, aligned);
     } else if (std::holds_alternative<ByteAlphabet>(step)) {
-        rewrite_words(text, aligned,
-                      [](std::string_view word, const Word&, Rewriter& out) { append_byte_alphabet(word, out); });
+        rewrite_words(text, aligned, append_byte_alphabet);
     } else if (const auto* pattern = std::get_if<PatternSplit>(&step)) {
         apply_split(*pattern, text);
     } else {
@@ -150,21 +130,14 @@ void apply(const PreTokenizerStep& step, SplitText& text, bool aligned, const Pr
 
 }  // namespace
 
-PreTokenizer::PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-        const auto* spaces = std::get_if<SpaceReplacement>(&steps_[i]);
-        if (spaces && spaces->prepend == SpaceReplacement::Prepend::first) origin_steps_ = i + 1;
-    }
-}
-
-void PreTokenizer::split(std::string_view text, bool aligned, const Origin& origin, SplitText& out) const {
+void split_words(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool first, bool aligned,
+                 SplitText& out) {
     out.text = text;
     out.limit = growth_limit(text.size());
     out.alignment = {};
     out.words.clear();
     if (!text.empty()) out.words.push_back({0, text.size()});
-    // What is rewritten before a step that asks for the origin must be aligned for that step.
-    for (std::size_t i = 0; i < steps_.size(); ++i) apply(steps_[i], out, aligned || i + 1 < origin_steps_, origin);
+    for (const PreTokenizerStep& step : steps) apply(step, out, first, aligned);
 }
 
 }  // namespace unsloth::tokenizer

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -34,15 +33,15 @@ struct PatternSplit {
     SplitBehavior behavior = SplitBehavior::isolated;
     bool invert = false;  ///< what the pattern does not match counts as matched
 };
-/// By single characters: WhitespaceSplit, Digits, Punctuation, CharDelimiterSplit.
+/// By single characters: Digits (unicode::is_numeric), Punctuation (unicode::is_punctuation).
 struct CharacterSplit {
-    enum class Class { white_space, word, numeric, punctuation, delimiter } matched;
+    bool (*matches)(char32_t);
     SplitBehavior behavior;
-    char32_t delimiter = 0;
 };
 /// ByteLevel's add_prefix_space: a space in front of each word that has none.
 struct PrefixSpace {};
-/// Metaspace without its split: spaces become `replacement`, which is also put in front where it is missing.
+/// Metaspace without its split: spaces become `replacement`, which is also put in front where it is missing. `first`
+/// (only of the whole text's first word) is the first step or none, for later ones do not see where the text began.
 struct SpaceReplacement {
     enum class Prepend { always, never, first } prepend;
     std::string replacement;
@@ -53,22 +52,9 @@ struct ByteAlphabet {};
 
 using PreTokenizerStep = std::variant<PatternSplit, CharacterSplit, PrefixSpace, SpaceReplacement, ByteAlphabet>;
 
-/// Immutable; safe from any thread.
-class PreTokenizer {
-  public:
-    explicit PreTokenizer(std::vector<PreTokenizerStep> steps);
-
-    /// The place in the whole original text of a place in the text that is split.
-    using Origin = std::function<std::size_t(Alignment::Span)>;
-    /// `text` is valid UTF-8 and outlives `out`, which is overwritten. `origin` is called only where
-    /// `asks_origin` holds. The alignment is made only if `aligned`.
-    void split(std::string_view text, bool aligned, const Origin& origin, SplitText& out) const;
-    /// Some step treats the beginning of the original text in its own way (Metaspace's "first").
-    bool asks_origin() const { return origin_steps_ > 0; }
-
-  private:
-    std::vector<PreTokenizerStep> steps_;
-    std::size_t origin_steps_ = 0;  ///< number of steps up to and with the last that asks for the origin
-};
+/// `text` is valid UTF-8 and outlives `out`, which is overwritten. `first`: it begins where the whole text does. The
+/// alignment is made only if `aligned`.
+void split_words(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool first, bool aligned,
+                 SplitText& out);
 
 }  // namespace unsloth::tokenizer

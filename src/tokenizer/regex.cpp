@@ -64,7 +64,6 @@ class Translator {
         const char c = in_[at_ + 1];
         if (c == 'p' || c == 'P') return property();
         if (c == 'u') return hexadecimal();
-        if (c == 'x') return braced_hexadecimal();
         if (c == 'w' && in_class) return put(std::string(word));
         const std::string words = cat(word, more_words, "]");
         if (c == 'w') return put("[" + words);
@@ -103,89 +102,33 @@ class Translator {
 
     void hexadecimal() {
         const std::string_view digits = rest().substr(2, 4);
-        if (digits.size() < 4 || !all_hexadecimal(digits)) refuse(rest().substr(0, 2));
+        if (digits.size() < 4 || digits.find_first_not_of("0123456789abcdefABCDEF") != digits.npos)
+            refuse(rest().substr(0, 2));
         out_ += cat("\\x{", digits, "}");
         at_ += 6;
     }
 
-    void braced_hexadecimal() {
-        const std::size_t close = rest().find('}');
-        const bool braced = in_.substr(at_ + 2, 1) == "{" && close != std::string_view::npos;
-        if (!braced || !all_hexadecimal(rest().substr(3, close - 3))) refuse(rest().substr(0, 2));
-        take(close + 1);
-    }
-    static bool all_hexadecimal(std::string_view digits) {
-        for (const char c : digits) {
-            if (!std::isxdigit(static_cast<unsigned char>(c))) return false;
-        }
-        return !digits.empty();
-    }
-
-    /// What stands within [ ].
-    struct Set {
-        bool negated;
-        std::vector<std::string>
-            operands;  ///< of &&, as they stand within [ ], with ^ in front of one that is a negated set
-    };
-
+    /// A set within a set is part of it; PCRE2 does not know them, so their brackets go.
     void character_class() {
-        const Set set = read_set(0);
-        if (set.operands.size() == 1) {
-            out_ += cat(set.negated ? "[^" : "[", set.operands[0], "]");
-            return;
-        }
-        if (set.negated) refuse("[^ with &&");
-        out_ += "(?:";
-        for (std::size_t i = 1; i < set.operands.size(); ++i) out_ += cat("(?=[", set.operands[i], "])");
-        out_ += cat("[", set.operands[0], "])");
-    }
-
-    /// Sets within a set are part of it, as are those that && intersects; PCRE2 knows neither.
-    Set read_set(int depth) {
-        if (depth > 8) refuse("[ within [ ]");
-        const std::size_t begin = out_.size();
-        Set set{in_.substr(at_, 2) == "[^", {}};
-        at_ += set.negated ? 2 : 1;
+        take(in_.substr(at_, 2) == "[^" ? 2 : 1);
         if (in_.substr(at_, 1) == "]") refuse("]");
-        bool complete = false;  // the operand is a negated set: nothing may be added
-        const auto close_operand = [&] {
-            if (out_.size() == begin) refuse("&&");
-            set.operands.push_back(out_.substr(begin));
-            out_.resize(begin);
-            complete = false;
-        };
-        while (at_ < in_.size() && in_[at_] != ']') {
-            if (in_.substr(at_, 2) == "&&") {
-                close_operand();
-                at_ += 2;
-                continue;
-            }
-            if (complete) refuse("[^ within [ ]");
-            if (in_[at_] == '[') {
-                complete = read_inner_set(depth, begin);
-            } else if (in_[at_] == '\\') {
+        for (int inner = 0; at_ < in_.size();) {
+            const std::string_view two = in_.substr(at_, 2);
+            if (two == "&&") refuse("&&");
+            if (two[0] == '[') {
+                if (two == "[^" || two == "[:" || two == "[]") refuse(cat(two, " within [ ]"));  // such as [[:alpha:]]
+                if (out_.back() == '-') refuse("-[");
+                ++inner, ++at_;
+            } else if (two[0] == ']') {
+                if (inner-- == 0) return take(1);
+                if (two.size() < 2 || in_[++at_] == '-') refuse("]-");
+            } else if (two[0] == '\\') {
                 escape(true);
             } else {
                 take(1);
             }
         }
-        if (at_ >= in_.size()) refuse("[ without ]");
-        at_ += 1;
-        close_operand();
-        if (set.operands.size() == 1 && set.operands[0][0] == '^') refuse("[^ within [ ]");
-        return set;
-    }
-
-    /// True for a negated one, which must be all of its operand.
-    bool read_inner_set(int depth, std::size_t begin) {
-        if (in_.substr(at_, 2) == "[:") refuse("[: within [ ]");  // [[:alpha:]]
-        const bool first = out_.size() == begin;
-        if (!first && out_.back() == '-') refuse("-[");
-        const Set inner = read_set(depth + 1);
-        if (inner.operands.size() != 1 || (inner.negated && !first)) refuse("[ within [ ]");
-        if (inner.negated) out_ += '^';
-        out_ += inner.operands[0];
-        return inner.negated;
+        refuse("[ without ]");
     }
 
     void group() {
@@ -265,21 +208,8 @@ std::string message_of(int code) {
 
 }  // namespace
 
-struct Regex::Code {
-    pcre2_code* code = nullptr;
-    bool compiled_to_machine_code = false;
-    Code() = default;
-    Code(const Code&) = delete;
-    Code& operator=(const Code&) = delete;
-    ~Code() { pcre2_code_free(code); }
-};
-
-Regex::Regex(std::string_view pattern, const std::string& where) : source_(pattern), where_(where) {
-    compile(Translator(pattern, where).run());
-}
-
-void Regex::compile(const std::string& pattern) {
-    auto code = std::make_shared<Code>();
+Regex::Regex(std::string_view source, const std::string& where) : source_(source), where_(where) {
+    const std::string pattern = Translator(source, where).run();
     pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
     UNSLOTH_CHECK(context, "no memory for a regular expression");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
@@ -287,16 +217,16 @@ void Regex::compile(const std::string& pattern) {
     PCRE2_SIZE offset = 0;
     // Ruby's ^ and $ always work by line, and its groups with names or numbers are not known here.
     const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_AUTO_CAPTURE;
-    code->code =
-        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset, context);
+    code_.reset(
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset, context),
+        pcre2_code_free);
     pcre2_compile_context_free(context);
-    if (!code->code) {
+    if (!code_) {
         throw input_error(cat(where_, ": the regular expression is not valid at position ", offset, " (",
                               message_of(error), "): ", pattern));
     }
     // Where a platform has no JIT, the interpreter gives the same matches.
-    code->compiled_to_machine_code = pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE) == 0;
-    code_ = std::move(code);
+    compiled_to_machine_code_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
 }
 
 bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const {
@@ -305,10 +235,8 @@ bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, 
     constexpr std::size_t steps_per_byte = 16, least = 10'000'000, most = 0xFFFFFFFF;
     pcre2_set_match_limit(thread.context, static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-    const int found =
-        code_->compiled_to_machine_code
-            ? pcre2_jit_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data, thread.context)
-            : pcre2_match(code_->code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data, thread.context);
+    const auto match = compiled_to_machine_code_ ? pcre2_jit_match : pcre2_match;
+    const int found = match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data, thread.context);
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {
         throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(), " bytes (",

@@ -6,16 +6,17 @@
 #include <string>
 #include <string_view>
 
+struct pcre2_real_code_8;
+
 namespace unsloth::tokenizer {
 
 /// A compiled pattern; matching is safe from any thread.
 class Regex {
   public:
     /// Accepts what means the same to Oniguruma and PCRE2, and translates what tokenizers use besides: sets within
-    /// sets, &&,
-    /// \w and \b, scripts, {n,m}+ (a repetition of the repetition). Anything else is an input Error that names the
-    /// construct and `where` (file and key).
-    Regex(std::string_view pattern, const std::string& where);
+    /// sets, \w and \b, scripts, {n,m}+ (a repetition of the repetition). Anything else is an input Error that names
+    /// the construct and `where` (file and key).
+    Regex(std::string_view source, const std::string& where);
     /// As the file has it.
     const std::string& source() const { return source_; }
 
@@ -24,9 +25,8 @@ class Regex {
     bool search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const;
 
   private:
-    struct Code;
-    void compile(const std::string& pattern);
-    std::shared_ptr<const Code> code_;
+    std::shared_ptr<pcre2_real_code_8> code_;
+    bool compiled_to_machine_code_ = false;
     std::string source_, where_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 /// Every way to make a piece out of two others is a merge; earlier pieces come first, and of one piece the
 /// shortest left part.
-void make_merges(const std::string& where, BpeSpec& spec, const StringTable& ids) {
+void make_merges(const std::string& where, BpeSpec& spec) {
     constexpr std::size_t longest_piece = 4096;  // every split of a piece is looked up: time goes with its square
     for (const auto& [piece, id] : spec.vocab) {
         if (piece.size() > longest_piece)
@@ -22,7 +22,7 @@ void make_merges(const std::string& where, BpeSpec& spec, const StringTable& ids
                 cat(where, ": expected pieces of at most ", longest_piece, " bytes, found ", piece.size()));
         const std::string_view text = piece;
         for (std::size_t at = unicode::decode(text, 0).size; at < text.size(); at += unicode::decode(text, at).size) {
-            const int32_t left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
+            const int32_t left = spec.ids.find(text.substr(0, at)), right = spec.ids.find(text.substr(at));
             if (left >= 0 && right >= 0) spec.merges.push_back({left, right, id});
         }
     }
@@ -54,22 +54,20 @@ TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder) 
     TokenizerSpec out;
     for (const SentencePieceModel::Piece& piece : model.pieces)
         out.model.vocab.emplace_back(piece.text, static_cast<int32_t>(out.model.vocab.size()));
-    const StringTable ids = index_vocab(out.model.vocab);
-    make_merges(path.string(), out.model, ids);
+    out.model.index();
+    make_merges(path.string(), out.model);
     if (model.unknown_id >= 0) out.model.unknown = model.unknown_id;
 
-    TokenList tokens = read_llama_tokens(folder, {}, settings);
     for (const SentencePieceModel::Piece& piece : model.pieces) {
         const bool special = piece.type == PieceType::control || piece.type == PieceType::unknown;
-        if (special || piece.type == PieceType::user_defined) tokens.add(plain_token(piece.text, special));
+        if (special || piece.type == PieceType::user_defined) settings.add(plain_token(piece.text, special));
     }
-    make_llama_pipeline(settings, model.add_dummy_prefix, tokens.take(), ids, out);
     if (model.bos_id >= 0) out.bos = model.bos_id;
     if (model.eos_id >= 0) out.eos = model.eos_id;
     if (!settings.bos) settings.bos = piece_at(model, model.bos_id);
     if (!settings.eos) settings.eos = piece_at(model, model.eos_id);
     settings.add_bos = settings.add_bos.value_or(true);
-    surround(folder, settings, out);
+    make_llama_pipeline(folder, settings, model.add_dummy_prefix, out);
     return out;
 }
 

@@ -18,13 +18,6 @@ std::optional<std::string> token_text(const JsonReader& root, const char* key) {
     return entry.value().is_object() ? entry.at("content").string() : entry.string();
 }
 
-void read_role(const JsonReader& root, const char* key, const IdOf& id_of, std::optional<int32_t>& role) {
-    const std::optional<std::string> text = token_text(root, key);
-    if (role || !text || text->empty()) return;
-    role = id_of(*text);
-    if (!role) log::warning(root.at(key).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
-}
-
 /// An id or a list of ids under `eos_token_id`.
 std::vector<int32_t> read_end_ids(const JsonReader& root) {
     std::vector<int32_t> ids;
@@ -59,50 +52,49 @@ void read_template_files(const std::filesystem::path& folder, Named& out) {
     if (std::filesystem::is_regular_file(folder / "chat_template.jinja")) {
         set(out, "default", read_file(folder / "chat_template.jinja"));
     }
-    if (!std::filesystem::is_directory(folder / "additional_chat_templates")) return;
-    std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / "additional_chat_templates")) {
-        if (entry.path().extension() == ".jinja" && entry.is_regular_file()) files.push_back(entry.path());
-    }
-    std::sort(files.begin(), files.end());
-    for (const auto& file : files) set(out, file.stem().string(), read_file(file));
+    for (const auto& file : additional_templates(folder)) set(out, file.stem().string(), read_file(file));
 }
 
-/// The named special tokens that a template can use; those of tokenizer_config.json win.
-void read_texts(const JsonReader& root, Named& out) {
-    for (const char* name : role_keys) {
-        const bool known = std::any_of(out.begin(), out.end(), [&](const auto& entry) { return entry.first == name; });
-        const std::optional<std::string> text = token_text(root, name);
-        if (!known && text) out.emplace_back(name, *text);
+/// The named special tokens that a template can use, and the ids of two of them; those of the first file win.
+void read_names(const JsonReader& root, const IdOf& id_of, SpecialTokens& out) {
+    for (const std::string_view name : role_keys) {
+        const bool known =
+            std::any_of(out.texts.begin(), out.texts.end(), [&](const auto& e) { return e.first == name; });
+        const std::optional<std::string> text = token_text(root, name.data());
+        if (known || !text) continue;
+        out.texts.emplace_back(name, *text);
+        if (text->empty() || (name != "bos_token" && name != "eos_token")) continue;
+        std::optional<int32_t>& role = name == "bos_token" ? out.bos : out.eos;
+        role = id_of(*text);
+        if (!role)
+            log::warning(root.at(name.data()).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
     }
 }
 
 }  // namespace
 
+std::vector<std::filesystem::path> additional_templates(const std::filesystem::path& folder) {
+    std::vector<std::filesystem::path> files;
+    std::error_code absent;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "additional_chat_templates", absent))
+        if (entry.is_regular_file() && entry.path().extension() == ".jinja") files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdOf& id_of) {
     SpecialTokens out;
-    with_json_file(folder / "tokenizer_config.json", [&](const JsonReader& root) {
-        read_role(root, "bos_token", id_of, out.bos);
-        read_role(root, "eos_token", id_of, out.eos);
-        read_texts(root, out.texts);
-        if (root.has("chat_template")) read_templates(root.at("chat_template"), out.chat_templates);
-    });
-    with_json_file(folder / "special_tokens_map.json", [&](const JsonReader& root) {
-        read_role(root, "bos_token", id_of, out.bos);
-        read_role(root, "eos_token", id_of, out.eos);
-        read_texts(root, out.texts);
-    });
-    std::vector<int32_t> ends;
-    with_json_file(folder / "generation_config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
-    if (!out.eos && ends.empty()) {
-        with_json_file(folder / "config.json", [&](const JsonReader& root) { ends = read_end_ids(root); });
-    }
+    const OptionalJsonFile config(folder / "tokenizer_config.json"), map(folder / "special_tokens_map.json");
+    for (const OptionalJsonFile* file : {&config, &map}) read_names(file->root(), id_of, out);
+    if (config.root().has("chat_template")) read_templates(config.root().at("chat_template"), out.chat_templates);
+    read_template_files(folder, out.chat_templates);
+    std::vector<int32_t> ends = read_end_ids(OptionalJsonFile(folder / "generation_config.json").root());
+    if (!out.eos && ends.empty()) ends = read_end_ids(OptionalJsonFile(folder / "config.json").root());
     if (!out.eos && !ends.empty()) out.eos = ends.front();
     if (out.eos) ends.insert(ends.begin(), *out.eos);
     for (const int32_t id : ends) {
         if (std::find(out.stop.begin(), out.stop.end(), id) == out.stop.end()) out.stop.push_back(id);
     }
-    read_template_files(folder, out.chat_templates);
     return out;
 }
 

@@ -21,6 +21,9 @@ struct SpecialTokens {
     std::vector<std::pair<std::string, std::string>> texts;
 };
 
+/// The .jinja files of additional_chat_templates/, sorted.
+std::vector<std::filesystem::path> additional_templates(const std::filesystem::path& folder);
+
 /// Each file may be absent. Input Error for one that is malformed; a named token that the vocabulary lacks is
 /// warned of and taken as not named.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder,

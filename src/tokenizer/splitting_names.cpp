@@ -40,8 +40,7 @@ const std::vector<Splitting>& known_splittings() {
 /// Nullopt for a step that no name covers.
 std::optional<std::string> text_of(const PreTokenizerStep& step) {
     const auto* characters = std::get_if<CharacterSplit>(&step);
-    if (characters && characters->matched == CharacterSplit::Class::numeric &&
-        characters->behavior == SplitBehavior::isolated)
+    if (characters && characters->matches == unicode::is_numeric && characters->behavior == SplitBehavior::isolated)
         return std::string(digits_step);
     const auto* split = std::get_if<PatternSplit>(&step);
     const bool plain = split && split->pattern.regex && split->behavior == SplitBehavior::isolated && !split->invert;
@@ -51,10 +50,9 @@ std::optional<std::string> text_of(const PreTokenizerStep& step) {
 }  // namespace
 
 std::string splitting_name(const TokenizerSpec& spec, const std::filesystem::path& path) {
-    for (const NormalizerStep& step : spec.normalizer.steps()) {
+    for (const NormalizerStep& step : spec.normalizer) {
         // Composed characters are what people type, so this alone is let through.
-        const auto* form = std::get_if<NormalFormStep>(&step);
-        if (!form || form->form != unicode::NormalForm::nfc)
+        if (!std::holds_alternative<NfcStep>(step))
             throw input_error(cat(path.string(),
                                   ": key normalizer: llama.cpp does not normalise texts, this tokenizer does: the two "
                                   "would give other tokens"));

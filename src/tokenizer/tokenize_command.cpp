@@ -1,5 +1,6 @@
 #include "unsloth/tokenizer/tokenize_command.h"
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct Row {
 Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, const ChatTemplate& chat,
                  const std::string& line, const std::string& where) {
     Row out;
-    const auto document = parse_json_line(line, where);
+    const auto document = parse_json(line, where);
     if (document.is_object() && document.contains("messages")) {
         // A template sees the order of keys. Not copied from `document`: a copy recurses, and a row may nest without
         // end.
@@ -53,8 +54,20 @@ void write_row(const Row& row, std::ostream& out) {
     out << line.dump() << '\n';
 }
 
-bool blank(const std::string& line) {
-    return line.find_first_not_of(" \t\r") == std::string::npos;
+/// `use(line, "line 7")` for every line that is not blank; errors begin with the line's number.
+template <class Use>
+void for_each_line(std::istream& in, Use use) {
+    std::string line;
+    for (std::size_t number = 1; std::getline(in, line); ++number) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::string where = cat("line ", number);
+        try {
+            use(line, where);
+        } catch (const Error& error) {
+            const std::string message = error.what();
+            throw Error(error.kind(), message.starts_with(where) ? message : cat(where, ": ", message));
+        }
+    }
 }
 
 }  // namespace
@@ -63,19 +76,31 @@ void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options,
     // An unknown name is an error even without messages.
     const ChatTemplate chat = ChatTemplate::choose(options.chat_template, tokenizer, options.chat_template_kwargs);
     if (chat.name() != options.chat_template) log::debug("chat template: ", chat.name());
-    std::string line;
-    for (std::size_t number = 1; std::getline(in, line); ++number) {
-        if (blank(line)) continue;
-        const std::string where = cat("line ", number);
-        try {
-            write_row(tokenize_row(tokenizer, options, chat, line, where), out);
-        } catch (const Error& error) {
-            const std::string message = error.what();
-            throw Error(error.kind(), message.rfind(where, 0) == 0 ? message : cat(where, ": ", message));
-        }
-    }
+    for_each_line(in, [&](const std::string& line, const std::string& where) {
+        write_row(tokenize_row(tokenizer, options, chat, line, where), out);
+    });
     out.flush();
     if (!out) throw runtime_failure("writing the tokenized rows failed");
+}
+
+void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in, std::ostream& out) {
+    std::vector<std::string> texts;
+    for_each_line(in, [&](const std::string& line, const std::string& where) {
+        const auto row = parse_json(line, where);
+        texts.push_back(JsonReader(row, where).at("text").string());
+    });
+    std::size_t bytes = 0, tokens = 0;
+    for (const std::string& text : texts) bytes += text.size();
+    std::vector<double> seconds;
+    for (int round = 0; round < rounds; ++round) {
+        const auto start = std::chrono::steady_clock::now();
+        tokens = 0;
+        for (const std::string& text : texts) tokens += tokenizer.encode(text, add_special).size();
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    const nlohmann::ordered_json result = {
+        {"rows", texts.size()}, {"bytes", bytes}, {"tokens", tokens}, {"seconds", seconds}};
+    out << result.dump() << '\n';
 }
 
 }  // namespace unsloth::tokenizer

@@ -17,52 +17,27 @@ namespace {
 
 using Span = std::pair<std::size_t, std::size_t>;
 
-/// Strings by id, in one allocation.
-class StringsById {
-  public:
-    explicit StringsById(const std::vector<std::string>& strings) {
-        std::size_t total = 0;
-        for (const std::string& s : strings) total += s.size();
-        text_.reserve(total);
-        begin_.reserve(strings.size() + 1);
-        begin_.push_back(0);
-        for (const std::string& s : strings) {
-            text_ += s;
-            begin_.push_back(static_cast<uint32_t>(text_.size()));
-        }
-    }
-    std::size_t size() const { return begin_.size() - 1; }
-    std::string_view operator[](std::size_t id) const {
-        return std::string_view(text_).substr(begin_[id], begin_[id + 1] - begin_[id]);
-    }
-
-  private:
-    std::string text_;
-    std::vector<uint32_t> begin_;
+struct Token {
+    std::string raw;   ///< as the files spell it
+    std::string text;  ///< what decoding starts from: bytes where tokens are simply joined
+    bool exists = false, special = false;
 };
 
-std::size_t id_count(const TokenizerSpec& spec) {
+std::vector<Token> tokens_by_id(const TokenizerSpec& spec) {
     int32_t last = -1;
     for (const auto& [token, id] : spec.model.vocab) last = std::max(last, id);
     for (const AddedToken& token : spec.added) last = std::max(last, token.id);
-    return static_cast<std::size_t>(last + 1);
-}
-
-/// Raw forms by id; with `searched`, added tokens in the form in which texts contain them (what decoding
-/// starts from).
-std::vector<std::string> tokens_by_id(const TokenizerSpec& spec, bool searched) {
-    std::vector<std::string> tokens(id_count(spec));
-    for (const auto& [token, id] : spec.model.vocab) tokens[id] = token;
-    for (const AddedToken& token : spec.added) tokens[token.id] = searched ? token.pattern() : token.content;
-    return tokens;
-}
-
-/// What decoding starts from: bytes where tokens are simply joined, else raw forms.
-std::vector<std::string> texts_by_id(const TokenizerSpec& spec) {
-    std::vector<std::string> tokens = tokens_by_id(spec, true);
-    if (!spec.decoder.only_byte_level()) return tokens;
-    for (std::string& token : tokens) {
-        if (std::optional<std::string> bytes = bytes_of_token(token)) token = std::move(*bytes);
+    std::vector<Token> tokens(static_cast<std::size_t>(last + 1));
+    for (const auto& [token, id] : spec.model.vocab) tokens[id] = {token, token, true};
+    std::unordered_set<std::string_view> special;
+    for (const AddedToken& token : spec.added) {
+        tokens[token.id] = {token.content, token.pattern(), true};
+        if (token.special) special.insert(token.content);
+    }
+    for (Token& token : tokens) {
+        token.special = token.exists && special.contains(token.text);
+        if (!spec.decoder.only_byte_level()) continue;
+        if (std::optional<std::string> bytes = bytes_of_token(token.text)) token.text = std::move(*bytes);
     }
     return tokens;
 }
@@ -79,24 +54,17 @@ struct Tokenizer::Impl {
           added(spec.added),
           raw_finder(added, false),
           normalized_finder(added, true),
-          raw(tokens_by_id(spec, false)),
-          texts(texts_by_id(spec)),
-          ids(raw.size()),
-          special(raw.size()),
-          exists(raw.size()),
+          tokens(tokens_by_id(spec)),
+          ids(tokens.size()),
           prefix_ids(spec.prefix_ids),
           suffix_ids(spec.suffix_ids) {
-        for (const auto& [token, id] : spec.model.vocab) exists[id] = true;
-        for (const AddedToken& token : added) exists[token.id] = true;
-        for (std::size_t id = 0; id < raw.size(); ++id) {
-            if (exists[id]) ids.insert(raw[id], static_cast<int32_t>(id));
+        for (std::size_t id = 0; id < tokens.size(); ++id) {
+            if (tokens[id].exists) ids.insert(tokens[id].raw, static_cast<int32_t>(id));
         }
-        std::unordered_set<std::string> names;
-        for (const AddedToken& token : added) {
-            if (token.special) names.insert(token.content);
-        }
-        const std::vector<std::string> searched = tokens_by_id(spec, true);
-        for (std::size_t id = 0; id < raw.size(); ++id) special[id] = exists[id] && names.count(searched[id]) != 0;
+    }
+    std::optional<int32_t> id_of(std::string_view token) const {
+        const int32_t id = ids.find(token);
+        return id < 0 ? std::nullopt : std::optional(id);
     }
 
     struct Output {
@@ -125,15 +93,14 @@ struct Tokenizer::Impl {
     void encode_words(std::string_view text, std::size_t base, const Stretch& stretch, Output& out) const;
 
     std::filesystem::path folder;
-    Normalizer normalizer;
-    PreTokenizer pre_tokenizer;
+    std::vector<NormalizerStep> normalizer;
+    std::vector<PreTokenizerStep> pre_tokenizer;
     Bpe model;
     Decoder decoder;
     std::vector<AddedToken> added;
     AddedTokenFinder raw_finder, normalized_finder;
-    StringsById raw, texts;
+    std::vector<Token> tokens;
     StringTable ids;  ///< of raw forms
-    std::vector<bool> special, exists;
     std::vector<int32_t> prefix_ids, suffix_ids;
     SpecialTokens roles;
 };
@@ -179,7 +146,7 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
                                      Output& out) const {
     std::string storage;
     Stretch stretch{base, to_text, {}};
-    text = normalizer.apply(text, storage, out.with_offsets || pre_tokenizer.asks_origin(), stretch.to_stretch);
+    text = normalize(normalizer, text, storage, out.with_offsets, stretch.to_stretch);
     if (normalized_finder.empty()) return encode_words(text, 0, stretch, out);
     std::vector<AddedTokenFinder::Stretch> parts;
     normalized_finder.split(text, parts);
@@ -196,7 +163,7 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
 void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Stretch& stretch, Output& out) const {
     const auto origin = [&](Span span) { return stretch.origin({base + span.first, base + span.second}); };
     SplitText split;
-    pre_tokenizer.split(text, out.with_offsets, [&](Span span) { return origin(span).first; }, split);
+    split_words(pre_tokenizer, text, base + stretch.base == 0, out.with_offsets, split);
     std::vector<uint32_t> lengths;
     const TokenSink sink{&out.ids, out.with_offsets ? &lengths : nullptr};
     for (const Word& word : split.words) {
@@ -222,11 +189,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     const bool sentencepiece = !std::filesystem::exists(json) && exists(folder);
     const TokenizerSpec spec = sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
     auto impl = std::make_shared<Impl>(spec, folder);
-    const auto id_of = [&](std::string_view token) -> std::optional<int32_t> {
-        const int32_t id = impl->ids.find(token);
-        return id < 0 ? std::nullopt : std::optional(id);
-    };
-    impl->roles = read_special_tokens(folder, id_of);
+    impl->roles = read_special_tokens(folder, [&](std::string_view token) { return impl->id_of(token); });
     SpecialTokens& roles = impl->roles;
     if (!roles.bos) roles.bos = spec.bos;
     if (!roles.eos && spec.eos) {
@@ -235,7 +198,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     }
     // A folder without tokenizer_config.json still says what stands in front of every text.
     if (!roles.bos && !impl->prefix_ids.empty()) roles.bos = impl->prefix_ids.front();
-    std::erase_if(roles.stop, [&](int32_t id) { return static_cast<std::size_t>(id) >= impl->raw.size(); });
+    std::erase_if(roles.stop, [&](int32_t id) { return static_cast<std::size_t>(id) >= impl->tokens.size(); });
     return Tokenizer(std::move(impl));
 }
 
@@ -258,11 +221,13 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
     std::string bytes;
     std::vector<std::string> tokens;
     for (const int32_t id : ids) {
-        if (id < 0 || id >= vocab_size() || !impl_->exists[id] || (skip_special && impl_->special[id])) continue;
+        if (id < 0 || id >= vocab_size()) continue;
+        const Token& token = impl_->tokens[id];
+        if (!token.exists || (skip_special && token.special)) continue;
         if (joined) {
-            bytes += impl_->texts[id];
+            bytes += token.text;
         } else {
-            tokens.emplace_back(impl_->texts[id]);
+            tokens.push_back(token.text);
         }
     }
     if (!joined) return impl_->decoder.decode(std::move(tokens));
@@ -270,17 +235,16 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 }
 
 int64_t Tokenizer::vocab_size() const {
-    return static_cast<int64_t>(impl_->raw.size());
+    return static_cast<int64_t>(impl_->tokens.size());
 }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
-    const int32_t id = impl_->ids.find(token);
-    return id < 0 ? std::nullopt : std::optional(id);
+    return impl_->id_of(token);
 }
 
 std::string Tokenizer::token(int32_t id) const {
     UNSLOTH_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " of ", vocab_size());
-    return std::string(impl_->raw[id]);
+    return impl_->tokens[id].raw;
 }
 
 std::optional<int32_t> Tokenizer::added_token_id(std::string_view token) const {
@@ -291,7 +255,7 @@ std::optional<int32_t> Tokenizer::added_token_id(std::string_view token) const {
 }
 
 bool Tokenizer::is_special(int32_t id) const {
-    return id >= 0 && id < vocab_size() && impl_->special[id];
+    return id >= 0 && id < vocab_size() && impl_->tokens[id].special;
 }
 
 std::optional<int32_t> Tokenizer::bos_id() const {
@@ -333,12 +297,7 @@ std::vector<std::filesystem::path> Tokenizer::files_in(const std::filesystem::pa
     for (const char* name : names) {
         if (std::filesystem::is_regular_file(folder / name)) found.push_back(folder / name);
     }
-    std::vector<std::filesystem::path> templates;
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / "additional_chat_templates", none))
-        if (entry.is_regular_file() && entry.path().extension() == ".jinja") templates.push_back(entry.path());
-    std::sort(templates.begin(), templates.end());
-    found.insert(found.end(), templates.begin(), templates.end());
+    std::ranges::move(additional_templates(folder), std::back_inserter(found));
     return found;
 }
 

@@ -54,29 +54,22 @@ bool is_version_line(const nlohmann::json& merge) {
     return merge.is_string() && merge.get_ref<const std::string&>().rfind("#version", 0) == 0;
 }
 
-void read_merges(const JsonReader& merges, const StringTable& ids, BpeSpec& spec) {
+void read_merges(const JsonReader& merges, BpeSpec& spec) {
     const std::size_t n = merges.size();
     spec.merges.reserve(n);
     const auto id_of = [&](std::string_view token, std::size_t i) {
-        const int32_t id = ids.find(token);
+        const int32_t id = spec.ids.find(token);
         if (id < 0) throw input_error(cat(merges.where(), "[", i, "]: '", token, "' is not in model.vocab"));
         return id;
     };
-    const std::size_t prefix = spec.subword_prefix.size();
     std::string merged;
     for (std::size_t i = 0; i < n; ++i) {
         if (is_version_line(merges.value()[i])) continue;
         const auto [left, right] = read_pair(merges, i);
-        if (right.size() < prefix) merges.at(i).refuse("a right token with model.continuing_subword_prefix");
         merged = left;
-        merged += right.substr(prefix);
+        merged += right;
         spec.merges.push_back({id_of(left, i), id_of(right, i), id_of(merged, i)});
     }
-}
-
-/// What the affixes of a vocabulary are, or "" for null.
-std::string read_affix(const JsonReader& model, const char* key) {
-    return model.has(key) ? model.at(key).string() : std::string();
 }
 
 /// Every byte is a token of its own in GPT-2's alphabet.
@@ -98,23 +91,22 @@ void read_model(const JsonReader& model, BpeSpec& spec) {
     if (model.has("dropout") && model.at("dropout").value() != 0.0) {
         model.at("dropout").refuse("null: merges are never dropped at random here");
     }
-    spec.subword_prefix = read_affix(model, "continuing_subword_prefix");
-    spec.end_of_word_suffix = read_affix(model, "end_of_word_suffix");
+    for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
+        if (model.has(affix) && !model.at(affix).string().empty()) model.at(affix).refuse("null or \"\"");
     spec.fuse_unknown = model.boolean_or("fuse_unk", false);
     spec.byte_fallback = model.boolean_or("byte_fallback", false);
     spec.ignore_merges = model.boolean_or("ignore_merges", false);
     read_vocab(model.at("vocab"), spec);
-    const StringTable ids = index_vocab(spec.vocab);
-    read_merges(model.at("merges"), ids, spec);
-    const bool all_bytes = has_byte_alphabet(ids);
-    const bool plain = spec.subword_prefix.empty() && spec.end_of_word_suffix.empty();
-    spec.reads_bytes = spec.reads_bytes && plain && (all_bytes || !spec.byte_fallback);
+    spec.index();
+    read_merges(model.at("merges"), spec);
+    const bool all_bytes = has_byte_alphabet(spec.ids);
+    spec.reads_bytes = spec.reads_bytes && (all_bytes || !spec.byte_fallback);
     if (!model.has("unk_token") || (spec.reads_bytes && all_bytes)) return;  // the latter never needs it
-    spec.unknown = ids.find(model.at("unk_token").string());
+    spec.unknown = spec.ids.find(model.at("unk_token").string());
     if (*spec.unknown < 0) model.at("unk_token").refuse("a token of model.vocab");
 }
 
-AddedToken read_added_token(const JsonReader& entry, const Normalizer& normalizer) {
+AddedToken read_added_token(const JsonReader& entry, const std::vector<NormalizerStep>& normalizer) {
     entry.only_keys({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
     AddedToken token;
     token.id = entry.at("id").id();
@@ -127,7 +119,7 @@ AddedToken read_added_token(const JsonReader& entry, const Normalizer& normalize
     if (token.normalized) {
         std::string storage;
         AlignmentChain ignored;
-        token.normalized_content = std::string(normalizer.apply(token.content, storage, false, ignored));
+        token.normalized_content = std::string(normalize(normalizer, token.content, storage, false, ignored));
     }
     return token;
 }
@@ -140,7 +132,7 @@ bool ends_in_bytes(const std::vector<PreTokenizerStep>& steps) {
 
 /// HF takes the id from the model's vocabulary, else counts on from its end; the id in the file is only
 /// compared.
-void read_added_tokens(const JsonReader& list, const StringTable& vocab, TokenizerSpec& out) {
+void read_added_tokens(const JsonReader& list, TokenizerSpec& out) {
     std::unordered_map<std::string, std::size_t> known;  // place in `tokens`
     std::vector<AddedToken> tokens;
     auto next = static_cast<int32_t>(out.model.vocab.size());
@@ -148,7 +140,7 @@ void read_added_tokens(const JsonReader& list, const StringTable& vocab, Tokeniz
         AddedToken token = read_added_token(list.at(i), out.normalizer);
         if (token.content.empty()) continue;
         const int32_t stated = token.id;
-        const int32_t in_vocab = vocab.find(token.content);
+        const int32_t in_vocab = out.model.ids.find(token.content);
         if (const auto before = known.find(token.content); before != known.end()) {
             token.id = tokens[before->second].id;
             tokens[before->second].content.clear();  // the later one counts
@@ -179,26 +171,18 @@ void check_surrounding_ids(const TokenizerSpec& spec, const JsonReader& post_pro
 /// Whether transformers takes vocabulary, merges and post-processor of this file and makes the rest itself: where
 /// tokenizer_config.json names LlamaTokenizer, nothing works on bytes, and the model's own class is not another.
 bool is_made_as_llama(const std::filesystem::path& folder, const nlohmann::json& document) {
-    const auto value_in = [&](const char* file, const char* key) {
-        if (!std::filesystem::is_regular_file(folder / file)) return nlohmann::json();
-        const nlohmann::json settings = parse_json_file(folder / file);
-        return settings.is_object() ? settings.value(key, nlohmann::json()) : nlohmann::json();
+    const auto is_value = [&](const char* file, const char* key, std::string_view value) {
+        const OptionalJsonFile settings(folder / file);
+        return settings.root().has(key) && settings.root().at(key).value() == value;
     };
-    const nlohmann::json name = value_in("tokenizer_config.json", "tokenizer_class");
-    if (name != "LlamaTokenizer" && name != "LlamaTokenizerFast") return false;
+    if (!is_value("tokenizer_config.json", "tokenizer_class", "LlamaTokenizer") &&
+        !is_value("tokenizer_config.json", "tokenizer_class", "LlamaTokenizerFast"))
+        return false;
     for (const char* part : {"normalizer", "pre_tokenizer", "decoder", "post_processor"})
         if (const auto found = document.find(part);
             found != document.end() && found->dump().find("\"ByteLevel\"") != std::string::npos)
             return false;
-    return value_in("config.json", "model_type") != "mistral";
-}
-
-void make_as_llama(const std::filesystem::path& folder, TokenizerSpec& spec) {
-    LlamaSettings settings = read_llama_settings(folder);
-    TokenList tokens = read_llama_tokens(folder, spec.added, settings);
-    make_llama_pipeline(settings, true, tokens.take(), index_vocab(spec.model.vocab), spec);
-    spec.model.ignore_merges = false;
-    surround(folder, settings, spec);
+    return !is_value("config.json", "model_type", "mistral");
 }
 
 }  // namespace
@@ -212,17 +196,20 @@ TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
         return root.has(key) ? root.at(key) : JsonReader(null, cat(path.string(), ": key ", key));
     };
     TokenizerSpec out;
-    out.normalizer = Normalizer(read_normalizer(part("normalizer")));
-    out.pre_tokenizer = read_pre_tokenizer(part("pre_tokenizer"));
+    out.normalizer = read_normalizer(part("normalizer"));
+    out.pre_tokenizer = read_pre_tokenizer(part("pre_tokenizer"), !out.normalizer.empty());
     read_post_processor(part("post_processor"), out.prefix_ids, out.suffix_ids);
     out.decoder = read_decoder(part("decoder"));
     out.model.reads_bytes = ends_in_bytes(out.pre_tokenizer);
     read_model(root.at("model"), out.model);
     if (out.model.reads_bytes) out.pre_tokenizer.pop_back();
     const bool as_llama = is_made_as_llama(path.parent_path(), document);
-    if (as_llama) out.normalizer = Normalizer();
-    if (root.has("added_tokens")) read_added_tokens(root.at("added_tokens"), index_vocab(out.model.vocab), out);
-    if (as_llama) make_as_llama(path.parent_path(), out);
+    if (as_llama) out.normalizer.clear();
+    if (root.has("added_tokens")) read_added_tokens(root.at("added_tokens"), out);
+    if (as_llama) {
+        make_llama_pipeline(path.parent_path(), read_llama_settings(path.parent_path(), out.added), true, out);
+        out.model.ignore_merges = false;
+    }
     check_surrounding_ids(out, part("post_processor"));
     return out;
 }

@@ -16,7 +16,7 @@ namespace unsloth::tokenizer {
 
 struct TokenizerSpec {
     BpeSpec model;
-    Normalizer normalizer;
+    std::vector<NormalizerStep> normalizer;
     std::vector<PreTokenizerStep> pre_tokenizer;
     Decoder decoder;
     std::vector<AddedToken> added;                ///< by first mention; ids as HF assigns them

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bitset>
 #include <cstring>
+#include <iterator>
 #include <memory>
 
 #include "tokenizer/category_drift.h"
@@ -16,25 +17,28 @@ uint8_t byte_at(std::string_view text, std::size_t i) {
     return static_cast<uint8_t>(text[i]);
 }
 
-/// `c`, or the character with its category of Unicode 16.0 that every library knows.
-char32_t stand_in(char32_t c) {
-    static const auto drifting = [] {  // one bit a character of the basic plane: each is looked up
-        auto set = std::make_unique<std::bitset<0x10000>>();
-        for (const Replacement& row : category_drift()) {
-            for (char32_t i = row.first; i <= row.last && i < 0x10000; ++i) set->set(i);
-        }
-        return set;
-    }();
-    if (c < 0x10000 && !(*drifting)[c]) return c;
-    const std::vector<Replacement>& table = category_drift();
-    const auto row = std::partition_point(table.begin(), table.end(), [c](const Replacement& r) { return r.last < c; });
-    return row != table.end() && row->first <= c ? row->replacement : c;
-}
-
 bool known_to_unicode(int version, char32_t c) {
     UVersionInfo age;
     u_charAge(c, age);
     return age[0] != 0 && age[0] <= version;
+}
+
+/// `c`, or a character with its category of Unicode 16.0 that every library knows.
+char32_t look_up_stand_in(char32_t c) {
+    const auto* const row = std::partition_point(std::begin(category_drift), std::end(category_drift),
+                                                 [c](const Replacement& r) { return r.last < c; });
+    if (row != std::end(category_drift) && row->first <= c) return row->replacement;
+    if (known_to_unicode(16, c)) return c;
+    return c < 0x800 ? 0x378 : c < 0x10000 ? 0xFDD0 : 0x1FFFE;  // assigned to nothing in any version
+}
+
+char32_t stand_in(char32_t c) {
+    static const auto drifting = [] {  // one bit a character of the basic plane: each is looked up
+        auto set = std::make_unique<std::bitset<0x10000>>();
+        for (char32_t i = 0; i < 0x10000; ++i) (*set)[i] = look_up_stand_in(i) != i;
+        return set;
+    }();
+    return c < 0x10000 && !(*drifting)[c] ? c : look_up_stand_in(c);
 }
 
 }  // namespace
@@ -50,37 +54,8 @@ std::size_t skip_ascii(std::string_view text, std::size_t at) {
     return at;
 }
 
-Decoded decode(std::string_view text, std::size_t at) {
-    const auto continuation = [&](std::size_t i) { return static_cast<char32_t>(byte_at(text, at + i) & 0x3F); };
-    const char32_t lead = byte_at(text, at);
-    if (lead < 0x80) return {lead, 1};
-    if (lead < 0xE0) return {(lead & 0x1F) << 6 | continuation(1), 2};
-    if (lead < 0xF0) return {(lead & 0x0F) << 12 | continuation(1) << 6 | continuation(2), 3};
-    return {(lead & 0x07) << 18 | continuation(1) << 12 | continuation(2) << 6 | continuation(3), 4};
-}
-
-std::size_t previous(std::string_view text, std::size_t end) {
-    do --end;
-    while (end > 0 && (byte_at(text, end) & 0xC0) == 0x80);
-    return end;
-}
-
-void append(std::string& out, char32_t c) {
-    const auto put = [&](char32_t byte) { out += static_cast<char>(byte); };
-    if (c < 0x80) {
-        put(c);
-    } else if (c < 0x800) {
-        put(0xC0 | c >> 6), put(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-        put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
-    } else {
-        put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
-    }
-}
-
 bool is_white_space(char32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+    return u_isUWhiteSpace(static_cast<UChar32>(c));
 }
 
 bool is_word(char32_t c) {
@@ -93,19 +68,6 @@ bool is_punctuation(char32_t c) {
     if (c < 0x80) return u_ispunct(c) || (U_GET_GC_MASK(c) & U_GC_S_MASK);
     if (c == 0x166D || c == 0x111C9) return true;  // in another category since Unicode 12.0 and 11.0
     return known_to_unicode(8, c) && (U_GET_GC_MASK(c) & U_GC_P_MASK);
-}
-
-bool is_accent(char32_t c) {
-    if (c == 0x1CF2 || c == 0x1CF3) return true;  // in another category since Unicode 12.0
-    return known_to_unicode(9, c) && (U_GET_GC_MASK(c) & U_GC_M_MASK) && c != 0x111C9;
-}
-
-void append_lowercase(std::string& out, char32_t c) {
-    if (c == 0x130) {  // the only character whose lower case is two: i and a dot above
-        out += "i\u0307";
-    } else {
-        append(out, static_cast<char32_t>(u_tolower(c)));
-    }
 }
 
 bool is_numeric(char32_t c) {

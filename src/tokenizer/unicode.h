@@ -1,6 +1,8 @@
 // UTF-8 and the few Unicode properties that tokenizers ask for.
 #pragma once
 
+#include <unicode/utf8.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,10 +17,23 @@ struct Decoded {
     char32_t code_point;
     uint32_t size;
 };
-Decoded decode(std::string_view text, std::size_t at);
+inline Decoded decode(std::string_view text, std::size_t at) {
+    std::size_t end = at;
+    UChar32 c = 0;
+    U8_NEXT_UNSAFE(text, end, c);
+    return {static_cast<char32_t>(c), static_cast<uint32_t>(end - at)};
+}
 /// Start of the code point that ends just before `end` (> 0) of valid UTF-8.
-std::size_t previous(std::string_view text, std::size_t end);
-void append(std::string& out, char32_t code_point);
+inline std::size_t previous(std::string_view text, std::size_t end) {
+    U8_BACK_1_UNSAFE(text, end);
+    return end;
+}
+inline void append(std::string& out, char32_t code_point) {
+    char bytes[U8_MAX_LENGTH];
+    int size = 0;
+    U8_APPEND_UNSAFE(bytes, size, code_point);
+    out.append(bytes, static_cast<std::size_t>(size));
+}
 
 /// The first byte at or behind `at` that is not ASCII, or the size.
 std::size_t skip_ascii(std::string_view text, std::size_t at);
@@ -30,10 +45,6 @@ bool is_word(char32_t c);
 /// What HF's pre-tokenizers mean by these words: ASCII punctuation and category P of Unicode 8.0; category N of 17.0.
 bool is_punctuation(char32_t c);
 bool is_numeric(char32_t c);
-/// What HF's StripAccents removes: marks of Unicode 9.0.
-bool is_accent(char32_t c);
-/// In the lower case that this system's ICU knows.
-void append_lowercase(std::string& out, char32_t c);
 /// `text` without the characters at its ends that `removed` says.
 template <class Removed>
 std::string_view stripped(std::string_view text, bool left, bool right, Removed removed) {
@@ -50,10 +61,9 @@ std::string_view stripped(std::string_view text, bool left, bool right, Removed 
     return text;
 }
 
-enum class NormalForm { nfc, nfd, nfkc, nfkd };
-/// A Unicode normal form (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment`
-/// untouched, when the text is in that form already, so that the usual case copies nothing.
-bool normalize(NormalForm form, std::string_view text, std::string& out, Alignment& alignment);
+/// NFC (Unicode 9.0's tables, as HF tokenizers). Returns false, with `out` and `alignment` untouched, when the text is
+/// in that form already, so that the usual case copies nothing.
+bool compose(std::string_view text, std::string& out, Alignment& alignment);
 
 /// Characters whose general category depends on the version of PCRE2 replaced by others of the same length in
 /// bytes that have, in every version, the category of Unicode 16.0 (what HF's engine knows). Only for

@@ -68,7 +68,7 @@ void fill_byte_bpe(const TokenizerSpec& spec, spec::Vocabulary& out) {
 /// Whether a space goes in front of texts; refuses every other treatment of them.
 bool has_space_prefix(const TokenizerSpec& spec, const std::filesystem::path& folder) {
     bool prefix = false, replaces = false, others = false;
-    for (const NormalizerStep& step : spec.normalizer.steps()) {
+    for (const NormalizerStep& step : spec.normalizer) {
         const auto* prepend = std::get_if<PrependStep>(&step);
         const auto* replace = std::get_if<ReplaceStep>(&step);
         const bool marks = replace && replace->pattern.literal == " " && replace->content == space_mark;
@@ -129,17 +129,15 @@ void rank_scores(const std::filesystem::path& folder, const TokenizerSpec& spec,
 
 void fill_sentencepiece(const std::filesystem::path& folder, const TokenizerSpec& spec, spec::Vocabulary& out) {
     const BpeSpec& model = spec.model;
-    if (!model.byte_fallback || model.ignore_merges || !model.subword_prefix.empty() ||
-        !model.end_of_word_suffix.empty())
-        throw input_error(
-            cat(folder.string(),
-                ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this "
-                "tokenizer is neither (model.byte_fallback, ignore_merges, prefixes or suffixes of words)"));
+    if (!model.byte_fallback || model.ignore_merges)
+        throw input_error(cat(folder.string(),
+                              ": llama.cpp has byte-level BPE and SentencePiece BPE with byte fallback; this tokenizer "
+                              "is neither (model.byte_fallback, ignore_merges)"));
     for (const auto& [text, id] : model.vocab)
         out.tokens[static_cast<std::size_t>(id)] = {text, 0, spec::TokenKind::normal};
     if (!take_piece_scores(folder, out)) {
         rank_scores(folder, spec, out);
-        for (const int32_t id : fallback_ids(index_vocab(model.vocab)))
+        for (const int32_t id : model.fallback_ids())
             if (id >= 0) out.tokens[static_cast<std::size_t>(id)].kind = spec::TokenKind::byte;
         if (model.unknown) out.tokens[static_cast<std::size_t>(*model.unknown)].kind = spec::TokenKind::unknown;
     }

@@ -12,7 +12,7 @@ struct TokenizerFolder : unsloth::fuzz::Folder {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     using namespace unsloth;
-    static const TokenizerFolder bpe("tokenizer/affix_small/tokenizer.json"),
+    static const TokenizerFolder bpe("tokenizer/metaspace_small/tokenizer.json"),
         sentencepiece("tokenizer/spm_small/tokenizer.model");
     for (const fuzz::Folder* folder :
          {static_cast<const fuzz::Folder*>(&bpe), static_cast<const fuzz::Folder*>(&sentencepiece)}) {

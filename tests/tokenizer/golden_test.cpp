@@ -36,8 +36,7 @@ TEST_P(SmallTokenizer, EncodesAndDecodesAsTheReference) {
 }
 INSTANTIATE_TEST_SUITE_P(Golden, SmallTokenizer,
                          testing::Values("llama3_small", "qwen_small", "gpt2_small", "unknown_small", "llama2_small",
-                                         "mistral_small", "metaspace_small", "affix_small", "spm_small",
-                                         "spm_legacy_small"));
+                                         "mistral_small", "metaspace_small", "spm_small", "spm_legacy_small"));
 
 /// A tokenizer.json in folders that make transformers build its LlamaTokenizer from it, or not.
 TEST(Golden, TokenizerJsonOfTheLlamaClass) {

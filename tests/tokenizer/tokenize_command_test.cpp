@@ -2,7 +2,6 @@
 
 #include "tokenizer/support.h"
 #include "unsloth/tokenizer/chat.h"
-#include "unsloth/tokenizer/measure_command.h"
 
 namespace unsloth::test {
 namespace {

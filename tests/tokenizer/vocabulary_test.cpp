@@ -142,7 +142,8 @@ TEST(Vocabulary, RefusesWhatLlamaCppCannotExpress) {
                    [](json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\s+"; });
     expect_refused("llama3_small", "pre_tokenizer",
                    [](json& j) { j["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; });
-    expect_refused("llama3_small", "normalise", [](json& j) { j["normalizer"] = {{"type", "Lowercase"}}; });
+    expect_refused("llama3_small", "normalise",
+                   [](json& j) { j["normalizer"] = {{"type", "Prepend"}, {"prepend", "x"}}; });
     expect_refused("qwen_small", "pre_tokenizer", [](json& j) { j["model"]["ignore_merges"] = true; });
     expect_refused("llama2_small", "SentencePiece's way",
                    [](json& j) { j["normalizer"]["normalizers"][0]["prepend"] = "x"; });

@@ -28,4 +28,10 @@ struct TokenizeOptions {
 /// A malformed line is an input Error with its line number; lines before it have been written.
 void tokenize_stream(const Tokenizer& tokenizer, const TokenizeOptions& options, std::istream& in, std::ostream& out);
 
+/// `unsloth-train tokenize --measure N`, the speed of encoding without reading and writing JSON: reads all rows of
+/// {"text"}, encodes them `rounds` times on the calling thread, and writes one object:
+///   {"rows", "bytes", "tokens", "seconds": [of each round]}
+/// Input Error with the line number for anything but rows with a text.
+void measure_encoding(const Tokenizer& tokenizer, bool add_special, int rounds, std::istream& in, std::ostream& out);
+
 }  // namespace unsloth::tokenizer

@@ -274,7 +274,6 @@ def split_rows(base):
         {"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False}
         for r in (
             r" ?[^(\s|[.,!?\u3002\u060c])]+",
-            r"[\p{L}\p{M}&&[^\p{Han}]]+|\p{Han}",
             r"'(?i:[sdmt])|\p{L}++|\p{N}{1,3}+|(?:\s\p{L}){2}?",
             r"\d{1,3}(?=(?:\d{3})*\b)",
             r"\w+|[^\w\s]+|\s+",

@@ -5,8 +5,7 @@
 TEXT_FILE is any text in several languages, one sentence a line; the committed files came from 300 KB of it.
 llama2_small      normalizer Prepend + Replace, as transformers 4 converted Llama 2
 mistral_small     Metaspace "first" without normalizer, added tokens of every kind
-metaspace_small   NFKC, Metaspace "always" with splitting, no byte fallback but an unknown token
-affix_small       NFD, Lowercase, StripAccents, Strip, BertPreTokenizer, "##", BertProcessing, no decoder
+metaspace_small   Metaspace "always" with splitting, no byte fallback but an unknown token
 spm_small         tokenizer.model alone; expectations by transformers' LlamaTokenizer
 spm_legacy_small  tokenizer.model with `legacy`, added tokens, EOS; expectations by LlamaTokenizer
 NAME.jsonl and NAME.decode.jsonl are as make.py writes them.
@@ -17,7 +16,7 @@ import os
 import sys
 
 import sentencepiece
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import LlamaTokenizer
 from transformers.convert_slow_tokenizer import SentencePieceExtractor
 
@@ -114,34 +113,12 @@ def mistral_small(folder, lines):
 
 def metaspace_small(folder, lines):
     t = bpe_of(train(folder, lines, vocab_size=400, byte_fallback=False))
-    t.normalizer = normalizers.NFKC()
     t.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "always", True)
     t.decoder = decoders.Metaspace("\u2581", "always", True)
     t.add_special_tokens(special("<unk>", "<s>", "</s>"))
     t.add_tokens([AddedToken("\ufb01", normalized=True)])
-    t.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1))
+    t.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
     return t, {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-def affix_small(folder, lines):
-    folder.mkdir(exist_ok=True)
-    t = Tokenizer(models.BPE(unk_token="[UNK]", continuing_subword_prefix="##"))
-    t.normalizer = normalizers.Sequence(
-        [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents(), normalizers.Strip()]
-    )
-    t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    t.train_from_iterator(
-        lines,
-        trainers.BpeTrainer(
-            vocab_size=600,
-            special_tokens=["[UNK]", "[CLS]", "[SEP]"],
-            continuing_subword_prefix="##",
-            limit_alphabet=150,
-            show_progress=False,
-        ),
-    )
-    t.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    return t, {"bos_token": "[CLS]", "eos_token": "[SEP]"}
 
 
 def spm_small(folder, lines):
@@ -181,7 +158,7 @@ def spm_legacy_small(folder, lines):
 def main():
     lines = open(sys.argv[1]).read().split("\n")
     PIECES.extend(MORE_PIECES)
-    for make in (llama2_small, mistral_small, metaspace_small, affix_small, spm_small, spm_legacy_small):
+    for make in (llama2_small, mistral_small, metaspace_small, spm_small, spm_legacy_small):
         name = make.__name__
         folder = HERE / name
         t, config = make(folder, lines)
