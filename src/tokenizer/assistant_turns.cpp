@@ -33,36 +33,29 @@ std::string_view common_prefix(std::string_view a, std::string_view b) {
 }
 
 bool is_assistant(const Value& message) {
-    const Value* role = message.is(Value::Kind::dict) ? message.dict().find(std::string_view("role")) : nullptr;
+    const Value* role = find_member(message, "role");
     return role && role->is_string() && role->string() == "assistant";
 }
 
 bool calls_tools(const Value& message) {
-    const Value* calls = message.dict().find(std::string_view("tool_calls"));
+    const Value* calls = find_member(message, "tool_calls");
     return calls && jinja::truthy(*calls);
 }
 
 /// The message with another content: text, or of a list of parts the first text, without other texts.
 Value with_content(const Value& message, std::string_view content) {
-    auto changed = std::make_shared<Dict>(message.dict());
-    const Value* old = changed->find(std::string_view("content"));
-    if (!old || !old->is_sequence(jinja::Sequence::Kind::list)) {
-        changed->set(Value("content"), Value(content));
-        return changed;
-    }
+    const Value* old = find_member(message, "content");
+    if (!old || !old->is_sequence(jinja::Sequence::Kind::list)) return with_member(message, "content", Value(content));
     Items parts;
     bool replaced = false;
-    for (const Value& part : old->sequence().items) {
-        if (!part.is(Value::Kind::dict) || !part.dict().find(std::string_view("text"))) {
+    for (const Value& part : old->items()) {
+        if (!find_member(part, "text")) {
             parts.push_back(part);
         } else if (!std::exchange(replaced, true)) {
-            auto text = std::make_shared<Dict>(part.dict());
-            text->set(Value("text"), Value(content));
-            parts.push_back(text);
+            parts.push_back(with_member(part, "text", Value(content)));
         }
     }
-    changed->set(Value("content"), Value::list(std::move(parts)));
-    return changed;
+    return with_member(message, "content", Value::list(std::move(parts)));
 }
 
 class TurnFinder {
@@ -156,10 +149,7 @@ class TurnFinder {
     std::optional<std::size_t> end_before_header(std::size_t i) {
         if (const auto& plain = cut(i + 1, false); !plain || *plain != text_) return std::nullopt;
         Items longer = messages_;
-        auto next = std::make_shared<Dict>();
-        next->set(Value("role"), Value("user"));
-        next->set(Value("content"), Value(probes[0]));
-        longer.push_back(std::move(next));
+        longer.push_back(with_member(with_member(std::make_shared<Dict>(), "role", "user"), "content", probes[0]));
         const std::optional<std::string> followed = attempt(std::move(longer), false);
         if (!followed) return std::nullopt;
         const std::string_view common = common_prefix(text_, *followed);
@@ -267,12 +257,26 @@ class TurnFinder {
 
 }  // namespace
 
-std::optional<std::string> try_render(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {
+const Value* find_member(const Value& value, std::string_view key) {
+    return value.is(Value::Kind::dict) ? value.dict().find(key) : nullptr;
+}
+
+Value with_member(const Value& object, std::string_view key, Value value) {
+    auto changed = std::make_shared<Dict>(object.dict());
+    changed->set(Value(key), std::move(value));
+    return changed;
+}
+
+jinja::RenderedTemplate render_messages(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {
     jinja::Variables variables = conversation.variables;
-    variables.emplace_back("messages", Value::list(std::move(messages)));
-    variables.emplace_back("add_generation_prompt", add_generation_prompt);
+    variables["messages"] = Value::list(std::move(messages));
+    variables["add_generation_prompt"] = add_generation_prompt;
+    return conversation.chat_template.render(variables);
+}
+
+std::optional<std::string> try_render(const TemplateInput& conversation, Items messages, bool add_generation_prompt) {
     try {
-        return conversation.chat_template.render(variables).text;
+        return render_messages(conversation, std::move(messages), add_generation_prompt).text;
     } catch (const Error&) {
         return std::nullopt;
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,13 @@ struct TemplateInput {
     bool add_generation_prompt = false;
 };
 
+/// Null without the key, and for a value that is no dict.
+const jinja::Value* find_member(const jinja::Value& value, std::string_view key);
+/// A copy of a dict with another value.
+jinja::Value with_member(const jinja::Value& object, std::string_view key, jinja::Value value);
+
+jinja::RenderedTemplate render_messages(const TemplateInput& conversation, jinja::Items messages,
+                                        bool add_generation_prompt);
 /// The text; nullopt where the template refuses the messages, as it may when they are not those it was made for.
 std::optional<std::string> try_render(const TemplateInput& conversation, jinja::Items messages,
                                       bool add_generation_prompt);

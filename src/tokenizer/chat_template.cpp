@@ -11,6 +11,7 @@
 #include "tokenizer/builtin_templates.h"
 #include "tokenizer/jinja/json_value.h"
 #include "tokenizer/jinja/template.h"
+#include "tokenizer/json_reader.h"
 #include "tokenizer/prompt_parts.h"
 #include "tokenizer/tool_calls.h"
 #include "unsloth/core/error.h"
@@ -70,14 +71,6 @@ Error unknown_template(std::string_view name, const Tokenizer& tokenizer) {
                        cat(meant, meant.empty() ? "" : " ", "known: ", known, "; or a path to a .jinja file"));
 }
 
-/// Lists and objects are not written out: the writer recurses, and a row may nest them without end.
-std::string as_text(const Json& value) {
-    if (value.is_array()) return cat("a list of ", value.size());
-    if (value.is_object()) return cat("an object of ", value.size());
-    std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-    return text.size() > 80 ? text.substr(0, 77) + "..." : text;
-}
-
 bool calls_tools(const Json& message) {
     const auto calls = message.find("tool_calls");
     return calls != message.end() && calls->is_array() && !calls->empty();
@@ -86,10 +79,10 @@ bool calls_tools(const Json& message) {
 /// A message as transformers hands it over: without null members, its reasoning under all names for it. One that calls
 /// tools and says nothing has an empty text as content, for templates add to it.
 Value message_value(const Json& message, std::size_t i) {
-    if (!message.is_object()) throw input_error(cat("messages[", i, "]: expected an object, found ", as_text(message)));
+    if (!message.is_object()) throw input_error(cat("messages[", i, "]: expected an object, found ", shown(message)));
     const auto role = message.find("role");
     if (role == message.end()) throw input_error(cat("messages[", i, "]: 'role' is missing"));
-    if (!role->is_string()) throw input_error(cat("messages[", i, "].role: expected a string, found ", as_text(*role)));
+    if (!role->is_string()) throw input_error(cat("messages[", i, "].role: expected a string, found ", shown(*role)));
     const Json* reasoning = nullptr;
     for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
         const auto found = message.find(name);
@@ -106,21 +99,11 @@ Value message_value(const Json& message, std::size_t i) {
 }
 
 Items message_values(const Json& messages) {
-    if (!messages.is_array()) throw input_error(cat("messages: expected an array, found ", as_text(messages)));
+    if (!messages.is_array()) throw input_error(cat("messages: expected an array, found ", shown(messages)));
     if (messages.empty()) throw input_error("a conversation without messages");
     Items out;
     for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(message_value(messages[i], i));
     return out;
-}
-
-void set(jinja::Variables& variables, std::string_view name, Value value) {
-    std::erase_if(variables, [&](const auto& entry) { return entry.first == name; });
-    variables.emplace_back(name, std::move(value));
-}
-
-bool has_tools(const jinja::Variables& variables) {
-    return std::any_of(variables.begin(), variables.end(),
-                       [](const auto& entry) { return entry.first == "tools" && !entry.second.is_none(); });
 }
 
 /// What reads like a name in a template's source.
@@ -141,8 +124,7 @@ Json kwargs_of(const Json& row) {
     const auto found = row.find("chat_template_kwargs");
     if (found == row.end() || found->is_null()) return Json::object();
     Json kwargs = found->is_string() ? try_parse_ordered(found->get_ref<const std::string&>()) : *found;
-    if (!kwargs.is_object())
-        throw input_error(cat("chat_template_kwargs: expected an object, found ", as_text(*found)));
+    if (!kwargs.is_object()) throw input_error(cat("chat_template_kwargs: expected an object, found ", shown(*found)));
     return kwargs;
 }
 
@@ -168,10 +150,10 @@ namespace {
 
 /// What a built-in template may use besides: see builtin_templates.h.
 void add_builtin_variables(const Tokenizer& tokenizer, jinja::Variables& variables) {
-    set(variables, "sequence_start", Value(leading_bos(tokenizer)));
-    set(variables, "alpaca_preamble", Value(alpaca_preamble({}, false)));
-    if (tokenizer.eos_id()) set(variables, "eos_token", Value(tokenizer.token(*tokenizer.eos_id())));
-    if (tokenizer.bos_id()) set(variables, "bos_token", Value(tokenizer.token(*tokenizer.bos_id())));
+    variables["sequence_start"] = leading_bos(tokenizer);
+    variables["alpaca_preamble"] = alpaca_preamble({}, false);
+    if (tokenizer.eos_id()) variables["eos_token"] = tokenizer.token(*tokenizer.eos_id());
+    if (tokenizer.bos_id()) variables["bos_token"] = tokenizer.token(*tokenizer.bos_id());
 }
 
 void add_kwargs(std::string_view text, jinja::Variables& variables) {
@@ -180,7 +162,7 @@ void add_kwargs(std::string_view text, jinja::Variables& variables) {
     for (const auto& [key, value] : kwargs.items()) {
         if (key == "messages" || key == "add_generation_prompt")
             throw usage_error(cat("chat_template_kwargs: ", key, " is each row's own"), "Leave it out.");
-        set(variables, key, jinja::from_json(value));
+        variables[key] = jinja::from_json(value);
     }
 }
 
@@ -188,7 +170,7 @@ void add_kwargs(std::string_view text, jinja::Variables& variables) {
 
 ChatTemplate ChatTemplate::choose(std::string_view name, const Tokenizer& tokenizer, std::string_view kwargs) {
     auto impl = std::make_shared<Impl>(tokenizer);
-    for (const auto& [key, text] : tokenizer.special_token_texts()) impl->variables.emplace_back(key, Value(text));
+    for (const auto& [key, text] : tokenizer.special_token_texts()) impl->variables[key] = text;
     const std::string* own = own_template(tokenizer, name == "auto" ? "default" : name);
     const BuiltinTemplate* builtin = nullptr;
     if (!own) builtin = find_builtin_template(name == "auto" ? fitting_builtin(tokenizer) : name);
@@ -239,10 +221,7 @@ Rendered ChatTemplate::Impl::render(const jinja::Template& chosen, Items message
     if (builtin) require_tokens(*builtin, tokenizer);
     TemplateInput input{chosen, tokenizer, std::move(messages), std::move(given), prompt};
     parse_arguments(input);
-    jinja::Variables all = input.variables;
-    all.emplace_back("messages", Value::list(input.messages));
-    all.emplace_back("add_generation_prompt", prompt);
-    jinja::RenderedTemplate out = chosen.render(all);
+    jinja::RenderedTemplate out = render_messages(input, input.messages, prompt);
     Rendered rendered{std::move(out.text), {}, {}};
     if (turns == TrainedTurns::none) return rendered;
     rendered.left_out = left_out_tools(input, rendered.text);
@@ -262,22 +241,23 @@ Rendered ChatTemplate::render(const Json& row, TrainedTurns turns) const {
     if (!row.is_object() || !row.contains("messages")) throw input_error("'messages' is missing");
     try {
         bool prompt = false;
-        jinja::Variables variables = {{"tools", Value()}, {"documents", Value()}};
-        for (const auto& [name, value] : impl_->variables) set(variables, name, value);
+        jinja::Variables variables = impl_->variables;
+        for (const char* absent : {"tools", "documents"}) variables.try_emplace(absent);
         const auto take = [&](const Json& members) {
             for (const auto& [key, value] : members.items()) {
                 if (key == "messages" || key == "chat_template_kwargs" || value.is_null()) continue;
                 if (key != "add_generation_prompt")
-                    set(variables, key, jinja::from_json(value));
+                    variables[key] = jinja::from_json(value);
                 else if (value.is_boolean())
                     prompt = value.template get<bool>();
                 else
-                    throw input_error(cat("add_generation_prompt: expected true or false, found ", as_text(value)));
+                    throw input_error(cat("add_generation_prompt: expected true or false, found ", shown(value)));
             }
         };
         take(row);
         take(kwargs_of(row));
-        const jinja::Template& chosen = impl_->with_tools && has_tools(variables) ? *impl_->with_tools : impl_->main;
+        const jinja::Template& chosen =
+            impl_->with_tools && !variables["tools"].is_none() ? *impl_->with_tools : impl_->main;
         return impl_->render(chosen, message_values(row["messages"]), prompt, std::move(variables), turns);
     } catch (const jinja::Failure& failure) {  // outside the template: the row nests too deep
         throw input_error(failure.what());

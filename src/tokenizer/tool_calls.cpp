@@ -17,16 +17,6 @@ using jinja::Value;
 /// An object's text with quotes, which a template that writes texts as values would escape.
 constexpr std::string_view probe = R"({"Qxvjkwq": "Zmbtgfz"})";
 
-const Value* member(const Value& value, std::string_view key) {
-    return value.is(Value::Kind::dict) ? value.dict().find(key) : nullptr;
-}
-
-Value with_member(const Value& object, const char* key, Value value) {
-    auto changed = std::make_shared<Dict>(object.dict());
-    changed->set(Value(key), std::move(value));
-    return changed;
-}
-
 Value without_member(const Value& object, std::string_view key) {
     auto changed = std::make_shared<Dict>();
     for (const auto& [name, value] : object.dict().entries())
@@ -35,7 +25,7 @@ Value without_member(const Value& object, std::string_view key) {
 }
 
 const Items* calls_of(const Value& message) {
-    const Value* const calls = member(message, "tool_calls");
+    const Value* const calls = find_member(message, "tool_calls");
     return calls && calls->is_sequence(jinja::Sequence::Kind::list) ? &calls->sequence().items : nullptr;
 }
 
@@ -43,9 +33,9 @@ const Items* calls_of(const Value& message) {
 /// inner object alone.
 template <class Change>
 Value with_arguments(const Value& call, const Change& change) {
-    if (const Value* inner = member(call, "function"); inner && inner->is(Value::Kind::dict))
+    if (const Value* inner = find_member(call, "function"); inner && inner->is(Value::Kind::dict))
         return with_member(call, "function", with_arguments(*inner, change));
-    const Value* const arguments = member(call, "arguments");
+    const Value* const arguments = find_member(call, "arguments");
     return arguments && arguments->is_string() ? with_member(call, "arguments", change(arguments->string())) : call;
 }
 
@@ -92,10 +82,10 @@ void parse_arguments(TemplateInput& input) {
 }
 
 std::string left_out_tools(const TemplateInput& input, const std::string& text) {
-    for (std::size_t v = 0; v < input.variables.size(); ++v) {
-        if (input.variables[v].first != "tools" || !jinja::truthy(input.variables[v].second)) continue;
+    if (const auto tools = input.variables.find("tools");
+        tools != input.variables.end() && jinja::truthy(tools->second)) {
         TemplateInput without = input;
-        without.variables[v].second = Value();
+        without.variables["tools"] = Value();
         if (try_render(without, without.messages, without.add_generation_prompt) == text) return "tools";
     }
     for (std::size_t i = 0; i < input.messages.size(); ++i) {

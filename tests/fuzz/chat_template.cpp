@@ -19,8 +19,8 @@ std::vector<tokenizer::jinja::Variables> read_variables() {
     rows.push_back(nlohmann::ordered_json::parse(read_file(fuzz::golden("jinja/variables.json"))));
     for (const auto& row : rows) {
         tokenizer::jinja::Variables& variables = all.emplace_back();
-        variables.emplace_back("add_generation_prompt", all.size() % 2 == 0);
-        for (const auto& [key, value] : row.items()) variables.emplace_back(key, tokenizer::jinja::from_json(value));
+        variables["add_generation_prompt"] = all.size() % 2 == 0;
+        for (const auto& [key, value] : row.items()) variables[key] = tokenizer::jinja::from_json(value);
     }
     return all;
 }

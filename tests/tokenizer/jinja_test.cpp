@@ -16,10 +16,7 @@ OrderedJson read_ordered(const std::string& name) {
 
 tokenizer::jinja::Variables variables_of(const OrderedJson& object) {
     tokenizer::jinja::Variables out = {{"tools", {}}, {"documents", {}}, {"add_generation_prompt", false}};
-    for (const auto& [key, value] : object.items()) {
-        std::erase_if(out, [&, k = key](const auto& entry) { return entry.first == k; });
-        out.emplace_back(key, tokenizer::jinja::from_json(value));
-    }
+    for (const auto& [key, value] : object.items()) out[key] = tokenizer::jinja::from_json(value);
     return out;
 }
 
@@ -48,7 +45,7 @@ TEST(Jinja, ExpressionsAndStatementsAsTheReference) {
         expect_row(row, row["template"], variables);
         ++(row.contains("error") ? refused : rendered);
     }
-    EXPECT_GT(rendered, 230);
+    EXPECT_GT(rendered, 220);
     EXPECT_GT(refused, 150);
 }
 
@@ -107,19 +104,27 @@ TEST(Jinja, TheRestIsRefusedByName) {
         {"{{ 1_000 }}", "numbers other than whole decimal ones"},
         {"{{ '\\101' }}", "the escape \\1"},
         {"{{ f * 2 }}", "calculating with fractions"},
+        {"{{ [1] < [2] }}", "'<' between 'list' and 'list'"},
         {"{{ [1] | sum }}", "the filter 'sum'"},
         {"{{ ['x'] | map('center') | list }}", "the filter 'center'"},
+        {"{% raw %}a{% endraw %}", "{% raw %}"},
+        {"{{ [1] | max }}", "the filter 'max'"},
         {"{{ 1 is odd }}", "the test 'odd'"},
+        {"{{ 1 is gt 2 }}", "the test 'gt'"},
         {"{{ [1] | select('odd') | list }}", "the test 'odd'"},
         {"{{ 'a'.zfill(5) }}", "'zfill'"},
         {"{{ [1].append(1) }}", "'append'"},
         {"{{ {}.update({}) }}", "the attribute 'update' of 'dict' objects"},
         {"{{ ''.__class__ ~ ''.__class__.x }}", "the attribute '__class__'"},
-        {"{{ '%05d' % 1 }}", "string formatting other than %s and %d"},
-        {"{{ '{:>8}'.format('a') }}", "{:>8}"},
+        {"{{ '%05d' % 1 }}", "string formatting other than %s "},
+        {"{{ '{}'.format('a') }}", "'format'"},
+        {"{{ ','.join([]) }}", "'join'"},
+        {"{{ {'a': 1}.values() }}", "'values'"},
         {"{{ range(3) }}", "a range as text"},
-        {"{{ dict(**{'a': 1}) }}", "**"},
+        {"{{ {}.items() }}", "a dict view as text"},
+        {"{{ namespace(**{'a': 1}) }}", "**"},
         {"{% for x in [1] %}{{ loop.cycle('a') }}{% endfor %}", "loop.cycle"},
+        {"{% for x in [1] %}{{ loop.revindex + 1 }}{% endfor %}", "loop.revindex"},
     };
     for (const auto& [source, named] : cases) {
         const std::string message = refusal(std::string("\n") + source, {{"f", tokenizer::jinja::Value(1.5)}});
@@ -211,14 +216,14 @@ TEST(Jinja, WorkWithinOneStepIsBounded) {
                "{% set n.b = (n.b, n.b) %}{% endfor %}{{ " +
                use + " }}";
     };
-    for (const char* use : {"n.a == n.b", "n.a < n.b", "n.a in [n.b]", "{n.a: 1}", "n.a", "n.a | tojson",
-                            "[n.a] | join", "[n.a, n.b] | unique | list"})
+    for (const char* use : {"n.a == n.b", "n.a in [n.b]", "{n.a: 1}", "n.a", "n.a | tojson", "[n.a] | join",
+                            "[n.a, n.b] | unique | list"})
         EXPECT_NE(refused(nested("(1,)", use)).find("too long"), std::string::npos) << use;
     const std::string many = "'a' * 6000000";
     for (const char* use : {"('a' * 3000000 ~ 'b') in s", "s.find('a' * 3000000 ~ 'b')", "s.rfind('b' ~ 'a' * 3000000)",
                             "s.replace('a' * 3000000 ~ 'b', 'c')", "s.split('a' * 3000000 ~ 'b')",
                             "s.strip('b' * 3000000 ~ 'a')", "s == t", "s < t", "{s: 1}", "s[2999999]", "s[:9]",
-                            "s | length", "s.upper()", "s | trim", "s | tojson", "s | e"}) {
+                            "s | length", "s.upper()", "s | trim", "s | tojson", "s | escape"}) {
         const std::string source = "{% set s = " + many + " %}{% set t = " + many +
                                    " %}{% for i in range(99999) %}{% set x = " + use + " %}{% endfor %}";
         EXPECT_NE(refused(source).find("too long"), std::string::npos) << use;
@@ -227,8 +232,7 @@ TEST(Jinja, WorkWithinOneStepIsBounded) {
          {"{{ ('x' * 60000000) | list }}", "{% for c in 'x' * 60000000 %}{% endfor %}",
           "{{ ('x ' * 30000000).split() }}", "{{ ('x' * 60000000).split('x') }}", "{{ ('\n' * 60000000) | indent }}",
           "{{ ('a' * 60000000) | replace('a', 'bb') }}", "{{ ('a' * 60000000) | replace('', 'b') }}",
-          "{{ [[[1]]] | tojson(indent=1001) }}", "{{ ('%s' * 999) % (('x' * 999999,) * 999) }}",
-          "{{ ('{}' * 999).format(*(['x' * 999999] * 999)) }}"})
+          "{{ [[[1]]] | tojson(indent=1001) }}", "{{ ('%s' * 999) % (('x' * 999999,) * 999) }}"})
         EXPECT_FALSE(refused(source).empty());
     std::string variables;
     for (int i = 0; i < 5000; ++i) variables += "{% set v" + std::to_string(i) + " = 1 %}";

@@ -19,11 +19,11 @@ std::optional<Operation> comparison_of(const Token& token) {
 }  // namespace
 
 ExpressionPtr ExpressionParser::expression(bool with_conditional) {
-    const Nesting nesting(*this);
+    const Level level = nested();
     const int line = current().line;
-    ExpressionPtr value = any_of();
+    ExpressionPtr value = junction(true);
     while (with_conditional && skip_name("if")) {
-        const ExpressionPtr test = any_of();
+        const ExpressionPtr test = junction(true);
         const ExpressionPtr otherwise = skip_name("else") ? expression() : nullptr;
         value = node(line, {value, test, otherwise}, [=](const Frame& frame) {
             if (truthy(test->evaluate(frame))) return value->evaluate(frame);
@@ -35,29 +35,16 @@ ExpressionPtr ExpressionParser::expression(bool with_conditional) {
     return value;
 }
 
-ExpressionPtr ExpressionParser::any_of() {
-    ExpressionPtr left = all_of();
-    while (current().is_name("or")) {
+ExpressionPtr ExpressionParser::junction(bool any) {
+    const auto operand = [&] { return any ? junction(false) : negation(); };
+    ExpressionPtr left = operand();
+    while (current().is_name(any ? "or" : "and")) {
         const int line = current().line;
         next();
-        const ExpressionPtr right = all_of();
+        const ExpressionPtr right = operand();
         left = node(line, {left, right}, [=](const Frame& frame) {
             Value value = left->evaluate(frame);
-            return truthy(value) ? value : right->evaluate(frame);
-        });
-    }
-    return left;
-}
-
-ExpressionPtr ExpressionParser::all_of() {
-    ExpressionPtr left = negation();
-    while (current().is_name("and")) {
-        const int line = current().line;
-        next();
-        const ExpressionPtr right = negation();
-        left = node(line, {left, right}, [=](const Frame& frame) {
-            Value value = left->evaluate(frame);
-            return truthy(value) ? right->evaluate(frame) : value;
+            return truthy(value) == any ? value : right->evaluate(frame);
         });
     }
     return left;
@@ -65,7 +52,7 @@ ExpressionPtr ExpressionParser::all_of() {
 
 ExpressionPtr ExpressionParser::negation() {
     if (!current().is_name("not")) return comparison();
-    const Nesting nesting(*this);
+    const Level level = nested();
     const int line = current().line;
     next();
     const ExpressionPtr value = negation();
@@ -149,7 +136,7 @@ ExpressionPtr ExpressionParser::unary(bool with_filters) {
     ExpressionPtr value;
     const int line = current().line;
     if (skip_op("-")) {
-        const Nesting nesting(*this);
+        const Level level = nested();
         const ExpressionPtr positive = unary(false);
         value = node(line, {positive}, [=](const Frame& frame) { return negate(positive->evaluate(frame)); });
     } else {

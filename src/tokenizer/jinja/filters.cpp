@@ -57,10 +57,6 @@ Value escape(Rendering&, const Bound& a) {
     return a[0].is_markup() ? a[0] : Value(text::escape_html(to_string(a[0])), true);
 }
 
-Value safe(Rendering&, const Bound& a) {
-    return {to_string(a[0]), true};
-}
-
 Value join(Rendering&, const Bound& a) {
     const std::string separator = a.has(1) ? to_string(a[1]) : "";
     std::string out;
@@ -111,7 +107,6 @@ Value to_json_filter(Rendering&, const Bound& a) {
         style.item_separator = separators[0].string();
         style.key_separator = separators[1].string();
     }
-    style.sort_keys = a.boolean_or(4, false);
     return to_json(a[0], style);
 }
 
@@ -163,10 +158,6 @@ Value last(Rendering&, const Bound& a) {
     if (a[0].is_generator()) fail("'generator' object is not reversible");
     const Items items = iterate(a[0]);
     return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
-}
-
-Value list(Rendering&, const Bound& a) {
-    return Value::list(iterate(a[0]));
 }
 
 Value items(Rendering&, const Bound& a) {
@@ -249,9 +240,7 @@ Value sort(Rendering&, const Bound& a) {
 Value dict_sort(Rendering&, const Bound& a) {
     if (!a[0].require_defined().is(Value::Kind::dict))
         fail(cat("'", type_name(a[0]), "' object has no attribute 'items'"));
-    if (a.has(2) && to_string(a[2]) != "key") fail("dictsort by values is not supported in chat templates");
-    return sorted(dict_items(a[0]).items(), a.boolean_or(3, false),
-                  [&](const Value& pair) { return key_of(pair.items()[0], a, Native::most_parameters - 1, 1); });
+    return sorted(dict_items(a[0]).items(), false, [&](const Value& pair) { return key_of(pair.items()[0], a, 1, 1); });
 }
 
 Value unique(Rendering&, const Bound& a) {
@@ -266,14 +255,11 @@ Value unique(Rendering&, const Bound& a) {
     return Value::generator(std::move(out));
 }
 
-template <bool largest>
-Value extreme(Rendering&, const Bound& a) {
+Value min(Rendering&, const Bound& a) {
     Value best = Value::undefined("No aggregated item, sequence was empty."), best_key;
     for (const Value& item : iterate(a[0])) {
         const Value key = key_of(item, a, 2, 1);
-        const bool better =
-            best.is_undefined() || (largest ? less(best_key, key, false, ">") : less(key, best_key, false, "<"));
-        if (!better) continue;
+        if (!best.is_undefined() && !less(key, best_key, false, "<")) continue;
         best = item;
         best_key = key;
     }
@@ -282,10 +268,8 @@ Value extreme(Rendering&, const Bound& a) {
 
 constexpr Native filters[] = {
     {"capitalize", converted<text::capitalize>, {"s"}, 1},
-    {"count", length_of, {"obj"}, 1},
-    {"d", default_value, {"value", "default_value", "boolean"}, 1},
     {"default", default_value, {"value", "default_value", "boolean"}, 1},
-    {"dictsort", dict_sort, {"value", "case_sensitive", "by", "reverse"}, 1},
+    {"dictsort", dict_sort, {"value"}, 1},
     {"e", escape, {"s"}, 1},
     {"escape", escape, {"s"}, 1},
     {"first", first, {"seq"}, 1},
@@ -296,21 +280,20 @@ constexpr Native filters[] = {
     {"join", join, {"value", "d", "attribute"}, 1},
     {"last", last, {"seq"}, 1},
     {"length", length_of, {"obj"}, 1},
-    {"list", list, {"value"}, 1},
+    {"list", [](Rendering&, const Bound& a) -> Value { return Value::list(iterate(a[0])); }, {"value"}, 1},
     {"lower", converted<text::lower>, {"s"}, 1},
     {"map", map, {"value", "*"}, 1},
-    {"max", extreme<true>, {"value", "case_sensitive", "attribute"}, 1},
-    {"min", extreme<false>, {"value", "case_sensitive", "attribute"}, 1},
+    {"min", min, {"value", "case_sensitive", "attribute"}, 1},
     {"reject", select<false, false>, {"value", "*"}, 1},
     {"rejectattr", select<false, true>, {"value", "*"}, 1},
     {"replace", replace, {"s", "old", "new", "count"}, 3},
-    {"safe", safe, {"value"}, 1},
+    {"safe", [](Rendering&, const Bound& a) -> Value { return {to_string(a[0]), true}; }, {"value"}, 1},
     {"select", select<true, false>, {"value", "*"}, 1},
     {"selectattr", select<true, true>, {"value", "*"}, 1},
     {"sort", sort, {"value", "reverse", "case_sensitive", "attribute"}, 1},
     {"string", string, {"object"}, 1},
     {"title", converted<title>, {"s"}, 1},
-    {"tojson", to_json_filter, {"x", "ensure_ascii", "indent", "separators", "sort_keys"}, 1},
+    {"tojson", to_json_filter, {"x", "ensure_ascii", "indent", "separators"}, 1},
     {"trim", trim, {"value", "chars"}, 1},
     {"unique", unique, {"value", "case_sensitive", "attribute"}, 1},
     {"upper", converted<text::upper>, {"s"}, 1},

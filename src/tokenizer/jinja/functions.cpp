@@ -80,14 +80,6 @@ Value is_boolean(Rendering&, const Bound& a) {
     return a[0].is(Value::Kind::boolean) && a[0].boolean() == wanted;
 }
 
-Value is_defined(Rendering&, const Bound& a) {
-    return !a[0].is_undefined();
-}
-
-Value is_number(Rendering&, const Bound& a) {
-    return a[0].is_number();
-}
-
 Value is_sequence(Rendering&, const Bound& a) {  // whatever has a length and takes subscripts
     return a[0].has_subscripts() || a[0].is(Value::Kind::dict) || a[0].is_undefined();
 }
@@ -97,7 +89,7 @@ Value is_iterable(Rendering&, const Bound& a) {
 }
 
 constexpr Native tests[] = {
-    {"defined", is_defined, {"value"}, 1},
+    {"defined", [](Rendering&, const Bound& a) -> Value { return !a[0].is_undefined(); }, {"value"}, 1},
     {"undefined", of_kind<Value::Kind::undefined>, {"value"}, 1},
     {"none", of_kind<Value::Kind::none>, {"value"}, 1},
     {"boolean", of_kind<Value::Kind::boolean>, {"value"}, 1},
@@ -105,7 +97,7 @@ constexpr Native tests[] = {
     {"false", is_boolean<false>, {"value"}, 1},
     {"integer", of_kind<Value::Kind::integer>, {"value"}, 1},
     {"float", of_kind<Value::Kind::floating>, {"value"}, 1},
-    {"number", is_number, {"value"}, 1},
+    {"number", [](Rendering&, const Bound& a) -> Value { return a[0].is_number(); }, {"value"}, 1},
     {"string", of_kind<Value::Kind::string>, {"value"}, 1},
     {"mapping", of_kind<Value::Kind::dict>, {"value"}, 1},
     {"sequence", is_sequence, {"value"}, 1},
@@ -114,16 +106,7 @@ constexpr Native tests[] = {
     {"==", compared<Operation::equal>, {"a", "b"}, 2},
     {"eq", compared<Operation::equal>, {"a", "b"}, 2},
     {"equalto", compared<Operation::equal>, {"a", "b"}, 2},
-    {"!=", compared<Operation::not_equal>, {"a", "b"}, 2},
     {"ne", compared<Operation::not_equal>, {"a", "b"}, 2},
-    {"<", compared<Operation::less>, {"a", "b"}, 2},
-    {"lt", compared<Operation::less>, {"a", "b"}, 2},
-    {"<=", compared<Operation::less_equal>, {"a", "b"}, 2},
-    {"le", compared<Operation::less_equal>, {"a", "b"}, 2},
-    {">", compared<Operation::greater>, {"a", "b"}, 2},
-    {"gt", compared<Operation::greater>, {"a", "b"}, 2},
-    {">=", compared<Operation::greater_equal>, {"a", "b"}, 2},
-    {"ge", compared<Operation::greater_equal>, {"a", "b"}, 2},
 };
 
 // Functions.
@@ -142,35 +125,20 @@ Value range(Rendering&, const Bound& a) {
     return Value::range(std::move(items));
 }
 
-/// dict(mapping, **named), and namespace(…) of the same.
-std::shared_ptr<Dict> entries(const Bound& a) {
-    const Arguments& given = a.arguments();
-    auto dict = std::make_shared<Dict>();
-    for (const Value& mapping : given.positional) {
-        if (given.positional.size() > 1 || !mapping.is(Value::Kind::dict))
-            fail("values other than one mapping and named ones are not supported in chat templates");
-        for (const auto& [key, value] : mapping.dict().entries()) dict->set(key, value);
-    }
-    for (const auto& [name, value] : given.named) dict->set(Value(name), value);
-    return dict;
-}
-
-Value make_dict(Rendering&, const Bound& a) {
-    return entries(a);
-}
-
+/// namespace(mapping, **named)
 Value make_namespace(Rendering& rendering, const Bound& a) {
     constexpr std::size_t as_memory = 50;  // it lives until the rendering ends
     charge(as_memory);
     const auto made = std::make_shared<Namespace>();
-    const auto given = entries(a);
-    for (const auto& [key, value] : given->entries()) made->set(to_string(key), value);
+    const Arguments& given = a.arguments();
+    for (const Value& mapping : given.positional) {
+        if (given.positional.size() > 1 || !mapping.is(Value::Kind::dict))
+            fail("values other than one mapping and named ones are not supported in chat templates");
+        for (const auto& [key, value] : mapping.dict().entries()) made->set(to_string(key), value);
+    }
+    for (const auto& [name, value] : given.named) made->set(name, value);
     rendering.namespaces.push_back(made);
     return std::static_pointer_cast<Object>(made);
-}
-
-Value raise_exception(Rendering&, const Bound& a) {
-    fail(to_string(a[0]));
 }
 
 Value strftime_now(Rendering&, const Bound& a) {
@@ -186,9 +154,8 @@ Value strftime_now(Rendering&, const Bound& a) {
 
 constexpr Native functions[] = {
     {"range", range, {"", "", ""}, 1},
-    {"dict", make_dict, {"*"}, 0},
     {"namespace", make_namespace, {"*"}, 0},
-    {"raise_exception", raise_exception, {"message"}, 1},
+    {"raise_exception", [](Rendering&, const Bound& a) -> Value { fail(to_string(a[0])); }, {"message"}, 1},
     {"strftime_now", strftime_now, {"format"}, 1},
 };
 

@@ -14,7 +14,7 @@ class Bound;
 
 /// A function of this program. What is filtered or tested and a method's object is the first argument.
 struct Native {
-    static constexpr std::size_t most_parameters = 5;
+    static constexpr std::size_t most_parameters = 4;
     std::string_view name;
     Value (*function)(Rendering&, const Bound&);
     /// In order; one that begins with * takes all that are left, and all named ones.
@@ -70,7 +70,7 @@ const Native* find_in(const Native (&table)[n], std::string_view name) {
 Value dict_items(const Value& dict);  ///< the view that dict.items() gives
 /// The element at a path such as "function.name" or 0, as filters with `attribute` look it up.
 Value at_path(const Value& value, const Value& path);
-/// %s, %d of integers and %%, with `values` a tuple for several, anything else for one. Failure for other conversions.
+/// %s and %%, with `values` a tuple for several, anything else for one. Failure for other conversions.
 std::string format_percent(std::string_view pattern, const Value& values);
 
 }  // namespace unsloth::tokenizer::jinja

@@ -11,7 +11,7 @@ namespace unsloth::tokenizer::jinja {
 /// Keys keep their order. Failure for a document that nests too deep.
 template <class Json>
 Value from_json(const Json& json) {
-    const DepthGuard guard;
+    const Level level = value_level();
     switch (json.type()) {
         case nlohmann::detail::value_t::boolean:
             return json.template get<bool>();

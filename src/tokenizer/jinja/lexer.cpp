@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/unicode.h"
@@ -14,16 +15,8 @@ using Kind = Token::Kind;
 
 /// Line ends as \n, without the one at the very end.
 std::string normalized(std::string_view source) {
-    std::string out;
-    for (std::size_t i = 0; i < source.size(); ++i) {
-        if (source[i] == '\r') {
-            out += '\n';
-            if (i + 1 < source.size() && source[i + 1] == '\n') ++i;
-        } else {
-            out += source[i];
-        }
-    }
-    if (!out.empty() && out.back() == '\n') out.pop_back();
+    std::string out = text::replace(text::replace(source, "\r\n", "\n", -1), "\r", "\n", -1);
+    if (out.ends_with('\n')) out.pop_back();
     return out;
 }
 
@@ -75,7 +68,6 @@ class Lexer {
         add_data(std::string_view(source_).substr(at_, tag - at_), sign, type == '{');
         advance_to(tag);
         if (type == '#') return comment(behind);
-        if (const std::size_t raw = raw_begin(behind); type == '%' && raw != 0) return raw_block(raw);
         add(type == '{' ? Kind::variable_begin : Kind::block_begin, "");
         advance_to(behind);
         inside(type == '{');
@@ -108,31 +100,6 @@ class Lexer {
             if (const std::size_t behind = behind_end(position, '#')) return advance_to(behind);
         }
         throw Failure("missing end of comment tag", line_);
-    }
-
-    /// Behind "raw %}", or 0 where that does not stand.
-    std::size_t raw_begin(std::size_t position) const {
-        position = behind_space(position);
-        if (source_.compare(position, 3, "raw") != 0) return 0;
-        position = behind_space(position + 3);
-        if (source_.compare(position, 2, "%}") == 0) return position + 2;
-        return source_.compare(position, 3, "-%}") == 0 ? behind_space(position + 3) : 0;
-    }
-
-    void raw_block(std::size_t begin) {
-        const int first_line = line_;
-        advance_to(begin);
-        if (begin == source_.size()) return;
-        for (std::size_t tag = begin; (tag = source_.find("{%", tag)) != std::string::npos; ++tag) {
-            const char sign = sign_at(tag + 2);
-            const std::size_t word = behind_space(tag + (sign == '\0' ? 2 : 3));
-            if (source_.compare(word, 6, "endraw") != 0) continue;
-            const std::size_t behind = behind_end(behind_space(word + 6), '%');
-            if (behind == 0) continue;
-            add_data(std::string_view(source_).substr(begin, tag - begin), sign, false);
-            return advance_to(behind);
-        }
-        throw Failure("missing end of raw directive", first_line);
     }
 
     void inside(bool variable) {
@@ -243,13 +210,10 @@ class Lexer {
 
     std::size_t hexadecimal_escape(std::string_view s, std::size_t i, std::string& out) const {
         const std::size_t count = s[i] == 'x' ? 2 : s[i] == 'u' ? 4 : 8;
-        char32_t value = 0;
-        for (std::size_t n = 1; n <= count; ++n) {
-            const char c = i + n < s.size() ? s[i + n] : '\0';
-            const bool letter = (c | 0x20) >= 'a' && (c | 0x20) <= 'f';
-            if (!letter && !decimal(c)) throw Failure(cat("truncated \\", s[i], " escape in a string"), line_);
-            value = value * 16 + static_cast<char32_t>(letter ? (c | 0x20) - 'a' + 10 : c - '0');
-        }
+        const std::string_view digits = s.substr(i + 1, count);
+        uint32_t value = 0;
+        const char* const end = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
+        if (end != digits.data() + count) throw Failure(cat("truncated \\", s[i], " escape in a string"), line_);
         if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000))
             throw Failure(cat("\\", s[i], " escape of something that is no character"), line_);
         unicode::append(out, value);

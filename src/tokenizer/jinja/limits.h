@@ -22,6 +22,22 @@ class Failure : public std::runtime_error {
     throw Failure(message);
 }
 
+/// One more level of recursion while it lives. Failure beyond `most`: an error in place of a stack overflow.
+class Level {
+  public:
+    Level(int& depth, int most, const char* reason, int line = 0) : depth_(depth) {
+        if (++depth_ <= most) return;
+        --depth_;
+        throw Failure(reason, line);
+    }
+    ~Level() { --depth_; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+
+  private:
+    int& depth_;
+};
+
 // Limits on one value, so that a template cannot take all memory. A row has 64 MiB at most.
 constexpr std::size_t longest_string = std::size_t{64} << 20, longest_sequence = 1'000'000;
 inline void check_string(std::size_t size) {

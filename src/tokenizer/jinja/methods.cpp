@@ -1,4 +1,4 @@
-// Methods of strings and dicts, and Python's two ways to fill in strings.
+// Methods of strings and dicts, and Python's % of strings.
 #include <algorithm>
 
 #include "tokenizer/jinja/functions.h"
@@ -55,79 +55,6 @@ Value replace(Rendering&, const Bound& a) {
     return text::replace(a.string(0), a.string(1), a.string(2), a.integer_or(3, -1));
 }
 
-Value join(Rendering&, const Bound& a) {
-    std::string out;
-    bool first = true;
-    for (const Value& item : iterate(a[1])) {
-        if (!item.is_string()) fail(cat("sequence item: expected str instance, ", type_name(item), " found"));
-        if (!std::exchange(first, false)) out += a.string(0);
-        out += item.string();
-        check_string(out.size());
-    }
-    return out;
-}
-
-std::string decimal_of(const Value& value) {
-    if (!value.is_integral()) fail(cat("an integer is required, not ", type_name(value)));
-    return to_decimal(value.integer());
-}
-
-/// What stands for {}, {0}, {name}, {:s} or {:d}; `next` counts those without a name.
-std::string field(std::string_view field, const Arguments& given, std::size_t& next) {
-    const std::size_t colon = std::min(field.find(':'), field.size());
-    const std::string_view name = field.substr(0, colon), kind = field.substr(colon);
-    const bool number = name.size() < 9 && name.find_first_not_of("0123456789") == name.npos;
-    const Value* value = nullptr;
-    if (number) {
-        const std::size_t place = 1 + (name.empty() ? next++ : std::stoul(std::string(name)));  // behind the pattern
-        if (place < given.positional.size()) value = &given.positional[place];
-    }
-    for (const auto& [key, named] : given.named) {
-        if (key == name) value = &named;
-    }
-    if (!value) fail(cat("{", field, "} is not supported in chat templates, or format() got no such argument"));
-    if (kind == ":d") return decimal_of(*value);
-    if (kind.empty() || (kind == ":s" && value->is_string())) return to_string(*value);
-    fail(cat("the format {", field, "} is not supported in chat templates"));
-}
-
-Value format(Rendering&, const Bound& a) {
-    const std::string_view pattern = a.string(0);
-    std::size_t next = 0;
-    std::string out;
-    charge_characters(pattern.size());
-    for (std::size_t at = 0; at < pattern.size(); ++at) {
-        check_string(out.size());
-        const char c = pattern[at];
-        if (c != '{' && c != '}') {
-            out += c;
-        } else if (pattern.substr(at + 1, 1) == std::string_view(&c, 1)) {
-            out += c;
-            ++at;
-        } else {
-            const std::size_t end = c == '{' ? pattern.find('}', at) : pattern.npos;
-            if (end == pattern.npos) fail(cat("Single '", c, "' encountered in format string"));
-            out += field(pattern.substr(at + 1, end - at - 1), a.arguments(), next);
-            at = end;
-        }
-    }
-    return out;
-}
-
-Value dict_items_method(Rendering&, const Bound& a) {
-    return dict_items(a[0]);
-}
-
-Value dict_keys(Rendering&, const Bound& a) {
-    return Value::view(iterate(a[0]), "dict_keys");
-}
-
-Value dict_values(Rendering&, const Bound& a) {
-    Items values;
-    for (const auto& [key, value] : a[0].dict().entries()) values.push_back(value);
-    return Value::view(std::move(values), "dict_values");
-}
-
 Value dict_get(Rendering&, const Bound& a) {
     const Value* found = a[0].dict().find(a[1]);
     return found ? *found : a.value_or(2, Value());
@@ -138,8 +65,6 @@ constexpr Native string_methods[] = {
     {"capitalize", converted<text::capitalize>, {""}, 1},
     {"endswith", starts_or_ends<false>, {"", ""}, 2},
     {"find", find<false>, {"", ""}, 2},
-    {"format", format, {"", "*"}, 1},
-    {"join", join, {"", ""}, 2},
     {"lower", converted<text::lower>, {""}, 1},
     {"lstrip", strip<Side::left>, {"", ""}, 1},
     {"replace", replace, {"", "", "", ""}, 3},
@@ -153,9 +78,8 @@ constexpr Native string_methods[] = {
 };
 constexpr Native dict_methods[] = {
     {"get", dict_get, {"", "", ""}, 2},
-    {"items", dict_items_method, {""}, 1},
-    {"keys", dict_keys, {""}, 1},
-    {"values", dict_values, {""}, 1},
+    {"items", [](Rendering&, const Bound& a) -> Value { return dict_items(a[0]); }, {""}, 1},
+    {"keys", [](Rendering&, const Bound& a) -> Value { return Value::view(iterate(a[0])); }, {""}, 1},
 };
 
 }  // namespace
@@ -172,10 +96,9 @@ std::string format_percent(std::string_view pattern, const Value& values) {
             continue;
         }
         const char kind = ++at < pattern.size() ? pattern[at] : '\0';
-        if (kind != '%' && kind != 's' && kind != 'd')
-            fail("string formatting other than %s and %d is not supported in chat templates");
-        if (kind != '%' && taken == items.size()) fail("not enough arguments for format string");
-        out += kind == '%' ? "%" : kind == 'd' ? decimal_of(items[taken++]) : to_string(items[taken++]);
+        if (kind != '%' && kind != 's') fail("string formatting other than %s is not supported in chat templates");
+        if (kind == 's' && taken == items.size()) fail("not enough arguments for format string");
+        out += kind == '%' ? "%" : to_string(items[taken++]);
     }
     // Python lets one value with subscripts stay unused.
     const bool optional = values.is(Value::Kind::dict) || values.is_sequence(Sequence::Kind::list);
@@ -186,7 +109,7 @@ std::string format_percent(std::string_view pattern, const Value& values) {
 Value dict_items(const Value& dict) {
     Items pairs;
     for (const auto& [key, value] : dict.dict().entries()) pairs.push_back(Value::tuple({key, value}));
-    return Value::view(std::move(pairs), "dict_items");
+    return Value::view(std::move(pairs));
 }
 
 const Native* find_method(const Value& value, std::string_view name) {

@@ -63,7 +63,7 @@ ExpressionPtr ExpressionParser::sequence(int line, std::vector<ExpressionPtr> ch
 }
 
 ExpressionPtr ExpressionParser::tuple(bool with_conditional, bool parenthesized) {
-    const Nesting nesting(*this);
+    const Level level = nested();
     const int line = current().line;
     std::vector<ExpressionPtr> children;
     bool comma = false;
@@ -81,7 +81,7 @@ ExpressionPtr ExpressionParser::tuple(bool with_conditional, bool parenthesized)
 }
 
 Target ExpressionParser::target(bool with_member) {
-    const Nesting nesting(*this);
+    const Level level = nested();
     Target made{current().line, -1, {}, {}, {}};
     bool comma = false;
     while (current().kind == Token::Kind::name || current().is_op("(")) {
@@ -169,7 +169,7 @@ ExpressionPtr ExpressionParser::subscript(ExpressionPtr value) {
 }
 
 ExpressionParser::CallArguments ExpressionParser::arguments() {
-    const Nesting nesting(*this);
+    const Level level = nested();
     const int line = current().line;
     CallArguments out;
     expect_op("(");

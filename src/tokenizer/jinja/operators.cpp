@@ -96,7 +96,7 @@ Value no_element(const Value& value, const Value& key) {
 /// such: a key of that name must not be taken for it.
 std::optional<Value> attribute(const Value& value, const std::string& name) {
     static constexpr std::string_view dict_only[] = {"clear",   "copy",       "fromkeys", "pop",
-                                                     "popitem", "setdefault", "update"};
+                                                     "popitem", "setdefault", "update",   "values"};
     const bool hidden = value.is(Value::Kind::dict) &&
                         std::find(std::begin(dict_only), std::end(dict_only), name) != std::end(dict_only);
     if (hidden || name.starts_with("__"))

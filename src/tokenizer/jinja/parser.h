@@ -21,18 +21,8 @@ class ExpressionParser {
     explicit ExpressionParser(std::string_view source) : tokens_(tokenize(source)) {}
 
   protected:
-    /// Recursive descent is bounded: a template nested too deep is an error, not a stack overflow.
-    class Nesting {
-      public:
-        explicit Nesting(ExpressionParser& parser);
-        ~Nesting() { --parser_.depth_; }
-        Nesting(const Nesting&) = delete;
-        Nesting& operator=(const Nesting&) = delete;
-
-      private:
-        ExpressionParser& parser_;
-    };
-
+    /// Recursive descent is bounded.
+    Level nested() { return {depth_, 150, "the template nests deeper than 150 levels", current().line}; }
     const Token& current() const { return tokens_[at_]; }
     const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
     void next() { at_ = std::min(at_ + 1, tokens_.size() - 1); }
@@ -71,8 +61,7 @@ class ExpressionParser {
 
     template <class Operand>
     ExpressionPtr chain(Operators operators, Operand operand);
-    ExpressionPtr any_of();
-    ExpressionPtr all_of();
+    ExpressionPtr junction(bool any);  ///< `or`, else `and`: the value that decides
     ExpressionPtr negation();
     ExpressionPtr comparison();
     ExpressionPtr sum();

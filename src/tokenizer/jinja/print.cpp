@@ -3,11 +3,10 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "tokenizer/jinja/text.h"
 #include "tokenizer/jinja/value.h"
-#include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::tokenizer::jinja {
@@ -37,22 +36,16 @@ std::string repr_items(const Items& items, const char* open, const char* close) 
     return out += close;
 }
 
-std::string repr_sequence(const Sequence& s) {
-    const DepthGuard guard;
-    switch (s.kind) {
-        case Sequence::Kind::list:
-            return repr_items(s.items, "[", "]");
-        case Sequence::Kind::tuple:
-            return repr_items(s.items, "(", s.items.size() == 1 ? ",)" : ")");
-        case Sequence::Kind::view:
-            return cat(s.name, repr_items(s.items, "([", "])"));
-        default:
-            fail(cat("a ", s.name, " as text is not supported in chat templates"));
-    }
+std::string repr_sequence(const Value& value) {
+    const Level level = value_level();
+    const Items& items = value.items();
+    if (value.is_sequence(Sequence::Kind::list)) return repr_items(items, "[", "]");
+    if (value.is_sequence(Sequence::Kind::tuple)) return repr_items(items, "(", items.size() == 1 ? ",)" : ")");
+    fail(cat("a ", type_name(value), " as text is not supported in chat templates"));
 }
 
 std::string repr_dict(const Dict& dict) {
-    const DepthGuard guard;
+    const Level level = value_level();
     std::string out = "{";
     charge(2 * dict.size());
     for (const auto& [key, value] : dict.entries()) {
@@ -99,36 +92,14 @@ class JsonWriter {
     void string(std::string_view s) {
         charge_characters(s.size());
         out_ += '"';
-        for (std::size_t at = 0; at < s.size();) {
-            const unicode::Decoded d = unicode::decode(s, at);
-            character(d.code_point, s.substr(at, d.size));
-            at += d.size;
+        bool first = true;
+        for (const std::string_view part :
+             text::split(s, "\x7f", -1)) {  // which Python, unlike nlohmann, never escapes
+            if (!std::exchange(first, false)) out_ += '\x7f';
+            const std::string quoted = nlohmann::json(part).dump(-1, ' ', style_.ensure_ascii);
+            out_.append(quoted, 1, quoted.size() - 2);
         }
         out_ += '"';
-    }
-
-    void character(char32_t c, std::string_view bytes) {
-        static constexpr std::string_view letters = "\"\\\n\r\t\b\f", escapes = "\"\\nrtbf";
-        const std::size_t at = c < 0x80 ? letters.find(static_cast<char>(c)) : letters.npos;
-        if (at != letters.npos) {
-            out_ += '\\';
-            out_ += escapes[at];
-        } else if (c < 0x20) {
-            escape(c);
-        } else if (style_.ensure_ascii && c >= 0x10000) {
-            escape(0xD800 + ((c - 0x10000) >> 10));
-            escape(0xDC00 + ((c - 0x10000) & 0x3FF));
-        } else if (style_.ensure_ascii && c >= 0x80) {
-            escape(c);
-        } else {
-            out_ += bytes;
-        }
-    }
-
-    void escape(char32_t unit) {
-        char buffer[16];
-        std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(unit));
-        out_ += buffer;
     }
 
     /// Before each element.
@@ -149,7 +120,7 @@ class JsonWriter {
             out_ += brackets;
             return;
         }
-        const DepthGuard guard;
+        const Level level = value_level();
         out_ += brackets[0];
         ++level_;
         for (std::size_t i = 0; i < all.size(); ++i) {
@@ -163,19 +134,13 @@ class JsonWriter {
     }
 
     void object(const Dict& dict) {
-        std::vector<const std::pair<Value, Value>*> entries;
-        for (const auto& entry : dict.entries()) entries.push_back(&entry);
-        if (style_.sort_keys) {
-            std::stable_sort(entries.begin(), entries.end(),
-                             [](const auto* a, const auto* b) { return less(a->first, b->first, false, "<"); });
-        }
-        elements(entries, "{}", [&](const auto* entry) {
-            const std::optional<std::string> plain = scalar(entry->first);
-            if (!plain && !entry->first.is_string())
-                fail(cat("keys must be str, int, float, bool or None, not ", type_name(entry->first)));
-            string(plain ? *plain : entry->first.string());
+        elements(dict.entries(), "{}", [&](const auto& entry) {
+            const std::optional<std::string> plain = scalar(entry.first);
+            if (!plain && !entry.first.is_string())
+                fail(cat("keys must be str, int, float, bool or None, not ", type_name(entry.first)));
+            string(plain ? *plain : entry.first.string());
             out_ += style_.key_separator;
-            write(entry->second);
+            write(entry.second);
         });
     }
 
@@ -214,7 +179,7 @@ std::string repr(const Value& value) {
         case Value::Kind::string:
             return value.is_markup() ? cat("Markup(", text::repr(value.string()), ")") : text::repr(value.string());
         case Value::Kind::sequence:
-            return repr_sequence(value.sequence());
+            return repr_sequence(value);
         case Value::Kind::dict:
             return repr_dict(value.dict());
         case Value::Kind::object:

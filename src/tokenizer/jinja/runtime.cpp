@@ -6,8 +6,6 @@
 namespace unsloth::tokenizer::jinja {
 namespace {
 
-constexpr int deepest_evaluation = 1200;
-
 /// `loop`: draws the items of one run one by one, for the loop's filter may depend on what the body did before.
 class LoopVariable : public Object {
   public:
@@ -47,8 +45,6 @@ class LoopVariable : public Object {
         if (name == "first") return Value(index_ == 0);
         if (name == "last") return Value(!peek());
         if (name == "length") return Value(*length());
-        if (name == "revindex") return Value(*length() - static_cast<std::size_t>(index_));
-        if (name == "revindex0") return Value(*length() - static_cast<std::size_t>(index_) - 1);
         if (name == "previtem") return index_ == 0 ? Value::undefined("there is no previous item") : previous_;
         if (name == "nextitem") return peek() ? *next_ : Value::undefined("there is no next item");
         return Value::undefined(cat("loop.", name, " is not supported in chat templates"));
@@ -145,13 +141,6 @@ void Rendering::write(std::string_view text) {
     charge_bytes(text.size());
     check_string(output.size() + text.size());
     output += text;
-}
-
-Depth::Depth(Rendering& rendering) : rendering_(rendering) {
-    charge(1);
-    if (++rendering_.depth <= deepest_evaluation) return;
-    --rendering_.depth;
-    fail("the template calls itself without end, or nests too deep");
 }
 
 Flow run(const Body& body, const Frame& frame) {

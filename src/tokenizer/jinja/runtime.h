@@ -52,23 +52,12 @@ struct Frame {
     Frame inner() const { return {rendering, std::make_shared<Scope>(scope)}; }
 };
 
-/// Counts a statement or expression that is under way. Recursion is bounded: Failure instead of a stack overflow.
-class Depth {
-  public:
-    explicit Depth(Rendering& rendering);
-    ~Depth() { --rendering_.depth; }
-    Depth(const Depth&) = delete;
-    Depth& operator=(const Depth&) = delete;
-
-  private:
-    Rendering& rendering_;
-};
-
 /// Runs a part of a template; what fails in it and has no line yet is in `line`.
 template <class Run>
 auto run_at(int line, const Frame& frame, const Run& run) {
     try {
-        const Depth depth(frame.rendering);
+        charge(1);
+        const Level level(frame.rendering.depth, 1200, "the template calls itself without end, or nests too deep");
         return run(frame);
     } catch (Failure& failure) {
         if (failure.line == 0) failure.line = line;

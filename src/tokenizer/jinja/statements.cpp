@@ -6,13 +6,6 @@
 
 namespace unsloth::tokenizer::jinja {
 
-ExpressionParser::Nesting::Nesting(ExpressionParser& parser) : parser_(parser) {
-    constexpr int deepest = 150;
-    if (++parser_.depth_ <= deepest) return;
-    --parser_.depth_;
-    parser_.refuse(cat("the template nests deeper than ", deepest, " levels"));
-}
-
 bool ExpressionParser::skip_op(std::string_view op) {
     const bool found = current().is_op(op);
     if (found) next();
@@ -98,7 +91,7 @@ class Parser : public ExpressionParser {
 
     /// Up to a tag named in `ends`, which becomes the current token; without ends up to the end.
     Body body(Ends ends) {
-        const Nesting nesting(*this);
+        const Level level = nested();
         Body out;
         const int first_line = current().line;
         for (;;) {

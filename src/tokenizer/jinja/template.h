@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,7 +21,7 @@ namespace unsloth::tokenizer::jinja {
 
 struct Program;
 
-using Variables = std::vector<std::pair<std::string, Value>>;
+using Variables = std::map<std::string, Value>;
 
 struct RenderedTemplate {
     std::string text;

@@ -9,9 +9,6 @@ namespace unsloth::tokenizer::jinja {
 namespace {
 
 constexpr std::size_t linear_entries = 8;  // up to here comparing is faster than hashing
-constexpr int deepest_value = 500;
-
-thread_local int value_depth = 0;
 
 /// Destroys values without recursion, however deep they nest: the outermost call drains what inner ones add.
 void release(Items&& values) {
@@ -55,18 +52,11 @@ bool equal_dicts(const Dict& a, const Dict& b) {
 
 }  // namespace
 
-DepthGuard::DepthGuard() {
+Level value_level() {
+    thread_local int depth = 0;
     charge(1);  // values may hold others many times over: few of them make walks without end
-    if (++value_depth <= deepest_value) return;
-    --value_depth;
-    fail(cat("values nest deeper than ", deepest_value, " levels"));
+    return {depth, 500, "values nest deeper than 500 levels"};
 }
-DepthGuard::~DepthGuard() {
-    --value_depth;
-}
-
-Sequence::Sequence(Kind sequence_kind, Items values, const char* python_name)
-    : kind(sequence_kind), items(std::move(values)), name(python_name) {}
 
 Sequence::~Sequence() {
     release(std::move(items));
@@ -133,7 +123,8 @@ const Value& Value::require_defined() const {
 
 std::string type_name(const Value& value) {
     static constexpr const char* names[] = {"NoneType", "Undefined", "bool", "int", "float", "str", "", "dict"};
-    if (value.is(Value::Kind::sequence)) return value.sequence().name;
+    static constexpr const char* sequences[] = {"list", "tuple", "range", "dict view", "generator"};
+    if (value.is(Value::Kind::sequence)) return sequences[static_cast<std::size_t>(value.sequence().kind)];
     if (value.is(Value::Kind::object)) return value.object()->type_name();
     return value.is_markup() ? "Markup" : names[static_cast<std::size_t>(value.kind())];
 }
@@ -165,11 +156,11 @@ bool equal(const Value& a, const Value& b) {
             const Sequence &x = a.sequence(), &y = b.sequence();
             if (&x == &y) return true;
             if (x.kind != y.kind || x.kind == Sequence::Kind::generator) return false;
-            const DepthGuard guard;
+            const Level level = value_level();
             return equal_items(x.items, y.items);
         }
         case Value::Kind::dict: {
-            const DepthGuard guard;
+            const Level level = value_level();
             return &a.dict() == &b.dict() || equal_dicts(a.dict(), b.dict());
         }
         case Value::Kind::object:
@@ -187,16 +178,8 @@ bool less(const Value& a, const Value& b, bool or_equal, const char* symbol) {
         charge_bytes(std::min(a.string().size(), b.string().size()));
         return ordered(a.string(), b.string());
     }
-    const bool alike = a.is(Value::Kind::sequence) && b.is_sequence(a.sequence().kind);
-    if (alike && a.sequence().kind <= Sequence::Kind::tuple) {
-        const DepthGuard guard;
-        const Items &x = a.items(), &y = b.items();
-        charge(std::min(x.size(), y.size()) / 4);
-        const auto [i, j] = std::mismatch(x.begin(), x.end(), y.begin(), y.end(), equal);
-        if (i == x.end() || j == y.end()) return ordered(x.size(), y.size());
-        return less(*i, *j, or_equal, symbol);
-    }
-    fail(cat("'", symbol, "' not supported between instances of '", type_name(a), "' and '", type_name(b), "'"));
+    fail(
+        cat("'", symbol, "' between '", type_name(a), "' and '", type_name(b), "' is not supported in chat templates"));
 }
 
 std::optional<std::size_t> length(const Value& value) {

@@ -34,11 +34,10 @@ struct Text {
 /// Everything that Python iterates by position.
 struct Sequence {
     enum class Kind : uint8_t { list, tuple, range, view, generator };
-    Sequence(Kind sequence_kind, Items values, const char* python_name);
+    Sequence(Kind sequence_kind, Items values) : kind(sequence_kind), items(std::move(values)) {}
     ~Sequence();
     Kind kind;
     Items items;
-    const char* name;          ///< Python's of its type
     std::size_t position = 0;  ///< of a generator: how much has been taken
 };
 
@@ -59,11 +58,11 @@ class Value {
     Value(std::shared_ptr<Object> o) : data_(std::move(o)) {}
     /// Using it is an error with this message.
     static Value undefined(std::string message);
-    static Value list(Items items) { return {Sequence::Kind::list, std::move(items), "list"}; }
-    static Value tuple(Items items) { return {Sequence::Kind::tuple, std::move(items), "tuple"}; }
-    static Value range(Items items) { return {Sequence::Kind::range, std::move(items), "range"}; }
-    static Value view(Items items, const char* name) { return {Sequence::Kind::view, std::move(items), name}; }
-    static Value generator(Items items) { return {Sequence::Kind::generator, std::move(items), "generator"}; }
+    static Value list(Items items) { return {Sequence::Kind::list, std::move(items)}; }
+    static Value tuple(Items items) { return {Sequence::Kind::tuple, std::move(items)}; }
+    static Value range(Items items) { return {Sequence::Kind::range, std::move(items)}; }
+    static Value view(Items items) { return {Sequence::Kind::view, std::move(items)}; }  ///< of a dict
+    static Value generator(Items items) { return {Sequence::Kind::generator, std::move(items)}; }
 
     Kind kind() const { return static_cast<Kind>(data_.index()); }
     bool is(Kind k) const { return kind() == k; }
@@ -96,8 +95,7 @@ class Value {
     struct Undefined {
         std::string message;
     };
-    Value(Sequence::Kind kind, Items items, const char* name)
-        : data_(std::make_shared<Sequence>(kind, std::move(items), name)) {}
+    Value(Sequence::Kind kind, Items items) : data_(std::make_shared<Sequence>(kind, std::move(items))) {}
 
     std::variant<std::monostate, std::shared_ptr<const Undefined>, bool, Integer, double, std::shared_ptr<const Text>,
                  std::shared_ptr<Sequence>, std::shared_ptr<Dict>, std::shared_ptr<Object>>
@@ -167,18 +165,11 @@ struct JsonStyle {
     bool ensure_ascii = false;
     std::optional<std::string> indent;  ///< of one level; without it everything is on one line
     std::string item_separator = ", ", key_separator = ": ";
-    bool sort_keys = false;
 };
 /// json.dumps; Failure for values that JSON does not have.
 std::string to_json(const Value& value, const JsonStyle& style);
 
-/// Guards recursive walks over nested values: templates can nest them deeper than the stack is.
-class DepthGuard {
-  public:
-    DepthGuard();
-    ~DepthGuard();
-    DepthGuard(const DepthGuard&) = delete;
-    DepthGuard& operator=(const DepthGuard&) = delete;
-};
+/// Of a walk over nested values, on this thread: templates can nest them deeper than the stack is.
+Level value_level();
 
 }  // namespace unsloth::tokenizer::jinja
