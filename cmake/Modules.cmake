@@ -65,7 +65,7 @@ function(unsloth_shared name)
     set_target_properties(${name} PROPERTIES BUILD_RPATH "$ORIGIN;${UNSLOTH_TORCH_RPATH}"
                                              INSTALL_RPATH "$ORIGIN;${UNSLOTH_TORCH_RPATH}")
   else()
-    target_link_libraries(${name} PRIVATE spdlog::spdlog PkgConfig::PCRE2 PkgConfig::ICU ZLIB::ZLIB PkgConfig::ZSTD
+    target_link_libraries(${name} PRIVATE spdlog::spdlog_header_only PkgConfig::PCRE2 PkgConfig::ICU ZLIB::ZLIB PkgConfig::ZSTD
                                           ${YAML_CPP_LIBRARIES} ${CMAKE_DL_LIBS} Threads::Threads)
   endif()
   set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
