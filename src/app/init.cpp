@@ -1,10 +1,59 @@
+// `init`: a model folder with random weights.
+#include <filesystem>
+
 #include "app/commands.h"
-#include "app/engine_loader.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/random_model.h"
+#include "unsloth/spec/shapes.h"
+#include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::app {
+namespace {
+
+void refuse_to_replace(const std::string& folder) {
+    if (!std::filesystem::is_directory(folder)) return;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+        if (entry.path().filename() == "config.json" || entry.path().extension() == ".safetensors")
+            throw usage_error(cat("--out ", folder, " holds a model already: ", entry.path().filename().string(),
+                                  " would be replaced"),
+                              "Name another folder, or remove that model first.");
+}
+
+formats::RandomModel random_model(const config::InitRequest& request) {
+    formats::RandomModel model;
+    if (request.config_file.empty()) {
+        model.spec = spec::builtin_shape(request.shape);
+    } else {
+        model.original_config = read_file(request.config_file);
+        model.spec = formats::parse_model_spec(model.original_config, request.config_file);
+    }
+    if (request.layers > 0) {
+        model.spec.num_layers = request.layers;
+        model.spec.sliding_window.resize(static_cast<std::size_t>(request.layers),
+                                         model.spec.sliding_window.empty() ? 0 : model.spec.sliding_window.back());
+    }
+    model.spec.dtype = request.dtype;
+    model.nf4 = request.quantize == config::InitQuantize::nf4;
+    model.seed = static_cast<uint64_t>(request.seed);
+    return model;
+}
+
+}  // namespace
 
 void run_init(const config::CommandLine& line) {
-    load_engine()->init(line.init);
+    const config::InitRequest& request = line.init;
+    refuse_to_replace(request.out);
+    const formats::RandomModel model = random_model(request);
+    std::filesystem::create_directories(request.out);
+    const std::size_t bytes = formats::write_random_model(model, request.out);
+    if (!request.tokenizer.empty()) {
+        const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(request.tokenizer);
+        copy_files(tokenizer.files(), tokenizer.folder(), request.out);
+    }
+    log::info("random weights (seed ", request.seed, ") in ", request.out, ": ", bytes / 1'000'000, " MB");
 }
 
 }  // namespace unsloth::app

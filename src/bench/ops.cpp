@@ -25,8 +25,8 @@
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
 #include "unsloth/ops/swiglu.h"
+#include "unsloth/spec/shapes.h"
 #include "unsloth/train/session.h"
-#include "unsloth/train/shapes.h"
 
 namespace unsloth::bench {
 namespace {
@@ -274,7 +274,7 @@ void synchronize(ops::Context& ctx) {
 
 spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::string& otherwise) {
     const std::string& path = loaded.config.model.path;
-    return path.empty() ? train::builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
+    return path.empty() ? spec::builtin_shape(otherwise) : formats::read_model_spec(formats::resolve_model_path(path));
 }
 
 void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {

@@ -187,9 +187,12 @@ void declare_init(OptionSet& options, CommandLine& line) {
         .path("FILE")
         .alias("", "config")
         .suggested_for({"config_file"});
+    options.add("layers", init.layers, "Layers, instead of as many as the shape has; 0: those of the shape.")
+        .at_least(0);
     options.add("out", init.out, "Folder to write.").path("DIR").must_be_given();
-    options.add_choice("quantize", init.quantize, {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}},
-                       "Store the projections in bitsandbytes' NF4 with double quantisation.");
+    options.add_choice(
+        "quantize", init.quantize, {{"none", InitQuantize::none}, {"nf4", InitQuantize::nf4}},
+        "nf4: projections in bitsandbytes' NF4 with double quantisation, their codes drawn as they are.");
     options.add("tokenizer", init.tokenizer, "Folder whose tokenizer files are copied beside the weights.").path("DIR");
     options.add("seed", init.seed, "Seed of the random weights.").at_least(0);
     options.add_choice("dtype", init.dtype, compute_types(), "Type of the weights that are not quantised.");

@@ -33,9 +33,6 @@ class EngineImpl final : public config::Engine {
     void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
         guarded([&] { train::run_generate(loaded, request); });
     }
-    void init(const config::InitRequest& request) override {
-        guarded([&] { train::run_init(request); });
-    }
     config::LogitComparison compare_logits(const config::CompareRequest& request) override {
         config::LogitComparison found;
         guarded([&] { found = train::compare_logits(request); });

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include "formats/json.h"
@@ -67,6 +68,13 @@ std::vector<std::byte> bytes_of(const T* data, std::size_t count) {
     return {begin, begin + count * sizeof(T)};
 }
 
+std::vector<TensorBlob> checked(std::vector<TensorBlob> blobs) {
+    for (const TensorBlob& blob : blobs)
+        UNSLOTH_CHECK(blob.data.size() == blob.decl.bytes(), blob.decl.name, ": ", blob.data.size(), " of ",
+                      blob.decl.bytes(), " bytes");
+    return blobs;
+}
+
 }  // namespace
 
 spec::Quant4View Quant4Owned::view() const {
@@ -129,19 +137,21 @@ std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int6
             {weight_name + ".quant_state.bitsandbytes__nf4", spec::DType::u8, {state_bytes}}};
 }
 
-std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype) {
+std::vector<TensorBlob> quant4_companions(const std::string& weight_name, const Quant4Owned& weight,
+                                          spec::DType dtype) {
     const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype);
     const std::string state = quant_state_text(weight, dtype);
-    std::vector<TensorBlob> blobs = {
-        {declarations[0], bytes_of(weight.packed.data(), weight.packed.size())},
-        {declarations[1], bytes_of(weight.absmax.data(), weight.absmax.size())},
-        {declarations[2], bytes_of(weight.nested_absmax.data(), weight.nested_absmax.size())},
-        {declarations[3], bytes_of(weight.tables.data() + 16, 256)},
-        {declarations[4], bytes_of(weight.tables.data(), 16)},
-        {declarations[5], bytes_of(state.data(), state.size())}};
-    for (const TensorBlob& blob : blobs)
-        UNSLOTH_CHECK(blob.data.size() == blob.decl.bytes(), blob.decl.name, ": ", blob.data.size(), " of ",
-                      blob.decl.bytes(), " bytes");
+    return checked({{declarations[2], bytes_of(weight.nested_absmax.data(), weight.nested_absmax.size())},
+                    {declarations[3], bytes_of(weight.tables.data() + 16, 256)},
+                    {declarations[4], bytes_of(weight.tables.data(), 16)},
+                    {declarations[5], bytes_of(state.data(), state.size())}});
+}
+
+std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype) {
+    const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype);
+    std::vector<TensorBlob> blobs = checked({{declarations[0], bytes_of(weight.packed.data(), weight.packed.size())},
+                                             {declarations[1], bytes_of(weight.absmax.data(), weight.absmax.size())}});
+    std::ranges::move(quant4_companions(weight_name, weight, dtype), std::back_inserter(blobs));
     return blobs;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <utility>
 
@@ -62,14 +63,22 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Ten
     file_->write_at(std::as_bytes(std::span(header)), sizeof length);
 }
 
-void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
+SafetensorsWriter::Slot& SafetensorsWriter::slot(std::string_view name) {
     const auto it = slots_.find(name);
     UNSLOTH_CHECK(it != slots_.end(), "tensor '", name, "' was not declared");
-    Slot& slot = it->second;
-    UNSLOTH_CHECK(bytes.size() <= slot.size - slot.written, "tensor '", name, "' has ", slot.size, " bytes, got ",
-                  slot.written + bytes.size());
-    file_->write_at(bytes, slot.offset + slot.written);
-    slot.written += bytes.size();
+    return it->second;
+}
+
+void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
+    write(name, slot(name).written, bytes);
+}
+
+void SafetensorsWriter::write(std::string_view name, std::size_t offset, std::span<const std::byte> bytes) {
+    Slot& to = slot(name);
+    UNSLOTH_CHECK(offset <= to.size && bytes.size() <= to.size - offset, "tensor '", name, "' has ", to.size,
+                  " bytes, got ", offset + bytes.size());
+    file_->write_at(bytes, to.offset + offset);
+    std::atomic_ref(to.written).fetch_add(bytes.size(), std::memory_order_relaxed);
 }
 
 void SafetensorsWriter::finish() {

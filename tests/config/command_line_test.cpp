@@ -156,7 +156,8 @@ TEST(CommandLine, TokenizeInspectInitBench) {
 
     const config::CommandLine init =
         config::parse_command_line({"init", "--shape", "llama-3.1-8b", "--out", "o", "--quantize", "nf4", "--seed", "5",
-                                    "--dtype", "float32", "--tokenizer", "t"});
+                                    "--dtype", "float32", "--tokenizer", "t", "--layers", "4"});
+    EXPECT_EQ(init.init.layers, 4);
     EXPECT_EQ(init.init.shape, "llama-3.1-8b");
     EXPECT_EQ(init.init.quantize, config::InitQuantize::nf4);
     EXPECT_EQ(init.init.seed, 5);

@@ -171,7 +171,6 @@ TEST_F(ExecutableWithEngine, SignalsEndWithTheShellsCodesAfterSaving) {
 TEST_F(ExecutableWithEngine, EveryCommandReachesItsCall) {
     EXPECT_EQ(run(executable(), "score --path m --train_file t --out o.jsonl").out, "score o.jsonl\n");
     EXPECT_EQ(run(executable(), "generate --path m --prompt hello").out, "generate hello\n");
-    EXPECT_EQ(run(executable(), "init --shape tiny --out o").out, "init tiny\n");
     EXPECT_EQ(run(executable(), "bench ops --batch 3").out, "bench 3\n");
 }
 

@@ -496,6 +496,15 @@ class Output(EndToEnd):
         (self.folder / "empty").mkdir()
         self.succeed(*make, self.folder / "empty")
 
+    def test_init_takes_another_number_of_layers(self):
+        self.succeed(
+            *("init", "--model_config", model(LLAMA) / "config.json", "--layers", "5", "--quantize", "nf4"),
+            *("--out", self.folder / "five"),
+        )
+        self.assertEqual(json.loads((self.folder / "five" / "config.json").read_text())["num_hidden_layers"], 5)
+        self.succeed("inspect", self.folder / "five")
+        self.fail_with(USAGE, "layers", "init", "--shape", "llama-2-7b", "--layers", "-1", "--out", self.folder / "m")
+
     def test_an_earlier_adapter_survives_a_failed_save(self):
         rows = self.rows(4)
         out = self.train(model(LLAMA), rows)

@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include "train/support.h"
-#include "unsloth/train/commands.h"
 
 namespace unsloth {
 namespace {
@@ -70,19 +69,14 @@ class StepMemoryGpu : public ::testing::Test {
             ASSERT_TRUE(std::isfinite(result->outcome.loss)) << "step " << number;
     }
 
-    /// A new model each time: init replaces none.
     fs::path model_of(int layers) {
-        const std::string name = cat("model", layers, "-", models_++);
-        write_text(folder / (name + ".json"),
-                   cat(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+        return random_nf4_model(
+            folder / cat("model", models_++),
+            cat(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": )",
-                       layers, R"(, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+                layers, R"(, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
             "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
             "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1})"));
-        train::run_init({.config_file = (folder / (name + ".json")).string(),
-                         .out = (folder / name).string(),
-                         .quantize = config::InitQuantize::nf4});
-        return folder / name;
     }
 
     ScratchFolder folder;

@@ -1,7 +1,6 @@
 // compute_dtype fp8: what it does to gradients and losses, and what it refuses.
 #include "unsloth/ops/fp8.h"
 #include "train/support.h"
-#include "unsloth/train/commands.h"
 
 namespace unsloth {
 namespace {
@@ -100,17 +99,13 @@ TEST_P(Fp8Training, RefusesWhatItCannotServe) {
 
 /// One layer of an MLP that is wider than the rest.
 fs::path wide_model(const ScratchFolder& folder, int64_t intermediate) {
-    const std::string name = cat("wide-", intermediate);
-    write_text(folder / (name + ".json"),
-               cat(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    return random_nf4_model(
+        folder / cat("wide-", intermediate),
+        cat(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
         "intermediate_size": )",
-                   intermediate, R"(, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+            intermediate, R"(, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 32, "hidden_act": "silu", "vocab_size": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-05,
         "rope_theta": 10000.0, "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1})"));
-    train::run_init({.config_file = (folder / (name + ".json")).string(),
-                     .out = (folder / name).string(),
-                     .quantize = config::InitQuantize::nf4});
-    return folder / name;
 }
 
 // The MLPs of Qwen3-14B, Qwen2.5-7B and Llama-70B: a row of gate and up has more than 32,768 values.
@@ -167,14 +162,11 @@ TEST(Fp8Plan, RefusesCardsWithoutSuchProducts) {
 TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
     UNSLOTH_NEEDS_DEVICE("cuda");
     const ScratchFolder folder;
-    write_text(folder / "shape.json",
-               R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+    const fs::path model = random_nf4_model(
+        folder / "model", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
         "intermediate_size": 14336, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
         "hidden_act": "silu", "vocab_size": 4096, "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
         "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1})");
-    train::run_init({.config_file = (folder / "shape.json").string(),
-                     .out = (folder / "model").string(),
-                     .quantize = config::InitQuantize::nf4});
     std::vector<Row> rows(4);
     for (std::size_t row = 0; row < rows.size(); ++row) {
         for (std::size_t t = 0; t < 512; ++t)
@@ -184,7 +176,7 @@ TEST(Fp8Gradients, OfLlama8BLayersStayNearFp32) {
     write_rows(folder / "rows.jsonl", rows);
     const auto gradients = [&](const char* dtype, const char* compute_dtype) {
         return first_gradients(make_config({"--model.path",
-                                            (folder / "model").string(),
+                                            model.string(),
                                             "--data.train_file",
                                             (folder / "rows.jsonl").string(),
                                             "--training.output_dir",

@@ -5,7 +5,6 @@
 
 #include "comm/ranks.h"
 #include "train/support.h"
-#include "unsloth/train/commands.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::test {
@@ -80,18 +79,11 @@ inline std::vector<StepSettingsCase> step_settings(bool gpu, const StepSplit& sp
 /// A model of six layers: four leave the device with +offload, and each slot is used again.
 inline fs::path matrix_model() {
     static const ScratchFolder folder;
-    static const fs::path made = [] {
-        write_text(folder / "config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    static const fs::path made =
+        random_nf4_model(folder / "model", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
             "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 64,
             "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "bfloat16"})");
-        config::InitRequest request;
-        request.config_file = (folder / "config.json").string();
-        request.out = (folder / "model").string();
-        request.quantize = config::InitQuantize::nf4;
-        train::run_init(request);
-        return folder / "model";
-    }();
     return made;
 }
 

@@ -6,6 +6,8 @@
 #include "model/support.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/log.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/random_model.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::test {
@@ -25,6 +27,15 @@ inline void write_rows(const fs::path& path, const std::vector<Row>& rows) {
         text += line.dump() + "\n";
     }
     write_text(path, text);
+}
+
+/// A model with random NF4 weights in `folder`, which does not exist; `config` is its config.json.
+inline fs::path random_nf4_model(const fs::path& folder, const std::string& config) {
+    fs::create_directories(folder);
+    formats::RandomModel model{formats::parse_model_spec(config, folder.string()), /*nf4=*/true, /*seed=*/3407, config};
+    model.spec.dtype = spec::DType::bf16;
+    formats::write_random_model(model, folder);
+    return folder;
 }
 
 /// A reference variant's rows in order. `packed` has lists of documents, each becoming a segment of one row.

@@ -130,6 +130,20 @@ struct MergeRequest {
     std::string device = "cpu";
 };
 
+enum class InitQuantize { none, nf4 };
+
+/// A model folder with random weights. Either `shape` or `config_file` is given.
+struct InitRequest {
+    std::string shape;        ///< a built-in name such as "llama-3.1-8b"
+    std::string config_file;  ///< a Hugging Face config.json
+    int64_t layers = 0;       ///< how many instead of the shape's; 0: the shape's
+    std::string out;          ///< the folder to write; never empty
+    InitQuantize quantize = InitQuantize::none;
+    std::string tokenizer;  ///< folder whose tokenizer files are copied beside the weights; empty: none
+    int64_t seed = 3407;
+    spec::DType dtype = spec::DType::bf16;  ///< of the weights that stay unquantised
+};
+
 /// A model folder with another one's weights, quantised.
 struct QuantizeRequest {
     std::string model;  ///< as model.path; never empty

@@ -27,19 +27,6 @@ struct GenerateRequest {
     bool json = false;  ///< one object {"prompt_ids", "ids", "text"} a prompt on stdout instead of the text
 };
 
-enum class InitQuantize { none, nf4 };
-
-/// A model folder with random weights. Either `shape` or `config_file` is given.
-struct InitRequest {
-    std::string shape;        ///< a built-in name such as "llama-3.1-8b"
-    std::string config_file;  ///< a Hugging Face config.json
-    std::string out;          ///< the folder to write; never empty
-    InitQuantize quantize = InitQuantize::none;
-    std::string tokenizer;  ///< folder whose tokenizer files are copied beside the weights; empty: none
-    int64_t seed = 3407;
-    spec::DType dtype = spec::DType::bf16;  ///< of the weights that stay unquantised
-};
-
 enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
 
 struct BenchRequest {
@@ -77,7 +64,6 @@ class __attribute__((visibility("default"))) Engine {
     virtual void train(const LoadedConfig& loaded) = 0;
     virtual void score(const LoadedConfig& loaded, const ScoreRequest& request) = 0;
     virtual void generate(const LoadedConfig& loaded, const GenerateRequest& request) = 0;
-    virtual void init(const InitRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
 };

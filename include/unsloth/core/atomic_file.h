@@ -11,7 +11,7 @@
 namespace unsloth {
 
 /// Until finish() the file is a Temporary, which the destructor removes. Runtime Error, naming path and reason, on any
-/// failure. Not safe for use from several threads at once.
+/// failure. Several threads may call write_at() at once, and nothing else.
 class AtomicFile {
   public:
     /// Creates the temporary file and reserves `size` bytes where the file system can: a full disk then shows now and

@@ -77,6 +77,9 @@ Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int t
 /// What a checkpoint stores for such a weight, the packed codes under `weight_name` first. `dtype`: the weight's type
 /// before it was quantised.
 std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype);
+/// Those of them that do not grow with the weight's elements: all but the codes and their blocks' scales, which
+/// `weight` need not hold.
+std::vector<TensorBlob> quant4_companions(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype);
 /// The same without data, for declaring a file before its weights are made (the JSON's length depends on the offset:
 /// it is padded with spaces to a fixed size in both).
 std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols,

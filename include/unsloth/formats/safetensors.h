@@ -94,6 +94,8 @@ class SafetensorsWriter {
     const std::vector<TensorDecl>& tensors() const { return tensors_; }
     /// The next bytes of a tensor: whole, or piece by piece. CheckError for an unknown name or too many bytes.
     void append(std::string_view name, std::span<const std::byte> bytes);
+    /// Some bytes of a tensor from `offset` on, each byte once; for different ranges from several threads at once.
+    void write(std::string_view name, std::size_t offset, std::span<const std::byte> bytes);
     /// fsync, rename, fsync of the folder. CheckError when a tensor is incomplete.
     void finish();
     std::size_t file_size() const { return file_size_; }
@@ -102,6 +104,8 @@ class SafetensorsWriter {
     struct Slot {
         std::size_t offset = 0, size = 0, written = 0;
     };
+
+    Slot& slot(std::string_view name);
 
     std::vector<TensorDecl> tensors_;
     std::map<std::string, Slot, std::less<>> slots_;

@@ -9,8 +9,6 @@ namespace unsloth::train {
 void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
 /// Greedy continuation of prompts with a KV cache.
 void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request);
-/// A model folder with random weights.
-void run_init(const config::InitRequest& request);
 /// How far the logits of two models are apart. Input Error for texts that cannot be read or encoded.
 config::LogitComparison compare_logits(const config::CompareRequest& request);
 

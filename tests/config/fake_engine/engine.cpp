@@ -35,7 +35,6 @@ class FakeEngine : public config::Engine {
     void generate(const config::LoadedConfig&, const config::GenerateRequest& request) override {
         std::printf("generate %s\n", request.prompt.c_str());
     }
-    void init(const config::InitRequest& request) override { std::printf("init %s\n", request.shape.c_str()); }
     config::LogitComparison compare_logits(const config::CompareRequest&) override { return {}; }
     void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {
         std::printf("bench %ld\n", static_cast<long>(request.batch));

@@ -1,4 +1,4 @@
-// Published model shapes by name, for `unsloth-train init`.
+// Published model shapes by name.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 #include "unsloth/spec/model_spec.h"
 
-namespace unsloth::train {
+namespace unsloth::spec {
 
 /// The shape of that name; usage Error that lists the names otherwise.
-spec::ModelSpec builtin_shape(const std::string& name);
+ModelSpec builtin_shape(const std::string& name);
 std::vector<std::string> builtin_shape_names();
 
-}  // namespace unsloth::train
+}  // namespace unsloth::spec

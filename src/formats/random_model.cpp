@@ -1,0 +1,185 @@
+#include "unsloth/formats/random_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "unsloth/core/files.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/parallel.h"
+#include "unsloth/core/philox.h"
+#include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/hf_config.h"
+#include "unsloth/formats/safetensors.h"
+#include "unsloth/formats/shards.h"
+#include "unsloth/spec/convert.h"
+#include "unsloth/spec/dynamic_map.h"
+#include "unsloth/spec/quant4_host.h"
+#include "unsloth/spec/tensor_table.h"
+
+namespace unsloth::formats {
+namespace {
+
+constexpr float initializer_range = 0.02F;  // transformers' default
+constexpr int64_t piece = 1 << 18;          // elements or bytes that a thread makes before it writes them
+
+/// Names the draws of one tensor; `kind` tells its normal values from its codes.
+struct Draws {
+    uint64_t seed;
+    uint32_t tensor, kind;
+    PhiloxWords operator()(int64_t block) const {
+        const auto counter = static_cast<uint64_t>(block);
+        return philox4x32(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                          static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), tensor, kind);
+    }
+};
+constexpr uint32_t normal_values = 0x1417, uniform_bytes = 0x1418, uniform_scales = 0x1419;
+
+/// Four normal values from one draw (Box and Muller, 1958).
+void fill_normal(const Draws& draws, int64_t begin, int64_t end, float* out) {
+    for (int64_t i = begin; i < end; i += 4) {
+        const PhiloxWords words = draws(i / 4);
+        float normal[4];
+        for (int pair = 0; pair < 2; ++pair) {
+            const float radius = std::sqrt(-2.0F * std::log(1.0F - unit_float(words.w[2 * pair])));
+            const float angle = 2.0F * std::numbers::pi_v<float> * unit_float(words.w[2 * pair + 1]);
+            normal[2 * pair] = radius * std::cos(angle);
+            normal[2 * pair + 1] = radius * std::sin(angle);
+        }
+        for (int64_t j = i; j < std::min(end, i + 4); ++j) out[j - begin] = normal[j - i] * initializer_range;
+    }
+}
+
+void fill_bytes(const Draws& draws, int64_t begin, int64_t end, std::byte* out) {
+    for (int64_t i = begin; i < end; i += 16) {
+        const PhiloxWords words = draws(i / 16);
+        std::memcpy(out + (i - begin), words.w, static_cast<std::size_t>(std::min<int64_t>(16, end - i)));
+    }
+}
+
+/// The scale at which uniform codes have the standard deviation that normal weights would have.
+float code_scale() {
+    const float squares =
+        std::inner_product(std::begin(spec::nf4_code), std::end(spec::nf4_code), std::begin(spec::nf4_code), 0.0F);
+    return initializer_range / std::sqrt(squares / 16);
+}
+
+class Writer {
+  public:
+    Writer(const RandomModel& model, const std::filesystem::path& folder)
+        : model_(model), folder_(folder), rules_(spec::tensor_table(model.spec)) {}
+
+    std::size_t write() {
+        std::vector<std::size_t> sizes;
+        std::size_t total = 0;
+        for (const spec::TensorRule& rule : rules_) {
+            std::size_t bytes = 0;
+            for (const TensorDecl& decl : declarations(rule)) bytes += decl.bytes();
+            sizes.push_back(bytes);
+            total += bytes;
+        }
+        const auto shards = split_into_shards(sizes, default_shard_bytes);
+        for (std::size_t s = 0; s < shards.size(); ++s) write_shard(shards[s], shard_file_name(s, shards.size()));
+        if (shards.size() > 1) write_file_atomically(folder_ / shard_index_file, shard_index_json(where_, total));
+        const auto quantization = model_.nf4 ? std::optional(QuantizationConfig{}) : std::nullopt;
+        write_file_atomically(folder_ / "config.json",
+                              write_model_config(model_.spec, quantization, model_.original_config));
+        return total;
+    }
+
+  private:
+    bool quantised(const spec::TensorRule& rule) const { return model_.nf4 && rule.may_be_quantised; }
+
+    std::vector<TensorDecl> declarations(const spec::TensorRule& rule) const {
+        if (quantised(rule)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], model_.spec.dtype);
+        return {{rule.hf_name, model_.spec.dtype, rule.shape}};
+    }
+
+    void write_shard(const std::vector<std::size_t>& members, const std::string& file) {
+        std::vector<TensorDecl> declared;
+        for (const std::size_t i : members)
+            for (TensorDecl& decl : declarations(rules_[i])) {
+                where_[decl.name] = file;
+                declared.push_back(std::move(decl));
+            }
+        SafetensorsWriter writer(folder_ / file, std::move(declared));
+        for (const std::size_t i : members) {
+            if (quantised(rules_[i]))
+                write_codes(writer, rules_[i], static_cast<uint32_t>(i));
+            else
+                write_values(writer, rules_[i], static_cast<uint32_t>(i));
+        }
+        writer.finish();
+    }
+
+    /// fill(begin, end, bytes) makes the elements of a tensor, `size` bytes each; pieces are made and written in
+    /// several threads at once.
+    template <class Fill>
+    static void write_pieces(SafetensorsWriter& writer, const std::string& name, int64_t count, std::size_t size,
+                             const Fill& fill) {
+        parallel_ranges((count + piece - 1) / piece, 1, [&](int64_t first, int64_t last) {
+            std::vector<std::byte> bytes(static_cast<std::size_t>(piece) * size);
+            for (int64_t begin = first * piece; begin < std::min(count, last * piece); begin += piece) {
+                stop_if_interrupted();
+                const int64_t end = std::min(count, begin + piece);
+                fill(begin, end, bytes.data());
+                writer.write(name, static_cast<std::size_t>(begin) * size,
+                             std::span(bytes).first(static_cast<std::size_t>(end - begin) * size));
+            }
+        });
+    }
+
+    void write_values(SafetensorsWriter& writer, const spec::TensorRule& rule, uint32_t tensor) const {
+        const int64_t count =
+            std::accumulate(rule.shape.begin(), rule.shape.end(), int64_t{1}, std::multiplies<int64_t>());
+        const spec::DType dtype = model_.spec.dtype;
+        const Draws draws{model_.seed, tensor, normal_values};
+        write_pieces(writer, rule.hf_name, count, spec::size_of(dtype),
+                     [&](int64_t begin, int64_t end, std::byte* out) {
+                         std::vector<float> values(static_cast<std::size_t>(end - begin),
+                                                   rule.role == spec::TensorRole::bias ? 0.0F : 1.0F);
+                         if (rule.shape.size() > 1) fill_normal(draws, begin, end, values.data());
+                         spec::convert_from_f32(dtype, values.data(), end - begin, out);
+                     });
+    }
+
+    void write_codes(SafetensorsWriter& writer, const spec::TensorRule& rule, uint32_t tensor) const {
+        Quant4Owned weight;  // but for its codes and scales, which are written as they are drawn
+        weight.rows = rule.shape[0];
+        weight.cols = rule.shape[1];
+        weight.nested_offset = code_scale();
+        // Scales within a quarter of their mean: the doubly quantised map has entries in [-1, 1].
+        weight.nested_absmax.assign(declarations(rule)[2].bytes() / sizeof(float), weight.nested_offset / 4);
+        weight.tables.assign(std::begin(spec::nf4_code), std::end(spec::nf4_code));
+        const auto& map = spec::dynamic_map_256(true);
+        weight.tables.insert(weight.tables.end(), map.begin(), map.end());
+        for (const TensorDecl& decl : declarations(rule)) {
+            const bool codes = decl.name == rule.hf_name, scales = decl.name == rule.hf_name + ".absmax";
+            if (!codes && !scales) continue;
+            const Draws draws{model_.seed, tensor, codes ? uniform_bytes : uniform_scales};
+            write_pieces(writer, decl.name, static_cast<int64_t>(decl.bytes()), 1,
+                         [&](int64_t begin, int64_t end, std::byte* out) { fill_bytes(draws, begin, end, out); });
+        }
+        for (const TensorBlob& blob : quant4_companions(rule.hf_name, weight, model_.spec.dtype))
+            writer.append(blob.decl.name, blob.data);
+    }
+
+    const RandomModel& model_;
+    const std::filesystem::path& folder_;
+    std::vector<spec::TensorRule> rules_;
+    std::map<std::string, std::string> where_;
+};
+
+}  // namespace
+
+std::size_t write_random_model(const RandomModel& model, const std::filesystem::path& folder) {
+    return Writer(model, folder).write();
+}
+
+}  // namespace unsloth::formats

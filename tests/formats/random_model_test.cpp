@@ -1,0 +1,83 @@
+#include "unsloth/formats/random_model.h"
+
+#include <cmath>
+
+#include "formats/model_support.h"
+#include "unsloth/core/parallel.h"
+#include "unsloth/formats/bnb4.h"
+
+namespace unsloth::formats {
+namespace {
+
+using namespace test;
+
+spec::ModelSpec wide_spec() {
+    spec::ModelSpec spec = tiny_spec();
+    spec.hidden_size = 1024;
+    spec.intermediate_size = 1100;  // rows that end within a block of 64
+    spec.head_dim = 256;
+    spec.vocab_size = 300;
+    return spec;
+}
+
+struct Moments {
+    double mean = 0, deviation = 0;
+};
+
+Moments moments(const std::vector<float>& values) {
+    Moments found;
+    for (const float value : values) found.mean += value / static_cast<double>(values.size());
+    for (const float value : values)
+        found.deviation += (value - found.mean) * (value - found.mean) / static_cast<double>(values.size());
+    found.deviation = std::sqrt(found.deviation);
+    return found;
+}
+
+TEST(RandomModel, HasTheDeviationOfTransformersInBothForms) {
+    const ScratchFolder folder;
+    for (const bool nf4 : {false, true}) {
+        SCOPED_TRACE(nf4);
+        const fs::path made = folder / (nf4 ? "nf4" : "bf16");
+        fs::create_directories(made);
+        write_random_model({wide_spec(), nf4, 1, {}}, made);
+        const Checkpoint checkpoint = Checkpoint::open(made.string());
+        const std::string name = "model.layers.1.mlp.down_proj.weight";
+        std::vector<float> values(1024 * 1100);
+        const auto weight = find_quant4(checkpoint, name);
+        ASSERT_EQ(weight.has_value(), nf4);
+        if (nf4)
+            dequantize_rows(weight->view, 0, weight->view.rows, values.data());
+        else
+            spec::convert_to_f32(spec::DType::bf16, checkpoint.at(name).data.data(),
+                                 static_cast<int64_t>(values.size()), values.data());
+        const Moments found = moments(values);
+        EXPECT_NEAR(found.mean, 0, nf4 ? 2e-3 : 1e-4);  // NF4's levels have a mean of 0.02 of their scale
+        EXPECT_NEAR(found.deviation, 0.02, 5e-4);
+    }
+}
+
+TEST(RandomModel, IsTheSameEachTimeAndAnotherWithAnotherSeed) {
+    const ScratchFolder folder;
+    const auto made = [&](const char* name, uint64_t seed) {
+        fs::create_directories(folder / name);
+        write_random_model({wide_spec(), true, seed, {}}, folder / name);
+        return read_file(folder / name / "model.safetensors");
+    };
+    const std::string first = made("a", 5);
+    EXPECT_EQ(first, made("b", 5));
+    EXPECT_NE(first, made("c", 6));
+}
+
+TEST(RandomModel, NoTwoLayersAreAlike) {
+    const ScratchFolder folder;
+    write_random_model({wide_spec(), true, 1, {}}, folder.path());
+    const Checkpoint checkpoint = Checkpoint::open(folder.path().string());
+    const auto codes = [&](int layer) {
+        const auto data = checkpoint.at(cat("model.layers.", layer, ".self_attn.q_proj.weight")).data;
+        return std::string(reinterpret_cast<const char*>(data.data()), data.size());
+    };
+    EXPECT_NE(codes(0), codes(1));
+}
+
+}  // namespace
+}  // namespace unsloth::formats
