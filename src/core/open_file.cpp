@@ -26,9 +26,10 @@ const char* kind_of(mode_t mode) {
 }
 
 /// Why a file that is open is none of this program's own, or an empty text.
-std::string objection(const std::filesystem::path& path, const struct stat& status) {
+std::string objection(const std::filesystem::path& path, const struct stat& status, Owner allowed) {
     if (!S_ISREG(status.st_mode)) return cat("is ", kind_of(status.st_mode));
     if (status.st_nlink > 1) return "has another name too (a hard link)";
+    if (allowed == Owner::anyone) return {};
     struct stat folder{};
     const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
     const uid_t owner = status.st_uid;
@@ -54,11 +55,11 @@ Descriptor open_to_read(const std::filesystem::path& path) {
     return file;
 }
 
-Descriptor open_own_file(const std::filesystem::path& path, int flags) {
+Descriptor open_own_file(const std::filesystem::path& path, int flags, Owner owner) {
     const int careful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-    constexpr mode_t mode = 0644;
-    if ((flags & O_CREAT) !=
-        0) {  // what was made just now is nobody else's, whatever a network file system calls its owner
+    const mode_t mode = owner == Owner::ours ? 0644 : 0666;
+    // What was made just now is nobody else's, whatever a network file system calls its owner.
+    if ((flags & O_CREAT) != 0) {
         Descriptor made(::open(path.c_str(), flags | O_EXCL | careful, mode));
         if (made.open() || errno != EEXIST) return made;
     }
@@ -74,7 +75,7 @@ Descriptor open_own_file(const std::filesystem::path& path, int flags) {
         return file;
     }
     if (::fstat(file.get(), &status) != 0) return Descriptor();
-    if (const std::string what = objection(path, status); !what.empty()) refuse_planted(path, what);
+    if (const std::string what = objection(path, status, owner); !what.empty()) refuse_planted(path, what);
     return file;
 }
 

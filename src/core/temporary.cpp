@@ -32,23 +32,6 @@ bool is_temporary_of(const std::string& name, const std::string& target) {
            name.find_first_not_of("0123456789abcdef", begin.size()) == std::string::npos;
 }
 
-void remove_if_abandoned(const fs::path& path) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
-    struct stat status{};
-    if (!file.open() || ::fstat(file.get(), &status) != 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-        log::debug(path.string(), " stays: ", std::strerror(errno));
-    } else if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
-        log::debug(path.string(), " stays: this program made no such thing");
-    } else {
-        std::error_code failure;
-        fs::remove_all(path, failure);
-        if (failure)
-            log::debug(path.string(), " stays: ", failure.message());
-        else
-            log::info("removed ", path.string(), ", which a killed process left");
-    }
-}
-
 [[noreturn]] void refuse(const fs::path& path, const std::string& reason) {
     const bool full = errno == ENOSPC || errno == EDQUOT;
     throw runtime_failure(cat("cannot create ", path.string(), ": ", reason),
@@ -138,6 +121,18 @@ bool is_at(int fd, const fs::path& path) {
            opened.st_ino == named.st_ino;
 }
 
+bool remove_unless_held(const fs::path& path) {
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+    struct stat status{};
+    if (!file.open() || ::fstat(file.get(), &status) != 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
+    errno = EINVAL;  // this program made no such thing
+    if ((!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) || !is_at(file.get(), path)) return false;
+    std::error_code failure;
+    fs::remove_all(path, failure);
+    errno = failure.value();
+    return !failure;
+}
+
 void remove_abandoned(const fs::path& target) {
     const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
     std::vector<fs::path> found;
@@ -145,7 +140,12 @@ void remove_abandoned(const fs::path& target) {
     for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end; entry.increment(failure))
         if (is_temporary_of(entry->path().filename().string(), target.filename().string()))
             found.push_back(entry->path());
-    for (const fs::path& path : found) remove_if_abandoned(path);
+    for (const fs::path& path : found) {
+        if (remove_unless_held(path))
+            log::info("removed ", path.string(), ", which a killed process left");
+        else
+            log::debug(path.string(), " stays: ", std::strerror(errno));
+    }
 }
 
 }  // namespace unsloth

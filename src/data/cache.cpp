@@ -14,6 +14,7 @@
 #include "data/cache_file.h"
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/file_lock.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/version.h"
@@ -193,9 +194,11 @@ Dataset load_through(const std::vector<config::DataSource>& sources, std::vector
     const bool tokenized = all_tokenized(files);
     if (!tokenized && cache.encoder_fingerprint.empty()) return Dataset::load(sources, options, encoder);
 
-    const CacheLock lock(path);
+    const fs::path beside = path.string() + ".lock";
+    const FileLock lock(beside, Owner::ours, FileLock::After::removed,
+                        cat("encodes the same rows (", beside.string(), ")"));
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);  // another process was at it
-    remove_leftovers(path);
+    remove_leftovers(cache.folder);
     CacheWriter writer(path);
     writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
     auto rows = open_cache_file(path);

@@ -7,14 +7,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "unsloth/core/error.h"
-#include "unsloth/core/interrupt.h"
+#include "unsloth/core/file_lock.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/temporary.h"
 
@@ -33,25 +31,6 @@ struct Candidate {
     }
 };
 
-/// Only a file that nobody holds can be locked exclusively; a lock that fails for any reason leaves the file.
-bool remove_unused(const fs::path& path) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
-    return file.open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && is_at(file.get(), path) &&
-           ::unlink(path.c_str()) == 0;
-}
-
-/// Locks an open file (flock: LOCK_SH, LOCK_EX), and says `what` once when that means waiting for another process;
-/// Interrupted when a signal asks the program to stop. False where the file system has no locks.
-bool wait_for_lock(int fd, int kind, const std::string& what, bool& told) {
-    while (::flock(fd, kind | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR) return false;
-        if (!std::exchange(told, true)) log::info("waiting for another process, which ", what);
-        stop_if_interrupted("stopped while waiting for another process");
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-    return true;
-}
-
 }  // namespace
 
 std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
@@ -65,22 +44,6 @@ std::optional<CacheFileUse> CacheFileUse::begin(const fs::path& path) {
     CacheFileUse use;
     use.file_ = std::move(file);
     return use;
-}
-
-CacheLock::CacheLock(const fs::path& path) : path_(path.string() + ".lock") {
-    for (bool told = false;;) {
-        Descriptor file = open_own_file(path_, O_RDWR | O_CREAT);
-        if (!file.open() ||
-            !wait_for_lock(file.get(), LOCK_EX, cat("encodes the same rows (", path_.string(), ")"), told))
-            return;
-        if (!is_at(file.get(), path_)) continue;  // whoever held it removed it: the next one is another file
-        file_ = std::move(file);
-        return;
-    }
-}
-
-CacheLock::~CacheLock() {
-    if (file_.open()) ::unlink(path_.c_str());
 }
 
 std::string file_identity(const fs::path& file) {
@@ -101,23 +64,18 @@ std::optional<HashMemo> read_memo(const fs::path& memo) {
     return HashMemo{text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
 }
 
-void remove_leftovers(const fs::path& own) {
-    const fs::path folder = own.parent_path();
+void remove_leftovers(const fs::path& folder) {
     std::vector<fs::path> files;
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(folder, none)) files.push_back(entry.path());
-    for (const fs::path& file : files)
-        if (file.string().ends_with(".rows.lock")) remove_unused(file);
     for (const fs::path& file : files) {
         const std::string name = file.filename().string();
-        if (const std::size_t mark = name.find(".rows.tmp-"); mark != std::string::npos) {
-            // Whoever is at work on it holds the lock.
-            const fs::path made = folder / (name.substr(0, mark) + ".rows");
-            if (made == own || !fs::exists(made.string() + ".lock", none)) fs::remove(file, none);
-        } else if (name.starts_with("hash-")) {
+        bool left = name.ends_with(".rows.lock") || name.find(".rows.tmp-") != std::string::npos;
+        if (name.starts_with("hash-")) {
             const auto memo = read_memo(file);
-            if (!memo || memo->identity != file_identity(memo->file)) remove_unused(file);  // unless being written
+            left = !memo || memo->identity != file_identity(memo->file);
         }
+        if (left) remove_unless_held(file);
     }
 }
 
@@ -135,7 +93,7 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
     int64_t removed = 0, removed_bytes = 0;
     for (const Candidate& file : files) {
         if (bytes - removed_bytes <= max_bytes) break;
-        if (!remove_unused(file.path)) continue;
+        if (!remove_unless_held(file.path)) continue;
         ++removed;
         removed_bytes += file.bytes;
     }

@@ -24,22 +24,6 @@ class CacheFileUse {
     Descriptor file_;
 };
 
-/// A lock between the processes that would make the file `path`, held as long as the object lives; its own file beside
-/// that one goes with it. A file system without locks goes unlocked: the rename is atomic in any case, and only work is
-/// done twice.
-class CacheLock {
-  public:
-    /// Waits for whoever holds it. Interrupted when a signal asks the program to stop.
-    explicit CacheLock(const std::filesystem::path& path);
-    CacheLock(const CacheLock&) = delete;
-    CacheLock& operator=(const CacheLock&) = delete;
-    ~CacheLock();
-
-  private:
-    std::filesystem::path path_;
-    Descriptor file_;  ///< only while it is locked
-};
-
 /// What the system says about a file that changes with its content; empty: there is no such file.
 std::string file_identity(const std::filesystem::path& file);
 
@@ -50,9 +34,9 @@ struct HashMemo {
 /// Nothing when there is none, or it is not of this form.
 std::optional<HashMemo> read_memo(const std::filesystem::path& memo);
 
-/// Removes from a cache's folder what killed processes left (locks that nobody holds, files half written) and hashes of
-/// files that are gone or have changed. `file` is of that folder, and this process holds its CacheLock.
-void remove_leftovers(const std::filesystem::path& file);
+/// Removes from a cache's folder what killed processes left, locks and files half written that nobody holds, and hashes
+/// of files that are gone or have changed.
+void remove_leftovers(const std::filesystem::path& folder);
 
 /// Removes files of rows (*.rows) from a cache's folder, those that were used longest ago first, until they take no
 /// more than `max_bytes` together. Files in use stay, whatever they take. Logs what was removed; what cannot be removed

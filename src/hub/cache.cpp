@@ -87,6 +87,12 @@ CachedRepository::CachedRepository(const fs::path& cache, const Repository& repo
     locks_ = cache / ".locks" / name;
 }
 
+FileLock CachedRepository::lock(const std::string& name, const std::string& what) const {
+    std::error_code failure;
+    fs::create_directories(locks_, failure);
+    return FileLock(locks_ / (name + ".lock"), Owner::anyone, FileLock::After::stays, what);
+}
+
 std::optional<std::string> CachedRepository::commit(const std::string& revision) const {
     if (is_hash(revision, 40)) return revision;
     const fs::path reference = folder_ / "refs" / revision;

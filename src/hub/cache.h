@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/core/file_lock.h"
 #include "unsloth/hub/hub.h"
 
 namespace unsloth::hub {
@@ -43,7 +44,9 @@ class CachedRepository {
     const std::filesystem::path& folder() const { return folder_; }
     std::filesystem::path blob(const RemoteFile& file) const { return folder_ / "blobs" / file.hash(); }
     std::filesystem::path snapshot(const std::string& commit) const { return folder_ / "snapshots" / commit; }
-    std::filesystem::path lock(const std::string& name) const { return locks_ / (name + ".lock"); }
+    /// Waits for the other process that holds this lock of the repository's, "which WHAT" (FileLock); huggingface_hub
+    /// waits for the same. Contents are checked by their hashes: without locks two downloads at once cost time only.
+    FileLock lock(const std::string& name, const std::string& what) const;
 
     /// The commit that the revision means here; nullopt where it was never asked for. Input Error for nonsense.
     std::optional<std::string> commit(const std::string& revision) const;

@@ -1,11 +1,11 @@
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <set>
 
 #include "hub/cache.h"
 #include "hub/downloader.h"
-#include "hub/file_lock.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/shared_library.h"
@@ -102,9 +102,12 @@ fs::path obtain(const Request& request) {
     };
     if (environment_says("HF_HUB_OFFLINE") || environment_says("TRANSFORMERS_OFFLINE"))
         return otherwise("HF_HUB_OFFLINE is set");
-    const FileLock lock(CachedRepository(cache, request.repository).lock("unsloth-train"), [&] {
-        log::info(request.repository.id, ": another process of this machine downloads it; waiting");
-    });
+    const FileLock lock =
+        CachedRepository(cache, request.repository).lock("unsloth-train", cat("downloads ", request.repository.id));
+    if (lock.failure() != 0)
+        throw runtime_failure(
+            cat("cannot write into the Hugging Face cache: ", cache.string(), ": ", std::strerror(lock.failure())),
+            "HF_HOME names the folder of the cache.");
     if (const auto found = find(request)) return *found;  // by that one
     try {
         fs::path folder = downloader().download(request, cache);

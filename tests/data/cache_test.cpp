@@ -294,12 +294,13 @@ TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
     fs::remove(file);
     std::ofstream(file.string() + ".tmp-999999") << "half";
     const auto in_cache = [&](const std::string& name) { return setting.cache.folder / name; };
-    // Of other keys: a lock that nobody holds, with and without the file half written, and one that a process holds.
+    // Of other keys: locks and half-written files that nobody holds, and both as a process at work holds them.
     for (const char* name :
          {"a.rows.lock", "a.rows.tmp-1", "b.rows.lock", "c.rows.tmp-2", "held.rows.lock", "held.rows.tmp-3"})
         std::ofstream(in_cache(name)) << "x";
-    const int held = ::open(in_cache("held.rows.lock").c_str(), O_RDWR);
-    ASSERT_EQ(::flock(held, LOCK_EX), 0);
+    const Descriptor held[] = {Descriptor(::open(in_cache("held.rows.lock").c_str(), O_RDWR)),
+                               Descriptor(::open(in_cache("held.rows.tmp-3").c_str(), O_RDWR))};
+    for (const Descriptor& file : held) ASSERT_EQ(::flock(file.get(), LOCK_EX), 0);
     // Hashes of a file that is as it was, of one that has changed, of one that is gone, and one of an older version.
     const std::string hash(32, 'a'), present = setting.file.string();
     const auto memo = [&](const std::string& name, const std::string& identity, const std::string& path) {
@@ -316,7 +317,6 @@ TEST(Cache, WhatAKilledProcessLeftIsRemoved) {
     std::vector<std::string> expected{file.filename().string(), "hash-1", "held.rows.lock", "held.rows.tmp-3"};
     std::sort(expected.begin(), expected.end());
     EXPECT_EQ(names, expected);
-    ::close(held);
 }
 
 // The lock, the rows and the remembered hash of a large file: what is planted there is neither followed nor used.

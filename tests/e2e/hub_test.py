@@ -240,6 +240,26 @@ class Faults(HubCase):
             for path in (self.snapshot() / WEIGHTS, blobs / self.repository.hash(WEIGHTS)):
                 path.unlink()
 
+    def test_planted_links(self):
+        hub = self.hub()
+        precious = self.folder / "precious"
+        precious.write_text("content")
+        blob = self.repository.hash(WEIGHTS)
+        locks = self.cache / ".locks" / self.storage().name
+        for place in (
+            locks / "unsloth-train.lock",
+            locks / f"{blob}.lock",
+            self.storage() / "blobs" / f"{blob}.incomplete",
+        ):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            place.symlink_to(precious)
+            self.refuse(hub, [str(place), "is a symbolic link"], RUNTIME)
+            self.assertEqual(precious.read_text(), "content")
+            place.unlink()
+        self.inspect(hub)
+        self.check_cache()
+
     def test_wrong_bytes(self):
         hub = self.hub()
         wrong = ("data", self.weights[:-1] + b"\x55")

@@ -32,10 +32,14 @@ class Descriptor {
 /// Error that names it, as is what cannot be opened.
 Descriptor open_to_read(const std::filesystem::path& path);
 
+/// To whom a file may belong that this program keeps. ours: this user, root, or the folder's owner, who could have
+/// replaced it anyway. anyone: in a cache that users share.
+enum class Owner { ours, anyone };
+
 /// A file that this program keeps for itself (a lock, a file of the cache, a log), opened, or made where `flags`
-/// (open(2)) say O_CREAT. Runtime Error that names it when it is a link, no regular file, has other names beside this
-/// one, or belongs neither to this user nor to root or the folder's owner, who could have replaced it anyway: somebody
-/// put it there. Not open, with errno set, when the system refuses.
-Descriptor open_own_file(const std::filesystem::path& path, int flags);
+/// (open(2)) say O_CREAT; the umask decides whether others of a shared cache may write it. Runtime Error that names it
+/// when it is a link, no regular file, has other names beside this one, or belongs to somebody else: somebody put it
+/// there. Not open, with errno set, when the system refuses.
+Descriptor open_own_file(const std::filesystem::path& path, int flags, Owner owner = Owner::ours);
 
 }  // namespace unsloth

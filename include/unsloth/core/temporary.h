@@ -55,6 +55,10 @@ std::filesystem::path name_beside(const std::filesystem::path& target, const cha
 /// Whether an open file still has this name: somebody may have removed or replaced it since.
 bool is_at(int fd, const std::filesystem::path& path);
 
+/// Removes a file, or a folder with all that is in it, unless a process holds it (flock), where the file system has
+/// locks. False, with errno, when it stays.
+bool remove_unless_held(const std::filesystem::path& path);
+
 /// Removes every TARGET.tmp-RANDOM that nobody fills: a process that was killed left it. What cannot be opened, locked
 /// or removed stays (a debug line says why): no two names are alike, so that it is in nobody's way.
 void remove_abandoned(const std::filesystem::path& target);

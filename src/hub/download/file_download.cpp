@@ -9,10 +9,10 @@
 #include <cstring>
 
 #include "hub/download/digest.h"
-#include "hub/file_lock.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/open_file.h"
 
 namespace unsloth::hub {
 namespace {
@@ -26,17 +26,15 @@ fs::path incomplete(const CachedRepository& cached, const RemoteFile& file) {
 /// A blob that grows: BLOB.incomplete, hashed as it is written.
 class Blob final : public Sink {
   public:
-    Blob(fs::path path, const RemoteFile& file, std::atomic<int64_t>& arrived)
-        : path_(std::move(path)), file_(file), digest_(fresh()), arrived_(arrived) {
-        fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (fd_ < 0) fail("open");
+    Blob(fs::path path, const RemoteFile& remote, std::atomic<int64_t>& arrived)
+        : path_(std::move(path)),
+          remote_(remote),
+          digest_(fresh()),
+          arrived_(arrived),
+          file_(open_own_file(path_, O_RDWR | O_CREAT, Owner::anyone)) {
+        if (!file_.open()) fail("open");
         read_what_is_there();
     }
-    ~Blob() override {
-        if (fd_ >= 0) ::close(fd_);
-    }
-    Blob(const Blob&) = delete;
-    Blob& operator=(const Blob&) = delete;
 
     int64_t size() const { return size_; }
     bool too_long() const { return too_long_; }
@@ -45,10 +43,10 @@ class Blob final : public Sink {
         if (!resumed && size_ > 0) start_again();
     }
     bool take(std::string_view bytes) override {
-        if (size_ + static_cast<int64_t>(bytes.size()) > file_.size) return too_long_ = true, false;
+        if (size_ + static_cast<int64_t>(bytes.size()) > remote_.size) return too_long_ = true, false;
         digest_.add(bytes);
         while (!bytes.empty()) {
-            const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
+            const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
             if (written < 0 && errno == EINTR) continue;
             if (written < 0) {
                 problem_ = errno;  // thrown outside of libcurl
@@ -61,7 +59,7 @@ class Blob final : public Sink {
         return true;
     }
     void start_again() {
-        if (::ftruncate(fd_, 0) != 0 || ::lseek(fd_, 0, SEEK_SET) < 0) fail("empty");
+        if (::ftruncate(file_.get(), 0) != 0 || ::lseek(file_.get(), 0, SEEK_SET) < 0) fail("empty");
         arrived_ -= size_;
         size_ = 0;
         too_long_ = false;
@@ -75,7 +73,7 @@ class Blob final : public Sink {
     /// The hash of all bytes. Only once, or before start_again().
     std::string hash() { return digest_.hex(); }
     void finish(const fs::path& blob) {
-        if (::fsync(fd_) != 0 || ::rename(path_.c_str(), blob.c_str()) != 0) fail("finish");
+        if (::fsync(file_.get()) != 0 || ::rename(path_.c_str(), blob.c_str()) != 0) fail("finish");
     }
 
   private:
@@ -87,11 +85,13 @@ class Blob final : public Sink {
                 ? "Make room, or set HF_HOME to a folder on a larger disk; what was downloaded is kept."
                 : "HF_HOME names the folder of the cache.");
     }
-    Digest fresh() const { return {file_.sha256.empty() ? Digest::Kind::git_sha1 : Digest::Kind::sha256, file_.size}; }
+    Digest fresh() const {
+        return {remote_.sha256.empty() ? Digest::Kind::git_sha1 : Digest::Kind::sha256, remote_.size};
+    }
     void read_what_is_there() {
         std::array<char, 1 << 16> part;
         while (true) {
-            const ssize_t bytes = ::read(fd_, part.data(), part.size());
+            const ssize_t bytes = ::read(file_.get(), part.data(), part.size());
             if (bytes < 0 && errno == EINTR) continue;
             if (bytes < 0) fail("read");
             if (bytes == 0) break;
@@ -99,14 +99,15 @@ class Blob final : public Sink {
             size_ += bytes;
         }
         arrived_ += size_;
-        if (size_ > file_.size) start_again();
+        if (size_ > remote_.size) start_again();
     }
 
     fs::path path_;
-    const RemoteFile& file_;
+    const RemoteFile& remote_;
     Digest digest_;
     std::atomic<int64_t>& arrived_;
-    int fd_ = -1, problem_ = 0;
+    Descriptor file_;
+    int problem_ = 0;
     int64_t size_ = 0;
     bool too_long_ = false;
 };
@@ -157,8 +158,7 @@ int64_t left_of(const CachedRepository& cached, const RemoteFile& file) {
 
 void download_file(Http& http, const Job& job, const std::string& name, const RemoteFile& file) {
     const fs::path blob = job.cached.blob(file);
-    const FileLock lock(job.cached.lock(file.hash()),
-                        [&] { log::info(job.repository.id, "/", name, ": another process downloads it; waiting"); });
+    const FileLock lock = job.cached.lock(file.hash(), cat("downloads ", job.repository.id, "/", name));
     if (fs::exists(blob)) {
         job.arrived += file.size;
     } else {

@@ -1,0 +1,48 @@
+#include "unsloth/core/file_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/interrupt.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/temporary.h"
+
+namespace unsloth {
+
+bool wait_for_lock(int fd, int kind, const std::string& what, bool& told) {
+    while (::flock(fd, kind | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) return false;
+        if (!std::exchange(told, true)) log::info("waiting for another process, which ", what);
+        stop_if_interrupted("stopped while waiting for another process");
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    return true;
+}
+
+FileLock::FileLock(std::filesystem::path path, Owner owner, After after, const std::string& what)
+    : path_(std::move(path)), after_(after) {
+    for (bool told = false;;) {
+        Descriptor file = open_own_file(path_, O_RDWR | O_CREAT, owner);
+        if (!file.open()) {
+            failure_ = errno;
+            return;
+        }
+        if (!wait_for_lock(file.get(), LOCK_EX, what, told)) return;
+        if (!is_at(file.get(), path_)) continue;  // whoever held it removed it: the next one is another file
+        file_ = std::move(file);
+        return;
+    }
+}
+
+FileLock::~FileLock() {
+    if (file_.open() && after_ == After::removed) ::unlink(path_.c_str());
+}
+
+}  // namespace unsloth
