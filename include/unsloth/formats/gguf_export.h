@@ -28,6 +28,8 @@ enum class GgufFileType : uint32_t {
     bf16 = 32
 };
 
+/// The type of most weights of a file.
+GgmlType base_type(GgufFileType file_type);
 /// The type of one weight of a model (a rule of tensor_table), before its row length is looked at.
 GgmlType wanted_type(const spec::ModelSpec& spec, const spec::TensorRule& rule, GgufFileType file_type);
 /// What takes the place of `type` for rows of `cols` that are no multiple of its block, as llama-quantize chooses:

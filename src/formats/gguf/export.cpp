@@ -79,21 +79,12 @@ Item adapter_item(std::string name, const TensorView& tensor) {
     return item;
 }
 
-GgmlType adapter_type(GgufFileType type) {
-    switch (type) {
-        case GgufFileType::f32:
-            return GgmlType::f32;
-        case GgufFileType::f16:
-            return GgmlType::f16;
-        case GgufFileType::bf16:
-            return GgmlType::bf16;
-        case GgufFileType::q8_0:
-            return GgmlType::q8_0;
-        default:
-            throw usage_error(
-                "an adapter is written as f32, f16, bf16 or q8_0",
-                "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
-    }
+GgmlType adapter_type(GgufFileType file_type) {
+    const GgmlType type = base_type(file_type);
+    if (info_of(type).block == 1 || type == GgmlType::q8_0) return type;
+    throw usage_error(
+        "an adapter is written as f32, f16, bf16 or q8_0",
+        "Four bits would lose much of what was learned. Merge the adapter into its base to quantise both.");
 }
 
 std::string weight_name(int layer, spec::Projection p) {

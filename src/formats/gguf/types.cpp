@@ -22,6 +22,18 @@ bool is_70b(const spec::ModelSpec& spec) {
            (spec.architecture != spec::Architecture::qwen3 && spec.num_heads != spec.num_kv_heads);
 }
 
+bool is_quantised(GgmlType type) {
+    return info_of(type).block > 1;
+}
+
+/// The matrix that makes logits weighs most.
+GgmlType head_type(GgmlType base, int64_t cols) {
+    if (!is_quantised(base) || base == GgmlType::q8_0) return base;
+    return cols % info_of(base).block != 0 ? GgmlType::q8_0 : GgmlType::q6_k;
+}
+
+}  // namespace
+
 GgmlType base_type(GgufFileType file_type) {
     switch (file_type) {
         case GgufFileType::f32:
@@ -44,18 +56,6 @@ GgmlType base_type(GgufFileType file_type) {
     UNSLOTH_CHECK(false, "file type ", static_cast<uint32_t>(file_type));
     return GgmlType::f32;
 }
-
-bool is_quantised(GgmlType type) {
-    return info_of(type).block > 1;
-}
-
-/// The matrix that makes logits weighs most.
-GgmlType head_type(GgmlType base, int64_t cols) {
-    if (!is_quantised(base) || base == GgmlType::q8_0) return base;
-    return cols % info_of(base).block != 0 ? GgmlType::q8_0 : GgmlType::q6_k;
-}
-
-}  // namespace
 
 std::string gguf_tensor_name(const spec::TensorRule& rule) {
     const auto in_layer = [&](const char* stem, const char* end) { return cat("blk.", rule.layer, ".", stem, end); };
