@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <sstream>
+#include <string_view>
 
 #include "config/peer_fields.h"
 #include "config/render.h"
@@ -47,15 +47,18 @@ std::string full_help(const Option& option) {
 }
 
 // Bytes that start a character: "…" takes one column, not three.
-std::size_t columns_of(const std::string& text) {
+std::size_t columns_of(std::string_view text) {
     return static_cast<std::size_t>(
         std::count_if(text.begin(), text.end(), [](unsigned char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
-void append_wrapped(std::string& out, std::size_t column, const std::string& text) {
-    std::istringstream words(text);
+void append_wrapped(std::string& out, std::size_t column, std::string_view text) {
+    constexpr std::string_view space = " \n\t";
     bool first_of_line = true;
-    for (std::string word; words >> word;) {
+    for (std::size_t at; (at = text.find_first_not_of(space)) != text.npos;) {
+        text.remove_prefix(at);
+        const std::string_view word = text.substr(0, text.find_first_of(space));
+        text.remove_prefix(word.size());
         if (!first_of_line && column + 1 + columns_of(word) > help_width) {
             out += "\n" + std::string(help_column, ' ');
             column = help_column;

@@ -1,5 +1,6 @@
 #include "unsloth/core/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -88,6 +89,11 @@ std::string printable(std::string_view text) {
     out.reserve(text.size());
     char escaped[8];
     while (!text.empty()) {
+        const auto plain = [](char c) { return (c >= ' ' && c < 0x7F) || c == '\n' || c == '\t'; };
+        const auto end = std::find_if_not(text.begin(), text.end(), plain);  // most of what is printed
+        out += std::string_view(text.begin(), end);
+        text = std::string_view(end, text.end());
+        if (text.empty()) break;
         const Sequence sequence = sequence_at(text);
         const std::string_view taken = text.substr(0, sequence.length);
         text.remove_prefix(sequence.length);
