@@ -12,10 +12,9 @@
 namespace unsloth::tokenizer::jinja {
 namespace {
 
-/// The shortest digits that read back as the same number; with an exponent below 1e-4 and from 1e16.
+/// The shortest digits that read back as the same number; with an exponent below 1e-4 and from 1e16. JSON, and so a
+/// template, has no other numbers than finite ones.
 std::string repr(double value) {
-    if (std::isnan(value)) return "nan";
-    if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
     const double magnitude = std::fabs(value);
     const bool plain = magnitude == 0 || (magnitude >= 1e-4 && magnitude < 1e16);
     std::array<char, 64> buffer;
@@ -25,76 +24,84 @@ std::string repr(double value) {
     return plain && digits.find('.') == digits.npos ? digits + ".0" : digits;
 }
 
-std::string repr_items(const Items& items, const char* open, const char* close) {
-    std::string out = open;
-    charge(items.size());
-    for (std::size_t i = 0; i < items.size(); ++i) {
-        if (i > 0) out += ", ";
-        out += repr(items[i]);
-        check_string(out.size());
-    }
-    return out += close;
+std::string to_decimal(Integer value) {
+    std::string digits;
+    const bool negative = value < 0;
+    do {
+        const int digit = static_cast<int>(value % 10);
+        digits += static_cast<char>('0' + (digit < 0 ? -digit : digit));
+        value /= 10;
+    } while (value != 0);
+    if (negative) digits += '-';
+    std::reverse(digits.begin(), digits.end());
+    return digits;
 }
 
-std::string repr_sequence(const Value& value) {
-    const Level level = value_level();
-    const Items& items = value.items();
-    if (value.is_sequence(Sequence::Kind::list)) return repr_items(items, "[", "]");
-    if (value.is_sequence(Sequence::Kind::tuple)) return repr_items(items, "(", items.size() == 1 ? ",)" : ")");
+/// Of what is no string and holds nothing.
+std::string repr_of_scalar(const Value& value) {
+    if (value.is_none()) return "None";
+    if (value.is_undefined()) return "Undefined";
+    if (value.is(Value::Kind::boolean)) return value.boolean() ? "True" : "False";
+    if (value.is(Value::Kind::integer)) return to_decimal(value.integer());
+    if (value.is(Value::Kind::floating)) return repr(value.floating());
+    if (value.is(Value::Kind::object)) return cat("<", value.object()->type_name(), ">");
     fail(cat("a ", type_name(value), " as text is not supported in chat templates"));
 }
 
-std::string repr_dict(const Dict& dict) {
-    const Level level = value_level();
-    std::string out = "{";
-    charge(2 * dict.size());
-    for (const auto& [key, value] : dict.entries()) {
-        if (out.size() > 1) out += ", ";
-        out += repr(key);
-        out += ": ";
-        out += repr(value);
-        check_string(out.size());
-    }
-    return out += "}";
+std::string json_of_scalar(const Value& value) {
+    if (value.is_none()) return "null";
+    if (value.is(Value::Kind::boolean)) return value.boolean() ? "true" : "false";
+    if (value.is_number()) return repr_of_scalar(value);
+    fail(cat("Object of type ", type_name(value), " is not JSON serializable"));
 }
 
-class JsonWriter {
+/// json.dumps, or Python's repr.
+class Writer {
   public:
-    explicit JsonWriter(const JsonStyle& style) : style_(style) {}
+    /// Of repr without `style`.
+    explicit Writer(const JsonStyle* style) : json_(style != nullptr), style_(style ? *style : JsonStyle()) {}
 
-    void write(const Value& value) {
-        if (const std::optional<std::string> plain = scalar(value)) {
-            out_ += *plain;
-        } else if (value.is_string()) {
-            string(value.string());
-        } else if (value.is_sequence(Sequence::Kind::list) || value.is_sequence(Sequence::Kind::tuple)) {
-            elements(value.items(), "[]", [&](const Value& item) { write(item); });
-        } else if (value.is(Value::Kind::dict)) {
-            object(value.dict());
-        } else {
-            fail(cat("Object of type ", type_name(value), " is not JSON serializable"));
-        }
+    std::string take(const Value& value) {
+        write(value);
+        return std::move(out_);
     }
-    std::string take() { return std::move(out_); }
 
   private:
-    /// What is no string and holds nothing.
-    static std::optional<std::string> scalar(const Value& value) {
-        if (value.is_none()) return "null";
-        if (value.is(Value::Kind::boolean)) return value.boolean() ? "true" : "false";
-        if (value.is(Value::Kind::integer)) return to_decimal(value.integer());
-        if (!value.is(Value::Kind::floating)) return std::nullopt;
-        const double number = value.floating();
-        if (std::isnan(number)) return "NaN";
-        return std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity") : repr(number);
+    void write(const Value& value) {
+        const bool is_tuple = value.is_sequence(Sequence::Kind::tuple);
+        if (value.is_string()) {
+            string(value);
+        } else if (is_tuple || value.is_sequence(Sequence::Kind::list)) {
+            elements(value.items(), is_tuple && !json_ ? "()" : "[]", [&](const Value& item) { write(item); });
+            if (is_tuple && !json_ && value.items().size() == 1) out_.insert(out_.size() - 1, ",");
+        } else if (value.is(Value::Kind::dict)) {
+            elements(value.dict().entries(), "{}", [&](const auto& entry) {
+                key(entry.first);
+                out_ += style_.key_separator;
+                write(entry.second);
+            });
+        } else {
+            out_ += json_ ? json_of_scalar(value) : repr_of_scalar(value);
+        }
     }
 
-    void string(std::string_view s) {
+    void key(const Value& value) {
+        if (!json_ || value.is_string()) return write(value);
+        if (!value.is_none() && !value.is_number())
+            fail(cat("keys must be str, int, float, bool or None, not ", type_name(value)));
+        out_ += cat('"', json_of_scalar(value), '"');
+    }
+
+    void string(const Value& value) {
+        const std::string& s = value.string();
+        if (!json_) {
+            out_ += value.is_markup() ? cat("Markup(", text::repr(s), ")") : text::repr(s);
+            return;
+        }
         charge_characters(s.size());
         out_ += '"';
         bool first = true;
-        for (const std::string_view part :
-             text::split(s, "\x7f", -1)) {  // which Python, unlike nlohmann, never escapes
+        for (const std::string_view part : text::split(s, "\x7f", -1)) {  // Python, unlike nlohmann, never escapes it
             if (!std::exchange(first, false)) out_ += '\x7f';
             const std::string quoted = nlohmann::json(part).dump(-1, ' ', style_.ensure_ascii);
             out_.append(quoted, 1, quoted.size() - 2);
@@ -133,59 +140,16 @@ class JsonWriter {
         out_ += brackets[1];
     }
 
-    void object(const Dict& dict) {
-        elements(dict.entries(), "{}", [&](const auto& entry) {
-            const std::optional<std::string> plain = scalar(entry.first);
-            if (!plain && !entry.first.is_string())
-                fail(cat("keys must be str, int, float, bool or None, not ", type_name(entry.first)));
-            string(plain ? *plain : entry.first.string());
-            out_ += style_.key_separator;
-            write(entry.second);
-        });
-    }
-
-    const JsonStyle& style_;
+    const bool json_;
+    const JsonStyle style_;
     std::string out_;
     int level_ = 0;
 };
 
 }  // namespace
 
-std::string to_decimal(Integer value) {
-    std::string digits;
-    const bool negative = value < 0;
-    do {
-        const int digit = static_cast<int>(value % 10);
-        digits += static_cast<char>('0' + (digit < 0 ? -digit : digit));
-        value /= 10;
-    } while (value != 0);
-    if (negative) digits += '-';
-    std::reverse(digits.begin(), digits.end());
-    return digits;
-}
-
 std::string repr(const Value& value) {
-    switch (value.kind()) {
-        case Value::Kind::none:
-            return "None";
-        case Value::Kind::undefined:
-            return "Undefined";
-        case Value::Kind::boolean:
-            return value.boolean() ? "True" : "False";
-        case Value::Kind::integer:
-            return to_decimal(value.integer());
-        case Value::Kind::floating:
-            return repr(value.floating());
-        case Value::Kind::string:
-            return value.is_markup() ? cat("Markup(", text::repr(value.string()), ")") : text::repr(value.string());
-        case Value::Kind::sequence:
-            return repr_sequence(value);
-        case Value::Kind::dict:
-            return repr_dict(value.dict());
-        case Value::Kind::object:
-            return cat("<", value.object()->type_name(), ">");
-    }
-    UNSLOTH_CHECK(false, "kind of value");
+    return Writer(nullptr).take(value);
 }
 
 std::string to_string(const Value& value) {
@@ -194,9 +158,7 @@ std::string to_string(const Value& value) {
 }
 
 std::string to_json(const Value& value, const JsonStyle& style) {
-    JsonWriter writer(style);
-    writer.write(value);
-    return writer.take();
+    return Writer(&style).take(value);
 }
 
 }  // namespace unsloth::tokenizer::jinja

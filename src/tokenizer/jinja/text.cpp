@@ -167,15 +167,7 @@ std::vector<std::string_view> split_lines(std::string_view s) {
 
 std::string replace(std::string_view s, std::string_view from, std::string_view to, int64_t limit) {
     std::string out;
-    if (from.empty()) {
-        const std::vector<std::string_view> parts = characters(s);
-        for (std::size_t i = 0; i <= parts.size(); ++i) {
-            if (limit < 0 || static_cast<int64_t>(i) < limit) out += to;
-            check_string(out.size());
-            if (i < parts.size()) out += parts[i];
-        }
-        return out;
-    }
+    if (from.empty()) fail("replacing an empty text is not supported in chat templates");
     for (int64_t done = 0; limit < 0 || done < limit; ++done) {
         const std::size_t at = find(s, from);
         if (at == std::string_view::npos) break;

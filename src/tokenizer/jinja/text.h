@@ -39,7 +39,7 @@ std::vector<std::string_view> split_lines(std::string_view s);
 std::size_t find(std::string_view s, std::string_view part);
 std::size_t find_last(std::string_view s, std::string_view part);
 
-/// At most `limit` replacements (negative: all); an empty `from` stands between all characters.
+/// At most `limit` replacements (negative: all); Failure for an empty `from`.
 std::string replace(std::string_view s, std::string_view from, std::string_view to, int64_t limit);
 
 /// Python's repr: quotes as fit, escapes for what cannot be printed.

@@ -159,7 +159,6 @@ void charge(const Value& value);
 // Values as text: Python's str and repr, and JSON as transformers' tojson filter writes it.
 std::string to_string(const Value& value);
 std::string repr(const Value& value);
-std::string to_decimal(Integer value);
 
 struct JsonStyle {
     bool ensure_ascii = false;
