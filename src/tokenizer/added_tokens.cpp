@@ -27,7 +27,9 @@ AddedTokenFinder::AddedTokenFinder(const std::vector<AddedToken>& tokens, bool n
             node = child->second;
             if (created) nodes_.emplace_back();
         }
-        nodes_[node].token = &token;
+        const AddedToken*& known =
+            nodes_[node].token;  // of equal patterns the first counts, and special ones before others
+        if (!known || (token.special && !known->special)) known = &token;
     }
 }
 

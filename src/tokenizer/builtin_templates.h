@@ -1,9 +1,12 @@
-// Chat templates that a user can ask for by name, written in Jinja like a model's own.
+// Chat templates that a user can ask for by name, written in Jinja like a model's own, and what prompts of all kinds
+// begin and end with.
 #pragma once
 
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::tokenizer {
 
@@ -20,6 +23,13 @@ struct BuiltinTemplate {
     /// tokenizer adds one) and alpaca_preamble.
     std::string source() const;
 };
+
+/// BOS as text where the tokenizer adds one to every text, else nothing.
+std::string leading_bos(const Tokenizer& tokenizer);
+/// EOS as text; input Error when the tokenizer names none.
+std::string end_of_sequence(const Tokenizer& tokenizer);
+/// `system`, or without one the sentence that Stanford Alpaca begins with.
+std::string alpaca_preamble(std::string_view system, bool has_input);
 
 std::span<const BuiltinTemplate> builtin_template_table();
 /// Null for a name that is not built in.

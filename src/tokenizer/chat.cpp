@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "tokenizer/prompt_parts.h"
+#include "tokenizer/builtin_templates.h"
 #include "unsloth/core/error.h"
 
 namespace unsloth::tokenizer {

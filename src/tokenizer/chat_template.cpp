@@ -12,7 +12,6 @@
 #include "tokenizer/jinja/json_value.h"
 #include "tokenizer/jinja/template.h"
 #include "tokenizer/json_reader.h"
-#include "tokenizer/prompt_parts.h"
 #include "tokenizer/tool_calls.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"

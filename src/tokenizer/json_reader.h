@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
 
 namespace unsloth::tokenizer {
 
@@ -91,8 +92,16 @@ class JsonReader {
 };
 
 /// Input Error that begins with `where` and names line and column.
-nlohmann::json parse_json(std::string_view text, const std::string& where);
-nlohmann::json parse_json_file(const std::filesystem::path& path);
+inline nlohmann::json parse_json(std::string_view text, const std::string& where) {
+    try {
+        return nlohmann::json::parse(text);
+    } catch (const nlohmann::json::exception& error) {
+        throw input_error(cat(where, ": not valid JSON: ", error.what()));
+    }
+}
+inline nlohmann::json parse_json_file(const std::filesystem::path& path) {
+    return parse_json(read_file(path), path.string());
+}
 
 /// The document of a file, or null where there is none.
 class OptionalJsonFile {

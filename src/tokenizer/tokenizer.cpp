@@ -45,22 +45,20 @@ std::vector<Token> tokens_by_id(const TokenizerSpec& spec) {
 }  // namespace
 
 struct Tokenizer::Impl {
-    Impl(const TokenizerSpec& spec, const std::filesystem::path& source)
+    Impl(TokenizerSpec read, const std::filesystem::path& source)
         : folder(source),
-          normalizer(spec.normalizer),
-          pre_tokenizer(spec.pre_tokenizer),
+          spec(std::move(read)),
           model(spec.model),
-          decoder(spec.decoder),
-          added(spec.added),
-          raw_finder(added, false),
-          normalized_finder(added, true),
+          raw_finder(spec.added, false),
+          normalized_finder(spec.added, true),
           tokens(tokens_by_id(spec)),
-          ids(tokens.size()),
-          prefix_ids(spec.prefix_ids),
-          suffix_ids(spec.suffix_ids) {
+          ids(tokens.size()) {
         for (std::size_t id = 0; id < tokens.size(); ++id) {
             if (tokens[id].exists) ids.insert(tokens[id].raw, static_cast<int32_t>(id));
         }
+        spec.model.ids = StringTable();
+        spec.model.vocab = {};
+        spec.model.merges = {};
     }
     std::optional<int32_t> id_of(std::string_view token) const {
         const int32_t id = ids.find(token);
@@ -93,15 +91,11 @@ struct Tokenizer::Impl {
     void encode_words(std::string_view text, std::size_t base, const Stretch& stretch, Output& out) const;
 
     std::filesystem::path folder;
-    std::vector<NormalizerStep> normalizer;
-    std::vector<PreTokenizerStep> pre_tokenizer;
+    TokenizerSpec spec;  ///< without the vocabulary and merges, of which `model` and `tokens` have tables
     Bpe model;
-    Decoder decoder;
-    std::vector<AddedToken> added;
     AddedTokenFinder raw_finder, normalized_finder;
     std::vector<Token> tokens;
     StringTable ids;  ///< of raw forms
-    std::vector<int32_t> prefix_ids, suffix_ids;
     SpecialTokens roles;
 };
 
@@ -109,7 +103,7 @@ struct Tokenizer::Impl {
 void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& out) const {
     const std::size_t size = text.size();
     if (add_special) {
-        for (const int32_t id : prefix_ids) out.add(id, {0, 0});
+        for (const int32_t id : spec.prefix_ids) out.add(id, {0, 0});
     }
     std::string repaired;
     Alignment to_text;
@@ -137,7 +131,7 @@ void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& ou
         }
     }
     if (add_special) {
-        for (const int32_t id : suffix_ids) out.add(id, {size, size});
+        for (const int32_t id : spec.suffix_ids) out.add(id, {size, size});
     }
 }
 
@@ -146,7 +140,7 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
                                      Output& out) const {
     std::string storage;
     Stretch stretch{base, to_text, {}};
-    text = normalize(normalizer, text, storage, out.with_offsets, stretch.to_stretch);
+    text = normalize(spec.normalizer, text, storage, out.with_offsets, stretch.to_stretch);
     if (normalized_finder.empty()) return encode_words(text, 0, stretch, out);
     std::vector<AddedTokenFinder::Stretch> parts;
     normalized_finder.split(text, parts);
@@ -163,7 +157,7 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, std::size_t base, co
 void Tokenizer::Impl::encode_words(std::string_view text, std::size_t base, const Stretch& stretch, Output& out) const {
     const auto origin = [&](Span span) { return stretch.origin({base + span.first, base + span.second}); };
     SplitText split;
-    split_words(pre_tokenizer, text, base + stretch.base == 0, out.with_offsets, split);
+    split_words(spec.pre_tokenizer, text, base + stretch.base == 0, out.with_offsets, split);
     std::vector<uint32_t> lengths;
     const TokenSink sink{&out.ids, out.with_offsets ? &lengths : nullptr};
     for (const Word& word : split.words) {
@@ -187,17 +181,17 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     const std::filesystem::path folder = is_file ? path.parent_path() : path;
     const std::filesystem::path json = is_file ? path : path / "tokenizer.json";
     const bool sentencepiece = !std::filesystem::exists(json) && exists(folder);
-    const TokenizerSpec spec = sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
-    auto impl = std::make_shared<Impl>(spec, folder);
+    TokenizerSpec spec = sentencepiece ? read_sentencepiece_tokenizer(folder) : read_tokenizer_json(json);
+    auto impl = std::make_shared<Impl>(std::move(spec), folder);
     impl->roles = read_special_tokens(folder, [&](std::string_view token) { return impl->id_of(token); });
     SpecialTokens& roles = impl->roles;
-    if (!roles.bos) roles.bos = spec.bos;
-    if (!roles.eos && spec.eos) {
-        roles.eos = spec.eos;
-        roles.stop.insert(roles.stop.begin(), *spec.eos);
+    if (!roles.bos) roles.bos = impl->spec.bos;
+    if (!roles.eos && impl->spec.eos) {
+        roles.eos = impl->spec.eos;
+        roles.stop.insert(roles.stop.begin(), *impl->spec.eos);
     }
     // A folder without tokenizer_config.json still says what stands in front of every text.
-    if (!roles.bos && !impl->prefix_ids.empty()) roles.bos = impl->prefix_ids.front();
+    if (!roles.bos && !impl->spec.prefix_ids.empty()) roles.bos = impl->spec.prefix_ids.front();
     std::erase_if(roles.stop, [&](int32_t id) { return static_cast<std::size_t>(id) >= impl->tokens.size(); });
     return Tokenizer(std::move(impl));
 }
@@ -217,7 +211,7 @@ Encoding Tokenizer::encode_with_offsets(std::string_view text, bool add_special)
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
-    const bool joined = impl_->decoder.only_byte_level();
+    const bool joined = impl_->spec.decoder.only_byte_level();
     std::string bytes;
     std::vector<std::string> tokens;
     for (const int32_t id : ids) {
@@ -230,7 +224,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
             tokens.push_back(token.text);
         }
     }
-    if (!joined) return impl_->decoder.decode(std::move(tokens));
+    if (!joined) return impl_->spec.decoder.decode(std::move(tokens));
     return first_invalid_utf8(bytes) == bytes.size() ? bytes : repair_utf8(bytes);
 }
 
@@ -248,7 +242,7 @@ std::string Tokenizer::token(int32_t id) const {
 }
 
 std::optional<int32_t> Tokenizer::added_token_id(std::string_view token) const {
-    for (const AddedToken& added : impl_->added) {
+    for (const AddedToken& added : impl_->spec.added) {
         if (added.content == token) return added.id;
     }
     return std::nullopt;
@@ -271,11 +265,11 @@ const std::vector<int32_t>& Tokenizer::stop_ids() const {
 }
 
 bool Tokenizer::adds_bos() const {
-    return bos_id() && !impl_->prefix_ids.empty() && impl_->prefix_ids.front() == *bos_id();
+    return bos_id() && !impl_->spec.prefix_ids.empty() && impl_->spec.prefix_ids.front() == *bos_id();
 }
 
 bool Tokenizer::adds_eos() const {
-    return eos_id() && !impl_->suffix_ids.empty() && impl_->suffix_ids.back() == *eos_id();
+    return eos_id() && !impl_->spec.suffix_ids.empty() && impl_->spec.suffix_ids.back() == *eos_id();
 }
 
 const std::filesystem::path& Tokenizer::folder() const {
