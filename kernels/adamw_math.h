@@ -59,9 +59,10 @@ UNSLOTH_HOST_DEVICE float root(float a) {
 struct Constants {
     float beta1, beta2, eps, weight_decay;
     float rest1_from_f64, rest2_from_f64;
+    float rate_factors[4];  ///< of each group of blocks, on the learning rate
 };
 
-/// What is the same for all elements of a step.
+/// What is the same for all elements of a step that share a learning rate.
 struct Factors {
     float clip;          ///< on the gradient
     float keep;          ///< 1 - lr * weight_decay
@@ -72,13 +73,14 @@ struct Factors {
     float rest1_8, rest2_8;
 };
 
-UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const spec::StepScalars& s, float clip) {
+UNSLOTH_HOST_DEVICE Factors make_factors(const Constants& c, const spec::StepScalars& s, float clip, int rate_group) {
+    const float rate = mul(s.learning_rate, c.rate_factors[rate_group]);
     Factors f;
     f.clip = clip;
-    f.keep = sub(1.0F, mul(s.learning_rate, c.weight_decay));
-    f.minus_step32 = -div(s.learning_rate, s.bias_correction1);
+    f.keep = sub(1.0F, mul(rate, c.weight_decay));
+    f.minus_step32 = -div(rate, s.bias_correction1);
     f.correction2 = root(s.bias_correction2);
-    f.step8 = div(mul(-s.learning_rate, f.correction2), s.bias_correction1);
+    f.step8 = div(mul(-rate, f.correction2), s.bias_correction1);
     f.eps8 = mul(f.correction2, c.eps);
     f.rest1_8 = sub(1.0F, c.beta1);
     f.rest2_8 = sub(1.0F, c.beta2);

@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const Cro
     const OnlineSoftmax total = row_online_softmax<T, N>(row, packs, columns);
     if (threadIdx.x == 0) p.losses[blockIdx.x] = logf(total.sum) + (total.maximum - target_logit);
     if (p.gradient) {
-        const float scale = p.scalars->inv_loss_divisor * p.scalars->loss_scale;
+        const float step_scale = p.scalars->inv_loss_divisor * p.scalars->loss_scale;
+        const float scale = p.weights != nullptr ? step_scale * p.weights[blockIdx.x] : step_scale;
         write_gradient<T, N>(row, packs, columns, target, total, scale);
     }
 }

@@ -16,6 +16,7 @@ struct CrossEntropy {
     Matrix logits;                               ///< becomes the gradient when `gradient`
     const int32_t* targets = nullptr;            ///< [rows]
     float* losses = nullptr;                     ///< [rows]
+    const float* weights = nullptr;              ///< [rows], of the gradient; nullptr: ones
     const spec::StepScalars* scalars = nullptr;  ///< read when `gradient`
     bool gradient = false;
 };

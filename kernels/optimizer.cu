@@ -19,6 +19,7 @@ constexpr int threads = 256;
 constexpr int block_elements = 256;
 constexpr int per_lane = block_elements / warp;  // 8: four consecutive elements in each half of the block
 constexpr uint8_t flag_decays = 1, flag_8bit = 2;
+constexpr int rate_shift = 2;
 // Magnitudes between which no quotient or remainder of the quick arithmetic below underflows or overflows.
 constexpr float least_usual = 0x1p-72F, most_usual = 0x1p48F, least_usual_v = 0x1p-100F;
 constexpr int resident_steps = 3;      // thread blocks of the update on a multiprocessor: registers before warps
@@ -232,7 +233,8 @@ __global__ void __launch_bounds__(threads, resident_steps) adamw_blocks(const __
         return;
     }
     if constexpr (k8bit) fill_tables(args.maps, tables);
-    const Factors factors = make_factors(args.constants, *args.scalars, args.outcome->clip);
+    Factors factors = make_factors(args.constants, *args.scalars, args.outcome->clip, 0);
+    int rate_group = 0;  // of `factors`
     const int lane = threadIdx.x % warp;
     const int64_t warps = int64_t{gridDim.x} * (threads / warp);
     int64_t block = int64_t{blockIdx.x} * (threads / warp) + threadIdx.x / warp;
@@ -241,6 +243,10 @@ __global__ void __launch_bounds__(threads, resident_steps) adamw_blocks(const __
         const auto [slot, flags] = next;
         next = place_of(args, block + warps);  // on its way while this block is computed
         const bool decays = (flags & flag_decays) != 0;
+        if (const int group = flags >> rate_shift; !args.one_rate && group != rate_group) {
+            rate_group = group;
+            factors = make_factors(args.constants, *args.scalars, args.outcome->clip, group);
+        }
         const int64_t first = block * block_elements + lane * 4;
         float p[per_lane], g[per_lane];
         load_8(args.params + first, p);

@@ -14,7 +14,7 @@ struct AdamwArgs {
     int64_t blocks = 0;  ///< of 256 elements
     float* params = nullptr;
     float* grads = nullptr;          ///< read; written when zero_gradients
-    const uint8_t* flags = nullptr;  ///< [blocks]: 1 decays, 2 8-bit
+    const uint8_t* flags = nullptr;  ///< [blocks]: 1 decays, 2 8-bit, 4 and 8 the rate group
     const int32_t* slots = nullptr;  ///< [blocks]
     float *m32 = nullptr, *v32 = nullptr;
     uint8_t *m8 = nullptr, *v8 = nullptr;
@@ -24,6 +24,7 @@ struct AdamwArgs {
     const spec::StepScalars* scalars = nullptr;
     const spec::StepOutcome* outcome = nullptr;
     bool zero_gradients = false;  ///< leaves zeros in grads, also when the update is skipped
+    bool one_rate = true;         ///< all rate factors are 1: groups are not looked at
 };
 
 void adamw_step(const AdamwArgs& args, cudaStream_t stream);

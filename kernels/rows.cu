@@ -17,6 +17,7 @@ struct CopyOperation {
     const int32_t* source_index;
     const int32_t* out_index;
     float scale;
+    const float* weight;
 
     using State = Pack<In, N>;
     __device__ State load(uint32_t row, int64_t column) const {
@@ -24,9 +25,10 @@ struct CopyOperation {
         return load_pack<N>(source + from * source_stride + column);
     }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        const float factor = weight != nullptr ? scale * weight[row] : scale;
         Pack<Out, N> result;
 #pragma unroll
-        for (int k = 0; k < N; ++k) result.v[k] = from_float<Out>(to_float(in.v[k]) * scale);
+        for (int k = 0; k < N; ++k) result.v[k] = from_float<Out>(to_float(in.v[k]) * factor);
         const int64_t to = out_index != nullptr ? out_index[row] : row;
         store_pack(out + to * out_stride + column, result);
     }
@@ -40,7 +42,8 @@ void run_copy(const CopyRows& p, cudaStream_t stream) {
                                               p.out.stride,
                                               p.source_index,
                                               p.out_index,
-                                              p.scale};
+                                              p.scale,
+                                              p.weight};
     map_rows<N>(operation, p.rows, p.columns, stream);
 }
 
@@ -133,6 +136,44 @@ struct DropoutOperation {
 };
 
 template <class T, int N>
+struct NoiseOperation {
+    T* x;
+    int64_t stride;
+    const int32_t* row_id;
+    const int32_t* offset;
+    const float* magnitude;
+    const spec::StepScalars* scalars;
+
+    using State = Pack<T, N>;
+    __device__ State load(uint32_t row, int64_t column) const { return load_pack<N>(x + row * stride + column); }
+    __device__ void store(uint32_t row, int64_t column, const State& in) const {
+        constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator serves
+        const uint32_t site = noise_site(scalars->epoch);
+        Pack<T, N> result;
+#pragma unroll
+        for (int base = 0; base < N; base += draws) {
+            const auto channel = static_cast<uint32_t>(column) + base;
+            const PhiloxWords random =
+                philox4x32(scalars->seed_lo, scalars->seed_hi, static_cast<uint32_t>(row_id[row]),
+                           static_cast<uint32_t>(offset[row]), site, channel / 4);
+#pragma unroll
+            for (int k = 0; k < draws; ++k) {
+                const float u = 2.f * unit_float(random.w[(channel + k) % 4]) - 1.f;
+                result.v[base + k] = from_float<T>(to_float(in.v[base + k]) + magnitude[row] * u);
+            }
+        }
+        store_pack(x + row * stride + column, result);
+    }
+};
+
+template <class T, int N>
+void run_noise(const AddNoise& p, cudaStream_t stream) {
+    const NoiseOperation<T, N> operation{
+        static_cast<T*>(p.x.data), p.x.stride, p.row, p.offset, p.magnitude, p.scalars};
+    map_rows<N>(operation, p.tokens, p.columns, stream);
+}
+
+template <class T, int N>
 void run_dropout(const Dropout& p, cudaStream_t stream) {
     const DropoutOperation<T, N> operation{static_cast<const T*>(p.x.data),
                                            p.x.stride,
@@ -200,6 +241,15 @@ void dropout(const Dropout& p, cudaStream_t stream) {
         const bool vector = p.columns % width == 0 && aligned_16(p.x.data, {p.x.stride}, p.type) &&
                             aligned_16(p.out.data, {p.out.stride}, p.type);
         vector ? run_dropout<T, width>(p, stream) : run_dropout<T, 1>(p, stream);
+    });
+}
+
+void add_noise(const AddNoise& p, cudaStream_t stream) {
+    dispatch_floating(p.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        constexpr int width = vector_width<T>;
+        const bool vector = p.columns % width == 0 && aligned_16(p.x.data, {p.x.stride}, p.type);
+        vector ? run_noise<T, width>(p, stream) : run_noise<T, 1>(p, stream);
     });
 }
 

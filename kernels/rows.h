@@ -1,4 +1,4 @@
-// Launchers that move rows: gather, scatter, strided copies, embedding gradient, column sums, dropout; see
+// Launchers that move rows: gather, scatter, strided copies, embedding gradient, column sums, dropout, noise; see
 // include/unsloth/ops/rows.h.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace unsloth::kernels {
 
-/// out[out_index[i] or i] = scale * source[source_index[i] or i], for i < rows.
+/// out[out_index[i] or i] = scale * (weight[i] or 1) * source[source_index[i] or i], for i < rows.
 struct CopyRows {
     int64_t rows = 0;
     int64_t columns = 0;
@@ -21,6 +21,7 @@ struct CopyRows {
     const int32_t* source_index = nullptr;  ///< nullptr: row i itself
     const int32_t* out_index = nullptr;
     float scale = 1;
+    const float* weight = nullptr;  ///< [rows]; nullptr: ones
 };
 void copy_rows(const CopyRows& params, cudaStream_t stream);
 
@@ -63,5 +64,18 @@ struct Dropout {
     bool accumulate = false;
 };
 void dropout(const Dropout& params, cudaStream_t stream);
+
+/// x[t] += magnitude[t] * u, u uniform in [-1, 1).
+struct AddNoise {
+    int64_t tokens = 0;
+    int64_t columns = 0;
+    spec::DType type = spec::DType::bf16;
+    Matrix x;
+    const int32_t* row = nullptr;      ///< [tokens]: source row
+    const int32_t* offset = nullptr;   ///< [tokens]: token in the source row
+    const float* magnitude = nullptr;  ///< [tokens]
+    const spec::StepScalars* scalars = nullptr;
+};
+void add_noise(const AddNoise& params, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

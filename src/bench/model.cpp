@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "unsloth/core/philox.h"
+#include "unsloth/train/learning_rate.h"
 
 namespace unsloth::bench {
 namespace {
@@ -13,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 train::StepSettings settings_of(const config::Config& config, comm::Group* group) {
     const config::TrainingOptions& t = config.training;
-    return {.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay},
+    return {.adamw = train::adamw_settings(config),
             .max_grad_norm = t.max_grad_norm,
             .seed = 1,
             .loss_scaling = config.model.dtype == spec::DType::f16,
@@ -63,7 +64,7 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
 
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
                      comm::Group* group)
-    : learning_rate_(config.training.learning_rate),
+    : learning_rate_(config.training.learning_rate.value_or(config::TrainingOptions().learning_rate.value())),
       batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0,
                          group ? group->size() : 1)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}

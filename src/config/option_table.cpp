@@ -98,6 +98,20 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .synonym(nullptr, Json::object());
     options.add("layers_to_transform", lora.layers_to_transform, "Layers that get adapters, counted from 0; null: all.")
         .at_least(0);
+    options
+        .add(
+            "loraplus_lr_ratio", lora.loraplus_lr_ratio,
+            "LoRA+: the learning rate of the adapters' B is this many times that of A (16 is usual); 0: both have one.")
+        .at_least(0)
+        .alias("training", "loraplus_lr_ratio")
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::told);
+    options
+        .add("loraplus_lr_embedding", lora.loraplus_lr_embedding,
+             "Learning rate of embed_tokens, where modules_to_save trains it; null: that of the adapters.")
+        .at_least(0)
+        .alias("training", "loraplus_lr_embedding")
+        .on_resume(OnResume::told);
 }
 
 std::vector<std::pair<std::string, DataFormat>> row_formats() {
@@ -254,9 +268,14 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_least(-1)
         .suggested_for({"steps", "num_steps", "num_train_steps"})
         .on_resume(OnResume::told);
-    options.add("learning_rate", training.learning_rate, "Peak learning rate; a string such as \"2e-4\" is read too.")
+    options
+        .add("learning_rate", training.learning_rate,
+             "Peak learning rate; a string such as \"2e-4\" is read too. auto: by a published rule, from the model's "
+             "family "
+             "and hidden size, which the log tells.")
         .at_least(0)
         .number_as_text()
+        .synonym("auto", nullptr)
         .suggested_for({"lr"})
         .on_resume(OnResume::told);
     options
@@ -278,7 +297,16 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_most(1)
         .on_resume(OnResume::told);
     declare_optimizer(options, training);
-    options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows and dropout.")
+    options
+        .add("neftune_noise_alpha", training.neftune_noise_alpha,
+             "NEFTune: uniform noise of up to alpha / sqrt(tokens x hidden size) is added to the embeddings in "
+             "training (5 is "
+             "usual); 0: none.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .suggested_for({"noisy_embedding_alpha", "neftune_alpha"})
+        .on_resume(OnResume::told);
+    options.add("seed", training.seed, "Seed of initial adapters, data order, held-out rows, dropout and noise.")
         .at_least(0)
         .suggested_for({"random_seed", "random_state"})
         .on_resume(OnResume::fixed);

@@ -72,7 +72,15 @@ Json type_schema(const Option& option) {
 /// The type, or one of the values that stand for others.
 Json value_schema(const Option& option) {
     Json type = type_schema(option);
-    if (option.nullable) type["type"] = Json::array({type["type"], "null"});
+    if (option.nullable || option.accepts_number_as_text) {
+        Json types = Json::array({type["type"]});
+        if (option.nullable) types.push_back("null");
+        if (option.accepts_number_as_text) {
+            types.push_back("string");
+            type["pattern"] = R"(^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$)";
+        }
+        type["type"] = types;
+    }
     if (option.synonyms.empty() || option.type == OptionType::choice) return type;
     Json written = Json::array();
     for (const auto& synonym : option.synonyms) written.push_back(synonym.written);
@@ -81,10 +89,6 @@ Json value_schema(const Option& option) {
 
 Json option_schema(const Option& option) {
     Json schema = value_schema(option);
-    if (option.accepts_number_as_text) {
-        schema["type"] = Json::array({schema["type"], "string"});
-        schema["pattern"] = R"(^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$)";
-    }
     schema["description"] = option.help;
     schema["default"] = option.default_value;
     return schema;

@@ -46,15 +46,18 @@ void settle_full_training(LoadedConfig& loaded, Problems& problems) {
                 throw usage_error(cat(option, " is for adapters, but lora.finetuning_type full trains all weights"),
                                   cat("Leave ", option, " out, or set finetuning_type to lora."));
         });
-    const std::map<std::string, bool> numbers = {{"lora.r", lora.r != defaults.r},
-                                                 {"lora.lora_alpha", lora.lora_alpha != defaults.lora_alpha},
-                                                 {"lora.lora_dropout", lora.lora_dropout != defaults.lora_dropout},
-                                                 {"lora.use_rslora", lora.use_rslora != defaults.use_rslora}};
+    const std::map<std::string, bool> numbers = {
+        {"lora.r", lora.r != defaults.r},
+        {"lora.lora_alpha", lora.lora_alpha != defaults.lora_alpha},
+        {"lora.lora_dropout", lora.lora_dropout != defaults.lora_dropout},
+        {"lora.use_rslora", lora.use_rslora != defaults.use_rslora},
+        {"lora.loraplus_lr_ratio", lora.loraplus_lr_ratio != 0},
+        {"lora.loraplus_lr_embedding", lora.loraplus_lr_embedding.has_value()}};
     for (const auto& [option, differs] : numbers)
         if (differs) loaded.notes.push_back(option + " has no effect with lora.finetuning_type full");
 }
 
-void check_lora(const LoraOptions& lora, Problems& problems) {
+void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Problems& problems) {
     problems.check({"lora.target_modules"}, [&] {
         if (lora.target_modules.empty())
             throw usage_error("lora.target_modules is empty: nothing would get an adapter",
@@ -67,6 +70,11 @@ void check_lora(const LoraOptions& lora, Problems& problems) {
                               "null means all layers.");
     });
     problems.check({"lora.modules_to_save"}, [&] { refuse_duplicates(lora.modules_to_save, "lora.modules_to_save"); });
+    problems.check({"lora.loraplus_lr_embedding", "training.learning_rate"}, [&] {
+        if (lora.loraplus_lr_embedding && learning_rate == 0.0)
+            throw usage_error("lora.loraplus_lr_embedding is a share of training.learning_rate, which is 0",
+                              "Leave it out, or give a learning_rate above 0.");
+    });
 }
 
 void check_weights(const DataOptions& data) {
@@ -197,7 +205,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     if (config.lora.finetuning_type == FinetuningType::full) {
         settle_full_training(loaded, problems);
     } else {
-        check_lora(config.lora, problems);
+        check_lora(config.lora, config.training.learning_rate, problems);
     }
     settle_warmup(loaded, problems);
     check_data(config, problems);

@@ -162,10 +162,11 @@ class Lister {
         };
         ints("ids", t, b.ids_T, true);
         ints("positions", t, b.positions_T, true);
-        if (sizes_.dropout) {
+        if (sizes_.dropout || sizes_.noise) {
             ints("rows", t, b.row_T, true);
             ints("offsets", t, b.offset_T, true);
         }
+        if (sizes_.noise) own({"tokens", "noise", {t}, at::kFloat, memory::always, true}, b.noise_T);
         ints("target index", sizes_.head_rows, b.target_index_n);
         ints("target ids", sizes_.head_rows, b.target_ids_n);
         if (sizes_.trains_embedding) {

@@ -80,6 +80,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.dtype = request_.dtype;
     network.lora = lora_layers_;
     network.lora_dropout = request_.trains && request_.lora ? request_.lora->lora_dropout : 0.0;
+    network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.full_finetuning = masters;
     if (table_) {
         network.parameters = std::make_unique<weights::Parameters>(*table_, request_.optim, request_.trains, arena);

@@ -2,6 +2,7 @@
 #include "unsloth/model/micro_batch.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
@@ -76,12 +77,22 @@ void MicroBatch::make_rope_table(int64_t longest_position) {
     ops::rope_table(ctx_, tokens.positions_T, tokens.inv_freq_p, rope_scaling_, tokens.cos_Tp, tokens.sin_Tp);
 }
 
-void MicroBatch::upload_dropout(const data::Batch& batch) {
+void MicroBatch::upload_rows(const data::Batch& batch) {
     const TokenBuffers& tokens = activations_->tokens();
     copy_values(batch.row_T, tokens.row_T);
     copy_values(batch.offset_T, tokens.offset_T);
     inputs_.row_T = tokens.row_T;
     inputs_.offset_T = tokens.offset_T;
+}
+
+void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {
+    std::vector<float> magnitude;
+    for (std::size_t s = 1; s < batch.segments.size(); ++s) {
+        const int64_t tokens = batch.segments[s] - batch.segments[s - 1];
+        magnitude.resize(static_cast<std::size_t>(batch.segments[s]),
+                         static_cast<float>(alpha / std::sqrt(static_cast<double>(tokens * spec_.hidden_size))));
+    }
+    copy_values(magnitude, activations_->tokens().noise_T);
 }
 
 void MicroBatch::upload_token_order(const data::Batch& batch) {

@@ -89,7 +89,7 @@ void Model::act(const Action& action, bool trains) {
     switch (action.part) {
         case Action::Part::embedding:
             if (forward) {
-                embed(ctx_, network, micro);
+                embed(ctx_, network, micro, trains && network.noise_alpha > 0.0);
                 if (on_module) on_module("model.embed_tokens", a.layer(0).x_TD);
             } else {
                 embedding_backward(ctx_, network, micro);
@@ -125,7 +125,9 @@ void Model::train(std::span<const data::Batch> batches) {
         if (batch.labels == 0) continue;
         MicroBatch& micro = *micro_batches_[in_flight.size()];
         micro.upload(batch);
-        if (parts_.network.lora_dropout > 0.0) micro.upload_dropout(batch);
+        const Network& network = parts_.network;
+        if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
+        if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
         if (route_.embedding_backward) micro.upload_token_order(batch);
         in_flight.push_back(&micro);
     }

@@ -10,9 +10,11 @@
 
 namespace unsloth::model {
 
-void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
     const Activations& a = micro.activations();
-    ops::gather_rows(ctx, network.outer.embed_VD, a.tokens().ids_T, a.layer(0).x_TD);
+    const TokenBuffers& tokens = a.tokens();
+    ops::gather_rows(ctx, network.outer.embed_VD, tokens.ids_T, a.layer(0).x_TD);
+    if (noise) ops::add_noise(ctx, a.layer(0).x_TD, tokens.row_T, tokens.offset_T, tokens.noise_T);
 }
 
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {

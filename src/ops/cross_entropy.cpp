@@ -24,12 +24,13 @@ float softmax_maximum(const float* values, int64_t count) {
 }
 
 void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
-                       const at::Tensor& losses_C, bool gradient) {
+                       const at::Tensor& losses_C, bool gradient, const at::Tensor& weight_C) {
     const cpu::Rows rows(logits_CV);
     const int64_t columns = rows.columns();
     const int32_t* targets = targets_C.const_data_ptr<int32_t>();
     float* losses = losses_C.mutable_data_ptr<float>();
-    const float scale = gradient ? ctx.scalars->inv_loss_divisor * ctx.scalars->loss_scale : 0.f;
+    const float step_scale = gradient ? ctx.scalars->inv_loss_divisor * ctx.scalars->loss_scale : 0.f;
+    const float* weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
     at::parallel_for(0, rows.rows(), cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
         std::vector<float> scratch(static_cast<size_t>(columns)), p(static_cast<size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {
@@ -42,6 +43,7 @@ void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at
             const float sum = cpu::lane_sum(columns, [&](int64_t c) { return p[c]; });
             losses[row] = std::log(sum) + (maximum - logits[target]);
             if (!gradient) continue;
+            const float scale = weights == nullptr ? step_scale : step_scale * weights[row];
             const float factor = scale / sum;
             for (int64_t c = 0; c < columns; ++c) p[c] *= factor;
             p[target] -= scale;
@@ -87,13 +89,14 @@ void check_logits(const Context& ctx, const at::Tensor& logits_CV) {
 }  // namespace
 
 void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, const at::Tensor& losses_C,
-                   bool gradient) {
+                   bool gradient, const at::Tensor& weight_C) {
     const Region region(ctx, "cross_entropy");
     check_logits(ctx, logits_CV);
     check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
     check_contiguous(ctx, "losses", losses_C, {logits_CV.size(0)}, at::kFloat);
+    if (weight_C.defined()) check_contiguous(ctx, "weight", weight_C, {logits_CV.size(0)}, at::kFloat);
     UNSLOTH_CHECK(!gradient || ctx.scalars != nullptr, "the gradient's scale is read from ctx.scalars");
-    if (!ctx.is_cuda()) return cross_entropy_cpu(ctx, logits_CV, targets_C, losses_C, gradient);
+    if (!ctx.is_cuda()) return cross_entropy_cpu(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
 #ifdef UNSLOTH_CUDA
     kernels::CrossEntropy params;
     params.rows = logits_CV.size(0);
@@ -102,6 +105,7 @@ void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& 
     params.logits = {logits_CV.mutable_data_ptr(), logits_CV.stride(0)};
     params.targets = targets_C.const_data_ptr<int32_t>();
     params.losses = losses_C.mutable_data_ptr<float>();
+    params.weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
     params.scalars = ctx.scalars;
     params.gradient = gradient;
     kernels::cross_entropy(params, static_cast<cudaStream_t>(ctx.stream()));

@@ -57,12 +57,14 @@ void check_state(const Context& ctx, const AdamwState& state) {
 }
 
 adamw::Constants constants_of(const AdamwSettings& settings) {
+    const auto rate = [&](std::size_t group) { return static_cast<float>(settings.rate_factors[group]); };
     return {.beta1 = static_cast<float>(settings.beta1),
             .beta2 = static_cast<float>(settings.beta2),
             .eps = static_cast<float>(settings.eps),
             .weight_decay = static_cast<float>(settings.weight_decay),
             .rest1_from_f64 = static_cast<float>(1.0 - settings.beta1),
-            .rest2_from_f64 = static_cast<float>(1.0 - settings.beta2)};
+            .rest2_from_f64 = static_cast<float>(1.0 - settings.beta2),
+            .rate_factors = {rate(0), rate(1), rate(2), rate(3)}};
 }
 
 struct Midpoints {
@@ -118,7 +120,10 @@ T* data_or_null(const at::Tensor& tensor) {
 void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& settings) {
     if (ctx.outcome->skipped != 0) return;
     const adamw::Constants constants = constants_of(settings);
-    const adamw::Factors factors = adamw::make_factors(constants, *ctx.scalars, ctx.outcome->clip);
+    std::array<adamw::Factors, rate_groups> factors_of{};
+    for (int group = 0; group < rate_groups; ++group)
+        factors_of[static_cast<std::size_t>(group)] =
+            adamw::make_factors(constants, *ctx.scalars, ctx.outcome->clip, group);
     const float* maps = state.maps.data_ptr<float>();
     const Midpoints midpoints(maps);
     const uint8_t* flags = state.flags_b.data_ptr<uint8_t>();
@@ -131,6 +136,7 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
             const float* g = state.grads_P.data_ptr<float>() + block * optimizer_block;
             float* p = state.params_P.data_ptr<float>() + block * optimizer_block;
             const bool decays = (flags[block] & block_decays) != 0;
+            const adamw::Factors& factors = factors_of[static_cast<std::size_t>(flags[block] >> block_rate_shift)];
             const int64_t slot = slots[block], place = slot * optimizer_block;
             if ((flags[block] & block_8bit) != 0) {
                 step_block_8bit(constants, factors, maps, midpoints, decays, g, p, m8 + place, v8 + place,
@@ -162,7 +168,8 @@ void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* parti
 
 #ifdef UNSLOTH_CUDA
 static_assert(norm_chunk_elements == kernels::norm_chunk);
-static_assert(block_decays == 1 && block_8bit == 2, "kernels/optimizer.cu spells the flags as numbers");
+static_assert(block_decays == 1 && block_8bit == 2 && block_rate_shift == 2,
+              "kernels/optimizer.cu spells the flags as numbers");
 
 void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {
     kernels::adamw_step({.blocks = state.flags_b.numel(),
@@ -180,7 +187,9 @@ void adamw_on_cuda(Context& ctx, const AdamwState& state, const AdamwSettings& s
                          .constants = constants_of(settings),
                          .scalars = ctx.scalars,
                          .outcome = ctx.outcome,
-                         .zero_gradients = zero_gradients},
+                         .zero_gradients = zero_gradients,
+                         .one_rate = std::all_of(settings.rate_factors.begin(), settings.rate_factors.end(),
+                                                 [](double factor) { return factor == 1.0; })},
                         static_cast<cudaStream_t>(ctx.stream()));
 }
 #endif

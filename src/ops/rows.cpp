@@ -41,9 +41,9 @@ const int32_t* pointer(const at::Tensor& index) {
 
 /// Copies, gathers and scatters: an index may be undefined. Both tensors and indices are checked.
 void copy_rows(Context& ctx, const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out,
-               const at::Tensor& out_index, int64_t rows, double scale) {
+               const at::Tensor& out_index, int64_t rows, double scale, const at::Tensor& weight = {}) {
     if (!ctx.is_cuda()) {
-        return cpu::copy_rows(source, source_index, out, out_index, rows, static_cast<float>(scale));
+        return cpu::copy_rows(source, source_index, out, out_index, rows, static_cast<float>(scale), weight);
     }
 #ifdef UNSLOTH_CUDA
     kernels::CopyRows params;
@@ -56,6 +56,7 @@ void copy_rows(Context& ctx, const at::Tensor& source, const at::Tensor& source_
     params.source_index = pointer(source_index);
     params.out_index = pointer(out_index);
     params.scale = static_cast<float>(scale);
+    params.weight = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
     kernels::copy_rows(params, stream_of(ctx));
 #endif
 }
@@ -75,14 +76,16 @@ void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& ind
     copy_rows(ctx, table_VD, index_n, out_nD, {}, rows, 1.0);
 }
 
-void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD) {
+void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD,
+                  const at::Tensor& weight_n) {
     const Region region(ctx, "scatter_rows");
     check_matrix(ctx, "rows", rows_nD);
     check_matrix(ctx, "out", out_TD);
     check_contiguous(ctx, "index", index_n, {rows_nD.size(0)}, at::kInt);
     UNSLOTH_CHECK(rows_nD.size(1) == out_TD.size(1), "rows have ", rows_nD.size(1), " columns, out has ",
                   out_TD.size(1));
-    copy_rows(ctx, rows_nD, {}, out_TD, index_n, rows_nD.size(0), 1.0);
+    if (weight_n.defined()) check_contiguous(ctx, "weight", weight_n, {rows_nD.size(0)}, at::kFloat);
+    copy_rows(ctx, rows_nD, {}, out_TD, index_n, rows_nD.size(0), 1.0, weight_n);
 }
 
 void copy_2d(Context& ctx, const at::Tensor& src_RC, const at::Tensor& out_RC, double scale) {
@@ -173,6 +176,29 @@ void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, cons
     params.projection = key.projection;
     params.accumulate = accumulate;
     kernels::dropout(params, stream_of(ctx));
+#endif
+}
+
+void add_noise(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T,
+               const at::Tensor& magnitude_T) {
+    const Region region(ctx, "noise");
+    check_matrix(ctx, "x", x_TK);
+    check_contiguous(ctx, "row", row_T, {x_TK.size(0)}, at::kInt);
+    check_contiguous(ctx, "offset", offset_T, {x_TK.size(0)}, at::kInt);
+    check_contiguous(ctx, "magnitude", magnitude_T, {x_TK.size(0)}, at::kFloat);
+    UNSLOTH_CHECK(ctx.scalars != nullptr, "noise reads its seed and epoch from ctx.scalars");
+    if (!ctx.is_cuda()) return cpu::add_noise(*ctx.scalars, x_TK, row_T, offset_T, magnitude_T);
+#ifdef UNSLOTH_CUDA
+    kernels::AddNoise params;
+    params.tokens = x_TK.size(0);
+    params.columns = x_TK.size(1);
+    params.type = dtype_of(x_TK);
+    params.x = target_of(x_TK);
+    params.row = row_T.const_data_ptr<int32_t>();
+    params.offset = offset_T.const_data_ptr<int32_t>();
+    params.magnitude = magnitude_T.const_data_ptr<float>();
+    params.scalars = ctx.scalars;
+    kernels::add_noise(params, stream_of(ctx));
 #endif
 }
 

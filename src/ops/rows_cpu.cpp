@@ -24,8 +24,9 @@ const int32_t* pointer(const at::Tensor& index) {
 }  // namespace
 
 void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out,
-               const at::Tensor& out_index, int64_t rows, float scale) {
+               const at::Tensor& out_index, int64_t rows, float scale, const at::Tensor& weight) {
     const Rows from(source), to(out);
+    const float* weights = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
     const int32_t* from_index = pointer(source_index);
     const int32_t* to_index = pointer(out_index);
     const int64_t columns = from.columns();
@@ -33,7 +34,8 @@ void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const a
         std::vector<float> scratch(static_cast<size_t>(columns)), scaled(static_cast<size_t>(columns));
         for (int64_t i = begin; i < end; ++i) {
             const float* values = from.read(indexed(from_index, i, from.rows()), scratch.data());
-            for (int64_t c = 0; c < columns; ++c) scaled[c] = values[c] * scale;
+            const float factor = weights == nullptr ? scale : scale * weights[i];
+            for (int64_t c = 0; c < columns; ++c) scaled[c] = values[c] * factor;
             to.write(indexed(to_index, i, to.rows()), scaled.data());
         }
     });
@@ -107,6 +109,31 @@ void dropout(const spec::StepScalars& scalars, const at::Tensor& x, const at::Te
                 for (int64_t c = 0; c < columns; ++c) result[c] += before[c];
             }
             out_rows.write(t, result.data());
+        }
+    });
+}
+
+void add_noise(const spec::StepScalars& scalars, const at::Tensor& x, const at::Tensor& row, const at::Tensor& offset,
+               const at::Tensor& magnitude) {
+    const Rows x_rows(x);
+    const int64_t columns = x_rows.columns();
+    const int32_t* row_T = row.const_data_ptr<int32_t>();
+    const int32_t* offset_T = offset.const_data_ptr<int32_t>();
+    const float* magnitude_T = magnitude.const_data_ptr<float>();
+    const uint32_t site = noise_site(scalars.epoch);
+    at::parallel_for(0, x_rows.rows(), grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        const auto size = static_cast<size_t>(columns);
+        std::vector<float> scratch(size), result(size);
+        for (int64_t t = begin; t < end; ++t) {
+            const float* values = x_rows.read(t, scratch.data());
+            for (int64_t first = 0; first < columns; first += 4) {
+                const PhiloxWords random =
+                    philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row_T[t]),
+                               static_cast<uint32_t>(offset_T[t]), site, static_cast<uint32_t>(first / 4));
+                for (int64_t c = first; c < std::min(first + 4, columns); ++c)
+                    result[c] = values[c] + magnitude_T[t] * (2.f * unit_float(random.w[c - first]) - 1.f);
+            }
+            x_rows.write(t, result.data());
         }
     });
 }

@@ -1,17 +1,25 @@
 #include "unsloth/train/doubts.h"
 
 #include "unsloth/core/error.h"
+#include "unsloth/train/learning_rate.h"
 
 namespace unsloth::train {
 
-std::optional<std::string> doubt_learning_rate(const config::Config& config) {
+std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec) {
+    struct Usual {
+        double low, high;
+        const char* what;
+    };
     const bool full = config.lora.finetuning_type == config::FinetuningType::full;
-    const double low = full ? 1e-7 : 1e-5, high = full ? 1e-4 : 2e-3;
-    const double rate = config.training.learning_rate;
-    if (rate >= low && rate <= high) return std::nullopt;
-    return cat("training.learning_rate ", rate, " is far from what is usual for ",
-               full ? "training all weights (1e-7 to 1e-4, often 1e-5)" : "a LoRA (1e-5 to 2e-3, often 2e-4)",
-               rate > high ? ": the loss may rise instead of falling" : ": little will be learnt");
+    const Usual lora{1e-5, 2e-3, "a LoRA (1e-5 to 2e-3, often 2e-4)"},
+        all{1e-7, 1e-4, "training all weights (1e-7 to 1e-4, often 1e-5)"},
+        preferences{1e-7, 2e-4, "preferences (1e-7 to 2e-4, often 1e-5)"};
+    const Usual usual = config.training.objective != config::Objective::sft ? preferences : full ? all : lora;
+    const double rate = config.training.learning_rate.value();
+    if (rate >= usual.low && rate <= usual.high) return std::nullopt;
+    return cat("training.learning_rate ", rate, " is far from what is usual for ", usual.what,
+               rate > usual.high ? ": the loss may rise instead of falling" : ": little will be learnt",
+               "; auto takes ", learning_rate_rule(config, spec).rate);
 }
 
 std::optional<std::string> LossWatch::observe(int64_t step, double loss) {

@@ -258,7 +258,7 @@ int64_t warmup_steps_of(const config::TrainingOptions& training, int64_t total_s
 
 ScheduleOptions schedule_options(const config::TrainingOptions& training, int64_t total_steps) {
     ScheduleOptions options;
-    options.learning_rate = training.learning_rate;
+    options.learning_rate = training.learning_rate.value();
     options.total_steps = total_steps;
     options.warmup_steps = warmup_steps_of(training, total_steps);
     Arguments arguments(training);

@@ -153,6 +153,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.trains = trains;
     request.optim = config.training.optim;
     request.seed = static_cast<uint64_t>(config.training.seed);
+    request.noise_alpha = config.training.neftune_noise_alpha;
     if (request.finetuning_type == config::FinetuningType::full) {
         if (request.adapter)
             throw usage_error("finetuning_type full does not take an adapter_name_or_path",

@@ -16,6 +16,7 @@
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
+#include "unsloth/train/learning_rate.h"
 
 namespace unsloth::train {
 namespace {
@@ -53,6 +54,7 @@ Trainer::Trainer(const config::LoadedConfig& loaded)
     telling_others([this] {
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = open_model(config());
+        settle_learning_rate();
         require_own_output();
         open_output();
         const comm::Busy reading(group_.get(), "reading the data");
@@ -100,6 +102,15 @@ void Trainer::require_agreement() const {
             cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
             "All ranks need the same configuration, model and data.");
     }
+}
+
+/// A rate that is left to the program is a number from here on.
+void Trainer::settle_learning_rate() {
+    std::optional<double>& rate = loaded_.config.training.learning_rate;
+    if (rate) return;
+    const LearningRateRule rule = learning_rate_rule(config(), opened_.file->spec);
+    rate = rule.rate;
+    log::info("learning_rate auto: ", rule.reason);
 }
 
 // --- before the first step -----------------------------------------------------------------------------------------
@@ -191,7 +202,7 @@ void Trainer::banner() const {
     log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_layers(plan_->request().run.layers.front()));
     log::info("memory plan\n", plan_->table_text());
-    if (const auto doubt = doubt_learning_rate(config()); doubt && leads()) log::warning(*doubt);
+    if (const auto doubt = doubt_learning_rate(config(), spec); doubt && leads()) log::warning(*doubt);
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
         log::warning(
             "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "
@@ -205,7 +216,7 @@ void Trainer::load() {
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     const config::TrainingOptions& t = config().training;
     StepSettings settings;
-    settings.adamw = {t.adam_beta1, t.adam_beta2, t.adam_epsilon, t.weight_decay};
+    settings.adamw = adamw_settings(config());
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
     settings.group = group_.get();
@@ -219,7 +230,7 @@ void Trainer::load() {
 double Trainer::learning_rate(int64_t step) const {
     const config::TrainingOptions& t = config().training;
     if (plateau_) return plateau_->learning_rate();
-    return t.learning_rate * schedule_multiplier(t.lr_scheduler_type, schedule_, step - 1);
+    return *t.learning_rate * schedule_multiplier(t.lr_scheduler_type, schedule_, step - 1);
 }
 
 // --- the loop ------------------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ int64_t Parameter::elements() const {
     return product;
 }
 
+Parameter::RateGroup Parameter::rate_group() const {
+    if (kind == Kind::lora_b) return lora_b_rate;
+    return role == spec::TensorRole::embed_tokens ? embedding_rate : usual_rate;
+}
+
 void ParameterTable::add(Parameter parameter) {
     parameter.offset = flat_;
     flat_ += blocks(parameter) * ops::optimizer_block;
@@ -168,7 +173,8 @@ Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool t
     int32_t next32 = 0, next8 = 0;
     for (const Parameter& p : table_.parameters()) {
         const bool eight = uses_8bit(p, optimizer);
-        const auto flag = static_cast<uint8_t>((p.decays ? ops::block_decays : 0) | (eight ? ops::block_8bit : 0));
+        const auto flag = static_cast<uint8_t>((p.decays ? ops::block_decays : 0) | (eight ? ops::block_8bit : 0) |
+                                               p.rate_group() << ops::block_rate_shift);
         const int64_t first = p.offset / ops::optimizer_block;
         for (int64_t b = first; b < first + blocks(p); ++b) {
             flags.data_ptr<uint8_t>()[b] = flag;

@@ -43,11 +43,12 @@ at::Tensor wide_gradients(int64_t elements, at::Generator generator) {
 TEST_F(OptimizerGpuTest, StepsEqualTheCpuBitForBit) {
     std::vector<uint8_t> flags;
     for (int block = 0; block < 67; ++block)
-        flags.push_back(static_cast<uint8_t>((block % 3 != 0 ? block_8bit : 0) | (block % 2 != 0 ? block_decays : 0)));
+        flags.push_back(static_cast<uint8_t>((block % 3 != 0 ? block_8bit : 0) | (block % 2 != 0 ? block_decays : 0) |
+                                             block / 5 % 4 << ops::block_rate_shift));
     AdamwState on_cpu = make_state(flags, at::kCPU);
     on_cpu.params_P.copy_(at::randn({67 * 256}, generator));
     AdamwState on_gpu = copy_of(on_cpu, gpu->device());
-    const AdamwSettings settings{.weight_decay = 0.1};
+    const AdamwSettings settings{.weight_decay = 0.1, .rate_factors = {1, 16, 0.01, 3}};
     StepState cpu_step(cpu), gpu_step(*gpu);
     cpu_step.outcome.clip = gpu_step.outcome.clip = 0.37F;
     for (uint32_t number = 1; number <= 12; ++number) {

@@ -32,6 +32,24 @@ inline OpCase cross_entropy_case(int64_t rows, int64_t columns, at::ScalarType d
     return c;
 }
 
+/// Rows weigh differently in the gradient; their losses are as they are.
+inline OpCase weighted_cross_entropy_case(int64_t rows, int64_t columns, at::ScalarType dtype, Layout layout) {
+    OpCase c = cross_entropy_case(rows, columns, dtype, layout, /*gradient=*/true, 3);
+    c.name = "weighted " + c.name;
+    const at::Tensor weights = at::randn({rows});
+    if (rows > 1) weights[0] = 0;
+    c.args.push_back({"weights", weights});
+    const double scale = double(c.scalars.inv_loss_divisor) * c.scalars.loss_scale;
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::cross_entropy(ctx, a[0], a[1], a[2], true, a[3]); };
+    c.expected = [=](const Tensors& a) {
+        const at::Tensor leaf = a[0].detach().clone().requires_grad_();
+        const at::Tensor losses = token_losses_oracle(leaf, a[1]);
+        (losses * a[3]).sum().backward();
+        return Tensors{leaf.grad() * scale, losses.detach()};
+    };
+    return c;
+}
+
 inline OpCase accumulate_loss_case(int64_t count, double poison, double before) {
     OpCase c;
     c.name = "accumulate_loss " + case_name(count, poison);
@@ -84,6 +102,8 @@ inline std::vector<OpCase> cross_entropy_cases(uint64_t seed) {
     std::vector<OpCase> cases;
     for (const at::ScalarType dtype : compute_dtypes) {
         for (const Layout layout : all_layouts) {
+            cases.push_back(weighted_cross_entropy_case(1, 9, dtype, layout));
+            cases.push_back(weighted_cross_entropy_case(5, 1032, dtype, layout));
             for (const bool gradient : {false, true}) {
                 cases.push_back(cross_entropy_case(1, 1, dtype, layout, gradient, 1));
                 cases.push_back(cross_entropy_case(3, 7, dtype, layout, gradient, 3));

@@ -262,6 +262,40 @@ TEST_F(OptimizerTest, MixedBlocksAreIndependent) {
     EXPECT_TRUE(sentinels_hold(mixed));
 }
 
+// LoRA+: a block of group g moves as one alone at g's multiple of the learning rate, decay included.
+TEST_F(OptimizerTest, EachGroupOfBlocksHasItsLearningRate) {
+    const std::vector<uint8_t> kinds = {0, block_decays, block_8bit, block_8bit | block_decays};
+    const AdamwSettings settings{.weight_decay = 0.5, .rate_factors = {1, 16, 0.25, 0}};
+    std::vector<uint8_t> flags;
+    for (int group = 0; group < ops::rate_groups; ++group)
+        for (const uint8_t kind : kinds) flags.push_back(static_cast<uint8_t>(kind | group << ops::block_rate_shift));
+    AdamwState grouped = make_state(flags, at::kCPU);
+    const auto elements = static_cast<int64_t>(flags.size()) * 256;
+    grouped.params_P.copy_(at::randn({elements}, generator));
+    const at::Tensor start = grouped.params_P.clone();
+    StepState step(ctx);
+    std::vector<AdamwState> alone;
+    for (std::size_t block = 0; block < flags.size(); ++block) {
+        alone.push_back(make_state({kinds[block % kinds.size()]}, at::kCPU));
+        alone[block].params_P.copy_(start.slice(0, static_cast<int64_t>(block) * 256).slice(0, 0, 256));
+    }
+    constexpr double rate = 0x1p-7;  // its multiples are exact
+    for (uint32_t number = 1; number <= 3; ++number) {
+        grouped.grads_P.copy_(at::randn({elements}, generator));
+        set_step(step, settings, rate, number);
+        ops::adamw_step(ctx, grouped, settings);
+        for (std::size_t block = 0; block < flags.size(); ++block) {
+            const auto begin = static_cast<int64_t>(block) * 256;
+            alone[block].grads_P.copy_(grouped.grads_P.slice(0, begin, begin + 256));
+            set_step(step, settings, rate * settings.rate_factors[block / kinds.size()], number);
+            ops::adamw_step(ctx, alone[block], {.weight_decay = 0.5});
+            EXPECT_TRUE(same_bits(alone[block].params_P, grouped.params_P.slice(0, begin, begin + 256))) << block;
+        }
+    }
+    EXPECT_TRUE(same_bits(grouped.params_P.slice(0, 12 * 256), start.slice(0, 12 * 256))) << "a rate of 0";
+    EXPECT_TRUE(sentinels_hold(grouped));
+}
+
 TEST_F(OptimizerTest, ClipMultipliesGradients) {
     const std::vector<uint8_t> flags = {block_8bit, block_decays};
     AdamwState clipped = make_state(flags, at::kCPU), scaled = make_state(flags, at::kCPU);

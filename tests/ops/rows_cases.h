@@ -137,6 +137,43 @@ inline OpCase dropout_case(int64_t tokens, int64_t columns, at::ScalarType dtype
     return c;
 }
 
+inline OpCase weighted_scatter_case(int64_t tokens, int64_t columns, int64_t rows, at::ScalarType dtype,
+                                    Layout layout) {
+    OpCase c = scatter_case(tokens, columns, rows, dtype, dtype, layout);
+    c.name = "weighted " + c.name;
+    c.args.push_back({"weight", at::randn({rows})});
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::scatter_rows(ctx, a[0], a[1], a[2], a[3]); };
+    const auto unweighted = c.expected;
+    c.expected = [=](const Tensors& a) { return unweighted({a[0] * a[3].unsqueeze(1), a[1], a[2]}); };
+    return c;
+}
+
+/// One element at a time, straight from the definition in core/philox.h.
+inline OpCase noise_case(int64_t tokens, int64_t columns, at::ScalarType dtype, Layout layout) {
+    OpCase c;
+    c.name = "add_noise " + case_name(tokens, columns, c10::toString(dtype), name_of(layout));
+    c.scalars = test_scalars();
+    c.args = {{"row", at::randint(0, 100000, {tokens}, at::kInt)},
+              {"offset", at::randint(0, 2048, {tokens}, at::kInt)},
+              {"magnitude", at::rand({tokens})},
+              {"x", slice_of(at::randn({tokens, columns}), dtype, layout), Role::both}};
+    c.run = [](ops::Context& ctx, const Tensors& a) { ops::add_noise(ctx, a[3], a[0], a[1], a[2]); };
+    const spec::StepScalars scalars = c.scalars;
+    c.expected = [=](const Tensors& a) {
+        const at::Tensor noise = at::empty({tokens, columns}, at::kDouble);
+        for (int64_t t = 0; t < tokens; ++t)
+            for (int64_t k = 0; k < columns; ++k) {
+                const PhiloxWords words =
+                    philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(a[0][t].item<int32_t>()),
+                               static_cast<uint32_t>(a[1][t].item<int32_t>()), scalars.epoch << 16 | 7,
+                               static_cast<uint32_t>(k / 4));
+                noise[t][k] = 2.0 * unit_float(words.w[k % 4]) - 1.0;
+            }
+        return Tensors{a[3] + a[2].unsqueeze(1) * noise};
+    };
+    return c;
+}
+
 inline std::vector<OpCase> rows_cases(uint64_t seed) {
     at::manual_seed(seed);
     std::vector<OpCase> cases;
@@ -152,6 +189,11 @@ inline std::vector<OpCase> rows_cases(uint64_t seed) {
                 cases.push_back(copy_case(3, 1029, from, to, layout, 1.7));
                 cases.push_back(copy_case(5, 4096, from, to, layout, 1.0));
             }
+            cases.push_back(weighted_scatter_case(19, 40, 8, from, layout));
+            cases.push_back(weighted_scatter_case(6, 3, 6, from, layout));
+            cases.push_back(noise_case(3, 1, from, layout));
+            cases.push_back(noise_case(9, 23, from, layout));
+            cases.push_back(noise_case(5, 64, from, layout));
             cases.push_back(zero_case(7, 24, from, layout));
             cases.push_back(zero_case(1, 5, from, layout));
             cases.push_back(embedding_backward_case(40, 9, 37, from, layout));

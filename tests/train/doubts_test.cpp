@@ -1,5 +1,7 @@
 #include "unsloth/train/doubts.h"
 
+#include "unsloth/train/learning_rate.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +13,10 @@ std::string about_rate(config::FinetuningType type, double rate) {
     config::Config config;
     config.lora.finetuning_type = type;
     config.training.learning_rate = rate;
-    return doubt_learning_rate(config).value_or("");
+    spec::ModelSpec spec;
+    spec.model_type = "llama";
+    spec.hidden_size = 4096;
+    return doubt_learning_rate(config, spec).value_or("");
 }
 
 TEST(Doubts, LearningRatesFarFromTheUsual) {
@@ -20,10 +25,39 @@ TEST(Doubts, LearningRatesFarFromTheUsual) {
     EXPECT_EQ(
         about_rate(config::FinetuningType::lora, 0.02),
         "training.learning_rate 0.02 is far from what is usual for a LoRA (1e-5 to 2e-3, often 2e-4): the loss may "
-        "rise instead of falling");
-    EXPECT_TRUE(about_rate(config::FinetuningType::lora, 2e-7).ends_with("little will be learnt"));
+        "rise instead of falling; auto takes 0.000286");
+    EXPECT_TRUE(about_rate(config::FinetuningType::lora, 2e-7).ends_with("little will be learnt; auto takes 0.000286"));
     EXPECT_TRUE(about_rate(config::FinetuningType::full, 2e-4).find("often 1e-5") != std::string::npos);
-    EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learnt"));
+    EXPECT_TRUE(about_rate(config::FinetuningType::full, 0).ends_with("little will be learnt; auto takes 2.86e-05"));
+}
+
+// 5e-4 (2000 / hidden)^p with p of the model's family, by hand.
+TEST(LearningRate, FollowsThePublishedRule) {
+    const auto rate = [](const char* family, int64_t hidden, config::FinetuningType type, config::Objective objective) {
+        config::Config config;
+        config.lora.finetuning_type = type;
+        config.training.objective = objective;
+        spec::ModelSpec spec;
+        spec.model_type = family;
+        spec.hidden_size = hidden;
+        return learning_rate_rule(config, spec).rate;
+    };
+    constexpr auto lora = config::FinetuningType::lora, full = config::FinetuningType::full;
+    constexpr auto sft = config::Objective::sft;
+    EXPECT_NEAR(rate("llama", 4096, lora, sft), 2.857e-4, 1e-6);
+    EXPECT_NEAR(rate("llama", 2000, lora, sft), 5e-4, 1e-9);
+    EXPECT_NEAR(rate("llama", 8192, full, sft), 1.663e-5, 1e-7);
+    EXPECT_NEAR(rate("qwen3", 5120, lora, sft), 4.648e-4, 1e-6);
+    EXPECT_EQ(rate("llama", 64, lora, sft), rate("llama", 1024, lora, sft)) << "nothing is known of so small a model";
+    EXPECT_EQ(rate("llama", 4096, lora, config::Objective::dpo), 1e-5);
+}
+
+TEST(LearningRate, LoraPlusGivesBAndEmbeddingsRatesOfTheirOwn) {
+    config::Config config;
+    EXPECT_EQ(adamw_settings(config).rate_factors, (std::array<double, ops::rate_groups>{1, 1, 1, 1}));
+    config.lora.loraplus_lr_ratio = 16;
+    config.lora.loraplus_lr_embedding = 1e-6;
+    EXPECT_EQ(adamw_settings(config).rate_factors, (std::array<double, ops::rate_groups>{1, 16, 1e-6 / 2e-4, 1}));
 }
 
 TEST(Doubts, ALossThatRisesTenfoldIsToldOnce) {

@@ -117,9 +117,32 @@ TEST_P(StepTest, DropoutKeepsTheExpectationOfTheAdaptersTerm) {
     EXPECT_GT(spread, 0.3);
 }
 
+// B is zero, so that the first loss is the base's: noise of alpha / sqrt(tokens x hidden size) moves it, by more the
+// more there is, and not in an evaluation.
+TEST_P(StepTest, NeftuneNoiseIsOnTheEmbeddingsOfTrainingAlone) {
+    const Flags flags = fresh_flags(folder, random_rows(8, 12), GetParam());
+    const auto first = [&](const Flags& more) { return train_all(make_config(flags + more)).steps[0].outcome.loss; };
+    const double clean = first({}), little = first({"--training.neftune_noise_alpha", "0.01"}),
+                 usual = first({"--training.neftune_noise_alpha", "5"});
+    EXPECT_NE(little, clean);
+    EXPECT_GT(std::abs(usual - clean), 20 * std::abs(little - clean));
+    EXPECT_NE(first({"--training.neftune_noise_alpha", "5", "--training.seed", "4"}), usual);
+    const Flags noisy = flags + Flags{"--training.neftune_noise_alpha", "5", "--lora.lora_dropout", "0.1"};
+    expect_same_course(train_all(make_config(noisy + Flags{"--training.gradient_checkpointing", "full"})),
+                       train_all(make_config(noisy)));
+    const auto evaluated = [&](const Flags& more) {
+        train::Trainer trainer(make_config(flags + more));
+        trainer.load();
+        const data::StepBatch batch = trainer.loader().step(0);
+        return trainer.model().score(batch.micro.front());
+    };
+    EXPECT_TRUE(same_bits(evaluated({"--training.neftune_noise_alpha", "5"}), evaluated({})));
+}
+
 TEST_P(StepTest, TheSplitIntoMicroBatchesDoesNotMatter) {
-    for (const char* dropout : {"0", "0.2"}) {
-        const Flags flags = fresh_flags(folder, random_rows(20, 3), GetParam()) + Flags{"--lora.lora_dropout", dropout};
+    for (const Flags& random :
+         {Flags{}, Flags{"--lora.lora_dropout", "0.2"}, Flags{"--training.neftune_noise_alpha", "5"}}) {
+        const Flags flags = fresh_flags(folder, random_rows(20, 3), GetParam()) + random;
         const auto split = [&](const char* rows, const char* rounds) {
             return losses(train_all(make_config(flags + Flags{"--training.per_device_train_batch_size", rows,
                                                               "--training.gradient_accumulation_steps", rounds})));

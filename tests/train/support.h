@@ -186,6 +186,7 @@ inline Flags reference_flags(const std::string& variant, const ScratchFolder& fo
                    number("weight_decay"),
                    "--training.max_grad_norm",
                    number("max_grad_norm")};
+    if (settings.contains("ratio")) flags = flags + Flags{"--lora.loraplus_lr_ratio", number("ratio")};
     if (variant == "full") return flags + Flags{"--lora.finetuning_type", "full"};
     return flags +
            Flags{"--model.adapter_name_or_path", unpacked(golden("trajectory/" + variant + "/initial")).string()};

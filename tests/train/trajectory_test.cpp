@@ -113,11 +113,12 @@ TEST_P(TrajectoryTest, FollowsTheReference) {
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
     return cat(std::get<0>(info.param), "_", std::get<1>(info.param), "_", option_name(std::get<2>(info.param)));
 }
-INSTANTIATE_TEST_SUITE_P(
-    All, TrajectoryTest,
-    ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed", "full"),
-                       ::testing::ValuesIn(built_devices()), ::testing::Values(at::kFloat, at::kBFloat16)),
-    case_name);
+INSTANTIATE_TEST_SUITE_P(All, TrajectoryTest,
+                         ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed",
+                                                              "full", "lora_plus"),
+                                            ::testing::ValuesIn(built_devices()),
+                                            ::testing::Values(at::kFloat, at::kBFloat16)),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(Fp16, TrajectoryTest,
                          ::testing::Combine(::testing::Values("rslora", "modules_to_save", "packed", "full"),
                                             ::testing::ValuesIn(built_devices()), ::testing::Values(at::kHalf)),

@@ -22,6 +22,12 @@ enum class InvalidUtf8 { refuse, replace };
 /// What becomes of a row of more than max_seq_length tokens; `automatic` splits plain text and cuts what else there is.
 enum class LongRows { automatic, truncate, split, drop };
 enum class Optimizer { adamw_torch, adamw_8bit };
+/// What a run learns from its rows: their targets, pairs of answers, or answers with a verdict each.
+enum class Objective { sft, dpo, orpo, kto };
+/// The model that preferences are measured against: the base without adapters, or what was there at the start.
+enum class Reference { base, initial };
+/// How the margin of a pair becomes a loss.
+enum class PreferenceLoss { sigmoid, hinge, ipo, robust, simpo };
 /// What a layer keeps for the backward pass (spec/keep.h); `automatic` takes what fits.
 enum class GradientCheckpointing {
     automatic,
@@ -76,6 +82,8 @@ struct LoraOptions {
     std::vector<std::pair<std::string, int64_t>> rank_pattern;  ///< order of the file
     std::vector<std::pair<std::string, double>> alpha_pattern;
     std::optional<std::vector<int64_t>> layers_to_transform;
+    double loraplus_lr_ratio = 0;                 ///< learning rate of B over that of A; 0: one rate
+    std::optional<double> loraplus_lr_embedding;  ///< of embed_tokens in modules_to_save; absent: the usual one
 };
 
 /// One source of training rows.
@@ -115,7 +123,7 @@ struct TrainingOptions {
     int64_t gradient_accumulation_steps = 4;
     double num_train_epochs = 1;
     int64_t max_steps = -1;
-    double learning_rate = 2e-4;
+    std::optional<double> learning_rate = 2e-4;  ///< absent: by rule, which the trainer settles
     Schedule lr_scheduler_type = Schedule::linear;
     /// Keyword arguments of the schedule (num_cycles, power, lr_end, min_lr, min_lr_rate, num_decay_steps, decay_type,
     /// …), in the file's order; a value is the JSON value's text without quotes.
@@ -128,6 +136,8 @@ struct TrainingOptions {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
     double adam_epsilon = 1e-8;
+    double neftune_noise_alpha = 0;  ///< 0: no noise
+    Objective objective = Objective::sft;
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
     bool deterministic = false;
@@ -140,6 +150,17 @@ struct TrainingOptions {
     bool overwrite_output_dir = false;
     int64_t logging_steps = 1;
     std::optional<std::string> resume_from_checkpoint;  ///< "auto", "true" or a folder; "false" counts as none
+};
+
+struct PreferenceOptions {
+    Reference reference = Reference::base;
+    bool reference_free = false;
+    PreferenceLoss loss_type = PreferenceLoss::sigmoid;
+    double beta = 0.1;
+    double label_smoothing = 0;
+    double simpo_gamma = 0.5;
+    double rpo_alpha = 0;  ///< 0: without the chosen answers' own loss
+    double desirable_weight = 1, undesirable_weight = 1;
 };
 
 struct HardwareOptions {
@@ -167,6 +188,7 @@ struct Config {
     LoraOptions lora;
     DataOptions data;
     TrainingOptions training;
+    PreferenceOptions preference;
     HardwareOptions hardware;
     DistributedOptions distributed;
     LoggingOptions logging;

@@ -46,4 +46,9 @@ UNSLOTH_HD inline uint32_t dropout_site(uint32_t epoch, uint32_t layer, uint32_t
     return (epoch << 16) | (layer << 3) | projection;
 }
 
+/// The site of the noise on embeddings: a layer's projections are fewer than 7.
+UNSLOTH_HD inline uint32_t noise_site(uint32_t epoch) {
+    return dropout_site(epoch, 0, 7);
+}
+
 }  // namespace unsloth

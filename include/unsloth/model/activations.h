@@ -57,7 +57,8 @@ struct HeadBuffers {
 
 /// One micro-batch's tokens on the device.
 struct TokenBuffers {
-    at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout
+    at::Tensor ids_T, positions_T, row_T, offset_T;  ///< int32; the last two undefined without dropout and noise
+    at::Tensor noise_T;                              ///< fp32: its magnitude; undefined without noise
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
     at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
@@ -79,6 +80,7 @@ struct ActivationSizes {
     int64_t cache_tokens = 0;  ///< of the sequence that generation continues
     bool training = true;      ///< backward buffers too
     bool dropout = false;
+    bool noise = false;  ///< on the embeddings
     bool codes = false;  ///< products read codes of their inputs
     bool trains_embedding = false;
     bool deterministic = false;

@@ -27,6 +27,7 @@ struct LoadRequest {
     bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
     uint64_t seed = 0;                ///< of the adapters' initialisation
+    double noise_alpha = 0;           ///< NEFTune's; 0: none
     bool fp8 = false;                 ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
     bool offload_embedding = false;   ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool records = false;             ///< passes are recorded where shapes repeat (ModelParts::records)

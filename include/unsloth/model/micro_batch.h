@@ -19,8 +19,10 @@ class MicroBatch {
     /// Puts the batch's ids, targets and segments on the device, cuts the activations to its tokens and makes its RoPE
     /// table. Nothing synchronises.
     void upload(const data::Batch& batch);
-    /// After upload(): rows and offsets that dropout's masks are drawn from.
-    void upload_dropout(const data::Batch& batch);
+    /// After upload(): rows and offsets that dropout's masks and noise are drawn from.
+    void upload_rows(const data::Batch& batch);
+    /// After upload(): of each token the noise's magnitude, alpha / sqrt(tokens of its segment x hidden size).
+    void upload_noise(const data::Batch& batch, double alpha);
     /// After upload(): the order in which the embeddings' gradient is summed. CheckError where the batch has none.
     void upload_token_order(const data::Batch& batch);
     /// After upload() of tokens that continue the one sequence in `caches`: attention sees those before them, too.

@@ -16,8 +16,8 @@ struct Network {
     spec::ModelSpec spec;
     weights::LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
-    std::vector<spec::LayerLora> lora;  ///< one a layer; empty: no adapters
-    double lora_dropout = 0.0;
+    std::vector<spec::LayerLora> lora;             ///< one a layer; empty: no adapters
+    double lora_dropout = 0.0, noise_alpha = 0.0;  ///< of passes that train
     bool full_finetuning = false;
     std::unique_ptr<weights::Parameters> parameters;  ///< nullptr in inference without adapters
     std::unique_ptr<weights::Adapters> adapters;

@@ -6,8 +6,8 @@
 
 namespace unsloth::model {
 
-/// The first layer's input from the micro-batch's ids.
-void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro);
+/// The first layer's input from the micro-batch's ids; with `noise` NEFTune's is added (Network::noise_alpha).
+void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise);
 /// Adds the gradient of a trained embedding, from that of the first layer's input.
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 

@@ -6,11 +6,11 @@
 namespace unsloth::ops {
 
 /// logits_CV (compute dtype): with `gradient`, overwritten by (softmax - onehot(target)) * scalars->inv_loss_divisor *
-/// scalars->loss_scale, else left alone. targets_C: int32, all in 0 .. V - 1 (CheckError on the CPU, undefined on
-/// CUDA). losses_C (fp32): -log p(target), unscaled; NaN when a logit is NaN or +inf. fp32 arithmetic: one pass for
-/// maximum and sum (online), one for the gradient.
+/// scalars->loss_scale, times the row's weight_C (fp32) where that is given, else left alone. targets_C: int32, all in
+/// 0 .. V - 1 (CheckError on the CPU, undefined on CUDA). losses_C (fp32): -log p(target), unscaled; NaN when a logit
+/// is NaN or +inf. fp32 arithmetic: one pass for maximum and sum (online), one for the gradient.
 void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, const at::Tensor& losses_C,
-                   bool gradient);
+                   bool gradient, const at::Tensor& weight_C = {});
 
 /// outcome->loss += sum(losses_n) * scalars->inv_loss_divisor, summed in fp64 in a fixed order. A non-finite sum
 /// reports `site`.

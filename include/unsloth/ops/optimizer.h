@@ -6,6 +6,7 @@
 // kernel (decay after it).
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "unsloth/ops/context.h"
@@ -14,19 +15,24 @@ namespace unsloth::ops {
 
 inline constexpr int64_t optimizer_block = 256;
 
+/// Groups of blocks that have a learning rate each.
+inline constexpr int rate_groups = 4;
+
 struct AdamwSettings {
     double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+    std::array<double, rate_groups> rate_factors = {1, 1, 1, 1};  ///< of each group, on the step's learning rate
 };
 
-/// Flags of a 256-element block.
+/// Flags of a 256-element block; the bits above them are the number of its rate group.
 enum BlockFlag : uint8_t { block_decays = 1, block_8bit = 2 };
+inline constexpr int block_rate_shift = 2;
 
 /// Flat state. P is a multiple of 256. All on the context's device, contiguous; what has no slots may be
 /// undefined.
 struct AdamwState {
     at::Tensor params_P;  ///< fp32
     at::Tensor grads_P;   ///< fp32
-    at::Tensor flags_b;   ///< uint8 [P / 256]: BlockFlag
+    at::Tensor flags_b;   ///< uint8 [P / 256]: BlockFlag, rate group
     /// For each block the index of its 256-element slot in the 32-bit or in the 8-bit moments (by its flag):
     /// int32 [P / 256].
     at::Tensor slot_b;

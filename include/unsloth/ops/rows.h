@@ -1,4 +1,4 @@
-// Moving rows: embedding and its gradient, gathers, strided copies with a change of dtype, dropout.
+// Moving rows: embedding and its gradient, gathers, strided copies with a change of dtype, dropout, noise.
 #pragma once
 
 #include "unsloth/ops/context.h"
@@ -11,8 +11,10 @@ namespace unsloth::ops {
 /// until the work is done.
 void gather_rows(Context& ctx, const at::Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
 
-/// out_TD[index_n[i]] = rows_nD[i]; indices are distinct; other rows of out are left alone.
-void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD);
+/// out_TD[index_n[i]] = rows_nD[i], times weight_n[i] (fp32) where that is given; indices are distinct; other rows of
+/// out are left alone.
+void scatter_rows(Context& ctx, const at::Tensor& rows_nD, const at::Tensor& index_n, const at::Tensor& out_TD,
+                  const at::Tensor& weight_n = {});
 
 /// dtable_VD (fp32) += sum of dy_TD rows by token id, in a fixed order: order_T (int32) lists tokens sorted by id
 /// (stable), unique_u (int32) the distinct ids, starts_u1 (int32, [u + 1]) where each id's run begins in order_T.
@@ -39,5 +41,12 @@ struct DropoutKey {
 /// offset_T are int32, p in [0, 1). x and out may be the same without accumulate.
 void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T, double p,
              DropoutKey key, const at::Tensor& out_TK, bool accumulate = false);
+
+/// x_TK[t] += magnitude_T[t] * u, u uniform in [-1, 1) for every element, drawn from the counter of (row_T[t],
+/// offset_T[t], channel) as dropout's masks are, under a site of its own; seed and epoch from ctx.scalars. magnitude_T
+/// is fp32, row_T and offset_T int32; rounded once. Source: Jain et al., "NEFTune: Noisy Embeddings Improve Instruction
+/// Finetuning".
+void add_noise(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, const at::Tensor& offset_T,
+               const at::Tensor& magnitude_T);
 
 }  // namespace unsloth::ops

@@ -7,11 +7,13 @@
 #include <string>
 
 #include "unsloth/config/config.h"
+#include "unsloth/spec/model_spec.h"
 
 namespace unsloth::train {
 
-/// What to say about a learning rate outside the range that is usual for LoRA or full training; nothing otherwise.
-std::optional<std::string> doubt_learning_rate(const config::Config& config);
+/// What to say about a learning rate outside the range that is usual for LoRA, full training or preferences; nothing
+/// otherwise. The rate must be settled.
+std::optional<std::string> doubt_learning_rate(const config::Config& config, const spec::ModelSpec& spec);
 
 /// Says once that the loss has risen to ten times its least value.
 class LossWatch {

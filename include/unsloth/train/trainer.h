@@ -43,6 +43,7 @@ class Trainer {
   private:
     void telling_others(const std::function<void()>& work) const;
     void run_together();
+    void settle_learning_rate();
     void require_agreement() const;
     void require_same_values();
     void require_own_output() const;

@@ -27,6 +27,10 @@ struct Parameter {
     int64_t offset = 0;  ///< in elements, a multiple of 256
     bool decays = true;  ///< weight decay applies
     int64_t elements() const;
+    /// Which of the optimizer's learning rates it has: LoRA+ gives those of B and of the embeddings factors of their
+    /// own.
+    enum RateGroup : uint8_t { usual_rate, lora_b_rate, embedding_rate };
+    RateGroup rate_group() const;
 };
 
 /// What is trained, before any memory exists: the list and the flat layout.

@@ -129,8 +129,8 @@ void add_adapter(PeerRows& rows) {
             off, "lora.target_modules and lora.layers_to_transform say what is trained")
         .only({"peft"}, off, "adapters begin at zero, not at the quantisation error (LoftQ)")
         .any({"peft_autocast_adapter_dtype"}, "adapters are kept in float32")
-        .only({"loraplus_lr_ratio"}, {nullptr, 1}, "A and B have one learning rate")
-        .any({"loraplus_lr_embedding"}, "it serves loraplus_lr_ratio")
+        .means("loraplus_lr_ratio", "lora.loraplus_lr_ratio", {}, {nullptr})
+        .any({"loraplus_lr_embedding"}, "it is of adapters of embeddings, which there are none of")
         .any({"merge_lora", "merge_method"}, "unsloth-train merge does it after the run")
         .only({"relora", "relora_cpu_offload", "jagged_restart_steps", "jagged_restart_warmup_steps",
                "jagged_restart_anneal_steps"},
@@ -220,8 +220,8 @@ void add_optimizer(PeerRows& rows) {
               "qgalore_proj_type", "qgalore_proj_quant", "qgalore_proj_bits", "qgalore_proj_group_size",
               "qgalore_cos_threshold", "qgalore_gamma_proj", "qgalore_queue_size"},
              "it serves another optimizer")
-        .only({"neftune_noise_alpha", "noisy_embedding_alpha"}, {nullptr, 0},
-              "noise on embeddings is not there yet; lora.lora_dropout is")
+        .means("neftune_noise_alpha", "training.neftune_noise_alpha", {}, {nullptr})
+        .means("noisy_embedding_alpha", "training.neftune_noise_alpha", {}, {nullptr})
         .only({"use_eaft"}, nothing, "the loss is the plain cross-entropy")
         .any({"eaft_alpha", "eaft_k"}, "it serves use_eaft")
         .only({"max_packed_sequence_len"}, {nullptr}, "sequence_len and sample_packing say it, in axolotl too")

@@ -93,8 +93,8 @@ void add_finetuning(PeerRows& rows) {
         .only({"pissa_init", "pissa_convert"}, off, "A is drawn uniformly and B is 0")
         .any({"pissa_iter"}, "it serves pissa_init")
         .only({"create_new_adapter"}, off, "merge the first adapter (unsloth-train merge), and train on the result")
-        .only({"loraplus_lr_ratio"}, {nullptr, 1}, "A and B have one learning rate")
-        .any({"loraplus_lr_embedding"}, "it serves loraplus_lr_ratio")
+        .means("loraplus_lr_ratio", "lora.loraplus_lr_ratio", {}, {nullptr})
+        .any({"loraplus_lr_embedding"}, "it is of adapters of embeddings, which there are none of")
         .only({"module_dropout"}, {nullptr, 0}, "OFT is not there")
         .any({"oft_rank", "oft_block_size", "oft_target"}, "it serves finetuning_type oft")
         .any({"freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"},
