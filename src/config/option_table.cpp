@@ -1,5 +1,6 @@
 #include "config/option_table.h"
 
+#include "unsloth/config/schedule_arguments.h"
 #include "unsloth/spec/model_spec.h"
 
 namespace unsloth::config {
@@ -216,20 +217,6 @@ void declare_data(OptionSet& options, DataOptions& data) {
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training);
 
-std::vector<std::pair<std::string, Schedule>> schedules() {
-    return {{"linear", Schedule::linear},
-            {"cosine", Schedule::cosine},
-            {"cosine_with_restarts", Schedule::cosine_with_restarts},
-            {"polynomial", Schedule::polynomial},
-            {"constant", Schedule::constant},
-            {"constant_with_warmup", Schedule::constant_with_warmup},
-            {"inverse_sqrt", Schedule::inverse_sqrt},
-            {"reduce_lr_on_plateau", Schedule::reduce_lr_on_plateau},
-            {"cosine_with_min_lr", Schedule::cosine_with_min_lr},
-            {"cosine_warmup_with_min_lr", Schedule::cosine_warmup_with_min_lr},
-            {"warmup_stable_decay", Schedule::warmup_stable_decay}};
-}
-
 void declare_training(OptionSet& options, TrainingOptions& training) {
     options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
     options.add("output_dir", training.output_dir, "Folder for the adapter, the metrics and the run's configuration.")
@@ -279,7 +266,7 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"lr"})
         .on_resume(OnResume::told);
     options
-        .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedules(),
+        .add_choice("lr_scheduler_type", training.lr_scheduler_type, schedule_names(),
                     "Course of the learning rate; names and formulas are transformers'.")
         .suggested_for({"scheduler", "lr_scheduler", "schedule"})
         .on_resume(OnResume::told);

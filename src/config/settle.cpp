@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
 
@@ -142,38 +143,6 @@ void settle_warmup(LoadedConfig& loaded, Problems& problems) {
     training.warmup_steps = 0;
 }
 
-/// The keyword arguments that transformers' schedule functions take.
-const std::vector<std::string>& arguments_of(Schedule schedule) {
-    static const std::map<Schedule, std::vector<std::string>> arguments = {
-        {Schedule::linear, {}},
-        {Schedule::cosine, {"num_cycles"}},
-        {Schedule::cosine_with_restarts, {"num_cycles"}},
-        {Schedule::polynomial, {"lr_end", "power"}},
-        {Schedule::constant, {}},
-        {Schedule::constant_with_warmup, {}},
-        {Schedule::inverse_sqrt, {"timescale"}},
-        {Schedule::reduce_lr_on_plateau,
-         {"mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "min_lr", "eps"}},
-        {Schedule::cosine_with_min_lr, {"num_cycles", "min_lr", "min_lr_rate"}},
-        {Schedule::cosine_warmup_with_min_lr, {"num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"}},
-        {Schedule::warmup_stable_decay,
-         {"num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"}}};
-    return arguments.at(schedule);
-}
-
-void check_schedule(const TrainingOptions& training) {
-    const auto& known = arguments_of(training.lr_scheduler_type);
-    for (const auto& [name, value] : training.lr_scheduler_kwargs) {
-        if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-        std::string list;
-        for (const auto& argument : known) list += (list.empty() ? "" : ", ") + argument;
-        std::string advice = did_you_mean(nearest(name, known));
-        if (advice.empty()) advice = list.empty() ? "This schedule takes no arguments." : cat("It takes: ", list, ".");
-        throw usage_error(
-            cat("training.lr_scheduler_kwargs: '", name, "' is no argument of the chosen lr_scheduler_type"), advice);
-    }
-}
-
 void check_training(const TrainingOptions& training, Problems& problems) {
     problems.check({"training.output_dir"}, [&] {
         if (training.output_dir.empty())
@@ -184,7 +153,10 @@ void check_training(const TrainingOptions& training, Problems& problems) {
             throw usage_error("training.resume_from_checkpoint and training.overwrite_output_dir are both given",
                               "Go on with the run, or start it afresh.");
     });
-    problems.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] { check_schedule(training); });
+    problems.check({"training.lr_scheduler_type", "training.lr_scheduler_kwargs"}, [&] {
+        // Throws for what it cannot read. Where the rate comes from a rule, the trainer settles it and calls again.
+        if (training.learning_rate) schedule_options(training, /*total_steps=*/0);
+    });
 }
 
 }  // namespace

@@ -1,58 +1,15 @@
-// Learning-rate schedules: transformers' names, arguments and formulas (get_scheduler), in fp64.
+// Learning-rate schedules: transformers' formulas (get_scheduler), in fp64.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-
-#include "unsloth/config/config.h"
+#include "unsloth/config/schedule_arguments.h"
 #include "unsloth/formats/run_state.h"
 
 namespace unsloth::train {
 
-/// How warmup_stable_decay rises and falls.
-enum class ScheduleShape : uint8_t { linear, cosine, one_minus_sqrt };
-
-/// The arguments of a schedule, parsed and checked; made by `schedule_options`.
-struct ScheduleOptions {
-    double learning_rate = 0;  ///< the base: the rate of a step is learning_rate * multiplier
-    int64_t total_steps = 0;
-    int64_t warmup_steps = 0;
-    double num_cycles = 0.5;               ///< cosine family (cosine_with_restarts: a whole number, 1)
-    double power = 1.0;                    ///< polynomial
-    double lr_end = 1e-7;                  ///< polynomial
-    double timescale = 10000;              ///< inverse_sqrt
-    double min_lr_rate = 0;                ///< cosine_with_min_lr, cosine_warmup_with_min_lr
-    std::optional<double> warmup_lr_rate;  ///< cosine_warmup_with_min_lr: share of the base at step 0
-    int64_t stable_steps = 0;              ///< warmup_stable_decay
-    int64_t decay_steps = 0;               ///< warmup_stable_decay
-    double min_lr_ratio = 0;               ///< warmup_stable_decay
-    ScheduleShape warmup_shape = ScheduleShape::linear, decay_shape = ScheduleShape::cosine;
-
-    /// reduce_lr_on_plateau, names and defaults of torch.optim.lr_scheduler.ReduceLROnPlateau.
-    struct Plateau {
-        bool lower_is_better = true;  ///< mode: min | max
-        double factor = 0.1;
-        int64_t patience = 10;
-        double threshold = 1e-4;
-        bool relative_threshold = true;  ///< threshold_mode: rel | abs
-        int64_t cooldown = 0;
-        double min_lr = 0;
-        double eps = 1e-8;
-    } plateau;
-};
-
-/// Steps of warm-up in a run of `total_steps`: warmup_steps when above 0, else ceil(total_steps *
-/// warmup_ratio).
-int64_t warmup_steps_of(const config::TrainingOptions& training, int64_t total_steps);
-
-/// Reads the schedule's arguments from training.lr_scheduler_kwargs. Usage Error, naming the key, for an
-/// argument that the schedule does not have, a value that is not of its kind, and combinations that
-/// transformers refuses.
-ScheduleOptions schedule_options(const config::TrainingOptions& training, int64_t total_steps);
-
 /// The factor on the base learning rate in effect at the optimizer step with this index, counted from 0.
 /// reduce_lr_on_plateau: 1 (its course depends on evaluations: see PlateauSchedule). step >= 0.
-double schedule_multiplier(config::Schedule schedule, const ScheduleOptions& options, int64_t step);
+double schedule_multiplier(config::Schedule schedule, const config::ScheduleOptions& options, int64_t step);
 
 /// reduce_lr_on_plateau: the rate falls by `factor` when the metric has not improved for more than `patience`
 /// evaluations.
@@ -61,7 +18,7 @@ class PlateauSchedule {
     /// All that a checkpoint must keep.
     using State = formats::PlateauProgress;
 
-    explicit PlateauSchedule(const ScheduleOptions& options);
+    explicit PlateauSchedule(const config::ScheduleOptions& options);
     /// One evaluation's metric (eval_loss); a NaN counts as no improvement.
     void observe(double metric);
     double learning_rate() const { return state_.learning_rate; }
@@ -71,7 +28,7 @@ class PlateauSchedule {
   private:
     bool improves(double metric) const;
 
-    ScheduleOptions::Plateau options_;
+    config::ScheduleOptions::Plateau options_;
     State state_;
 };
 

@@ -88,7 +88,7 @@ class Trainer {
     std::optional<Evaluator> evaluator_;
     data::Dataset eval_rows_;
     int64_t total_steps_ = 0;
-    ScheduleOptions schedule_;
+    config::ScheduleOptions schedule_;
     std::optional<PlateauSchedule> plateau_;  ///< reduce_lr_on_plateau follows the evaluations
     std::unique_ptr<model::ModelPlan> plan_;
     std::unique_ptr<ops::Context> ctx_;
