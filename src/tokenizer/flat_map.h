@@ -1,33 +1,22 @@
 // Hash tables for the tokenizer's hot loops: open addressing, linear probing, filled once and then only read.
 #pragma once
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <string>
 #include <string_view>
 #include <vector>
 
 namespace unsloth::tokenizer {
 
-/// Mixes 64 bits so that the upper ones depend on all (Fibonacci hashing with a folded product).
-inline uint64_t mix(uint64_t x) {
-    const auto product = static_cast<unsigned __int128>(x ^ 0x9E3779B97F4A7C15u) * 0xD6E8FEB86659FD93u;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
 inline uint64_t hash_bytes(std::string_view bytes) {
-    uint64_t hash = bytes.size();
-    while (bytes.size() >= 8) {
-        uint64_t word;
-        std::memcpy(&word, bytes.data(), 8);
-        hash = mix(hash ^ word);
-        bytes.remove_prefix(8);
-    }
-    uint64_t word = 0;
-    std::memcpy(&word, bytes.data(), bytes.size());
-    return mix(hash ^ word);
+    return XXH3_64bits(bytes.data(), bytes.size());
+}
+inline uint64_t hash_word(uint64_t word) {
+    return XXH3_64bits(&word, sizeof word);
 }
 
 /// A slot whose value is `absent` is free.
@@ -64,7 +53,7 @@ struct Merge {
     int32_t id = -1;
     bool operator==(const Merge&) const = default;
 };
-using MergeTable = FlatMap<uint64_t, Merge, Merge{}, mix>;
+using MergeTable = FlatMap<uint64_t, Merge, Merge{}, hash_word>;
 /// The key of two ids, both at least 0.
 inline uint64_t pair_of(int32_t left, int32_t right) {
     return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);

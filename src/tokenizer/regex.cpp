@@ -177,26 +177,21 @@ class Translator {
     std::vector<std::size_t> open_groups_;  ///< where they begin in `out_`
 };
 
+template <auto free>
+struct Free {
+    void operator()(auto* object) const { free(object); }
+};
+
 /// What a thread needs to match. PCRE2's own default stack is 32 KiB, too little for long nested repeats.
 struct ThreadState {
-    pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-    pcre2_match_context* context = pcre2_match_context_create(nullptr);
-    pcre2_jit_stack* stack = pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr);
+    std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
+    std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>> stack{
+        pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr)};
+    std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>> context{pcre2_match_context_create(nullptr)};
 
     ThreadState() {
         UNSLOTH_CHECK(data && context, "no memory for matching");
-        pcre2_jit_stack_assign(context, nullptr, stack);
-    }
-    ThreadState(const ThreadState&) = delete;
-    ThreadState& operator=(const ThreadState&) = delete;
-    ~ThreadState() {
-        pcre2_jit_stack_free(stack);
-        pcre2_match_context_free(context);
-        pcre2_match_data_free(data);
-    }
-    static ThreadState& get() {
-        thread_local ThreadState state;
-        return state;
+        pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
     }
 };
 
@@ -210,17 +205,17 @@ std::string message_of(int code) {
 
 Regex::Regex(std::string_view source, const std::string& where) : source_(source), where_(where) {
     const std::string pattern = Translator(source, where).run();
-    pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
+    const std::unique_ptr<pcre2_compile_context, Free<pcre2_compile_context_free>> context{
+        pcre2_compile_context_create(nullptr)};
     UNSLOTH_CHECK(context, "no memory for a regular expression");
-    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
     int error = 0;
     PCRE2_SIZE offset = 0;
     // Ruby's ^ and $ always work by line, and its groups with names or numbers are not known here.
     const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NO_AUTO_CAPTURE;
-    code_.reset(
-        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset, context),
-        pcre2_code_free);
-    pcre2_compile_context_free(context);
+    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options, &error, &offset,
+                              context.get()),
+                pcre2_code_free);
     if (!code_) {
         throw input_error(cat(where_, ": the regular expression is not valid at position ", offset, " (",
                               message_of(error), "): ", pattern));
@@ -230,19 +225,21 @@ Regex::Regex(std::string_view source, const std::string& where) : source_(source
 }
 
 bool Regex::search(std::string_view text, std::size_t from, std::size_t& begin, std::size_t& end) const {
-    ThreadState& thread = ThreadState::get();
+    thread_local const ThreadState thread;
     // Enough for patterns that look at each character a few times, too little for exponential ones to hang.
     constexpr std::size_t steps_per_byte = 16, least = 10'000'000, most = 0xFFFFFFFF;
-    pcre2_set_match_limit(thread.context, static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
+    pcre2_set_match_limit(thread.context.get(),
+                          static_cast<uint32_t>(std::clamp(text.size() * steps_per_byte, least, most)));
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     const auto match = compiled_to_machine_code_ ? pcre2_jit_match : pcre2_match;
-    const int found = match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data, thread.context);
+    const int found =
+        match(code_.get(), subject, text.size(), from, PCRE2_NO_UTF_CHECK, thread.data.get(), thread.context.get());
     if (found == PCRE2_ERROR_NOMATCH) return false;
     if (found < 0) {
         throw input_error(cat(where_, ": the regular expression gave up on a text of ", text.size(), " bytes (",
                               message_of(found), ")"));
     }
-    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(thread.data);
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(thread.data.get());
     begin = range[0];
     end = range[1];
     return true;
