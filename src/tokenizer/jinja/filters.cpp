@@ -19,24 +19,13 @@ Value converted(Rendering&, const Bound& a) {
 /// Each word begins in upper case; words also begin behind hyphens and opening brackets (unlike str.title).
 std::string title(std::string_view s) {
     const auto separates = [](char32_t c) {
-        return c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) != std::string_view::npos;
+        constexpr std::u32string_view others = U"-({[<";
+        return text::is_space(c) || others.find(c) != others.npos;
     };
-    const std::vector<std::string_view> characters = text::characters(s);
-    charge(characters.size());  // words of one character each are the dearest
-    std::string out, word;
-    const auto end_word = [&] {
+    return text::convert_runs(s, separates, [](std::string_view word) {
         const std::size_t first = text::byte_of(word, 1);
-        out += text::upper(word.substr(0, first)) + text::lower(word.substr(first));
-        word.clear();
-    };
-    bool separator = false;
-    for (const std::string_view character : characters) {
-        const char32_t c = text::decode(character)[0];
-        if (std::exchange(separator, separates(c) || text::is_space(c)) != separator) end_word();
-        word += character;
-    }
-    end_word();
-    return out;
+        return text::upper(word.substr(0, first)) + text::lower(word.substr(first));
+    });
 }
 
 Value trim(Rendering&, const Bound& a) {

@@ -68,7 +68,7 @@ class Lexer {
         add_data(std::string_view(source_).substr(at_, tag - at_), sign, type == '{');
         advance_to(tag);
         if (type == '#') return comment(behind);
-        add(type == '{' ? Kind::variable_begin : Kind::block_begin, "");
+        add(type == '{' ? Kind::variable_begin : Kind::block_begin, type == '{' ? "{{" : "{%");
         advance_to(behind);
         inside(type == '{');
     }
@@ -119,14 +119,14 @@ class Lexer {
         if (variable) {
             const bool minus = sees("-}}");
             if (!minus && !sees("}}")) return false;
-            add(Kind::variable_end, "");
+            add(Kind::variable_end, "}}");
             advance(minus ? 3 : 2);
             if (minus) skip_space();
             return true;
         }
         const std::size_t behind = behind_end(at_, '%');
         if (behind == 0) return false;
-        add(Kind::block_end, "");
+        add(Kind::block_end, "%}");
         advance_to(behind);
         return true;
     }

@@ -13,7 +13,7 @@ struct Token {
     enum class Kind { data, name, string, integer, op, variable_begin, variable_end, block_begin, block_end, end };
     Kind kind;
     int line;
-    std::string text;  ///< data, name, unescaped string, operator
+    std::string text;  ///< data, name, unescaped string, operator, tag
     Value number;      ///< of an integer token
 
     bool is(Kind k, std::string_view t) const { return kind == k && text == t; }

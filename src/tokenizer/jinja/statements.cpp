@@ -42,16 +42,10 @@ void ExpressionParser::refuse(const std::string& message, int line) const {
 }
 
 std::string ExpressionParser::describe(const Token& token) {
-    static const std::map<Token::Kind, const char*> kinds = {{Token::Kind::end, "the end of the template"},
-                                                             {Token::Kind::data, "template text"},
-                                                             {Token::Kind::variable_begin, "'{{'"},
-                                                             {Token::Kind::variable_end, "'}}'"},
-                                                             {Token::Kind::block_begin, "'{%'"},
-                                                             {Token::Kind::block_end, "'%}'"},
-                                                             {Token::Kind::integer, "a number"}};
-    if (token.kind == Token::Kind::string) return cat("the string ", text::repr(token.text));
-    const auto found = kinds.find(token.kind);
-    return found == kinds.end() ? cat("'", token.text, "'") : found->second;
+    if (token.kind == Token::Kind::end) return "the end of the template";
+    if (token.kind == Token::Kind::data) return "template text";
+    if (token.kind == Token::Kind::integer) return "a number";
+    return token.kind == Token::Kind::string ? cat("the string ", text::repr(token.text)) : cat("'", token.text, "'");
 }
 
 int ExpressionParser::name_id(const std::string& name) {

@@ -207,20 +207,24 @@ std::string capitalize(std::string_view s) {
     return title_character(s) + lower(s).substr(lower(first).size());
 }
 
-/// Every run of cased characters capitalized.
-std::string title(std::string_view s) {
-    std::string out, run;
-    const auto end_run = [&] { out += capitalize(std::exchange(run, {})); };
-    for (const std::string_view c : characters(s)) {
-        if (u_hasBinaryProperty(static_cast<UChar32>(unicode::decode(c, 0).code_point), UCHAR_CASED)) {
-            run += c;
-        } else {
-            end_run();
-            out += c;
+std::string convert_runs(std::string_view s, bool (*kind)(char32_t), std::string (*convert)(std::string_view)) {
+    std::string out;
+    std::size_t begin = 0;
+    charge(s.size());  // runs of one character each are the dearest
+    for (std::size_t at = 0; at < s.size();) {
+        const Decoded d = unicode::decode(s, at);
+        if (kind(d.code_point) != kind(unicode::decode(s, begin).code_point)) {
+            out += convert(s.substr(begin, at - begin));
+            begin = at;
         }
+        at += d.size;
     }
-    end_run();
-    return out;
+    return out += convert(s.substr(begin));
+}
+
+std::string title(std::string_view s) {
+    const auto cased = [](char32_t c) { return u_hasBinaryProperty(static_cast<UChar32>(c), UCHAR_CASED) != 0; };
+    return convert_runs(s, cased, capitalize);
 }
 
 std::string repr(std::string_view s) {

@@ -20,7 +20,9 @@ std::u32string decode(std::string_view s);
 std::string lower(std::string_view s);
 std::string upper(std::string_view s);
 std::string capitalize(std::string_view s);  ///< first character in title case, the rest lower
-std::string title(std::string_view s);       ///< str.title (Jinja's filter differs)
+std::string title(std::string_view s);       ///< every run of cased characters capitalized (Jinja's filter differs)
+/// `convert` of each run of characters of which `kind` says the same.
+std::string convert_runs(std::string_view s, bool (*kind)(char32_t), std::string (*convert)(std::string_view));
 
 bool is_space(char32_t c);  ///< str.isspace, and \s of Python's regular expressions
 
