@@ -6,6 +6,7 @@
 
 #include "unsloth/core/philox.h"
 #include "unsloth/train/learning_rate.h"
+#include "unsloth/train/memory_use.h"
 
 namespace unsloth::bench {
 namespace {
@@ -25,11 +26,12 @@ train::StepSettings settings_of(const config::Config& config, comm::Group* group
 }  // namespace
 
 data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
-                            int64_t ranks) {
-    std::vector<data::Sample> samples(lengths.size());
+                            int64_t ranks, int64_t micro_batches) {
+    const std::size_t rows = lengths.size();
+    std::vector<data::Sample> samples(rows * static_cast<std::size_t>(micro_batches));
     for (std::size_t row = 0; row < samples.size(); ++row) {
         data::Sample& sample = samples[row];
-        for (int32_t t = 0; t < static_cast<int32_t>(lengths[row]); ++t) {
+        for (int32_t t = 0; t < static_cast<int32_t>(lengths[row % rows]); ++t) {
             const uint32_t word = philox4x32(1, 2, static_cast<uint32_t>(t), static_cast<uint32_t>(row), rank, 0).w[0];
             sample.ids.push_back(static_cast<int32_t>(word % static_cast<uint32_t>(spec.vocab_size)));
             sample.positions.push_back(t);
@@ -37,17 +39,19 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
         sample.labels = sample.ids;
         sample.row = static_cast<int64_t>(row);
     }
-    std::vector<const data::Sample*> pointers;
-    for (const data::Sample& sample : samples) pointers.push_back(&sample);
     data::StepBatch result;
-    result.micro.push_back(data::make_batch(pointers));
-    result.labels = ranks * result.micro.front().labels;
-    result.tokens = ranks * result.micro.front().tokens();
+    for (std::size_t first = 0; first < samples.size(); first += rows) {
+        std::vector<const data::Sample*> pointers;
+        for (std::size_t row = first; row < first + rows; ++row) pointers.push_back(&samples[row]);
+        const data::Batch& micro = result.micro.emplace_back(data::make_batch(pointers));
+        result.labels += ranks * micro.labels;
+        result.tokens += ranks * micro.tokens();
+    }
     return result;
 }
 
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                           comm::Group* group)
+                           comm::Group* group, int64_t micro_batches)
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -56,17 +60,17 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
     load.run.head_tile = train::head_chunk_rows(opened_.file->spec, load.dtype, load.sizes.head_rows);
     load.sizes.deterministic = loaded.config.training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, load);
-    train::choose_memory_use(loaded.config, *plan_);
-    train::require_memory(*plan_);
+    train::choose_memory_use(loaded.config, *plan_, micro_batches);
+    train::require_memory(*plan_, train::memory_budget(loaded.config, device));
     ctx_ = train::make_context(loaded.config, device);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, train::load_share(group, *plan_)));
 }
 
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
-                     comm::Group* group)
+                     comm::Group* group, int64_t micro_batches)
     : learning_rate_(config.training.learning_rate.value_or(config::TrainingOptions().learning_rate.value())),
       batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0,
-                         group ? group->size() : 1)),
+                         group ? group->size() : 1, micro_batches)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}
 
 StepTimes StepTimer::run(int64_t steps) {

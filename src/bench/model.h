@@ -14,7 +14,7 @@ class BenchedModel {
   public:
     /// With a group its ranks load together, as those of a run do.
     BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                 comm::Group* group = nullptr);
+                 comm::Group* group = nullptr, int64_t micro_batches = 1);
 
     const spec::ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }
@@ -29,9 +29,9 @@ class BenchedModel {
     std::unique_ptr<model::Model> model_;
 };
 
-/// A step of one micro-batch of random rows of these lengths, a rank's own, whose labels count those of all ranks.
+/// A step of micro-batches of random rows of these lengths, a rank's own, whose labels count those of all ranks.
 data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, uint32_t rank,
-                            int64_t ranks);
+                            int64_t ranks, int64_t micro_batches = 1);
 
 struct StepTimes {
     double ms = 0;  ///< mean of the measured steps
@@ -45,7 +45,7 @@ class StepTimer {
   public:
     /// With a group each rank has rows of its own, and gradients are shared.
     StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
-              comm::Group* group = nullptr);
+              comm::Group* group = nullptr, int64_t micro_batches = 1);
     /// Whether the steps that follow share gradients; at first they do where there is a group.
     void set_sharing(bool shares) { stepper_.set_sharing(shares); }
     /// As in a run, the host issues a step while the one before computes. Between two results the host may wait in the

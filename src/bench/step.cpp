@@ -19,6 +19,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
 
 namespace unsloth::bench {
@@ -101,13 +102,13 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const at::Device device = train::choose_device(loaded.config.hardware.device);
     if (request.tune) require_tunable(loaded.config, device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
-    const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    BenchedModel benched(loaded, device, lengths);
+    const int64_t tokens = request.accumulate * std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    BenchedModel benched(loaded, device, lengths, nullptr, request.accumulate);
     ops::Context& ctx = benched.ctx();
     const spec::ModelSpec& spec = benched.spec();
     const model::LoadRequest& load = benched.request();
     const model::ModelPlan& plan = benched.plan();
-    StepTimer timer(benched, loaded.config, lengths);
+    StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
     timer.run(request.warmup);
     if (request.tune) tune_products(benched, timer, loaded, request);
     const StepTimes times = timer.run(request.steps);
@@ -118,8 +119,9 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const double ms = times.ms;
     const spec::LayerPlan layer = load.run.layers.front();  // as all of them
     const StepOperations operations = count_operations(spec, lengths, layer.keep);
-    const double floor_ms =
-        1000 * (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
+    const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
+                            (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
+    const std::string places = train::describe_places(plan);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     const nlohmann::ordered_json result{{"bench", "step"},
                                         {"device", train::describe_device(device)},
@@ -131,10 +133,14 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
                                         {"batch", batch},
                                         {"seq", seq},
                                         {"min_seq", request.min_seq},
+                                        {"accumulate", request.accumulate},
+                                        {"in_flight", load.run.in_flight},
                                         {"tokens", tokens},
                                         {"gradient_checkpointing", name_of(layer)},
                                         {"weight_cache", layer.cached && device.is_cuda()},
+                                        {"weights_at", places.empty() ? "the device" : places},
                                         {"deterministic", loaded.config.training.deterministic},
+                                        {"resident_gib", gib(plan.resident().total_bytes())},
                                         {"host_gib", gib(plan.host().total_bytes())},
                                         {"steps", request.steps},
                                         {"step_ms", ms},

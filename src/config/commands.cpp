@@ -339,6 +339,7 @@ void declare_bench(OptionSet& options, CommandLine& line) {
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
         .at_least(0);
+    options.add("accumulate", bench.accumulate, "Of step: micro-batches of a step, each of so many rows.").at_least(1);
     options.add("steps", bench.steps, "Steps to measure.").at_least(1);
     options.add("warmup", bench.warmup, "Steps before measuring.").at_least(0);
     options.add("tune", bench.tune,

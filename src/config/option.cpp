@@ -123,7 +123,7 @@ bool has_type(const Option& option, const Json& value) {
         case OptionType::scalar_map:
             return value.is_object() && all_elements(value, is_scalar);
         case OptionType::object:
-            return value.is_object();
+            return value.is_object() || (value.is_string() && !option.choices.empty());
         case OptionType::object_list:
             return value.is_array();
     }
@@ -232,7 +232,7 @@ std::string expectation(const Option& option) {
             text = "an object of numbers, strings or booleans";
             break;
         case OptionType::object:
-            text = "an object";
+            text = option.choices.empty() ? "an object" : cat("one of ", joined(option.choices), ", or an object");
             break;
         case OptionType::object_list:
             text = "a list of objects";
@@ -293,6 +293,9 @@ Json parse_flag_text(const Option& option, const std::string& text, const std::s
         case OptionType::text_list:
         case OptionType::integer_list:
             return trimmed(text).starts_with('[') ? json_from_text(text, origin) : list_from_text(option, text);
+        case OptionType::object:
+            if (!option.choices.empty() && !trimmed(text).starts_with('{')) return text;
+            return json_from_text(text, origin);
         default:
             return json_from_text(text, origin);
     }

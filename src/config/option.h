@@ -16,7 +16,8 @@
 namespace unsloth::config {
 
 /// `choice` is a string out of `choices`. Maps keep their order; the values of a scalar_map are strings, numbers or
-/// booleans, those of an object anything. An object_list is a list of objects whose keys are declared as options too.
+/// booleans, those of an object anything; an object with `choices` may be one of these strings instead. An object_list
+/// is a list of objects whose keys are declared as options too.
 enum class OptionType {
     boolean,
     integer,

@@ -63,6 +63,30 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .alias("training", "max_seq_length")
         .suggested_for({"cutoff_len", "seq_len", "seq_length", "context_length", "model_max_length"})
         .on_resume(OnResume::fixed);
+    options
+        .add_object("device_map", model.device_map,
+                    "Where the frozen model lies, which changes no bit of the results. auto: on the GPU; where that is "
+                    "too small even with gradient_checkpointing full+offload, its last layers in host memory, and what "
+                    "does not fit there on the disk, from where they are copied ahead of use. sequential, balanced and "
+                    "balanced_low_0 are the same on one "
+                    "GPU. An object says it by module: {\"model.embed_tokens\": \"cpu\", \"model.layers.0-15\": 0, "
+                    "\"model.layers.16-31\": \"cpu\", \"lm_head\": 0}; the longest name that fits a module holds.")
+        .one_of({"auto", "sequential", "balanced", "balanced_low_0"})
+        .synonym(nullptr, "auto")
+        .synonym("cuda", "auto")
+        .on_resume(OnResume::free);
+    options
+        .add("offload_folder", model.offload_folder,
+             "Folder for weights that device_map leaves on the disk but that the checkpoint has in another form (they "
+             "are quantised while loading): a file that is gone when the run ends. What a 4-bit checkpoint has is read "
+             "in place and needs none.")
+        .path("DIR")
+        .on_resume(OnResume::free);
+    options
+        .add("max_memory", model.max_memory,
+             "Most memory that a run plans for, by device: {\"0\": \"12GiB\", \"cpu\": \"64GiB\"} (a GPU's number, "
+             "and host memory). Without it, what is free; of host memory what the control group allows.")
+        .on_resume(OnResume::free);
 }
 
 void declare_lora(OptionSet& options, LoraOptions& lora) {

@@ -17,8 +17,6 @@ void add_model_fields(PeerRows& rows) {
         .any({"attn_implementation", "use_cache"}, "attention has kernels of its own, and training keeps no KV cache")
         .any({"trust_remote_code", "use_safetensors", "low_cpu_mem_usage", "use_fast", "token"},
              "weights are mapped from safetensors files, and no code of a repository is run")
-        .only({"device_map"}, {nullptr, "auto", "cuda", {{"", 0}}},
-              "a model lies on one device: hardware.device names it")
         .only({"quantization_config"}, off, "model.load_in_4bit quantises while loading")
         .only({"load_in_8bit"}, off,
               "a 16-bit model is not quantised to 8 bit while loading; quantize --type int8 writes one")

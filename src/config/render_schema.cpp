@@ -61,6 +61,8 @@ Json type_schema(const Option& option) {
             return {{"type", "object"},
                     {"additionalProperties", {{"type", Json::array({"number", "string", "boolean"})}}}};
         case OptionType::object:
+            if (!option.choices.empty())
+                return {{"anyOf", Json::array({{{"type", "object"}}, {{"enum", option.choices}}})}};
             return {{"type", "object"}};
         case OptionType::object_list:
             return {{"type", "array"},
@@ -84,7 +86,9 @@ Json value_schema(const Option& option) {
     if (option.synonyms.empty() || option.type == OptionType::choice) return type;
     Json written = Json::array();
     for (const auto& synonym : option.synonyms) written.push_back(synonym.written);
-    return {{"anyOf", Json::array({type, {{"enum", written}}})}};
+    Json ways = type.contains("anyOf") ? type["anyOf"] : Json::array({type});
+    ways.push_back({{"enum", written}});
+    return {{"anyOf", ways}};
 }
 
 Json option_schema(const Option& option) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "unsloth/config/device_map.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
@@ -182,6 +183,8 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     settle_warmup(loaded, problems);
     check_data(config, problems);
     check_training(config.training, problems);
+    problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
+    problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
     problems.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });
 }
 

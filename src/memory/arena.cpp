@@ -1,8 +1,13 @@
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <cerrno>
+#include <cstring>
 
+#include "unsloth/core/cgroup.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/parallel.h"
 #include "unsloth/memory/plan.h"
 
 #ifdef UNSLOTH_CUDA
@@ -24,23 +29,66 @@ Arena::Arena(Plan plan, at::Device device) : plan_(std::move(plan)) {
     }
 }
 
+namespace {
+
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+/// Limits that may be why `bytes` of host memory cannot be had, for a message.
+[[maybe_unused]] std::string limits_text(int64_t bytes) {
+    std::string text = cat(human_bytes(available_memory()), " are available");
+    if (const CgroupLimits limits = cgroup_limits(); limits.memory && *limits.memory < bytes)
+        text += cat(", the control group (container) allows ", human_bytes(*limits.memory));
+    rlimit locked{};
+    if (::getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY &&
+        locked.rlim_cur < static_cast<rlim_t>(bytes))
+        text += cat(", ulimit -l (locked memory) is ", human_bytes(static_cast<int64_t>(locked.rlim_cur)));
+    return text;
+}
+
+[[maybe_unused]] Error host_memory_failure(const Plan& plan, int64_t bytes, const std::string& reason) {
+    return runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (", reason, "; ",
+                               limits_text(bytes), ") for:\n", plan.table()),
+                           "Raise the limit that stands in the way, choose a gradient_checkpointing that keeps less or "
+                           "does not offload, lower per_device_train_batch_size or max_seq_length, or leave fewer "
+                           "layers in host memory (model.device_map, model.max_memory); a run with training.save_steps "
+                           "0 and save_minutes 0 plans no copies for checkpoints.");
+}
+
+/// Fresh memory in huge pages where the system has them. Each page is made by the thread that writes it first: several
+/// threads, because one makes about 4 GB a second.
+[[maybe_unused]] void* map_memory(std::size_t bytes) {
+    void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    ::madvise(data, bytes, MADV_HUGEPAGE);
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    parallel_ranges(static_cast<int64_t>(bytes / huge_page), 16, [&](int64_t begin, int64_t end) {
+        auto* const first = static_cast<volatile char*>(data);
+        for (std::size_t at = static_cast<std::size_t>(begin) * huge_page;
+             at < static_cast<std::size_t>(end) * huge_page; at += page)
+            first[at] = 0;
+    });
+    return data;
+}
+
+}  // namespace
+
 Arena Arena::host(Plan plan, at::Device device) {
     if (!device.is_cuda()) return Arena(std::move(plan), at::kCPU);
 #ifdef UNSLOTH_CUDA
-    // LibTorch's pinned allocator rounds up to a power of two: up to twice the memory.
     const int64_t bytes = std::max<int64_t>(plan.total_bytes(), 1);
-    void* data = nullptr;
-    const cudaError_t status = cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocDefault);
-    if (status != cudaSuccess) {
+    const std::size_t mapped = (static_cast<std::size_t>(bytes) + huge_page - 1) / huge_page * huge_page;
+    void* const data = map_memory(mapped);
+    if (data == nullptr) throw host_memory_failure(plan, bytes, std::strerror(errno));
+    if (const cudaError_t status = cudaHostRegister(data, mapped, cudaHostRegisterDefault); status != cudaSuccess) {
         (void)cudaGetLastError();
-        throw runtime_failure(cat("cannot allocate ", human_bytes(bytes), " of page-locked host memory (",
-                                  cudaGetErrorString(status), ") for:\n", plan.table()),
-                              "Choose a gradient_checkpointing that keeps less or does not offload, or lower "
-                              "per_device_train_batch_size or max_seq_length; a run with training.save_steps 0 and "
-                              "save_minutes 0 plans no copies for checkpoints.");
+        ::munmap(data, mapped);
+        throw host_memory_failure(plan, bytes, cudaGetErrorString(status));
     }
-    const at::Tensor slab = at::from_blob(data, {bytes}, [](void* memory) { cudaFreeHost(memory); }, at::kByte);
-    return Arena(std::move(plan), slab);
+    const auto release = [mapped](void* memory) {
+        cudaHostUnregister(memory);
+        ::munmap(memory, mapped);
+    };
+    return Arena(std::move(plan), at::from_blob(data, {bytes}, release, at::kByte));
 #else
     throw runtime_failure("this program was built without CUDA");
 #endif
@@ -53,26 +101,11 @@ at::Tensor Arena::tensor(BufferId id, at::IntArrayRef sizes, at::ScalarType dtyp
     return slab_.narrow(0, entry.offset, bytes).view(dtype).view(sizes);
 }
 
-namespace {
-
-int64_t available_ram() {
-    std::ifstream meminfo("/proc/meminfo");
-    std::string key;
-    int64_t kib = 0;
-    while (meminfo >> key >> kib) {
-        if (key == "MemAvailable:") return kib * 1024;
-        meminfo.ignore(64, '\n');
-    }
-    return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
-}
-
-}  // namespace
-
 DeviceMemory device_memory(at::Device device) {
     DeviceMemory memory;
     if (device.is_cpu()) {
         memory.total = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
-        memory.free = available_ram();
+        memory.free = available_memory();
         return memory;
     }
 #ifdef UNSLOTH_CUDA

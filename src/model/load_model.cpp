@@ -70,7 +70,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     weights::SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
                                                           : spec().num_layers * spec::projection_count));
     ModelParts parts;
-    parts.records = request_.records;
+    parts.records = request_.records && base_->recordable();
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;
     Network& network = parts.network;
@@ -89,9 +89,9 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     if (!lora_layers_.empty())
         network.adapters = std::make_unique<weights::Adapters>(*network.parameters, lora_layers_);
     const weights::Parameters* const trained = masters ? network.parameters.get() : nullptr;
-    network.pager = base_->load_layers(ctx, arena, network.adapters.get(), trained, shared);
     if (!host_.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
+    network.pager = base_->load_layers(ctx, arena, parts.host_memory.get(), network.adapters.get(), trained, shared);
     if (request_.saves && table_)
         parts.copies = weights::Parameters::copies(*table_, request_.optim, *parts.host_memory);
     network.outer = base_->load_outer(arena, parts.host_memory.get(), trained, shared);

@@ -13,8 +13,15 @@ constexpr int64_t recorded_layer_bytes = 256 << 10;
 
 std::vector<bool> cached_layers(const spec::RunPlan& run) {
     std::vector<bool> cached;
-    for (const spec::LayerPlan& layer : run.layers) cached.push_back(layer.cached);
+    for (const spec::LayerPlan& layer : run.layers)
+        cached.push_back(layer.cached && layer.weights_at == spec::Place::device);
     return cached;
+}
+
+std::vector<spec::Place> layers_at(const spec::RunPlan& run) {
+    std::vector<spec::Place> places;
+    for (const spec::LayerPlan& layer : run.layers) places.push_back(layer.weights_at);
+    return places;
 }
 
 }  // namespace
@@ -76,6 +83,8 @@ weights::BaseRequest ModelPlan::base_request() const {
         .masters = trains_all(),
         .trains = request_.trains,
         .cached = cached_layers(request_.run),
+        .offload_folder = request_.offload_folder,
+        .layers_at = layers_at(request_.run),
         .embedding_on_host = request_.device.is_cuda() && request_.offload_embedding && !trains_embedding() && !tied,
         .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
         .nf4_chooser = request_.nf4_chooser,
@@ -116,7 +125,7 @@ void ModelPlan::plan_step() {
 }
 
 int64_t ModelPlan::recorded_bytes() const {
-    if (!request_.records || !request_.device.is_cuda()) return 0;
+    if (!request_.records || !request_.device.is_cuda() || !base_->recordable()) return 0;
     return static_cast<int64_t>(recorded_shapes) * request_.run.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 

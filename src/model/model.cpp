@@ -58,6 +58,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
 
 /// Follows the itinerary, a stretch of like actions at a time: every pass goes through this loop.
 void Model::walk(const Itinerary& actions, bool trains) {
+    parts_.network.pager->begin(ctx_, layers_of(actions));
     for (std::size_t first = 0, end = 0; first < actions.size(); first = end) {
         end = stretch_end(actions, first);
         const auto [part, direction, micro, layer] = actions[first];

@@ -23,7 +23,7 @@ void RecordedPasses::issue(ops::Context& ctx, Direction direction, weights::Page
     if (chosen_ == nullptr) return work();
     Recording& recording = chosen_->at(static_cast<std::size_t>(direction));
     if (!recording.work) {
-        if (direction == Direction::forward) pager.assume_held(-1);  // what lies there now may not lie there next time
+        if (direction == Direction::forward) pager.forget();  // what lies there now may not lie there next time
         const PassCounts before = counts;
         recording.work = ops::CudaGraph::capture(ctx, work);
         recording.leaves_held = pager.held();

@@ -77,4 +77,10 @@ void CopyStream::compute_waits([[maybe_unused]] int number) {
 #endif
 }
 
+void CopyStream::host_waits([[maybe_unused]] int number) {
+#ifdef UNSLOTH_CUDA
+    if (cuda_ != nullptr) UNSLOTH_CUDA_CHECK(cudaEventSynchronize(cuda_->marks.at(static_cast<std::size_t>(number))));
+#endif
+}
+
 }  // namespace unsloth::ops

@@ -7,12 +7,14 @@
 #include <cstdlib>
 #include <thread>
 
+#include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/finite.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
+#include "unsloth/train/memory_use.h"
 
 #ifdef UNSLOTH_CUDA
 #include <cuda_runtime_api.h>
@@ -22,7 +24,6 @@ namespace unsloth::train {
 namespace {
 
 constexpr int64_t head_chunk_bytes = 256 << 20;  // of logits at a time: large enough for full-rate products
-constexpr double usable_share = 0.97;            // of free memory: the CUDA context and libraries grow a little later
 
 int gpu_count() {
     int count = 0;
@@ -146,10 +147,13 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     if (request.dtype == at::kBFloat16 && config.hardware.kernels == config::KernelChoice::measured)
         request.nf4_chooser = ops::nf4_gemm_chooser(device);
     request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
-    request.offload_embedding = config.hardware.offload_embedding;
+    request.offload_embedding =
+        config.hardware.offload_embedding ||
+        config::DeviceMap(config.model).embedding_on_host(device.is_cuda() ? device.index() : -1);
     request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;
     if (const auto& adapter = config.model.adapter_name_or_path)
         request.adapter = formats::resolve_model_path(*adapter).string();
+    request.offload_folder = config.model.offload_folder;
     request.trains = trains;
     request.optim = config.training.optim;
     request.seed = static_cast<uint64_t>(config.training.seed);
@@ -173,114 +177,10 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     return request;
 }
 
-std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option) {
-    switch (option) {
-        case config::GradientCheckpointing::automatic:
-            return std::nullopt;
-        case config::GradientCheckpointing::none:
-            return spec::LayerPlan{spec::Keep::everything};
-        case config::GradientCheckpointing::mlp:
-            return spec::LayerPlan{spec::Keep::but_mlp};
-        case config::GradientCheckpointing::attention:
-            return spec::LayerPlan{spec::Keep::attention};
-        case config::GradientCheckpointing::full:
-            return spec::LayerPlan{spec::Keep::input};
-        case config::GradientCheckpointing::none_offload:
-            return spec::LayerPlan{spec::Keep::everything, spec::Place::host};
-        case config::GradientCheckpointing::mlp_offload:
-            return spec::LayerPlan{spec::Keep::but_mlp, spec::Place::host};
-        case config::GradientCheckpointing::attention_offload:
-            return spec::LayerPlan{spec::Keep::attention, spec::Place::host};
-        case config::GradientCheckpointing::full_offload:
-            return spec::LayerPlan{spec::Keep::input, spec::Place::host};
-    }
-    return std::nullopt;
-}
-
-void choose_memory_use(const config::Config& config, model::ModelPlan& plan) {
-    const std::optional<spec::LayerPlan> asked = layer_plan_of(config.training.gradient_checkpointing);
-    std::vector<spec::LayerPlan> ways{{spec::Keep::everything},
-                                      {spec::Keep::but_mlp},
-                                      {spec::Keep::attention},
-                                      {spec::Keep::input},
-                                      {spec::Keep::input, spec::Place::host}};
-    if (asked) ways = {*asked};
-    std::vector<bool> caches{true, false};
-    if (config.hardware.weight_cache != config::WeightCache::automatic)
-        caches = {config.hardware.weight_cache == config::WeightCache::on};
-    const double limit = 0.9 * static_cast<double>(memory::device_memory(plan.request().device).free);
-    spec::RunPlan run = plan.request().run;
-    for (spec::LayerPlan way : ways)
-        for (const bool cached : caches) {
-            way.cached = cached;
-            run.layers = {way};
-            if (static_cast<double>(plan.estimate(run).device) <= limit) return plan.set_run(run);
-        }
-    plan.set_run(run);  // require_memory says what is wrong with the last one
-}
-
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows) {
     const int64_t row_bytes = spec.vocab_size * static_cast<int64_t>(c10::elementSize(dtype));
     const int64_t chunk = std::clamp<int64_t>(head_chunk_bytes / row_bytes / 128 * 128, 128, 8192);
     return std::max<int64_t>(1, std::min(chunk, rows));
-}
-
-void require_memory(const model::ModelPlan& plan) {
-    const memory::DeviceMemory memory = memory::device_memory(plan.request().device);
-    if (const int64_t ram = memory::device_memory(at::kCPU).free;
-        plan.request().device.is_cuda() && plan.host().total_bytes() > ram)
-        throw runtime_failure(
-            cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
-                memory::human_bytes(ram), " are available\n", plan.table_text()),
-            "Choose a gradient_checkpointing that keeps less or does not offload, or less tokens a micro-batch; a run "
-            "with "
-            "training.save_steps 0 and save_minutes 0 plans no copies for checkpoints.");
-    if (static_cast<double>(plan.total_bytes()) <= usable_share * static_cast<double>(memory.free)) return;
-    // What would fit: try the usual remedies on the plan itself.
-    std::string advice = "Would fit:";
-    const model::ActivationSizes asked = plan.request().sizes;
-    const auto fits = [&](const model::ActivationSizes& sizes, const spec::RunPlan& run) {
-        model::ModelPlan other = plan;
-        other.set_sizes(sizes);
-        other.set_run(run);
-        return static_cast<double>(other.total_bytes()) <= usable_share * static_cast<double>(memory.free);
-    };
-    std::vector<std::string> remedies;
-    model::ActivationSizes sizes = asked;
-    spec::RunPlan run = plan.request().run;
-    const spec::RunPlan asked_run = run;
-    const auto without = [&](const auto& thrifty) {
-        return std::none_of(asked_run.layers.begin(), asked_run.layers.end(), thrifty);
-    };
-    const auto try_layers = [&] {
-        if (asked.training && fits(sizes, run))
-            remedies.push_back(cat("gradient_checkpointing ", name_of(run.layers.front())));
-    };
-    for (spec::LayerPlan& layer : run.layers) layer.keep = spec::Keep::input;
-    if (without([](const spec::LayerPlan& layer) { return layer.keep == spec::Keep::input; })) try_layers();
-    for (spec::LayerPlan& layer : run.layers) layer.activations_at = spec::Place::host;
-    if (remedies.empty() &&
-        without([](const spec::LayerPlan& layer) { return layer.activations_at == spec::Place::host; }))
-        try_layers();
-    for (int64_t divisor = 2; divisor <= 1024 && remedies.size() < 2; divisor *= 2) {
-        sizes.tokens = std::max<int64_t>(1, asked.tokens / divisor);
-        sizes.head_rows = std::max<int64_t>(1, asked.head_rows / divisor);
-        sizes.segments = std::max<int64_t>(1, asked.segments / divisor);
-        sizes.longest = std::min(sizes.longest, sizes.tokens);
-        run.head_tile = std::min(run.head_tile, sizes.head_rows);
-        if (fits(sizes, run))
-            remedies.push_back(
-                cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
-                    "more gradient_accumulation_steps instead",
-                    asked.training ? cat(", gradient_checkpointing ", name_of(run.layers.front())) : ""));
-    }
-    for (const std::string& remedy : remedies) advice += "\n    " + remedy;
-    if (remedies.empty())
-        advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
-    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ",
-                              memory::human_bytes(plan.total_bytes()), ", ", memory::human_bytes(memory.free),
-                              " are free\n", plan.table_text()),
-                          advice);
 }
 
 int64_t bucket_bytes(const config::Config& config, const comm::Group* group) {
@@ -353,8 +253,9 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     request.sizes.training = false;
     request.fewest_tokens = fewest_tokens;
     request.sizes.deterministic = loaded.config.training.deterministic;
-    const model::ModelPlan plan(opened.file, request);
-    require_memory(plan);
+    model::ModelPlan plan(opened.file, request);
+    choose_memory_use(loaded.config, plan);
+    require_memory(plan, memory_budget(loaded.config, device));
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }

@@ -17,6 +17,7 @@
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/learning_rate.h"
+#include "unsloth/train/memory_use.h"
 
 namespace unsloth::train {
 namespace {
@@ -164,7 +165,7 @@ void Trainer::make_plan() {
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     sizes.deterministic = config().training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
-    choose_memory_use(config(), *plan_);
+    choose_memory_use(config(), *plan_, config().training.gradient_accumulation_steps);
 }
 
 namespace {
@@ -201,6 +202,9 @@ void Trainer::banner() const {
     log::info("data       ", data::describe(*loader_));
     log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_layers(plan_->request().run.layers.front()));
+    if (const std::string places = describe_places(*plan_); !places.empty())
+        log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
+                  " micro-batches at a time");
     log::info("memory plan\n", plan_->table_text());
     if (const auto doubt = doubt_learning_rate(config(), spec); doubt && leads()) log::warning(*doubt);
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
@@ -211,7 +215,7 @@ void Trainer::banner() const {
 }
 
 void Trainer::load() {
-    require_memory(*plan_);
+    require_memory(*plan_, memory_budget(config(), device_));
     ctx_ = make_context(config(), device_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     const config::TrainingOptions& t = config().training;
@@ -251,7 +255,7 @@ void Trainer::run() {
 void Trainer::run_together() {
     banner();
     if (config().training.max_steps == 0) {
-        require_memory(*plan_);
+        require_memory(*plan_, memory_budget(config(), device_));
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }

@@ -38,12 +38,16 @@ inline std::vector<BaseBuffer> coded_buffers(const GroupLayout& group, int64_t l
 inline std::string image_name(int64_t layer) {
     return cat("layer ", layer, " base");
 }
+inline std::string image_slot_name(int slot) {
+    return cat("layers' slot ", slot);
+}
 inline std::string part_name(const std::string& tensor, const char* part) {
     return tensor + " " + part;
 }
 inline std::string bias_name(int64_t layer, Group g) {
     return cat("bias ", layer, " ", name_of(g));
 }
+inline constexpr const char* disk_buffers_name = "disk buffers";
 inline constexpr const char* untied_head_name = "lm_head copy";
 
 }  // namespace unsloth::weights

@@ -13,8 +13,13 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
                    std::vector<spec::LayerLora> lora, BaseRequest request)
     : file_(std::move(file)), layout_(std::move(layout)), lora_(std::move(lora)), request_(std::move(request)) {
     if (request_.fp8) require_fp8();
+    request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
+    for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
+        if (streams(layer)) streamed_.push_back(layer);
+    if (!streamed_.empty()) require_resident();
     for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer) ready_.push_back(becomes_ready(layer));
     tiles_serve_ = tiles_serve();
+    require_offload_folder();
 }
 
 void BasePlan::require_fp8() const {
@@ -41,6 +46,46 @@ void BasePlan::require_fp8() const {
                    "Leave compute_dtype out.");
 }
 
+/// Some forms are made on the device, or change there.
+void BasePlan::require_resident() const {
+    if (!request_.fp8 && !request_.masters) return;
+    throw usage_error(cat("model.device_map: ", streamed_.size(), " layers do not lie on the device, but ",
+                          request_.fp8 ? "model.compute_dtype fp8 holds all of them there in 8 bit"
+                                       : "lora.finetuning_type full trains all of them there"),
+                      request_.fp8 ? "Leave compute_dtype out: layers that lie elsewhere are multiplied in model.dtype."
+                                   : "Train adapters (lora.finetuning_type lora), or leave device_map out.");
+}
+
+/// What is made while loading has no place on the disk yet.
+void BasePlan::require_offload_folder() const {
+    if (request_.offload_folder) return;
+    for (const int layer : streamed_)
+        for (int p = 0; on_disk(layer) && p < spec::projection_count; ++p) {
+            const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
+            if (held(source) != Held::quantised_here && !source.int8) continue;
+            throw usage_error(
+                cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name, " is ",
+                    source.int8 ? "dequantised" : "quantised", " while loading: it does not lie there as it is used"),
+                "Set model.offload_folder to a folder for it, or use a checkpoint in 4 bit "
+                "(unsloth-train quantize makes one), which is read in place.");
+        }
+}
+
+bool BasePlan::recordable() const {
+    return std::none_of(streamed_.begin(), streamed_.end(), [&](int layer) { return on_disk(layer); });
+}
+
+/// Two: while a layer is read from one, the next is copied into the other.
+int BasePlan::slots() const {
+    return static_cast<int>(std::min<std::size_t>(2, streamed_.size()));
+}
+
+int64_t BasePlan::largest_image() const {
+    int64_t bytes = 0;
+    for (const int layer : streamed_) bytes = std::max(bytes, image_of(layer).bytes());
+    return bytes;
+}
+
 /// Weights of 8 bit stay what they are: to quantise them a second time would lose twice.
 bool BasePlan::quantises(const formats::TensorSource& source) const {
     return request_.load_in_4bit && !source.quantised() && !source.int8;
@@ -53,7 +98,7 @@ at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const 
 /// Codes and masters' copies always are; on a GPU 16-bit layers, and 4-bit ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
     if (request_.fp8 || request_.masters) return true;
-    if (!request_.device.is_cuda()) return false;
+    if (!request_.device.is_cuda() || streams(layer)) return false;
     if (request_.cached.at(static_cast<std::size_t>(layer))) return true;
     for (int p = 0; p < spec::projection_count; ++p) {
         const formats::TensorSource& linear =
@@ -77,18 +122,19 @@ bool BasePlan::tiles_serve() const {
 }
 
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
-    if (!tiles_serve_) return false;
+    if (!tiles_serve_ || on_disk(source.rule.layer)) return false;
     if (source.quantised()) return spec::nf4_tiles_supported(source.quant4->view);
     return quantises(source) && source.rows() % spec::nf4_tile == 0 && source.cols() % spec::nf4_tile == 0;
 }
 
 /// Of a layer that does not lie ready.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
+    const bool mapped = request_.device.is_cpu() && !streams(source.rule.layer);
     if (lies_in_tiles(source)) return Held::tiles;
-    if (source.quantised()) return request_.device.is_cpu() ? Held::file_map : Held::packed;
+    if (source.quantised()) return mapped ? Held::file_map : Held::packed;
     if (quantises(source)) return Held::quantised_here;
     if (source.int8) return Held::matrix;
-    return request_.device.is_cpu() ? Held::file_map : Held::matrix;
+    return mapped ? Held::file_map : Held::matrix;
 }
 
 bool BasePlan::has_bias(Group g) const {
@@ -109,14 +155,22 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
 
 LayerImage BasePlan::image_of(int layer) const {
     LayerImage image;
+    add_parts(layer, /*large=*/true, image);
+    image.begin_rest();
+    add_parts(layer, /*large=*/false, image);
+    return image;
+}
+
+/// The parts of a stored layer: one for each parameter, or block of them, or what many blocks share.
+void BasePlan::add_parts(int layer, bool large, LayerImage& image) const {
     for (int p = 0; p < spec::projection_count; ++p) {
         const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
         const Held how = held(source);
         if (how == Held::file_map) continue;
         const int64_t elements = source.rows() * source.cols(),
                       blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
-        const auto add = [&](const char* what, at::ScalarType type, int64_t count) {
-            image.add(part_name(source.rule.hf_name, what), type, count);
+        const auto add = [&](const char* what, at::ScalarType type, int64_t count, bool is_large = true) {
+            if (is_large == large) image.add(part_name(source.rule.hf_name, what), type, count);
         };
         if (how == Held::matrix) {
             add("matrix", matrix_type(source), elements);
@@ -130,21 +184,23 @@ LayerImage BasePlan::image_of(int layer) const {
             add("absmax", nested ? at::kByte : at::kFloat, blocks);
         }
         if (nested)
-            add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block);
-        add("tables", at::kFloat, 16 + 256);
+            add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block,
+                /*is_large=*/false);
+        add("tables", at::kFloat, 16 + 256, /*is_large=*/false);
     }
-    return image;
 }
 
 void BasePlan::submit(memory::Plan& resident) const {
     const auto item = static_cast<int64_t>(c10::elementSize(request_.dtype));
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer) {
+        if (streams(layer)) continue;
         if (lies_ready(layer)) {
             submit_ready(layer, resident);
         } else if (const int64_t bytes = image_of(layer).bytes(); bytes > 0) {
             resident.add("base weights", image_name(layer), bytes);
         }
     }
+    for (int slot = 0; slot < slots(); ++slot) resident.add("layers' slots", image_slot_name(slot), largest_image());
     for (const formats::TensorSource& source : file_->tensors.all()) {
         const spec::TensorRule& rule = source.rule;
         const int64_t elements = source.rows() * source.cols();
@@ -174,6 +230,11 @@ void BasePlan::submit(memory::Plan& resident) const {
 }
 
 void BasePlan::submit_host(memory::Plan& host) const {
+    for (const int layer : streamed_) {
+        const LayerImage image = image_of(layer);
+        host.add("base weights", image_name(layer), image.bytes() - (on_disk(layer) ? image.rest() : 0));
+    }
+    if (!recordable()) host.add("disk buffers", disk_buffers_name, DiskStream::memory_bytes);
     if (!request_.embedding_on_host) return;
     const formats::TensorSource& embed = file_->tensors.of(spec::TensorRole::embed_tokens);
     host.add("embeddings", embed.rule.hf_name,

@@ -15,6 +15,12 @@ void LayerImage::add(const std::string& name, at::ScalarType type, int64_t eleme
     bytes_ += (bytes + alignment - 1) / alignment * alignment;
 }
 
+int64_t LayerImage::offset(const std::string& name) const {
+    const auto found = parts_.find(name);
+    UNSLOTH_CHECK(found != parts_.end(), "not in a layer's image: ", name);
+    return found->second.offset;
+}
+
 at::Tensor LayerImage::part(const at::Tensor& memory, const std::string& name) const {
     const auto found = parts_.find(name);
     UNSLOTH_CHECK(found != parts_.end(), "not in a layer's image: ", name);

@@ -8,6 +8,7 @@
 #include "unsloth/ops/fp8.h"
 #include "unsloth/weights/base_plan.h"
 #include "weights/base_buffers.h"
+#include "weights/disk_loading.h"
 
 namespace unsloth::weights {
 namespace {
@@ -204,36 +205,71 @@ at::Tensor BasePlan::norm(const memory::Arena& arena, spec::TensorRole role, int
     return masters->value(*masters->table().find(role, layer, spec::Projection::q, Parameter::Kind::base));
 }
 
+/// Where a layer lies in host memory, and the slot that it is copied into; nullopt: it lies on the device. Layers take
+/// the slots in turn, so that each has one address: passes can be recorded.
+std::optional<StreamedImage> BasePlan::streamed_image(const memory::Arena& arena, const memory::Arena* host,
+                                                      int layer) const {
+    if (!streams(layer)) return std::nullopt;
+    const auto place = std::lower_bound(streamed_.begin(), streamed_.end(), layer) - streamed_.begin();
+    const int slot = static_cast<int>(place) % slots();
+    const int64_t bytes = image_of(layer).bytes();
+    const memory::BufferId on_host = host->plan().find(image_name(layer));
+    StreamedImage streamed{.image = host->tensor(on_host, {host->plan().entry(on_host).bytes}, at::kByte),
+                           .slot_memory = arena.tensor(arena.plan().find(image_slot_name(slot)), {bytes}, at::kByte),
+                           .slot = slot};
+    if (on_disk(layer)) streamed.disk = DiskImage{.rest_to = image_of(layer).rest()};
+    return streamed;
+}
+
+BasePlan::ImageMemory BasePlan::memory_at(const at::Tensor& read, const at::Tensor& filled) {
+    return {read, [filled](const LayerImage& image, const std::string& part, const formats::TensorSource&,
+                           const at::Tensor& values) { image.part(filled, part).copy_(values); }};
+}
+
 /// The projections of a layer that does not lie ready.
-StoredLayer BasePlan::load_image(ops::Context& ctx, const memory::Arena& arena, int layer,
-                                 SharedLoading& shared) const {
+StoredLayer BasePlan::load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const {
     const LayerImage image = image_of(layer);
-    at::Tensor memory;  // undefined where all of it stays in the file's map
-    if (image.bytes() > 0) memory = arena.tensor(arena.plan().find(image_name(layer)), {image.bytes()}, at::kByte);
+    const bool reads = streams(layer) || shared.reads(layer);
     StoredLayer stored;
     for (const Group g : all_groups) {
         std::vector<StoredWeight> projections;
         for (const Slice& slice : layout_[g].slices) {
             const formats::TensorSource& source = file_->tensors.linear(layer, slice.projection);
-            projections.push_back(
-                load_stored(ctx, source, shared.reads(layer), [&](const char* what, const at::Tensor& values) {
-                    const at::Tensor to = image.part(memory, part_name(source.rule.hf_name, what));
-                    return shared.reads(layer) ? to.copy_(values.view({-1})) : to;
-                }));
+            projections.push_back(load_stored(ctx, source, reads, [&](const char* what, const at::Tensor& values) {
+                const std::string name = part_name(source.rule.hf_name, what);
+                if (reads) memory.fill(image, name, source, values.view({-1}));
+                return image.part(memory.read, name);
+            }));
             shared.done();
         }
         stored.groups[static_cast<std::size_t>(g)] = std::move(projections);
     }
-    shared.expect(memory, shared.reader_of(layer));
+    if (!streams(layer)) shared.expect(memory.read, shared.reader_of(layer));
     return stored;
 }
 
-std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Arena& arena, const Adapters* adapters,
-                                             const Parameters* masters, SharedLoading& shared) const {
+std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Arena& arena, const memory::Arena* host,
+                                             const Adapters* adapters, const Parameters* masters,
+                                             SharedLoading& shared) const {
     std::vector<StoredLayer> layers(static_cast<std::size_t>(file_->spec.num_layers));
+    std::vector<std::optional<StreamedImage>> streamed;
+    streamed.reserve(layers.size());
+    DiskLoading loading(request_.offload_folder);
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
         StoredLayer& stored = layers[static_cast<std::size_t>(layer)];
-        if (!lies_ready(layer)) stored = load_image(ctx, arena, layer, shared);
+        std::optional<StreamedImage>& image = streamed.emplace_back(streamed_image(arena, host, layer));
+        if (image && image->disk) {
+            const auto fill = [&](const LayerImage& of, const std::string& part, const formats::TensorSource& source,
+                                  const at::Tensor& values) { loading.place(*image, of, part, source, values); };
+            stored = load_image(ctx, {image->slot_memory, fill}, layer, shared);
+        } else if (image) {
+            stored = load_image(ctx, memory_at(image->slot_memory, image->image), layer, shared);
+        } else if (!lies_ready(layer)) {
+            at::Tensor memory;  // undefined where all of it stays in the file's map
+            if (const int64_t bytes = image_of(layer).bytes(); bytes > 0)
+                memory = arena.tensor(arena.plan().find(image_name(layer)), {bytes}, at::kByte);
+            stored = load_image(ctx, memory_at(memory, memory), layer, shared);
+        }
         for (const Group g : all_groups) {
             stored.biases[static_cast<std::size_t>(g)] = load_bias(arena, layer, g);
             if (!lies_ready(layer)) continue;
@@ -249,8 +285,20 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Ar
     }
     shared.finish();
     share_nested_offsets(layers, ctx.device(), shared);
+    std::unique_ptr<ImageStream> images;
+    if (!streamed_.empty()) {
+        auto copies = std::make_unique<ops::CopyStream>(ctx, slots() + DiskStream::buffers);
+        std::unique_ptr<DiskStream> disk;
+        if (!recordable()) {
+            const memory::BufferId buffers = host->plan().find(disk_buffers_name);
+            disk = std::make_unique<DiskStream>(loading.take_files(),
+                                                host->tensor(buffers, {DiskStream::memory_bytes}, at::kByte), *copies,
+                                                slots(), ctx.device());
+        }
+        images = std::make_unique<ImageStream>(std::move(copies), std::move(streamed), std::move(disk));
+    }
     return std::make_unique<Pager>(ctx, layout_, request_.dtype, std::move(layers), arena, adapters, masters,
-                                   TilePolicy{request_.nf4_chooser, request_.trains});
+                                   TilePolicy{request_.nf4_chooser, request_.trains}, std::move(images));
 }
 
 OuterWeights BasePlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* masters,

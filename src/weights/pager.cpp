@@ -25,8 +25,14 @@ void Pager::plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::P
 }
 
 Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
-             const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles)
-    : layout_(layout), weights_(layers.size()), paged_(layers.size()), masters_(masters), policy_(std::move(tiles)) {
+             const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
+             std::unique_ptr<ImageStream> images)
+    : layout_(layout),
+      weights_(layers.size()),
+      paged_(layers.size()),
+      masters_(masters),
+      policy_(std::move(tiles)),
+      images_(std::move(images)) {
     expanded_.fill(-1);
     std::vector<LayerMargins> margins;
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
@@ -103,12 +109,25 @@ void Pager::expand_into_slot(ops::Context& ctx, int layer) {
     expand(ctx, weights, outs_NK);
 }
 
+/// Whether products may read the layer as it is stored, whatever their tokens.
+bool Pager::reads_tiles(const Paged& paged) const {
+    return policy_.chooser &&
+           std::any_of(paged.tiles.begin(), paged.tiles.end(), [](const auto& tiles) { return !tiles.empty(); });
+}
+
+void Pager::begin(ops::Context& ctx, const std::vector<int>& pass) {
+    if (images_) images_->begin(ctx, pass);
+}
+
 const LayerWeights& Pager::ready(ops::Context& ctx, int layer, int64_t tokens) {
     LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
+    if (images_) images_->enter(ctx, layer);
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
     for (const Group g : all_groups) choose_tiles(*paged, g, tokens, weights[g]);
     expand_into_slot(ctx, layer);
+    // What was expanded has been read; tiles are read until the next layer is asked for.
+    if (images_ && !reads_tiles(*paged)) images_->release();
     if (margins_ && (held_ != layer || held_version_ != margins_->version())) {
         margins_->fill(ctx, layer);
         held_version_ = margins_->version();
@@ -117,12 +136,17 @@ const LayerWeights& Pager::ready(ops::Context& ctx, int layer, int64_t tokens) {
     return weights;
 }
 
-int Pager::held() const {
+Pager::Held Pager::held() const {
     const bool whole = std::all_of(expanded_.begin(), expanded_.end(), [&](int layer) { return layer == held_; });
-    return whole ? held_ : -1;
+    return {whole ? held_ : -1, images_ ? images_->state() : ImageStream::State{}};
 }
 
-void Pager::assume_held(int layer) {
+void Pager::assume_held(const Held& held) {
+    assume_expanded(held.layer);
+    if (images_) images_->assume(held.images);
+}
+
+void Pager::assume_expanded(int layer) {
     held_ = layer;
     expanded_.fill(layer);
     if (margins_) held_version_ = margins_->version();

@@ -61,6 +61,20 @@ TEST(Cgroup, Version1) {
     EXPECT_EQ(limits.memory, std::nullopt) << "its largest number means none";
 }
 
+TEST(Cgroup, AvailableMemoryIsTheLesserOfTheMachinesAndTheGroups) {
+    const FakeRoot root;
+    root.write("proc/meminfo", "MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");
+    EXPECT_EQ(available_memory(root.path()), 1000 * 1024);
+    root.write("proc/self/cgroup", "0::/job\n");
+    root.write("sys/fs/cgroup/job/memory.max", "800000\n");
+    root.write("sys/fs/cgroup/job/memory.current", "700000\n");
+    EXPECT_EQ(available_memory(root.path()), 100000);
+    root.write("sys/fs/cgroup/job/memory.stat", "anon 600000\nactive_file 30000\ninactive_file 20000\nfile 90000\n");
+    EXPECT_EQ(available_memory(root.path()), 150000) << "caches of files are given back";
+    root.write("sys/fs/cgroup/job/memory.max", "90000000\n");
+    EXPECT_EQ(available_memory(root.path()), 1000 * 1024);
+}
+
 TEST(Cgroup, NothingThereIsNoLimit) {
     const FakeRoot root;
     EXPECT_EQ(cgroup_limits(root.path()).cpus, std::nullopt);

@@ -33,6 +33,8 @@ const std::map<std::string, Example>& special_examples() {
         {"data.datasets", {Json::array({{{"path", "a"}, {"format", "text"}, {"weight", 2}}})}},
         {"distributed.nccl", {{{"SOCKET_IFNAME", "eth0"}, {"DEBUG", "WARN"}}}},
         {"data.chat_template_kwargs", {{{"enable_thinking", false}, {"tools", {{"a", Json::array({1, nullptr})}}}}}},
+        {"model.device_map", {{{"model.layers.0-15", 0}, {"model", "cpu"}}}},
+        {"model.max_memory", {{{"0", "12GiB"}, {"cpu", "64GiB"}}}},
         {"data.columns", {{{"instruction", "question"}}}},
         {"hardware.device", {"cuda:3"}}};
     return examples;

@@ -163,7 +163,7 @@ class Shrinking(Merging):
         for word in ("SIGBUS", "Bus error", "Bad address"):
             self.assertNotIn(word, err)
 
-    def shrink_while_training(self, base, shrink, name):
+    def shrink_while_training(self, base, shrink, name, *extra):
         arguments = self.train_arguments(
             base,
             self.rows(64),
@@ -179,6 +179,7 @@ class Shrinking(Merging):
             self.folder / "cache",
             "--lr_scheduler_type",
             "constant",
+            *extra,
         )
         process = subprocess.Popen(
             [PROGRAM, "train", *map(str, arguments)],
@@ -214,6 +215,16 @@ class Shrinking(Merging):
         file = base / "model.safetensors"
         whole = file.read_bytes()
         arguments, last = self.shrink_while_training(base, lambda: os.truncate(file, 4096), file)
+        file.write_bytes(whole)
+        self.goes_on(arguments, last)
+
+    def test_layers_that_are_left_on_the_disk(self):
+        five_layers = TEXT_LLAMA | {"num_hidden_layers": 5}  # more than there are slots
+        base = self.copied_model(model(five_layers, dtype="bfloat16", quantize="nf4"), "base")
+        file = base / "model.safetensors"
+        whole = file.read_bytes()
+        on_disk = ("--device_map", '{"model.layers": "disk", "model.embed_tokens": "cpu"}')
+        arguments, last = self.shrink_while_training(base, lambda: os.truncate(file, 4096), file, *on_disk)
         file.write_bytes(whole)
         self.goes_on(arguments, last)
 

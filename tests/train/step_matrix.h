@@ -56,6 +56,16 @@ inline std::vector<StepSettingsCase> layer_settings(bool gpu) {
     cases.push_back({"layers unlike", unlike});
     cases.push_back({"four layers offload",
                      {on_host(attention), on_host(input), on_host(everything), on_host(but_mlp), input, everything}});
+    // Weights that are copied ahead of use: all of them, some with the top and the lowest resident, one alone.
+    const auto elsewhere = [&](const char* name, const spec::LayerPlan& layer,
+                               std::initializer_list<std::size_t> which) {
+        cases.push_back({name, std::vector<spec::LayerPlan>(matrix_layers, layer)});
+        for (const std::size_t i : which) cases.back().layers[i].weights_at = spec::Place::host;
+    };
+    elsewhere("all weights in host memory", everything, {0, 1, 2, 3, 4, 5});
+    elsewhere("all weights and activations in host memory", on_host(input), {0, 1, 2, 3, 4, 5});
+    elsewhere("weights of layers 1, 2 and 4 in host memory", attention, {1, 2, 4});
+    elsewhere("weights of the top layer in host memory", input, {5});
     if (gpu) {  // where weights are expanded, and some of them once
         cases.push_back({"every second layer cached", unlike});
         for (std::size_t i = 0; i < unlike.size(); i += 2) cases.back().layers[i].cached = true;

@@ -117,21 +117,21 @@ TEST_F(PagerTest, ChangedAdaptersReachLayersThatLieReadyAndTheSlot) {
 
 TEST_F(PagerTest, SaysWhatTheSlotHoldsAndForgetsItWhenTold) {
     pager->refresh(ctx);
-    EXPECT_EQ(pager->held(), -1);
+    EXPECT_EQ(pager->held().layer, -1);
     expect_ready(3);
-    EXPECT_EQ(pager->held(), 3);
+    EXPECT_EQ(pager->held().layer, 3);
     expect_ready(1);
-    EXPECT_EQ(pager->held(), 3) << "a layer that lies ready takes no slot";
+    EXPECT_EQ(pager->held().layer, 3) << "a layer that lies ready takes no slot";
     expect_ready(2);
-    EXPECT_EQ(pager->held(), -1) << "of layer 2 a part only is in the slot";
+    EXPECT_EQ(pager->held().layer, -1) << "of layer 2 a part only is in the slot";
     expect_ready(0);
-    EXPECT_EQ(pager->held(), 0);
+    EXPECT_EQ(pager->held().layer, 0);
     // Other work wrote over the slot: what is not held is expanded again.
     for (const Group g : all_groups) {
         const LayerWeights& weights = pager->ready(ctx, 0, 8);
         std::get<DenseBase>(weights[g].base).w_NK.fill_(NAN);
     }
-    pager->assume_held(-1);
+    pager->forget();
     expect_ready(0);
 }
 

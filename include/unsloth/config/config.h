@@ -68,6 +68,9 @@ struct ModelOptions {
     ComputeType compute_dtype = ComputeType::same;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;
+    std::string device_map = "\"auto\"";                          ///< JSON: a word or an object (config/device_map.h)
+    std::vector<std::pair<std::string, std::string>> max_memory;  ///< {a GPU's number or "cpu", size}
+    std::optional<std::string> offload_folder;
 };
 
 struct LoraOptions {

@@ -31,10 +31,11 @@ enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
 
 struct BenchRequest {
     BenchSubject what = BenchSubject::step;
-    int64_t batch = 0;    ///< rows; 0: as the configuration trains
-    int64_t seq = 0;      ///< tokens a row; likewise
-    int64_t min_seq = 0;  ///< shortest row when they differ; 0: all have `seq` tokens
-    int64_t steps = 20;   ///< measured, after `warmup` unmeasured ones
+    int64_t batch = 0;       ///< rows; 0: as the configuration trains
+    int64_t seq = 0;         ///< tokens a row; likewise
+    int64_t min_seq = 0;     ///< shortest row when they differ; 0: all have `seq` tokens
+    int64_t accumulate = 1;  ///< micro-batches of `batch` rows in a step
+    int64_t steps = 20;      ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
     bool tune = false;  ///< of gemm and step: time the library's algorithms and print lines for the tables
     bool json = false;

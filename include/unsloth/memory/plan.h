@@ -76,8 +76,8 @@ class Arena {
     at::Tensor slab_;
 };
 
-/// Free and total bytes of a device (CUDA: the driver's figures and what the caching allocator holds unused; CPU:
-/// available RAM).
+/// Free and total bytes of a device (CUDA: the driver's figures and what the caching allocator holds unused; CPU: what
+/// core/cgroup.h says is available).
 struct DeviceMemory {
     int64_t free = 0, total = 0;
 };

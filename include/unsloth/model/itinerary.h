@@ -51,6 +51,14 @@ inline Itinerary training_itinerary(const TrainingRoute& route) {
     return actions;
 }
 
+/// The layers in the order in which they are met, each as often as it is.
+inline std::vector<int> layers_of(const Itinerary& actions) {
+    std::vector<int> layers;
+    for (const Action& action : actions)
+        if (action.part == Action::Part::layer) layers.push_back(action.layer);
+    return layers;
+}
+
 /// The end of the stretch that begins at `first`: as many actions as are of the same part and direction. A stretch of
 /// layers is what can be recorded as a whole.
 inline std::size_t stretch_end(const Itinerary& actions, std::size_t first) {

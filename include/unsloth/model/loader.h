@@ -26,12 +26,13 @@ struct LoadRequest {
     bool trains = false;                 ///< gradients and optimizer states too
     bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
-    uint64_t seed = 0;                ///< of the adapters' initialisation
-    double noise_alpha = 0;           ///< NEFTune's; 0: none
-    bool fp8 = false;                 ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
-    bool offload_embedding = false;   ///< the input embeddings of a CUDA run stay in page-locked host memory
-    bool records = false;             ///< passes are recorded where shapes repeat (ModelParts::records)
-    ops::Nf4GemmChooser nf4_chooser;  ///< products that read 4-bit tiles on this device; empty: none
+    uint64_t seed = 0;               ///< of the adapters' initialisation
+    double noise_alpha = 0;          ///< NEFTune's; 0: none
+    bool fp8 = false;                ///< frozen linears are held, and multiplied, in 8-bit floats (bf16 runs)
+    bool offload_embedding = false;  ///< the input embeddings of a CUDA run stay in page-locked host memory
+    std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form
+    bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)
+    ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
@@ -45,6 +46,7 @@ class ModelPlan {
     ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request);
 
     const spec::ModelSpec& spec() const { return file_->spec; }
+    const formats::ModelTensors& tensors() const { return file_->tensors; }
     const LoadRequest& request() const { return request_; }
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
     const weights::ParameterTable* table() const { return table_ ? &*table_ : nullptr; }

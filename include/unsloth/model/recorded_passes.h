@@ -34,8 +34,8 @@ class RecordedPasses {
   private:
     struct Recording {
         std::optional<ops::CudaGraph> work;
-        int leaves_held = -1;  ///< the layer that the pager's slot holds afterwards
-        PassCounts counts;     ///< what it repeats
+        weights::Pager::Held leaves_held;  ///< what the pager's slots hold afterwards
+        PassCounts counts;                 ///< what it repeats
     };
     using Recordings = std::array<Recording, 2>;  ///< by direction
     MostUsed<std::vector<int64_t>, Recordings> by_shape_{recorded_shapes};

@@ -1,5 +1,6 @@
 // A second stream that copies between device and pinned host memory while the context's own stream computes. On the CPU
-// every copy is complete when the call returns, and the waits do nothing.
+// every copy is complete when the call returns, and the waits do nothing (tests put copies in its place that are as
+// early or as late as the waits allow).
 #pragma once
 
 #include <memory>
@@ -12,18 +13,20 @@ class CopyStream {
   public:
     /// `marks`: how many places in the order of copies can be remembered at a time. Runtime Error when CUDA refuses.
     CopyStream(Context& ctx, int marks);
-    ~CopyStream();
+    virtual ~CopyStream();
     CopyStream(const CopyStream&) = delete;
     CopyStream& operator=(const CopyStream&) = delete;
 
     /// Later copies start after what is issued on the context's stream so far.
-    void wait_for_compute();
+    virtual void wait_for_compute();
     /// `to` = `from`: contiguous, of equal size; host memory must be pinned and live until the copy is done.
-    void copy(const at::Tensor& from, const at::Tensor& to);
+    virtual void copy(const at::Tensor& from, const at::Tensor& to);
     /// Remembers all copies issued so far under this number.
-    void mark(int number);
+    virtual void mark(int number);
     /// Later work on the context's stream starts after the copies that the mark remembers.
-    void compute_waits(int number);
+    virtual void compute_waits(int number);
+    /// Returns when the copies that the mark remembers are done. From any thread.
+    virtual void host_waits(int number);
 
   private:
     struct Cuda;

@@ -10,13 +10,14 @@
 
 namespace unsloth::spec {
 
-enum class Place : uint8_t { device, host };
+enum class Place : uint8_t { device, host, disk };
 
 /// How one layer runs.
 struct LayerPlan {
     Keep keep = Keep::everything;
     Place activations_at = Place::device;  ///< where what it keeps lies between its passes; host: page-locked memory
     bool cached = false;  ///< on a GPU, 4-bit weights are expanded once, while loading, instead of in every pass
+    Place weights_at = Place::device;  ///< where its frozen linears lie; elsewhere they are copied ahead of use
     bool operator==(const LayerPlan&) const = default;
 };
 

@@ -46,18 +46,8 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options);
 /// usage Error where a given lora option contradicts it.
 model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device device, bool trains);
 
-/// What gradient_checkpointing asks for; nullopt: automatic.
-std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option);
-
-/// Sets what `config` leaves to the program: the first of the ways to keep activations, and to hold 4-bit weights, with
-/// which the plan takes no more than 90 % of the device's free memory (the last, if none does).
-void choose_memory_use(const config::Config& config, model::ModelPlan& plan);
-
 /// Rows of logits that the lm_head makes at a time.
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows);
-
-/// Throws a runtime Error with the table and what would fit when the plan exceeds the device's free memory.
-void require_memory(const model::ModelPlan& plan);
 
 /// Runs `step` with a profiler: logs its regions' times and writes a Chrome trace. Waits for the device.
 void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step);

@@ -7,6 +7,7 @@
 
 #include "unsloth/formats/load_plan.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layer_image.h"
 #include "unsloth/weights/pager.h"
 #include "unsloth/weights/shared_loading.h"
@@ -28,31 +29,37 @@ struct BaseRequest {
     bool masters = false;               ///< all of it is trained: compute copies of fp32 masters
     bool trains = false;                ///< gradients pass through the products
     std::vector<bool> cached;           ///< layers whose 4-bit linears are expanded once, while loading (CUDA)
-    bool embedding_on_host = false;     ///< the input embeddings of a CUDA run stay in page-locked host memory
-    bool unties_head = false;           ///< tied embeddings become two matrices, trained apart from each other
-    ops::Nf4GemmChooser nf4_chooser;    ///< products that read 4-bit tiles on this device; empty: none
-    int64_t fewest_tokens = 0;          ///< a product has at least so many
+    std::optional<std::string> offload_folder;  ///< for layers on the disk that the checkpoint has in another form
+    std::vector<spec::Place> layers_at;         ///< where each layer's frozen linears lie
+    bool embedding_on_host = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
+    bool unties_head = false;                   ///< tied embeddings become two matrices, trained apart from each other
+    ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
+    int64_t fewest_tokens = 0;                  ///< a product has at least so many
 };
 
 class BasePlan {
   public:
-    /// usage Error where fp8 is asked for and cannot be.
+    /// usage Error where fp8 is asked for and cannot be, and where layers that must lie on the device do not.
     BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
              BaseRequest request);
 
     /// Submits what lies on the device for the whole run, the adapters' margins with it.
     void submit(memory::Plan& resident) const;
-    /// Submits what lies in page-locked host memory.
+    /// Submits what lies in page-locked host memory: layers, and the embeddings if asked for.
     void submit_host(memory::Plan& host) const;
+    /// Whether passes can be recorded: the host takes part in reading from the disk.
+    bool recordable() const;
     /// Whether products read 8-bit codes of their inputs (Operand::codes).
     bool reads_codes() const { return request_.fp8; }
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string description() const;
 
     /// Loads the layers: a share of it, where there are others. Frozen linears go by layer; small vectors are read by
-    /// everyone. `masters`: of a base that is trained, else nullptr.
-    std::unique_ptr<Pager> load_layers(ops::Context& ctx, const memory::Arena& resident, const Adapters* adapters,
-                                       const Parameters* masters, SharedLoading& shared) const;
+    /// everyone, and so are layers in host memory. `host`: the arena of submit_host, nullptr where that is empty;
+    /// `masters`: of a base that is trained, else nullptr.
+    std::unique_ptr<Pager> load_layers(ops::Context& ctx, const memory::Arena& resident, const memory::Arena* host,
+                                       const Adapters* adapters, const Parameters* masters,
+                                       SharedLoading& shared) const;
     /// Loads the rest, matrices by rows; what lies in host memory is read by everyone. To be called after load_layers.
     OuterWeights load_outer(const memory::Arena& resident, const memory::Arena* host, const Parameters* masters,
                             SharedLoading& shared) const;
@@ -68,15 +75,35 @@ class BasePlan {
     at::ScalarType matrix_type(const formats::TensorSource& source) const;
     bool has_bias(Group g) const;
     void require_fp8() const;
+    void require_resident() const;
+    void require_offload_folder() const;
+    bool streams(int64_t layer) const {
+        return request_.layers_at.at(static_cast<std::size_t>(layer)) != spec::Place::device;
+    }
+    bool on_disk(int64_t layer) const {
+        return layer >= 0 && request_.layers_at.at(static_cast<std::size_t>(layer)) == spec::Place::disk;
+    }
+    int slots() const;
+    int64_t largest_image() const;
     void submit_ready(int64_t layer, memory::Plan& resident) const;
     LayerImage image_of(int layer) const;
+    void add_parts(int layer, bool large, LayerImage& image) const;
 
     /// Puts a part of a stored weight into its layer's image and returns where it lies there.
     using PlacePart = std::function<at::Tensor(const char* what, const at::Tensor& values)>;
     StoredWeight load_rows(const formats::TensorSource& source, const PlacePart& place) const;
     StoredWeight load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
                              const PlacePart& place) const;
-    StoredLayer load_image(ops::Context& ctx, const memory::Arena& arena, int layer, SharedLoading& shared) const;
+    /// Where a layer's image is read by its products, and what takes the values of its parts while loading.
+    struct ImageMemory {
+        at::Tensor read;
+        std::function<void(const LayerImage& image, const std::string& part, const formats::TensorSource& source,
+                           const at::Tensor& values)>
+            fill;
+    };
+    static ImageMemory memory_at(const at::Tensor& read, const at::Tensor& filled);
+    StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const;
+    std::optional<StreamedImage> streamed_image(const memory::Arena& arena, const memory::Arena* host, int layer) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
     Operand load_codes(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;
@@ -88,7 +115,8 @@ class BasePlan {
     LayerLayout layout_;
     std::vector<spec::LayerLora> lora_;
     BaseRequest request_;
-    std::vector<bool> ready_;  ///< layers that lie as their products read them
+    std::vector<bool> ready_;    ///< layers that lie as their products read them
+    std::vector<int> streamed_;  ///< layers that do not lie on the device
     bool tiles_serve_ = false;
 };
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "unsloth/weights/image_stream.h"
 #include "unsloth/weights/operand.h"
 #include "unsloth/weights/parameters.h"
 #include "unsloth/weights/stored_weight.h"
@@ -33,20 +34,29 @@ class Pager {
   public:
     /// Submits the slot, for models with a layer that does not lie ready.
     static void plan_slot(const LayerLayout& layout, at::ScalarType dtype, memory::Plan& plan);
-    /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base.
+    /// `adapters`: nullptr without; `masters`: fp32 values that ready groups are copies of, nullptr for a frozen base;
+    /// `images`: brings the stored weights of layers that lie elsewhere to where `layers` says, nullptr without such.
     Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype, std::vector<StoredLayer> layers,
-          const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles);
+          const memory::Arena& arena, const Adapters* adapters, const Parameters* masters, TilePolicy tiles,
+          std::unique_ptr<ImageStream> images = nullptr);
 
     /// Before a forward pass: brings what changed since the last one (adapters, trained masters) to where it is read.
     void refresh(ops::Context& ctx);
+    /// Before each pass, and not recorded with it: the layers that it will ask for, in order.
+    void begin(ops::Context& ctx, const std::vector<int>& pass);
     /// The layer's weights for products of so many tokens, complete for work issued on the context's stream after this
     /// call, until the next layer's are asked for.
     const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens);
 
-    /// The layer that the slot holds, -1: none, or there is no slot. Work that was recorded leaves the same layer
-    /// behind each time it is issued: `assume_held` says so, and before recording that there is none.
-    int held() const;
-    void assume_held(int layer);
+    /// What the slots hold. Work that was recorded leaves the same behind each time it is issued: `assume_held` says
+    /// so. Before recording, `forget` says that no layer is expanded.
+    struct Held {
+        int layer = -1;  ///< expanded; -1: none, or there is no slot for it
+        ImageStream::State images;
+    };
+    Held held() const;
+    void assume_held(const Held& held);
+    void forget() { assume_expanded(-1); }
 
   private:
     /// A layer of which some group takes the slot.
@@ -57,6 +67,8 @@ class Pager {
     void take_slot(Paged& paged, Group g, Operand& operand);
     void choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const;
     void expand_into_slot(ops::Context& ctx, int layer);
+    bool reads_tiles(const Paged& paged) const;
+    void assume_expanded(int layer);
     void copy_masters(ops::Context& ctx, int layer);
 
     LayerLayout layout_;
@@ -70,6 +82,7 @@ class Pager {
     std::optional<AdapterMargins> margins_;
     const Parameters* masters_;
     TilePolicy policy_;
+    std::unique_ptr<ImageStream> images_;  ///< nullptr: all layers lie on the device
 };
 
 }  // namespace unsloth::weights

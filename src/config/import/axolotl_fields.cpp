@@ -105,9 +105,9 @@ void add_model(PeerRows& rows) {
         .only({"unfrozen_parameters"}, off, "lora.finetuning_type full trains all weights")
         .only({"fp32_norms", "fp32_norm_classes"}, off, "norms are of model.dtype and compute in float32")
         .means("device", "hardware.device", {}, {nullptr, "auto"})
-        .only({"device_map"}, {nullptr, "auto", "cuda", {{"", 0}}},
-              "a model lies on one device: hardware.device names it")
-        .any({"max_memory", "gpu_memory_limit"}, "the memory plan says before the first step what is needed");
+        .means("device_map", "model.device_map", {}, {nullptr})
+        .means("max_memory", "model.max_memory", {}, {nullptr})
+        .any({"gpu_memory_limit"}, "the memory plan says before the first step what is needed");
 }
 
 void add_adapter(PeerRows& rows) {

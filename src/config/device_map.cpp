@@ -1,0 +1,170 @@
+#include "unsloth/config/device_map.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "config/json.h"
+#include "config/option.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::config {
+namespace {
+
+constexpr const char* option = "model.device_map";
+constexpr const char* advice =
+    "Keys are \"\" (all of it), model, model.embed_tokens, model.layers, model.layers.N, model.layers.N-M, model.norm, "
+    "lm_head; values a GPU's number, \"cpu\" or \"disk\".";
+
+std::optional<int64_t> whole_number(const std::string& text) {
+    int64_t number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, failure] = std::from_chars(text.data(), end, number);
+    return failure == std::errc() && stop == end && number >= 0 ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+DeviceMap::Entry DeviceMap::read_key(const std::string& key) {
+    Entry entry;
+    entry.key = key;
+    const std::string layers = "model.layers.";
+    if (key.empty()) return entry;
+    if (key == "model") {
+        entry.part = Entry::Part::model;
+    } else if (key == "model.layers") {
+        entry.part = Entry::Part::layers;
+    } else if (key == "model.embed_tokens") {
+        entry.part = Entry::Part::embedding;
+    } else if (key == "model.norm" || key == "model.rotary_emb" || key == "lm_head") {
+        entry.part = Entry::Part::fixed;
+    } else if (key.starts_with(layers)) {
+        const std::string range = key.substr(layers.size());
+        if (range.find('.') != std::string::npos)
+            throw usage_error(cat(option, ": '", key, "' is a part of a layer: a layer lies in one place as a whole"),
+                              advice);
+        const std::size_t dash = range.find('-');
+        const auto first = whole_number(range.substr(0, dash));
+        const auto last = dash == std::string::npos ? first : whole_number(range.substr(dash + 1));
+        if (!first || !last || *last < *first)
+            throw usage_error(cat(option, ": '", key, "' is no layer and no range of layers"), advice);
+        entry.part = Entry::Part::some_layers;
+        entry.first = *first;
+        entry.last = *last;
+    } else {
+        throw usage_error(cat(option, ": there is no module '", key, "'"), advice);
+    }
+    return entry;
+}
+
+DeviceMap::DeviceMap(const ModelOptions& model) {
+    const Json map = Json::parse(model.device_map);
+    if (map.is_string()) return;
+    if (map.empty()) throw usage_error(cat(option, " is an empty object"), advice);
+    std::set<int64_t> gpus;
+    for (const auto& [key, value] : map.items()) {
+        Entry& entry = entries_.emplace_back(read_key(key));
+        const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+        if (text == "cpu" || text == "disk") {
+            entry.place = text == "cpu" ? spec::Place::host : spec::Place::disk;
+        } else {
+            const auto number = text == "cuda" ? std::optional<int64_t>(0)
+                                               : whole_number(text.starts_with("cuda:") ? text.substr(5) : text);
+            if (!number)
+                throw usage_error(cat(option, ": '", key, "' is at ", value.dump(), ", which is no place"), advice);
+            gpus.insert(entry.gpu = *number);
+        }
+        if (entry.part == Entry::Part::embedding && entry.place == spec::Place::disk)
+            throw usage_error(cat(option, ": '", key, "' cannot lie on the disk: single rows of it are read"),
+                              "Put it on the GPU or in host memory (\"cpu\").");
+    }
+    if (gpus.size() > 1)
+        throw usage_error(cat(option, " spreads one model over ", gpus.size(),
+                              " GPUs, which needs a pipeline of processes, and there is none yet"),
+                          "Name one GPU, \"cpu\" and \"disk\". Several GPUs train together, each with the whole model, "
+                          "by unsloth-train launch.");
+}
+
+/// How closely the entry names a layer (>= 0), or a part outside of the layers; 0: not at all.
+int DeviceMap::Entry::rank(Part of, int64_t layer) const {
+    switch (part) {
+        case Part::all:
+            return 1;
+        case Part::model:
+            return 2;
+        case Part::layers:
+            return layer >= 0 ? 3 : 0;
+        case Part::some_layers:
+            return layer >= first && layer <= last ? 4 : 0;
+        case Part::embedding:
+        case Part::fixed:
+            return layer < 0 && part == of ? 4 : 0;
+    }
+    return 0;
+}
+
+spec::Place DeviceMap::Entry::place_for(int run_gpu) const {
+    return run_gpu < 0 && place == spec::Place::host ? spec::Place::device : place;
+}
+
+const DeviceMap::Entry* DeviceMap::entry_of(Entry::Part part, int64_t layer) const {
+    const Entry* best = nullptr;
+    for (const Entry& entry : entries_) {
+        const int rank = entry.rank(part, layer), most = best != nullptr ? best->rank(part, layer) : 0;
+        if (rank > 0 && rank == most)
+            throw usage_error(cat(option, ": both '", best->key, "' and '", entry.key, "' name layer ", layer));
+        if (rank > most) best = &entry;
+    }
+    return best;
+}
+
+void DeviceMap::check_gpu(int gpu) const {
+    for (const Entry& entry : entries_) {
+        if (entry.gpu >= 0 && gpu < 0)
+            throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", and the run is on the CPU"),
+                              "Name \"cpu\" or \"disk\", or set hardware.device.");
+        if (entry.gpu > 0 && entry.gpu != gpu)  // 0 is each process' own
+            throw usage_error(cat(option, ": '", entry.key, "' is on GPU ", entry.gpu, ", the run's is ", gpu),
+                              cat("Set hardware.device to cuda:", entry.gpu, ", or name GPU 0."));
+        // What an entry for more ("", "model") says is not meant for them.
+        if (entry.part == Entry::Part::fixed && entry.place_for(gpu) != spec::Place::device)
+            throw usage_error(cat(option, ": '", entry.key, "' can lie on the GPU alone"),
+                              cat("Leave '", entry.key, "' out: it stays there."));
+    }
+}
+
+std::vector<spec::Place> DeviceMap::layers(int64_t num_layers, int gpu) const {
+    check_gpu(gpu);
+    for (const Entry& entry : entries_)
+        if (entry.part == Entry::Part::some_layers && entry.last >= num_layers)
+            throw usage_error(cat(option, ": '", entry.key, "', but the model has layers 0 to ", num_layers - 1));
+    std::vector<spec::Place> places;
+    for (int64_t layer = 0; layer < num_layers; ++layer) {
+        const Entry* const entry = entry_of(Entry::Part::some_layers, layer);
+        if (entry == nullptr)
+            throw usage_error(cat(option, " does not say where model.layers.", layer, " lies"), advice);
+        places.push_back(entry->place_for(gpu));
+    }
+    return places;
+}
+
+bool DeviceMap::embedding_on_host(int gpu) const {
+    check_gpu(gpu);
+    const Entry* const entry = entry_of(Entry::Part::embedding, -1);
+    return entry != nullptr && entry->place_for(gpu) != spec::Place::device;
+}
+
+std::optional<int64_t> max_memory(const ModelOptions& model, int gpu) {
+    std::optional<int64_t> bytes;
+    for (const auto& [key, size] : model.max_memory) {
+        const std::string origin = cat("model.max_memory: ", key);
+        const auto number = whole_number(key);
+        if (key != "cpu" && !number)
+            throw usage_error(cat(origin, " is no device"), "Keys are GPUs' numbers and \"cpu\".");
+        const int64_t value = parse_byte_size(size, origin);
+        if (gpu < 0 ? key == "cpu" : number == gpu) bytes = value;
+    }
+    return bytes;
+}
+
+}  // namespace unsloth::config

@@ -1,0 +1,64 @@
+// Weights in page-locked host memory that are copied ahead of use, on a GPU: the runs of tests/train/streamed_weights.h
+// with and without recorded passes.
+#include "train/streamed_weights.h"
+#include "unsloth/train/memory_use.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+class StreamedWeightsGpu : public ::testing::TestWithParam<Base> {
+  protected:
+    void SetUp() override {
+        if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
+    }
+};
+
+TEST_P(StreamedWeightsGpu, ChangeNoBit) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+        SCOPED_TRACE(c10::toString(dtype));
+        expect_streaming_changes_no_bit(GetParam(), "cuda", dtype);
+    }
+}
+
+/// model.device_map auto within so little memory that some, or all, layers must leave it.
+TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
+    if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
+    model::LoadRequest request;
+    request.device = train::choose_device("cuda");
+    request.dtype = at::kBFloat16;
+    request.lora.emplace();
+    request.trains = true;
+    request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 16;
+    request.sizes.segments = 1;
+    model::ModelPlan plan(
+        std::make_shared<const formats::WeightFile>(formats::WeightFile::open(matrix_model().string())), request);
+    const auto moved = [&](std::size_t layers) {
+        spec::RunPlan run = request.run;
+        run.layers.assign(matrix_layers, {spec::Keep::input, spec::Place::host});
+        for (std::size_t i = matrix_layers - layers; i < matrix_layers; ++i)
+            run.layers[i].weights_at = spec::Place::host;
+        return run;
+    };
+    config::Config config;
+    const auto choose = [&](int64_t device, int64_t host) {
+        config.model.max_memory = {{cat(static_cast<int>(request.device.index())), cat(device)}, {"cpu", cat(host)}};
+        train::choose_memory_use(config, plan);
+        return plan.request().run;
+    };
+    const int64_t plenty = int64_t{1} << 30;
+    EXPECT_EQ(choose(plenty, plenty).layers[5].weights_at, spec::Place::device);
+    for (const std::size_t layers : {4, 5, 6}) {
+        const int64_t enough = plan.estimate(moved(layers)).device;
+        ASSERT_GT(plan.estimate(moved(layers - 1)).device, enough);
+        EXPECT_EQ(choose(enough, plenty), moved(layers)) << layers;
+    }
+    EXPECT_EQ(choose(1 << 20, plenty), moved(0)) << "nothing fits: require_memory says what";
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, StreamedWeightsGpu, ::testing::ValuesIn(all_bases),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace unsloth
