@@ -58,6 +58,8 @@ Level value_level() {
     return {depth, 500, "values nest deeper than 500 levels"};
 }
 
+Sequence::Sequence(Kind sequence_kind, Items values) : kind(sequence_kind), items(std::move(values)) {}
+
 Sequence::~Sequence() {
     release(std::move(items));
 }

@@ -34,7 +34,7 @@ struct Text {
 /// Everything that Python iterates by position.
 struct Sequence {
     enum class Kind : uint8_t { list, tuple, range, view, generator };
-    Sequence(Kind sequence_kind, Items values) : kind(sequence_kind), items(std::move(values)) {}
+    Sequence(Kind sequence_kind, Items values);  // Value is not complete here
     ~Sequence();
     Kind kind;
     Items items;
