@@ -79,10 +79,16 @@ Arena Arena::host(Plan plan, at::Device device) {
     const std::size_t mapped = (static_cast<std::size_t>(bytes) + huge_page - 1) / huge_page * huge_page;
     void* const data = map_memory(mapped);
     if (data == nullptr) throw host_memory_failure(plan, bytes, std::strerror(errno));
-    if (const cudaError_t status = cudaHostRegister(data, mapped, cudaHostRegisterDefault); status != cudaSuccess) {
+    if (cudaHostRegister(data, mapped, cudaHostRegisterDefault) != cudaSuccess) {
+        // Some sandboxes lock no pages that are there already: then the driver makes them, which takes longer.
         (void)cudaGetLastError();
         ::munmap(data, mapped);
-        throw host_memory_failure(plan, bytes, cudaGetErrorString(status));
+        void* made = nullptr;
+        const cudaError_t status = cudaHostAlloc(&made, static_cast<std::size_t>(bytes), cudaHostAllocDefault);
+        (void)cudaGetLastError();
+        if (status != cudaSuccess) throw host_memory_failure(plan, bytes, cudaGetErrorString(status));
+        return Arena(std::move(plan),
+                     at::from_blob(made, {bytes}, [](void* memory) { cudaFreeHost(memory); }, at::kByte));
     }
     const auto release = [mapped](void* memory) {
         cudaHostUnregister(memory);
