@@ -45,6 +45,8 @@ BASE = LLAMA | {
     "max_position_embeddings": 2048,
     "torch_dtype": "bfloat16",
 }
+ON_HOST = json.dumps({"model.layers": "cpu", "model.embed_tokens": "cpu", "lm_head": 0})
+ON_DISK = json.dumps({"": 0, "model.layers.0-2": "disk", "model.layers.4": "cpu", "model.layers.5": "disk"})
 POISON = 5  # a token that no row has but the one that is to spoil a step
 ADAPTER = "adapter_model.safetensors"
 
@@ -147,6 +149,9 @@ class Resuming(OnGpu):
     def test_with_offloaded_activations(self):
         self.compare("--gradient_checkpointing", "mlp+offload", at=4)
 
+    def test_with_layers_in_host_memory(self):
+        self.compare("--device_map", ON_HOST, at=4)
+
     def test_with_packing(self):
         self.compare("--packing", "true", "--max_seq_length", "32", at=3)
 
@@ -167,6 +172,48 @@ class Resuming(OnGpu):
         if result.code != OK:
             self.assertIn("compute capability 9.0", result.err)
         return result.code
+
+
+class Offload(OnGpu):
+    """Layers that do not lie on the GPU: the same adapters, losses and evaluations as with all of them there."""
+
+    def compare(self, name, *extra, base=None):
+        self.data = self.write([16] * 64)  # one shape: passes are recorded
+        words = ["--max_steps", "6", "--val_size", "8", "--eval_steps", "2", "--lora_dropout", "0.1", *extra]
+
+        def result(out, *more):
+            run_ = self.succeed("train", *self.arguments(out, *words, *more, base=base))
+            folder = self.folder / out
+            figures = [[s["loss"], s["grad_norm"]] for s in self.steps(folder)]
+            evaluations = [row["eval_loss"] for row in self.evaluations(folder)]
+            return run_, (folder / ADAPTER).read_bytes(), figures, evaluations
+
+        _, *resident = result(f"{name}-resident")
+        for number, device_map in enumerate((ON_HOST, ON_DISK)):
+            offload = ("--device_map", device_map, "--offload_folder", self.folder / "weights")
+            log, *moved = result(f"{name}-moved{number}", *offload)
+            self.assertIn("copied to the device ahead of use", log.err)
+            self.assertEqual(moved, resident, device_map)
+
+    def test_quantised_while_loading(self):
+        self.compare("accumulated", "--gradient_accumulation_steps", "4")
+
+    def test_a_4bit_base(self):
+        base = model(BASE, dtype="bfloat16", quantize="nf4")
+        self.compare("offloaded", "--gradient_checkpointing", "full+offload", base=base)
+        self.compare("issued", "--gradient_checkpointing", "mlp", "--cuda_graphs", "false", base=base)
+
+    def test_a_16bit_base(self):
+        in_16bit = ("--finetuning_type", "lora", "--load_in_4bit", "false")
+        self.compare("plain", "--gradient_checkpointing", "attention", *in_16bit)
+
+    def test_scores(self):
+        base = model(BASE, dtype="bfloat16", quantize="nf4")
+        words = ["score", "--model.path", base, "--data.train_file", self.data, "--device", "cuda"]
+        self.succeed(*words, "--out", self.folder / "resident")
+        for device_map in (ON_HOST, ON_DISK):
+            self.succeed(*words, "--out", self.folder / "moved", "--device_map", device_map)
+            self.assertEqual((self.folder / "moved").read_bytes(), (self.folder / "resident").read_bytes())
 
 
 class LongRuns(OnGpu):
@@ -310,6 +357,9 @@ class TwoRanks(OnGpu):
 
     def test_offloaded_activations(self):
         self.check_as_alone(1e-4, "--dtype", "float32", "--gradient_checkpointing", "mlp+offload")
+
+    def test_layers_in_host_memory(self):
+        self.check_as_alone(1e-4, "--dtype", "float32", "--device_map", ON_HOST)
 
     def test_going_on(self):
         """Bit for bit, with dropout and 8-bit moments."""
