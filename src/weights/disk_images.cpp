@@ -64,8 +64,14 @@ std::byte* DiskFiles::read(int number, int64_t offset, int64_t bytes, std::byte*
     return buffer;
 }
 
-DiskStream::DiskStream(DiskFiles files, at::Tensor memory, ops::CopyStream& copies, int first_mark, at::Device device)
-    : files_(std::move(files)), memory_(std::move(memory)), copies_(copies), first_mark_(first_mark), device_(device) {
+DiskStream::DiskStream(DiskFiles files, at::Tensor memory, ops::CopyStream& copies, int first_mark, at::Device device,
+                       std::chrono::milliseconds patience)
+    : files_(std::move(files)),
+      memory_(std::move(memory)),
+      copies_(copies),
+      first_mark_(first_mark),
+      device_(device),
+      patience_(patience) {
     UNSLOTH_CHECK(memory_.nbytes() >= static_cast<std::size_t>(memory_bytes), memory_.nbytes(), " bytes for buffers");
     for (int buffer = 0; buffer < buffers; ++buffer) threads_.emplace_back([this, buffer] { work(buffer); });
 }
@@ -93,13 +99,15 @@ void DiskStream::fetch(const DiskImage& image, const at::Tensor& slot_memory, in
 }
 
 void DiskStream::wait(int mark) {
-    constexpr std::chrono::seconds patience(10);
+    using Clock = std::chrono::steady_clock;
     std::unique_lock lock(guard_);
     const std::shared_ptr<Job> job = latest_.at(mark);
     const auto ready = [&] { return job->left == 0 || failure_ != nullptr; };
-    for (int64_t seconds = patience.count(); !changed_.wait_for(lock, patience, ready); seconds += patience.count())
+    const Clock::time_point begin = Clock::now();
+    while (!changed_.wait_for(lock, patience_, ready))
         log::warning("waiting for the disk: a layer's weights in ",
-                     files_.path(job->image->ranges.front().file).string(), " have not come for ", seconds, " s");
+                     files_.path(job->image->ranges.front().file).string(), " have not come for ",
+                     std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin).count(), " s");
     if (failure_) std::rethrow_exception(failure_);
 }
 

@@ -89,6 +89,25 @@ TEST_F(DiskImagesTest, AFileThatBecomesShorterIsNamed) {
     EXPECT_THROW(disk->wait(0), Error) << "and again";
 }
 
+TEST_F(DiskImagesTest, ADiskThatStallsIsWaitedForAndTold) {
+    struct Stalling : ops::CopyStream {
+        using CopyStream::CopyStream;
+        void host_waits(int) override { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }
+    } stalling(ctx, 2 + DiskStream::buffers);
+    const at::Tensor content = make_file(folder / "a", 1000);
+    DiskFiles files;
+    const DiskImage image{{{files.add(folder / "a"), 0, 1000, 0}}, at::empty({0}, at::kByte), 0};
+    DiskStream disk(std::move(files), memory, stalling, 2, at::kCPU, std::chrono::milliseconds(50));
+    const at::Tensor slot = at::zeros({1000}, at::kByte);
+    ::testing::internal::CaptureStderr();
+    disk.fetch(image, slot, 0);
+    disk.wait(0);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("waiting for the disk: a layer's weights in " + (folder / "a").string()), std::string::npos)
+        << said;
+    EXPECT_TRUE(slot.equal(content));
+}
+
 /// Nothing is mapped at address 0: the kernel answers with EIO, as for a disk's fault.
 TEST_F(DiskImagesTest, AFaultOfTheDiskIsNamed) {
     DiskFiles files;

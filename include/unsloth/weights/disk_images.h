@@ -5,6 +5,7 @@
 // it into as many as the disk takes at a time.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -62,7 +63,9 @@ class DiskStream {
 
     /// `memory`: uint8 [memory_bytes]. `copies` has marks [first_mark, first_mark + buffers) for it; both must outlive
     /// it, and so must what is under way: the destructor waits for its threads alone.
-    DiskStream(DiskFiles files, at::Tensor memory, ops::CopyStream& copies, int first_mark, at::Device device);
+    /// `patience`: how long wait() waits before it says so.
+    DiskStream(DiskFiles files, at::Tensor memory, ops::CopyStream& copies, int first_mark, at::Device device,
+               std::chrono::milliseconds patience = std::chrono::seconds(10));
     ~DiskStream();
     DiskStream(const DiskStream&) = delete;
     DiskStream& operator=(const DiskStream&) = delete;
@@ -95,6 +98,7 @@ class DiskStream {
     ops::CopyStream& copies_;
     int first_mark_;
     at::Device device_;
+    std::chrono::milliseconds patience_;
     std::mutex guard_;
     std::condition_variable changed_;
     std::deque<std::shared_ptr<Job>> jobs_;                 ///< with something to read
