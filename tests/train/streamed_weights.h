@@ -24,15 +24,9 @@ inline fs::path base_folder(Base base) {
     if (base == Base::nf4) return matrix_model();
     static const ScratchFolder folder;
     static const fs::path plain = [] {
-        config::InitRequest request;
-        request.out = (folder / "bf16").string();
-        write_text(folder / "config.json", [&] {  // without what says that it is quantised
-            nlohmann::json json = read_json(matrix_model() / "config.json");
-            json.erase("quantization_config");
-            return json.dump();
-        }());
-        request.config_file = (folder / "config.json").string();
-        train::run_init(request);
+        fs::create_directory(folder / "bf16");
+        const formats::WeightFile nf4 = formats::WeightFile::open(matrix_model().string());
+        formats::write_random_model({.spec = nf4.spec, .seed = 3407}, folder / "bf16");
         return folder / "bf16";
     }();
     if (base != Base::int8) return plain;
