@@ -310,11 +310,11 @@ bool RowFormatter::splits() const {
            (options_.long_rows == config::LongRows::automatic && format_ == config::DataFormat::text);
 }
 
-std::vector<FormattedRow> RowFormatter::pieces(const FormattedRow& row) const {
+void RowFormatter::for_each_piece(const FormattedRow& row, const std::function<void(const FormattedRow&)>& use) const {
     const auto limit = static_cast<std::size_t>(options_.max_seq_length), size = row.ids.size();
     UNSLOTH_CHECK(limit > 1 && size > limit, size, " tokens in pieces of ", limit);
     const auto begins_segment = [&](std::size_t t) { return !row.positions.empty() && row.positions[t] == 0; };
-    std::vector<FormattedRow> pieces;
+    int32_t number = 0;
     for (std::size_t begin = 0, end = 0; end < size;) {
         begin = end == 0 || begins_segment(end) ? end : end - 1;
         const bool repeats = begin < end;
@@ -324,11 +324,10 @@ std::vector<FormattedRow> RowFormatter::pieces(const FormattedRow& row) const {
         piece.targets = targets_of(piece);
         piece.split = true;
         check_reach(piece);
-        pieces.push_back(std::move(piece));
+        if (row.targets > 0 && piece.targets == 0) continue;
+        piece.piece = number++;
+        use(piece);
     }
-    if (row.targets > 0) std::erase_if(pieces, [](const FormattedRow& piece) { return piece.targets == 0; });
-    for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i].piece = static_cast<int32_t>(i);
-    return pieces;
 }
 
 void RowFormatter::finish(FormattedRow& row) const {

@@ -182,10 +182,37 @@ class RowLoader {
     }
 
   private:
+    struct Taken {
+        bool repaired = false, augmented = false, truncated = false;
+        bool dropped = false, masked = false;  ///< nothing was appended
+        uint32_t doubts = 0;
+    };
+    /// Encodes a row and appends it, or its pieces, to `rows`.
+    Taken take(const SourceReader::Part& part, const RawRow& raw, StorePart& rows) const {
+        Taken taken;
+        const RowFormatter& formatter = formatters_[static_cast<std::size_t>(part.source)];
+        const FormattedRow row = [&] {
+            const nlohmann::ordered_json columns = part.file->parse(raw, &taken.repaired);
+            taken.augmented = holds(columns, provenance_column);
+            return formatter.format(columns);
+        }();
+        taken.truncated = row.truncated;
+        taken.doubts = row.doubts;
+        taken.dropped = row.too_long && !formatter.splits();
+        taken.masked = row.targets == 0 && !options_.keep_all_masked;
+        if (taken.dropped || taken.masked) return taken;
+        const int64_t id = part.first_id + raw.index;
+        const auto append = [&](const FormattedRow& one) { rows.append(one, id, part.source); };
+        row.too_long ? formatter.for_each_piece(row, append) : append(row);
+        return taken;
+    }
     /// False when the row is bad.
     bool encode_row(const SourceReader::Part& part, const RawRow& raw, Encoded& result) const {
         Losses& lost = result.lost;
+        const std::size_t words = result.rows.words.size(), records = result.rows.records.size();
         const auto reject = [&](BadRow reason) {
+            result.rows.words.resize(words);
+            result.rows.records.resize(records);
             ++lost.bad;
             if (lost.first_bad.size() < shown_rows)
                 lost.first_bad.push_back({part.file->place(raw.line), std::move(reason)});
@@ -193,22 +220,14 @@ class RowLoader {
         };
         const auto place = [&] { return part.file->place(raw.line); };
         try {
-            bool repaired = false;
-            const nlohmann::ordered_json columns = part.file->parse(raw, &repaired);
-            const RowFormatter& formatter = formatters_[static_cast<std::size_t>(part.source)];
-            const FormattedRow row = formatter.format(columns);
-            const int64_t id = part.first_id + raw.index;
-            if (repaired) lost.repaired.add(place());
-            lost.augmented += holds(columns, provenance_column);
-            if (row.too_long && !formatter.splits()) {
+            const Taken row = within_row_memory(raw.bytes, [&] { return take(part, raw, result.rows); });
+            if (row.repaired) lost.repaired.add(place());
+            lost.augmented += row.augmented;
+            if (row.dropped) {
                 lost.too_long.add(place());
                 return true;
             }
-            if (row.targets > 0 || options_.keep_all_masked) {
-                if (!row.too_long) result.rows.append(row, id, part.source);
-                for (const FormattedRow& piece : row.too_long ? formatter.pieces(row) : std::vector<FormattedRow>())
-                    result.rows.append(piece, id, part.source);
-            } else {
+            if (row.masked) {
                 lost.masked.add(place());
                 lost.masked_after_cut += row.truncated;
             }

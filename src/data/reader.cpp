@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "data/row_errors.h"
 #include "data/row_readers.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -117,19 +118,20 @@ nlohmann::ordered_json RowReader::parse(const RawRow& row, bool* repaired) const
                      "Is a line end or a closing quote missing? Split the document into several rows."};
     const std::size_t invalid = first_invalid_utf8(row.text);
     if (repaired != nullptr) *repaired = invalid < row.text.size();
-    nlohmann::ordered_json columns;
-    if (invalid == row.text.size()) {
-        columns = parse_text(row.text);
-    } else if (options_.invalid_utf8 == config::InvalidUtf8::replace) {
-        columns = parse_text(repair_utf8(row.text));
-    } else {
+    if (invalid < row.text.size() && options_.invalid_utf8 == config::InvalidUtf8::refuse)
         throw BadRow{
             cat("not valid UTF-8 at byte ", invalid + 1, " of the row"),
             "Convert the file (iconv -f LATIN1 -t UTF-8 FILE > OUT), or set data.invalid_utf8 to replace: such bytes "
             "become U+FFFD."};
-    }
-    rename(columns, options_.columns);
-    return columns;
+    return within_row_memory(row.bytes, [&] {
+        // Of JSON that makes much of little, the copies that formats take of it must fit too.
+        constexpr int64_t factor = 4, flat = int64_t{16} << 20;
+        const MemoryBound bound(factor * row.bytes + flat);
+        nlohmann::ordered_json columns =
+            invalid < row.text.size() ? parse_text(repair_utf8(row.text)) : parse_text(row.text);
+        rename(columns, options_.columns);
+        return columns;
+    });
 }
 
 std::string RowReader::place(int64_t line) const {

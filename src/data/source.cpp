@@ -2,6 +2,7 @@
 
 #include <fnmatch.h>
 #include <glob.h>
+#include <malloc.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -302,6 +303,7 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
         log::info(file->name(), ": ", file->kind(), ", rows of format ", format_name(*format), " (columns ", columns,
                   ")");
     }
+    ::malloc_trim(0);  // of a long first row: other threads, which read it again, have heaps of their own
     if (found) return *found;
     if (first) throw *first;
     throw input_error(cat(source.name, ": has no rows"),

@@ -136,7 +136,10 @@ void Bpe::encode_part(std::string_view part, bool cached, const TokenSink& out) 
             out.put(entry->ids[i], token_length_[static_cast<std::size_t>(entry->ids[i])]);
         return;
     }
-    thread_local std::vector<Symbol> symbols;
+    constexpr std::size_t longest_kept = 4096;  // bytes of a word: a longer one's symbols are not worth their memory
+    thread_local std::vector<Symbol> kept;
+    std::vector<Symbol> own;
+    std::vector<Symbol>& symbols = part.size() > longest_kept ? own : kept;
     symbols.clear();
     const int32_t whole = ignore_merges_ ? words_.find(part) : -1;
     if (whole >= 0) {

@@ -1,22 +1,55 @@
 #include "tokenizer/pre_tokenizer.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "tokenizer/normalizer.h"
 #include "tokenizer/unicode.h"
 
 namespace unsloth::tokenizer {
 namespace {
 
-/// Gaps and matches of one word, in order and without gaps between them.
-struct Piece {
-    std::size_t begin, end;
-    bool match;
+/// Makes words of the gaps and matches of one word, which come in order and without gaps between them: joined as the
+/// behaviour says, empty ones left out.
+class Joiner {
+  public:
+    Joiner(SplitBehavior behavior, Words& words) : behavior_(behavior), words_(words), first_(words.size()) {}
+    ~Joiner() { drop_empty(); }
+    Joiner(const Joiner&) = delete;
+    Joiner& operator=(const Joiner&) = delete;
+
+    void add(std::size_t begin, std::size_t end, bool match) {
+        const bool follows = words_.size() > first_, after_match = follows && last_matched_;
+        // The mirror image of merged_with_previous: of several matches in a row only the last joins the gap.
+        const bool joins = behavior_ == SplitBehavior::contiguous             ? follows && match == after_match
+                           : behavior_ == SplitBehavior::merged_with_previous ? follows && match && !after_match
+                           : behavior_ == SplitBehavior::merged_with_next     ? follows && !match && after_match
+                                                                              : false;
+        if (joins) {
+            words_.back().end = static_cast<uint32_t>(end);
+        } else if (!match || behavior_ != SplitBehavior::removed) {
+            drop_empty();
+            words_.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(end)});
+        }
+        last_matched_ = match;
+    }
+
+  private:
+    void drop_empty() {
+        if (words_.size() > first_ && words_.back().begin == words_.back().end) words_.pop_back();
+    }
+
+    SplitBehavior behavior_;
+    Words& words_;
+    std::size_t first_;
+    bool last_matched_ = false;
 };
 
 /// `base` is the place of `text`, which a step looks at, within the whole.
-void find_pieces(const PatternSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
+void find_pieces(const PatternSplit& step, std::string_view text, std::size_t base, Joiner& words) {
     std::size_t done = 0;
     const auto add = [&](std::size_t begin, std::size_t end, bool match) {
-        pieces.push_back({base + begin, base + end, match != step.invert});
+        words.add(base + begin, base + end, match != step.invert);
     };
     for_each_match(step.pattern, text, [&](std::size_t begin, std::size_t end) {
         if (done < begin) add(done, begin, false);
@@ -26,53 +59,27 @@ void find_pieces(const PatternSplit& step, std::string_view text, std::size_t ba
     if (done < text.size()) add(done, text.size(), false);
 }
 
-void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t base, std::vector<Piece>& pieces) {
+void find_pieces(const CharacterSplit& step, std::string_view text, std::size_t base, Joiner& words) {
     std::size_t done = 0;
     for (std::size_t at = 0; at < text.size();) {
         const unicode::Decoded d = unicode::decode(text, at);
         if (step.matches(d.code_point)) {
-            if (done < at) pieces.push_back({base + done, base + at, false});
-            pieces.push_back({base + at, base + at + d.size, true});
+            if (done < at) words.add(base + done, base + at, false);
+            words.add(base + at, base + at + d.size, true);
             done = at + d.size;
         }
         at += d.size;
     }
-    if (done < text.size()) pieces.push_back({base + done, base + text.size(), false});
-}
-
-/// Joins pieces as the behaviour says. Empty words are left out.
-void join_pieces(SplitBehavior behavior, const std::vector<Piece>& pieces, std::vector<Word>& words) {
-    const std::size_t first = words.size();
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-        const Piece& piece = pieces[i];
-        const bool follows = words.size() > first && i > 0, after_match = follows && pieces[i - 1].match;
-        // The mirror image of merged_with_previous: of several matches in a row only the last joins the gap.
-        const bool joins = behavior == SplitBehavior::contiguous             ? follows && piece.match == after_match
-                           : behavior == SplitBehavior::merged_with_previous ? follows && piece.match && !after_match
-                           : behavior == SplitBehavior::merged_with_next     ? follows && !piece.match && after_match
-                                                                             : false;
-        if (joins) {
-            words.back().end = piece.end;
-        } else if (!piece.match || behavior != SplitBehavior::removed) {
-            words.push_back({piece.begin, piece.end});
-        }
-    }
-    std::size_t kept = first;
-    for (std::size_t i = first; i < words.size(); ++i) {
-        if (words[i].begin < words[i].end) words[kept++] = words[i];
-    }
-    words.resize(kept);
+    if (done < text.size()) words.add(base + done, base + text.size(), false);
 }
 
 /// A step that only splits; the text stays.
 template <class Step>
 void apply_split(const Step& step, SplitText& text) {
-    std::vector<Word> next;
-    std::vector<Piece> pieces;
+    Words next;
     for (const Word& word : text.words) {
-        pieces.clear();
-        find_pieces(step, text.text.substr(word.begin, word.end - word.begin), word.begin, pieces);
-        join_pieces(step.behavior, pieces, next);
+        Joiner joined(step.behavior, next);
+        find_pieces(step, text.text.substr(word.begin, word.end - word.begin), word.begin, joined);
     }
     text.words.swap(next);
 }
@@ -87,7 +94,7 @@ void rewrite_words(SplitText& text, bool aligned, Rewrite rewrite) {
         done = word.end;
         const std::size_t begin = out.text().size();
         rewrite(text.text.substr(word.begin, word.end - word.begin), out);
-        word = {begin, out.text().size()};
+        word = {static_cast<uint32_t>(begin), static_cast<uint32_t>(out.text().size())};
     }
     out.skip(text.text.size() - done);
     text.rewritten = out.take_text();
@@ -133,10 +140,11 @@ void apply(const PreTokenizerStep& step, SplitText& text, bool first, bool align
 void split_words(const std::vector<PreTokenizerStep>& steps, std::string_view text, bool first, bool aligned,
                  SplitText& out) {
     out.text = text;
-    out.limit = growth_limit(text.size());
+    out.limit = std::min<std::size_t>(growth_limit(text.size()), std::numeric_limits<uint32_t>::max());
+    check_growth(text.size(), out.limit);
     out.alignment = {};
     out.words.clear();
-    if (!text.empty()) out.words.push_back({0, text.size()});
+    if (!text.empty()) out.words.push_back({0, static_cast<uint32_t>(text.size())});
     for (const PreTokenizerStep& step : steps) apply(step, out, first, aligned);
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -12,14 +14,17 @@
 
 namespace unsloth::tokenizer {
 
+/// Texts of 4 GiB and more are refused.
 struct Word {
-    std::size_t begin, end;
+    uint32_t begin, end;
 };
+/// Never moved while it grows: a long text's words would be there twice.
+using Words = std::deque<Word>;
 
 /// A text and the words found in it; `text` views the caller's string or `rewritten`.
 struct SplitText {
     std::string_view text;
-    std::vector<Word> words;
+    Words words;
     std::string rewritten;
     AlignmentChain alignment;  ///< from `text` to the caller's text, where steps rewrote it
     std::size_t limit = 0;     ///< how long steps may make `text`

@@ -184,14 +184,16 @@ struct Free {
 
 /// What a thread needs to match. PCRE2's own default stack is 32 KiB, too little for long nested repeats.
 struct ThreadState {
+    static constexpr std::size_t most_bytes = std::size_t{16} << 20;  ///< a row's memory counts no more (row_errors.h)
     std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data{pcre2_match_data_create(1, nullptr)};
     std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack_free>> stack{
-        pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr)};
+        pcre2_jit_stack_create(64 << 10, most_bytes, nullptr)};
     std::unique_ptr<pcre2_match_context, Free<pcre2_match_context_free>> context{pcre2_match_context_create(nullptr)};
 
     ThreadState() {
         UNSLOTH_CHECK(data && context, "no memory for matching");
         pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
+        pcre2_set_heap_limit(context.get(), most_bytes >> 10);
     }
 };
 

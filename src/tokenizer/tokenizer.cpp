@@ -10,6 +10,7 @@
 #include "tokenizer/tokenizer_spec.h"
 #include "tokenizer/unicode.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/memory_budget.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::tokenizer {
@@ -101,6 +102,7 @@ struct Tokenizer::Impl {
 
 /// A text as given: repaired where it is not UTF-8, then cut at added tokens.
 void Tokenizer::Impl::encode(std::string_view text, bool add_special, Output& out) const {
+    const MemoryBound bound;
     const std::size_t size = text.size();
     if (add_special) {
         for (const int32_t id : spec.prefix_ids) out.add(id, {0, 0});

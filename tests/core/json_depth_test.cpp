@@ -16,5 +16,12 @@ TEST(JsonDepth, CountsBracketsOutsideOfStrings) {
     EXPECT_EQ(json_nesting_depth(std::string(1'000'000, '[')), 1'000'000);
 }
 
+TEST(JsonDepth, CountsTheKeysOfTheWidestObject) {
+    EXPECT_EQ(most_json_keys(""), 0);
+    EXPECT_EQ(most_json_keys("[1, [], {}]"), 0);
+    EXPECT_EQ(most_json_keys(R"({"a:": ":\\\":", "b": {"c": 1, "d": 2, "e": [{"f": 3}]}})"), 3);
+    EXPECT_EQ(most_json_keys("]:}:"), 2);
+}
+
 }  // namespace
 }  // namespace unsloth

@@ -65,7 +65,7 @@ class RowFormatter {
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
     /// the row is one of exactly one piece. Pieces without a target are left out where others have some.
-    std::vector<FormattedRow> pieces(const FormattedRow& row) const;
+    void for_each_piece(const FormattedRow& row, const std::function<void(const FormattedRow&)>& use) const;
     bool splits() const;  ///< what becomes of rows that are too long; else they are cut or dropped
 
   private:

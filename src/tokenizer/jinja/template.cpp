@@ -4,6 +4,7 @@
 
 #include "tokenizer/jinja/parser.h"
 #include "tokenizer/jinja/text.h"
+#include "unsloth/core/memory_budget.h"
 #include "unsloth/core/utf8.h"
 
 namespace unsloth::tokenizer::jinja {
@@ -23,6 +24,7 @@ Template Template::compile(std::string_view source, std::string name) {
 }
 
 RenderedTemplate Template::render(const Variables& variables, int64_t steps) const {
+    const MemoryBound bound;
     Rendering rendering;
     const Frame frame{rendering, std::make_shared<Scope>(nullptr)};
     struct AtEnd {

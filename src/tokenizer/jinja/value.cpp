@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tokenizer/jinja/text.h"
+#include "unsloth/core/memory_budget.h"
 
 namespace unsloth::tokenizer::jinja {
 namespace {
@@ -14,6 +15,7 @@ constexpr std::size_t linear_entries = 8;  // up to here comparing is faster tha
 void release(Items&& values) {
     thread_local Items pending;
     thread_local bool draining = false;
+    const MemoryBound none = MemoryBound::none();  // destructors call this
     for (Value& value : values) pending.push_back(std::move(value));
     if (draining) return;
     draining = true;
