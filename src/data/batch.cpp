@@ -21,7 +21,10 @@ void append(Batch& batch, const Sample& sample) {
     const int32_t dropout_row = sample.dropout_row.value_or(static_cast<int32_t>(sample.row));
     for (std::size_t t = 0; t < T; ++t) {
         const auto place = static_cast<int32_t>(batch.ids_T.size());
-        if (begins_segment(sample.positions, t)) batch.segments.push_back(place);
+        if (begins_segment(sample.positions, t)) {
+            batch.segments.push_back(place);
+            batch.target_starts.push_back(static_cast<int32_t>(batch.target_index.size()));
+        }
         const bool ends_segment = t + 1 == T || begins_segment(sample.positions, t + 1);
         const int32_t target = ends_segment ? ignore_label : sample.labels[t + 1];
         batch.ids_T.push_back(sample.ids[t]);
@@ -34,6 +37,7 @@ void append(Batch& batch, const Sample& sample) {
         batch.target_ids.push_back(target);
     }
     batch.rows.push_back(sample.row);
+    batch.desirable.push_back(sample.desirable ? 1 : 0);
 }
 
 void reserve(Batch& batch, const std::vector<const Sample*>& samples) {
@@ -53,6 +57,7 @@ Batch make_batch(const std::vector<const Sample*>& samples) {
     for (const Sample* sample : samples) append(batch, *sample);
     batch.segments.push_back(static_cast<int32_t>(batch.ids_T.size()));
     batch.labels = static_cast<int64_t>(batch.target_index.size());
+    batch.target_starts.push_back(static_cast<int32_t>(batch.labels));
     for (std::size_t s = 1; s < batch.segments.size(); ++s)
         batch.longest = std::max(batch.longest, batch.segments[s] - batch.segments[s - 1]);
     return batch;

@@ -113,10 +113,11 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
     key.add_field(build_id(reinterpret_cast<const void*>(&load_cached)));
     key.add_field(parquet_identity(sources));
     key.add_field(cache.encoder_fingerprint);
-    key.add_field(cat(options.train_on_prompt, " ", options.train_on_last_turn_only, " ", options.max_seq_length, " ",
-                      options.max_positions, " ", options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows,
-                      " ", options.keep_all_masked, " ", static_cast<int>(options.long_rows), " ",
-                      static_cast<int>(options.reader.text_unit), " ", static_cast<int>(options.reader.invalid_utf8)));
+    key.add_field(cat(static_cast<int>(options.objective), " ", options.train_on_prompt, " ",
+                      options.train_on_last_turn_only, " ", options.max_seq_length, " ", options.max_positions, " ",
+                      options.vocab_size, " ", options.bos_id, " ", options.skip_bad_rows, " ", options.keep_all_masked,
+                      " ", static_cast<int>(options.long_rows), " ", static_cast<int>(options.reader.text_unit), " ",
+                      static_cast<int>(options.reader.invalid_utf8)));
     for (const SourceFiles& source : sources) {
         key.add_field(cat("source ", static_cast<int>(source.format)));
         for (const auto& [ours, theirs] : source.columns) key.add_field(ours), key.add_field(theirs);

@@ -93,6 +93,7 @@ Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
     for (const Sample& sample : samples) {
         FormattedRow row{sample.ids, sample.labels, sample.positions, false, 0, 0};
         row.targets = count_targets(sample.labels, sample.positions);
+        row.desirable = sample.desirable;
         rows.append(row, sample.row, 0);
     }
     DatasetStats stats;
@@ -124,6 +125,53 @@ int64_t Dataset::targets(int64_t i) const {
     return store_->record(rows_.at(static_cast<std::size_t>(i))).targets;
 }
 
+int64_t Dataset::first_targets(int64_t i) const {
+    const Sample row = sample(i);
+    int64_t targets = 0;
+    for (std::size_t t = 1; t < row.ids.size() && row.positions[t] != 0; ++t) targets += row.labels[t] != ignore_label;
+    return targets;
+}
+
+Dataset Dataset::subset(const std::vector<int64_t>& places) const {
+    std::vector<int64_t> rows;
+    for (const int64_t place : places) rows.push_back(rows_.at(static_cast<std::size_t>(place)));
+    return Dataset(store_, std::move(rows), stats_);
+}
+
+Dataset Dataset::with_foreign_answers(int64_t longest) const {
+    if (size() < 2)
+        throw usage_error(cat("training.objective kto needs two rows at least, found ", size()),
+                          "A row's prompt with another's answer shows how far the policy is from the reference.");
+    const auto answer_begin = [](const Sample& row) {
+        return std::find_if(row.labels.begin(), row.labels.end(), [](int32_t label) { return label != ignore_label; }) -
+               row.labels.begin();
+    };
+    StorePart part;
+    Sample before = sample(size() - 1);
+    for (int64_t i = 0; i < size(); ++i) {
+        const Sample own = sample(i);
+        const RowRecord& record = store_->record(rows_[static_cast<std::size_t>(i)]);
+        FormattedRow row{own.ids, own.labels, own.positions};
+        const auto prompt = answer_begin(own), foreign = answer_begin(before);
+        row.ids.insert(row.ids.end(), own.ids.begin(), own.ids.begin() + prompt);
+        row.labels.insert(row.labels.end(), own.labels.begin(), own.labels.begin() + prompt);
+        row.ids.insert(row.ids.end(), before.ids.begin() + foreign, before.ids.end());
+        row.labels.insert(row.labels.end(), before.labels.begin() + foreign, before.labels.end());
+        if (longest > 0 && row.ids.size() > own.ids.size() + static_cast<std::size_t>(longest)) {
+            row.ids.resize(own.ids.size() + static_cast<std::size_t>(longest));
+            row.labels.resize(row.ids.size());
+        }
+        for (std::size_t t = own.ids.size(); t < row.ids.size(); ++t)
+            row.positions.push_back(static_cast<int32_t>(t - own.ids.size()));
+        row.targets = count_targets(row.labels, row.positions);
+        row.truncated = record.has(RowRecord::truncated);
+        row.desirable = own.desirable;
+        part.append(row, own.row, record.source);
+        before = own;
+    }
+    return Dataset(std::make_shared<Store>(std::move(part)), stats_);
+}
+
 int64_t Dataset::segments(int64_t i) const {
     return store_->record(rows_.at(static_cast<std::size_t>(i))).segments;
 }
@@ -145,6 +193,7 @@ std::string Dataset::fingerprint() const {
         const Sample row = sample(i);
         const int64_t named[] = {row.row, source(i), tokens(i)};
         add(named, std::size(named));
+        if (constexpr int64_t verdict = 1; row.desirable) add(&verdict, 1);
         for (const auto* words : {&row.ids, &row.labels, &row.positions}) add(words->data(), words->size());
     }
     return hash.hex();

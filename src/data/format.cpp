@@ -6,6 +6,7 @@
 
 #include "data/columns.h"
 #include "data/conversation.h"
+#include "data/preference.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/batch.h"
 #include "unsloth/data/reader.h"
@@ -153,9 +154,12 @@ config::DataFormat detect_format(const Json& row) {
     if (has(row, "input_ids")) return config::DataFormat::tokenized;
     if (has(row, "messages")) return config::DataFormat::messages;
     if (has(row, "conversations")) return config::DataFormat::sharegpt;
-    if (has(row, "chosen") && has(row, "rejected")) return config::DataFormat::preference;
+    const auto of_ids = [&](const char* column) { return has(row, column) && is_ids(row[column]); };
+    if (has(row, "chosen") && has(row, "rejected"))
+        return of_ids("chosen") ? config::DataFormat::tokenized : config::DataFormat::preference;
     if (has(row, "instruction") && has(row, "output")) return config::DataFormat::alpaca;
-    if (has(row, "prompt") && has(row, "completion")) return config::DataFormat::prompt_completion;
+    if (has(row, "prompt") && has(row, "completion"))
+        return of_ids("completion") ? config::DataFormat::tokenized : config::DataFormat::prompt_completion;
     if (has(row, "text")) return config::DataFormat::text;
 
     std::string advice =
@@ -180,12 +184,24 @@ config::DataFormat detect_format(const Json& row) {
 RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder)
     : format_(format), options_(options), encoder_(encoder) {
     UNSLOTH_CHECK(format != config::DataFormat::automatic, "the format must be known by now");
-    if (format == config::DataFormat::preference)
+    using config::DataFormat;
+    using config::Objective;
+    const bool pairs = options.objective == Objective::dpo || options.objective == Objective::orpo;
+    if (options.objective == Objective::sft && format == DataFormat::preference)
         throw input_error(
-            "rows of format preference (chosen, rejected) are for preference training, which comes with a later "
-            "version",
+            "rows of format preference (chosen, rejected) are for training.objective dpo or orpo, and it is sft",
             "To fine-tune on the chosen answers alone: data.columns: {\"completion\": \"chosen\"} beside a column "
             "prompt.");
+    if (pairs && format != DataFormat::preference && format != DataFormat::tokenized)
+        throw input_error(
+            cat("training.objective dpo and orpo learn from pairs of answers, and the rows are of format ",
+                format_name(format)),
+            "Rows of pairs are {prompt, chosen, rejected}; data.columns renames columns.");
+    if (options.objective == Objective::kto && format != DataFormat::prompt_completion &&
+        format != DataFormat::tokenized)
+        throw input_error(cat("training.objective kto learns from answers with a verdict, and the rows are of format ",
+                              format_name(format)),
+                          "Rows for it are {prompt, completion, label}; data.columns renames columns.");
     if (format != config::DataFormat::tokenized && encoder == nullptr)
         throw input_error(
             cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),
@@ -193,6 +209,37 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
 }
 
 FormattedRow RowFormatter::format(const Json& row) const {
+    switch (options_.objective) {
+        case config::Objective::sft:
+            return supervised(row);
+        case config::Objective::dpo:
+        case config::Objective::orpo:
+            return pair(row);
+        case config::Objective::kto:
+            return judged(row);
+    }
+    UNSLOTH_CHECK(false, "objective ", static_cast<int>(options_.objective));
+}
+
+/// A row {prompt, completion} of which the completion is learnt.
+FormattedRow RowFormatter::answer(const Json& row) const {
+    const Json& completion = required(row, "completion", format_);
+    std::vector<bool> learnt;
+    if (!is_ids(completion)) {
+        if (encoder_ == nullptr)
+            throw BadRow{"the row is of text, and those before it were of ids", "All rows of a file are of one form."};
+        EncodedRow ids = encode_prompt_completion(row, learnt);
+        return encoded(std::move(ids), learnt);
+    }
+    EncodedRow ids;
+    ids.ids = integers(required(row, "prompt", format_), "prompt");
+    const auto begin = static_cast<int32_t>(ids.ids.size());
+    for (const int32_t id : integers(completion, "completion")) ids.ids.push_back(id);
+    ids.trained.emplace_back(begin, static_cast<int32_t>(ids.ids.size()));
+    return encoded(std::move(ids));
+}
+
+FormattedRow RowFormatter::supervised(const Json& row) const {
     std::vector<bool> learnt;
     switch (format_) {
         case config::DataFormat::tokenized:
@@ -257,6 +304,7 @@ EncodedRow RowFormatter::encode_conversation(WeightedConversation row, std::vect
 }
 
 FormattedRow RowFormatter::tokenized(const Json& row) const {
+    if (!has(row, "input_ids") && has(row, "completion")) return answer(row);
     FormattedRow result;
     result.ids = integers(required(row, "input_ids", format_), "input_ids");
     if (result.ids.empty()) throw BadRow{"\"input_ids\" is empty", ""};

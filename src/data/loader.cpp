@@ -233,6 +233,21 @@ StepBatch StepLoader::step(int64_t number) {
     return step;
 }
 
+std::vector<int64_t> StepLoader::rows_of_steps(int64_t first, int64_t last) {
+    std::set<int64_t> rows;
+    for (int64_t number = first; number < last && static_cast<int64_t>(rows.size()) < dataset_.size(); ++number) {
+        enter_epoch(static_cast<uint32_t>(number / steps_per_epoch()));
+        const int64_t round = number % steps_per_epoch() * options_.gradient_accumulation_steps;
+        const int64_t last_round = std::min(round + options_.gradient_accumulation_steps, rounds_per_epoch());
+        const int64_t end = round_places(last_round - 1).second;
+        for (int64_t place = round_places(round).first; place < end; ++place) {
+            const auto [begin, behind] = unit_at(place);
+            rows.insert(members_.begin() + begin, members_.begin() + behind);
+        }
+    }
+    return {rows.begin(), rows.end()};
+}
+
 EpochCounts StepLoader::count_epoch(uint32_t epoch) {
     enter_epoch(epoch);
     StepBatch sums;
@@ -299,6 +314,9 @@ void StepLoader::count(int64_t begin, int64_t end, StepBatch& step) const {
         for (int64_t m = first; m < last; ++m) {
             step.labels += dataset_.targets(members_[static_cast<std::size_t>(m)]);
             step.tokens += dataset_.tokens(members_[static_cast<std::size_t>(m)]);
+            ++step.rows;
+            if (options_.count_first_labels)
+                step.first_labels += dataset_.first_targets(members_[static_cast<std::size_t>(m)]);
         }
     }
 }

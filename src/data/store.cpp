@@ -59,6 +59,7 @@ void StorePart::append(const FormattedRow& row, int64_t source_row, int32_t sour
     record.source = source;
     if (row.truncated) record.flags |= RowRecord::truncated;
     if (row.split) record.flags |= RowRecord::split | static_cast<uint32_t>(row.piece) << RowRecord::piece_shift;
+    if (row.desirable) record.flags |= RowRecord::desirable;
     count_segments(row, record);
 
     extend(words, row.ids);
@@ -101,6 +102,7 @@ Sample Dataset::Store::sample(int64_t i) const {
     const auto length = static_cast<std::size_t>(row.length);
     Sample sample;
     sample.row = row.source_row;
+    sample.desirable = row.has(RowRecord::desirable);
     sample.ids.assign(next, next + length);
     next += length;
     if (row.has(RowRecord::all_trained)) {

@@ -23,7 +23,14 @@ struct RowRecord {
     int32_t source = 0;
     uint32_t flags = 0;
 
-    enum Flag : uint32_t { truncated = 1, all_trained = 2, given_labels = 4, given_positions = 8, split = 16 };
+    enum Flag : uint32_t {
+        truncated = 1,
+        all_trained = 2,
+        given_labels = 4,
+        given_positions = 8,
+        split = 16,
+        desirable = 32
+    };
     static constexpr int piece_shift = 8;  ///< above the flags: the number of the piece of a row that was split
     int64_t piece() const { return flags >> piece_shift; }
     bool has(Flag flag) const { return (flags & flag) != 0; }

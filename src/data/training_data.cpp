@@ -29,6 +29,7 @@ void refuse_augmented(const DatasetStats& stats) {
 
 DatasetOptions dataset_options(const config::Config& config, const ModelLimits& limits) {
     DatasetOptions options;
+    options.objective = config.training.objective;
     options.format = config.data.format;
     options.reader = {config.data.text_unit, config.data.invalid_utf8, config.data.columns};
     options.train_on_prompt = config.data.train_on_prompt;
@@ -49,6 +50,9 @@ LoaderOptions loader_options(const config::Config& config, int rank, int world_s
     options.seed = static_cast<uint64_t>(config.training.seed);
     options.shuffle = config.data.shuffle;
     options.packing = config.data.packing;
+    options.count_first_labels =
+        config.training.objective == config::Objective::orpo ||
+        (config.training.objective == config::Objective::dpo && config.preference.rpo_alpha > 0);
     options.max_seq_length = config.model.max_seq_length;
     options.max_tokens_per_batch = config.training.max_tokens_per_batch;
     for (const config::DataSource& source : config.data.datasets)
@@ -101,6 +105,11 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
         auto [train, eval] = result.train.split(data.val_size, static_cast<uint64_t>(config.training.seed));
         result.train = std::move(train);
         result.eval = std::move(eval);
+    }
+    if (config.training.objective == config::Objective::kto) {
+        const int64_t longest = config.model.max_seq_length;
+        result.train = result.train.with_foreign_answers(longest);
+        if (result.eval) result.eval = result.eval->with_foreign_answers(longest);
     }
     return result;
 }

@@ -43,6 +43,8 @@ TEST(DetectFormat, ByColumns) {
     EXPECT_EQ(detected(R"({"conversations": []})"), config::DataFormat::sharegpt);
     EXPECT_EQ(detected(R"({"prompt": "a", "completion": "b"})"), config::DataFormat::prompt_completion);
     EXPECT_EQ(detected(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"), config::DataFormat::preference);
+    EXPECT_EQ(detected(R"({"prompt": [1], "chosen": [2], "rejected": [3]})"), config::DataFormat::tokenized);
+    EXPECT_EQ(detected(R"({"prompt": [1], "completion": [2], "label": true})"), config::DataFormat::tokenized);
 }
 
 TEST(DetectFormat, UnknownColumnsAreNamedWithAWayOut) {
@@ -391,12 +393,6 @@ TEST(FormatRow, DeepNestingIsNoCrashWhereverItStands) {
     toy::expect_contains(
         refused(config::DataFormat::prompt_completion, cat(R"({"prompt": ")", within, R"(", "completion": []})")),
         {"expected an array"});
-}
-
-TEST(FormatRow, PreferencePairsWaitForTheirLoss) {
-    toy::expect_contains(
-        toy::message_of(ErrorKind::input, [] { RowFormatter(config::DataFormat::preference, {}, &encoder); }),
-        {"preference", "later version", "data.columns"});
 }
 
 TEST(FormatRow, TextIsTrainedAsAWhole) {

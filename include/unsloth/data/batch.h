@@ -18,6 +18,7 @@ struct Sample {
     std::vector<int32_t> labels;              ///< in place: labels[t] belongs to ids[t]; ignore_label is not trained
     std::vector<int32_t> positions;           ///< position ids; a fall back to 0 starts a new segment
     std::optional<int32_t> dropout_row = {};  ///< names the row's dropout masks; absent: `row`
+    bool desirable = false;                   ///< the verdict on the row's answer, where it has one
 };
 
 /// A micro-batch: tokens are flat, T of them, rows one after another without padding. T may be 0: in the last
@@ -33,11 +34,13 @@ struct Batch {
     std::vector<int32_t> segments;  ///< [S + 1] offsets into T, from 0 to T; attention never crosses them
     std::vector<int32_t>
         target_index;  ///< [labels] the places t with a target, ascending: the lm_head runs on these only
-    std::vector<int32_t> target_ids;  ///< [labels] targets_T at those places
-    std::vector<int64_t> rows;        ///< source rows, in order (for messages)
-    TokenOrder token_order;           ///< of ids_T, only where the loader was asked for it
-    int64_t labels = 0;               ///< targets that are not ignore_label
-    int32_t longest = 0;              ///< tokens of the longest segment
+    std::vector<int32_t> target_ids;     ///< [labels] targets_T at those places
+    std::vector<int32_t> target_starts;  ///< [S + 1] where each segment's targets begin in these two, and the end
+    std::vector<int64_t> rows;           ///< source rows, in order
+    std::vector<int32_t> desirable;      ///< of each row: Sample::desirable
+    TokenOrder token_order;              ///< of ids_T, only where the loader was asked for it
+    int64_t labels = 0;                  ///< targets that are not ignore_label
+    int32_t longest = 0;                 ///< tokens of the longest segment
 
     int64_t tokens() const { return static_cast<int64_t>(ids_T.size()); }
 };
@@ -48,6 +51,8 @@ struct StepBatch {
     std::vector<Batch> micro;  ///< as many on every rank
     int64_t labels = 0;        ///< targets of the whole step, over all ranks: the loss's divisor
     int64_t tokens = 0;        ///< input tokens of the whole step, over all ranks
+    int64_t rows = 0;          ///< rows of the whole step, over all ranks
+    int64_t first_labels = 0;  ///< targets of the rows' first segments, over all ranks; where the loader counts them
     double epoch = 0;          ///< after this step, in epochs (fractional)
     uint32_t epoch_index = 0;  ///< the epoch the step began in
 };

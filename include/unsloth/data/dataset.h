@@ -73,6 +73,7 @@ class Dataset {
     int32_t source(int64_t i) const;   ///< number of its source, from 0
     int64_t tokens(int64_t i) const;   ///< length
     int64_t targets(int64_t i) const;  ///< labels that count, after the shift
+    int64_t first_targets(int64_t i) const;  ///< of the row's first segment; reads the row
     int64_t segments(int64_t i) const;
     bool truncated(int64_t i) const;
     int64_t longest_segment(int64_t i) const;  ///< in tokens
@@ -88,6 +89,15 @@ class Dataset {
 
     /// {rows with a target, rows whose labels are all masked}; the latter count among the former's masked_rows.
     std::pair<Dataset, Dataset> by_targets() const;
+
+    /// These rows alone, by their places.
+    Dataset subset(const std::vector<int64_t>& places) const;
+
+    /// For KTO: each row, a prompt and an answer, gets a second segment: the same prompt with the answer of the row
+    /// before it (the first one's is the last's), cut to `longest` tokens (0: not), whose tokens are targets as the
+    /// answer's own are. What a model says of such answers tells how far it is from another, whatever the verdicts.
+    /// Usage Error for fewer than two rows.
+    Dataset with_foreign_answers(int64_t longest) const;
 
     struct Store;
     /// Of all rows of a store; `file` counts what was left out.

@@ -19,6 +19,7 @@ namespace unsloth::data {
 inline constexpr const char* provenance_column = "augmentation";
 
 struct RowOptions {
+    config::Objective objective = config::Objective::sft;  ///< what rows must hold: targets, pairs, verdicts
     bool train_on_prompt = false;
     bool train_on_last_turn_only = false;  ///< of a conversation's assistant turns, only the last is learnt
     int64_t max_seq_length = 0;            ///< longer rows are cut, split or dropped; 0: none is too long
@@ -33,11 +34,12 @@ struct FormattedRow {
     std::vector<int32_t> labels;     ///< in place
     std::vector<int32_t> positions;  ///< empty: 0, 1, 2, ...
     bool truncated = false;
-    int64_t targets = 0;    ///< after truncation
-    uint32_t doubts = 0;    ///< RowDoubts
-    bool too_long = false;  ///< longer than max_seq_length, and not to be cut: to be split or dropped
-    bool split = false;     ///< a piece of a row
-    int32_t piece = 0;      ///< its number within the row
+    int64_t targets = 0;     ///< after truncation
+    uint32_t doubts = 0;     ///< RowDoubts
+    bool too_long = false;   ///< longer than max_seq_length, and not to be cut: to be split or dropped
+    bool split = false;      ///< a piece of a row
+    int32_t piece = 0;       ///< its number within the row
+    bool desirable = false;  ///< the verdict on the answer, where there is one
 };
 
 /// The configuration's name of a format ("tokenized", "alpaca", "messages", ..., "auto").
@@ -45,8 +47,9 @@ std::string format_name(config::DataFormat format);
 
 /// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
 /// completion_mask and assistant_masks), messages {messages}, sharegpt {conversations},
-/// preference {chosen, rejected}, alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in
-/// this order. BadRow names the columns found, and for shapes known elsewhere how to rename them.
+/// preference {chosen, rejected} (of ids: tokenized, as {prompt, completion} of ids), alpaca {instruction, output},
+/// prompt_completion {prompt, completion}, text {text}, in this order. BadRow names the columns found, and for shapes
+/// known elsewhere how to rename them.
 config::DataFormat detect_format(const nlohmann::ordered_json& row);
 
 struct WeightedConversation;
@@ -54,13 +57,17 @@ struct WeightedConversation;
 /// Turns rows of one format into tokens. Immutable: one object serves all threads.
 class RowFormatter {
   public:
-    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for preference
-    /// pairs, which no loss of this version learns from.
+    /// `encoder` (not owned) may be null for tokenised rows only: input Error otherwise. Input Error for rows that the
+    /// objective does not learn from.
     RowFormatter(config::DataFormat format, const RowOptions& options, const RowEncoder* encoder);
     /// BadRow for a missing column, a wrong type, an id outside the vocabulary, lengths that differ,
     /// positions that fall to something other than 0 or lie beyond what the model allows. Columns that the
     /// format does not know are ignored, or variables of a conversation's chat template where it reads them. Rows whose
     /// labels are all masked pass, with targets = 0.
+    ///
+    /// With an objective of pairs a row becomes two segments, the prompt with the chosen and with the rejected answer
+    /// (see pair_of in src/data/preference.h for their forms): BadRow where the answers are equal, or where of one of
+    /// them nothing is left to learn. With kto a row {prompt, completion, label} keeps its verdict.
     FormattedRow format(const nlohmann::ordered_json& row) const;
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
@@ -69,6 +76,10 @@ class RowFormatter {
     bool splits() const;  ///< what becomes of rows that are too long; else they are cut or dropped
 
   private:
+    FormattedRow supervised(const nlohmann::ordered_json& row) const;
+    FormattedRow pair(const nlohmann::ordered_json& row) const;
+    FormattedRow judged(const nlohmann::ordered_json& row) const;
+    FormattedRow answer(const nlohmann::ordered_json& row) const;
     FormattedRow tokenized(const nlohmann::ordered_json& row) const;
     std::function<bool(std::string_view)> reads() const;  ///< see RowEncoder::reads
     EncodedRow encode_alpaca(const nlohmann::ordered_json& row) const;

@@ -22,6 +22,7 @@ struct LoaderOptions {
     int64_t max_tokens_per_batch = 0;    ///< fill micro-batches by tokens, not by rows; 0: off
     std::vector<double> source_weights;  ///< of the data set's sources; empty: each row once an epoch
     bool order_tokens = false;           ///< fill Batch::token_order
+    bool count_first_labels = false;     ///< fill StepBatch::first_labels
     int rank = 0;
     int world_size = 1;
 };
@@ -74,6 +75,9 @@ class StepLoader {
     int64_t total_steps(double num_train_epochs, int64_t max_steps) const;
 
     BatchLimits limits() const;
+    /// The rows (places in the data set, ascending, each once) that the steps with these numbers take on all ranks.
+    /// Not safe from several threads at once.
+    std::vector<int64_t> rows_of_steps(int64_t first, int64_t last);
     /// Over all ranks. Not safe from several threads at once.
     EpochCounts count_epoch(uint32_t epoch);
 

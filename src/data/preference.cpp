@@ -1,0 +1,181 @@
+#include "data/preference.h"
+
+#include <algorithm>
+#include <string>
+
+#include "data/columns.h"
+#include "unsloth/core/error.h"
+#include "unsloth/data/format.h"
+#include "unsloth/data/reader.h"
+#include "unsloth/tokenizer/ordered_row.h"
+
+namespace unsloth::data {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+enum class Kind { text, messages, ids };
+
+Kind kind_of(const Json& value, const char* column) {
+    if (value.is_string()) return Kind::text;
+    if (is_ids(value)) return Kind::ids;
+    if (value.is_array() && !value.empty() && value.front().is_object()) return Kind::messages;
+    const bool empty = value.is_array() && value.empty();
+    throw BadRow{cat("column \"", column, "\": expected a text, messages {role, content} or ids, found ",
+                     empty ? "an empty list" : shown(value)),
+                 empty ? "There is nothing in it to prefer, or to reject." : ""};
+}
+
+/// A column's value, with messages that a table holds as their JSON text parsed, and a single message as a list.
+Json value_of(const Json& row, const char* column) {
+    const Json& value = required(row, column, config::DataFormat::preference);
+    if (value.is_object()) return Json::array({value});
+    if (!value.is_string() || !value.get_ref<const std::string&>().starts_with('[')) return value;
+    Json parsed = tokenizer::try_parse_ordered(value.get_ref<const std::string&>());
+    const bool messages = parsed.is_array() && !parsed.empty() && parsed.front().is_object();
+    return messages ? parsed : value;
+}
+
+std::size_t common_elements(const Json& a, const Json& b) {
+    return static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
+/// Bytes that both texts begin with, in whole characters; a space at the end belongs to the answers, whose first words
+/// have it within their tokens.
+std::size_t common_bytes(const std::string& a, const std::string& b) {
+    auto end = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+    const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
+    while (end > 0 && ((end < a.size() && continues(a[end])) || (end < b.size() && continues(b[end])))) --end;
+    if (end > 0 && a[end - 1] == ' ') --end;
+    return end;
+}
+
+Json elements(const Json& list, std::size_t begin, std::size_t end) {
+    Json part = Json::array();
+    for (std::size_t i = begin; i < end; ++i) part.push_back(list[i]);
+    return part;
+}
+
+bool says_nothing(const Json& answer) {
+    if (answer.is_string()) return answer.get_ref<const std::string&>().empty();
+    const auto silent = [](const Json& message) {
+        const auto content = message.is_object() ? message.find("content") : message.end();
+        return message.is_object() && !message.contains("tool_calls") &&
+               (content == message.end() || content->is_null() || *content == "");
+    };
+    return std::all_of(answer.begin(), answer.end(), silent);
+}
+
+Json side(const Json& row, const Json& prompt, Json answer, const char* column) {
+    if (says_nothing(answer))
+        throw BadRow{cat("the ", column, " answer is empty"), "Both answers of a pair must say something."};
+    Json result = row;
+    result.erase("chosen");
+    result.erase("rejected");
+    result["prompt"] = prompt;
+    result["completion"] = std::move(answer);
+    return result;
+}
+
+[[noreturn]] void no_prompt(const Json& row) {
+    throw BadRow{cat("the row has no prompt, and its answers have no common beginning (found: ", column_list(row), ")"),
+                 "Add a column prompt, or the messages before the answers to both of them."};
+}
+
+/// What both answers begin with, taken from them.
+Json implicit_prompt(const Json& row, Kind kind, Json& chosen, Json& rejected) {
+    if (kind == Kind::text) {
+        std::string& a = chosen.get_ref<std::string&>();
+        std::string& b = rejected.get_ref<std::string&>();
+        const std::size_t end = common_bytes(a, b);
+        if (end == 0) no_prompt(row);
+        const std::string prompt = a.substr(0, end);
+        a.erase(0, end);
+        b.erase(0, end);
+        return prompt;
+    }
+    const std::size_t end = common_elements(chosen, rejected);
+    if (end == 0) no_prompt(row);
+    Json prompt = elements(chosen, 0, end);
+    chosen = elements(chosen, end, chosen.size());
+    rejected = elements(rejected, end, rejected.size());
+    return prompt;
+}
+
+}  // namespace
+
+bool is_ids(const Json& value) {
+    return value.is_array() && !value.empty() && value.front().is_number_integer();
+}
+
+Pair pair_of(const Json& row) {
+    Json chosen = value_of(row, "chosen"), rejected = value_of(row, "rejected");
+    const Kind kind = kind_of(chosen, "chosen");
+    if (kind != kind_of(rejected, "rejected"))
+        throw BadRow{"\"chosen\" and \"rejected\" are of different kinds", "Both are texts, or messages, or ids."};
+    if (chosen == rejected)
+        throw BadRow{"the chosen and the rejected answer are the same: there is nothing to prefer", ""};
+    Json prompt = holds(row, "prompt") ? value_of(row, "prompt") : Json();
+    const bool text_beside_messages = kind == Kind::messages && prompt.is_string();
+    if (prompt.is_null() || (text_beside_messages && common_elements(chosen, rejected) > 0)) {
+        prompt = implicit_prompt(row, kind, chosen, rejected);
+    } else if (text_beside_messages) {
+        prompt = Json::array({Json{{"role", "user"}, {"content", prompt}}});
+    } else if (kind != kind_of(prompt, "prompt")) {
+        throw BadRow{"\"prompt\" is of another kind than the answers", "All are texts, or messages, or ids."};
+    } else if (kind == Kind::messages && common_elements(prompt, chosen) == prompt.size() &&
+               common_elements(prompt, rejected) == prompt.size()) {
+        chosen = elements(chosen, prompt.size(), chosen.size());
+        rejected = elements(rejected, prompt.size(), rejected.size());
+    }
+    return {side(row, prompt, std::move(chosen), "chosen"), side(row, prompt, std::move(rejected), "rejected")};
+}
+
+bool verdict_of(const Json& row) {
+    const Json& label = required(row, "label", config::DataFormat::prompt_completion);
+    for (const Json& yes : {Json(true), Json(1), Json("true"), Json("True"), Json("1")})
+        if (label == yes) return true;
+    for (const Json& no : {Json(false), Json(0), Json("false"), Json("False"), Json("0")})
+        if (label == no) return false;
+    throw BadRow{cat("column \"label\": expected true or false, found ", shown(label)),
+                 "It says whether the completion is a good answer."};
+}
+
+FormattedRow RowFormatter::pair(const Json& row) const {
+    const Pair sides = pair_of(row);
+    const FormattedRow chosen = answer(sides.chosen), rejected = answer(sides.rejected);
+    const auto require_targets = [&](const FormattedRow& side, const char* name) {
+        if (side.targets > 0 || side.too_long) return;
+        if (side.truncated)
+            throw BadRow{cat("nothing is left of the ", name, " answer: the prompt alone fills the ",
+                             options_.max_seq_length, " tokens that a row may have"),
+                         "Raise model.max_seq_length; data.long_rows: drop leaves such pairs out."};
+        throw BadRow{cat("the ", name, " answer has no token to learn"), ""};
+    };
+    require_targets(chosen, "chosen");
+    require_targets(rejected, "rejected");
+    if (chosen.ids == rejected.ids)
+        throw BadRow{cat("the chosen and the rejected answer are the same",
+                         chosen.truncated ? cat(" once they are cut at ", options_.max_seq_length, " tokens") : ""),
+                     chosen.truncated ? "Raise model.max_seq_length." : ""};
+    FormattedRow both = chosen;
+    both.ids.insert(both.ids.end(), rejected.ids.begin(), rejected.ids.end());
+    both.labels.insert(both.labels.end(), rejected.labels.begin(), rejected.labels.end());
+    for (const FormattedRow* side : {&chosen, &rejected})
+        for (std::size_t t = 0; t < side->ids.size(); ++t) both.positions.push_back(static_cast<int32_t>(t));
+    both.truncated = chosen.truncated || rejected.truncated;
+    both.too_long = chosen.too_long || rejected.too_long;
+    both.targets = chosen.targets + rejected.targets;
+    both.doubts = chosen.doubts | rejected.doubts;
+    return both;
+}
+
+FormattedRow RowFormatter::judged(const Json& row) const {
+    if (says_nothing(required(row, "completion", config::DataFormat::prompt_completion)))
+        throw BadRow{"the completion is empty", "A verdict is on something that is said."};
+    FormattedRow result = answer(row);
+    result.desirable = verdict_of(row);
+    return result;
+}
+
+}  // namespace unsloth::data

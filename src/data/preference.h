@@ -1,0 +1,26 @@
+// Pairs of answers to one prompt, in the forms that data sets have them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+namespace unsloth::data {
+
+/// The answers as rows {prompt, completion}, with the row's other columns.
+struct Pair {
+    nlohmann::ordered_json chosen, rejected;
+};
+
+/// A row {prompt?, chosen, rejected}. The answers are texts, lists of messages {role, content}, or lists of ids. The
+/// prompt is of the same kind, or a text beside messages; where it is absent it is what both answers begin with: the
+/// messages that are equal, the ids, or the characters (without a space at the end). Messages of the prompt that the
+/// answers repeat are left out of them. BadRow for other forms, an answer of nothing, and answers without anything in
+/// common where the prompt is absent.
+Pair pair_of(const nlohmann::ordered_json& row);
+
+/// Whether a value is a list of ids, which need no tokenizer.
+bool is_ids(const nlohmann::ordered_json& value);
+
+/// The verdict in a row's column label: a boolean, 0 or 1, or these as texts. BadRow for anything else.
+bool verdict_of(const nlohmann::ordered_json& row);
+
+}  // namespace unsloth::data

@@ -1,0 +1,191 @@
+// Pairs of answers and verdicts on answers: their forms, what is refused of them, and what they become.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "data/toy.h"
+#include "unsloth/data/loader.h"
+#include "unsloth/data/reader.h"
+
+namespace unsloth::data {
+namespace {
+
+using Ints = std::vector<int32_t>;
+const toy::Encoder encoder;
+
+RowOptions of(config::Objective objective) {
+    RowOptions options;
+    options.objective = objective;
+    return options;
+}
+
+const RowOptions dpo = of(config::Objective::dpo);
+
+FormattedRow pair(const std::string& row, const RowOptions& options = dpo) {
+    const nlohmann::ordered_json columns = parse_row(row);
+    return RowFormatter(detect_format(columns), options, &encoder).format(columns);
+}
+
+std::string refused(const std::string& row, const RowOptions& options = dpo) {
+    try {
+        pair(row, options);
+    } catch (const BadRow& bad) {
+        return bad.message + "\n" + bad.advice;
+    }
+    ADD_FAILURE() << row;
+    return {};
+}
+
+/// The segments' {prompt, answer}, without what is not of bytes.
+std::vector<std::pair<std::string, std::string>> texts(const FormattedRow& row) {
+    std::vector<std::pair<std::string, std::string>> segments;
+    for (std::size_t t = 0; t < row.ids.size(); ++t) {
+        if (row.positions[t] == 0) segments.emplace_back();
+        if (row.ids[t] < toy::first_byte) continue;
+        const char c = static_cast<char>(row.ids[t] - toy::first_byte);
+        (row.labels[t] == ignore_label ? segments.back().first : segments.back().second) += c;
+    }
+    return segments;
+}
+
+using Texts = std::vector<std::pair<std::string, std::string>>;
+
+TEST(PreferenceRows, APairIsTwoSegmentsWhoseAnswersAreTargets) {
+    const FormattedRow row = pair(R"({"prompt": "q: ", "chosen": "yes", "rejected": "no"})");
+    EXPECT_EQ(texts(row), (Texts{{"q: ", "yes"}, {"q: ", "no"}}));
+    EXPECT_EQ(row.targets, 4 + 3) << "both answers and their EOS";
+    EXPECT_EQ(row.positions, (Ints{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6}));
+}
+
+TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
+    EXPECT_EQ(texts(pair(R"({"chosen": "Q: why? A: so", "rejected": "Q: why? A: no"})")),
+              (Texts{{"Q: why? A:", " so"}, {"Q: why? A:", " no"}}))
+        << "the space belongs to the answers' first words";
+    // Two characters that share their first byte.
+    EXPECT_EQ(texts(pair(R"({"chosen": "qä", "rejected": "qö"})")), (Texts{{"q", "ä"}, {"q", "ö"}}));
+    EXPECT_EQ(texts(pair(R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                                        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}],
+                             "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+                                          {"role": "user", "content": "c"}, {"role": "assistant", "content": "e"}]})")),
+              (Texts{{"user:aassistant:buser:cassistant:", "d"}, {"user:aassistant:buser:cassistant:", "e"}}))
+        << "an answer of the common beginning is not learnt";
+    EXPECT_EQ(pair(R"({"chosen": [5, 6, 7], "rejected": [5, 6, 8, 9]})").labels,
+              (Ints{-100, -100, 7, -100, -100, 8, 9}));
+    EXPECT_NE(refused(R"({"chosen": "a", "rejected": "b"})").find("no common beginning"), std::string::npos);
+}
+
+TEST(PreferenceRows, PromptsOfAllForms) {
+    const Texts expected{{"user:aassistant:", "b"}, {"user:aassistant:", "c"}};
+    const std::string chosen = R"("chosen": [{"role": "assistant", "content": "b"}])",
+                      rejected = R"("rejected": [{"role": "assistant", "content": "c"}])",
+                      prompt = R"("prompt": [{"role": "user", "content": "a"}])";
+    EXPECT_EQ(texts(pair("{" + prompt + "," + chosen + "," + rejected + "}")), expected);
+    EXPECT_EQ(texts(pair(R"({"prompt": "a",)" + chosen + "," + rejected + "}")), expected) << "a text beside messages";
+    const std::string whole = R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": ")";
+    const std::string both = R"("chosen": )" + whole + R"(b"}], "rejected": )" + whole + R"(c"}])";
+    EXPECT_EQ(texts(pair("{" + both + "}")), expected);
+    EXPECT_EQ(texts(pair("{" + prompt + "," + both + "}")), expected) << "the answers repeat the prompt";
+    EXPECT_EQ(texts(pair(R"({"prompt": "a",)" + both + "}")), expected);
+    EXPECT_EQ(texts(pair(R"({"prompt": "a", "chosen": {"role": "assistant", "content": "b"},
+                             "rejected": "[{\"role\": \"assistant\", \"content\": \"c\"}]"})")),
+              expected)
+        << "a single message, and messages as a table holds them";
+    EXPECT_EQ(pair(R"({"prompt": [4, 5], "chosen": [6], "rejected": [7, 8]})").ids, (Ints{4, 5, 6, 4, 5, 7, 8}));
+}
+
+TEST(PreferenceRows, WhatTeachesNothingIsRefusedByName) {
+    const auto says = [](const std::string& row, const std::string& part, const RowOptions& options = dpo) {
+        EXPECT_NE(refused(row, options).find(part), std::string::npos) << refused(row, options);
+    };
+    says(R"({"prompt": "q", "chosen": "a", "rejected": "a"})", "are the same");
+    says(R"({"prompt": "q", "chosen": "", "rejected": "a"})", "the chosen answer is empty");
+    says(R"({"prompt": "q", "chosen": "a", "rejected": ""})", "the rejected answer is empty");
+    says(R"({"prompt": "q", "chosen": [], "rejected": "a"})", "an empty list");
+    says(R"({"prompt": "q", "chosen": [1], "rejected": "a"})", "of different kinds");
+    says(R"({"prompt": "q", "chosen": 5, "rejected": "a"})", "expected a text");
+    says(R"({"prompt": [3], "chosen": "b", "rejected": "a"})", "of another kind than the answers");
+    RowOptions cut = dpo;
+    cut.max_seq_length = 5;
+    says(R"({"prompt": "qqqqqq", "chosen": "b", "rejected": "a"})", "nothing is left of the chosen answer", cut);
+    says(R"({"prompt": "qq", "chosen": "aab", "rejected": "aac"})", "are the same once they are cut at 5", cut);
+    EXPECT_TRUE(pair(R"({"prompt": "qq", "chosen": "aab", "rejected": "b"})", cut).truncated);
+}
+
+TEST(PreferenceRows, RowsMustBeWhatTheObjectiveLearnsFrom) {
+    const auto formatter = [](config::DataFormat format, config::Objective objective) {
+        return toy::message_of(ErrorKind::input, [&] { RowFormatter(format, of(objective), &encoder); });
+    };
+    toy::expect_contains(formatter(config::DataFormat::preference, config::Objective::sft),
+                         {"training.objective dpo or orpo", "it is sft", "data.columns"});
+    toy::expect_contains(formatter(config::DataFormat::messages, config::Objective::orpo),
+                         {"pairs", "format messages"});
+    toy::expect_contains(formatter(config::DataFormat::preference, config::Objective::kto), {"verdict", "label"});
+}
+
+TEST(JudgedRows, KeepTheirVerdict) {
+    const RowOptions kto = of(config::Objective::kto);
+    for (const char* yes : {"true", "1", "\"True\"", "\"1\""})
+        EXPECT_TRUE(pair(cat(R"({"prompt": "q", "completion": "a", "label": )", yes, "}"), kto).desirable) << yes;
+    for (const char* no : {"false", "0", "\"false\""})
+        EXPECT_FALSE(pair(cat(R"({"prompt": "q", "completion": "a", "label": )", no, "}"), kto).desirable) << no;
+    for (const char* odd : {"2", "\"good\"", "null"})
+        EXPECT_NE(refused(cat(R"({"prompt": "q", "completion": "a", "label": )", odd, "}"), kto).find("label"),
+                  std::string::npos);
+    EXPECT_NE(refused(R"({"prompt": "q", "completion": "a"})", kto).find("\"label\" is missing"), std::string::npos);
+}
+
+TEST(JudgedRows, GetTheAnswerOfTheRowBeforeThem) {
+    const toy::Folder folder;
+    DatasetOptions options;
+    options.objective = config::Objective::kto;
+    options.max_seq_length = 6;
+    const auto file = folder.write("rows.jsonl", R"({"prompt": [10, 11], "completion": [12], "label": true}
+{"prompt": [20], "completion": [21, 22], "label": false}
+{"prompt": [30, 31, 32, 33], "completion": [34, 35], "label": true}
+)");
+    const Dataset rows = Dataset::load(file, options, nullptr).with_foreign_answers(6);
+    ASSERT_EQ(rows.size(), 3);
+    EXPECT_EQ(rows.sample(0).ids, (Ints{10, 11, 12, 10, 11, 34, 35}));
+    EXPECT_EQ(rows.sample(0).labels, (Ints{-100, -100, 12, -100, -100, 34, 35}));
+    EXPECT_EQ(rows.sample(0).positions, (Ints{0, 1, 2, 0, 1, 2, 3}));
+    EXPECT_EQ(rows.sample(1).ids, (Ints{20, 21, 22, 20, 12}));
+    EXPECT_EQ(rows.sample(2).ids, (Ints{30, 31, 32, 33, 34, 35, 30, 31, 32, 33, 21, 22}));
+    EXPECT_EQ((std::vector<bool>{rows.sample(0).desirable, rows.sample(1).desirable, rows.sample(2).desirable}),
+              (std::vector<bool>{true, false, true}));
+    EXPECT_EQ(rows.segments(1), 2);
+    const Dataset cut = Dataset::load(file, options, nullptr).with_foreign_answers(5);
+    EXPECT_EQ(cut.sample(2).ids, (Ints{30, 31, 32, 33, 34, 35, 30, 31, 32, 33, 21}));
+    EXPECT_THROW((void)rows.subset({1}).with_foreign_answers(0), Error);
+}
+
+TEST(StepLoader, CountsRowsAndTheTargetsOfFirstSegments) {
+    const auto two_segments = [](int64_t row, int32_t first, int32_t second) {
+        Sample sample;
+        sample.row = row;
+        for (const int32_t length : {first, second})
+            for (int32_t t = 0; t < length; ++t) {
+                sample.ids.push_back(t + 1);
+                sample.positions.push_back(t);
+            }
+        sample.labels = sample.ids;
+        return sample;
+    };
+    LoaderOptions options;
+    options.per_device_train_batch_size = 1;
+    options.gradient_accumulation_steps = 2;
+    options.count_first_labels = true;
+    options.shuffle = false;
+    StepLoader loader(Dataset::from_samples({two_segments(0, 4, 3), two_segments(1, 2, 6), two_segments(2, 5, 5)}),
+                      options);
+    const StepBatch step = loader.step(0);
+    EXPECT_EQ(step.rows, 2);
+    EXPECT_EQ(step.first_labels, 3 + 1);
+    EXPECT_EQ(step.labels, 3 + 2 + 1 + 5);
+    EXPECT_EQ(step.micro[0].target_starts, (Ints{0, 3, 5}));
+    EXPECT_EQ(loader.rows_of_steps(0, 1), (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(loader.rows_of_steps(1, 2), (std::vector<int64_t>{2}));
+    EXPECT_EQ(loader.rows_of_steps(0, 9), (std::vector<int64_t>{0, 1, 2}));
+}
+
+}  // namespace
+}  // namespace unsloth::data
