@@ -240,6 +240,7 @@ void declare_data(OptionSet& options, DataOptions& data) {
 }
 
 void declare_optimizer(OptionSet& options, TrainingOptions& training);
+void declare_preference(OptionSet& options, PreferenceOptions& preference);
 
 void declare_training(OptionSet& options, TrainingOptions& training) {
     options.section("training", "Training", "The run: batches, length, optimizer, schedule, what is written when.");
@@ -248,6 +249,15 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym(nullptr, training.output_dir)
         .suggested_for({"out", "output", "save_dir"})
         .on_resume(OnResume::free);
+    options
+        .add_choice(
+            "objective", training.objective,
+            {{"sft", Objective::sft}, {"dpo", Objective::dpo}, {"orpo", Objective::orpo}, {"kto", Objective::kto}},
+            "What is learnt: the rows' targets (sft), pairs {prompt, chosen, rejected} (dpo with its variants, orpo), "
+            "or "
+            "answers with a verdict {prompt, completion, label} (kto). A pair counts as one row.")
+        .suggested_for({"stage", "rl", "method"})
+        .on_resume(OnResume::fixed);
     options
         .add("per_device_train_batch_size", training.per_device_train_batch_size,
              "Rows of a micro-batch on one device.")
@@ -431,6 +441,42 @@ void declare_optimizer(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::told);
 }
 
+void declare_preference(OptionSet& options, PreferenceOptions& preference) {
+    options.section("preference", "Preferences",
+                    "What training.objective dpo, orpo and kto take. Names and formulas are TRL's.", OnResume::fixed);
+    options.add_choice(
+        "loss_type", preference.loss_type,
+        {{"sigmoid", PreferenceLoss::sigmoid},
+         {"hinge", PreferenceLoss::hinge},
+         {"ipo", PreferenceLoss::ipo},
+         {"robust", PreferenceLoss::robust},
+         {"simpo", PreferenceLoss::simpo}},
+        "How dpo makes a loss of a pair's margin; simpo compares means over tokens and needs no reference.");
+    options.add("beta", preference.beta, "Factor on the difference between policy and reference (orpo: on the odds).")
+        .above(0);
+    options
+        .add_choice("reference", preference.reference, {{"base", Reference::base}, {"initial", Reference::initial}},
+                    "What preferences are measured against: the base without adapters, or the adapter as it was at the "
+                    "start. Its log-probabilities are made once, before the first step.")
+        .on_resume(OnResume::fixed);
+    options.add("reference_free", preference.reference_free, "dpo without a reference, as if it preferred nothing.");
+    options
+        .add("label_smoothing", preference.label_smoothing,
+             "Share of pairs whose answers are taken for mixed up (loss_type sigmoid, robust, simpo).")
+        .at_least(0)
+        .below(0.5);
+    options.add("simpo_gamma", preference.simpo_gamma, "Margin that loss_type simpo asks for.").at_least(0);
+    options
+        .add("rpo_alpha", preference.rpo_alpha,
+             "Weight of the chosen answers' own loss, a mean over their tokens, beside dpo's; 0: none.")
+        .at_least(0)
+        .synonym(nullptr, 0);
+    options.add("desirable_weight", preference.desirable_weight, "kto: weight of answers with a good verdict.")
+        .at_least(0);
+    options.add("undesirable_weight", preference.undesirable_weight, "kto: weight of answers with a bad verdict.")
+        .at_least(0);
+}
+
 void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
     options.section("hardware", "Hardware", "Where the run takes place.", OnResume::free);
     options.add("device", hardware.device, "auto (CUDA if there is one), cpu, cuda, or cuda:N.").value("DEVICE");
@@ -512,6 +558,7 @@ void declare_options(OptionSet& options, Config& config) {
     declare_lora(options, config.lora);
     declare_data(options, config.data);
     declare_training(options, config.training);
+    declare_preference(options, config.preference);
     declare_hardware(options, config.hardware);
     declare_distributed(options, config.distributed);
     declare_logging(options, config.logging);

@@ -133,6 +133,49 @@ void check_data(const Config& config, Problems& problems) {
     check_evaluation(config, problems);
 }
 
+/// Of options that differ from their defaults, those that the objective has no use for.
+void check_preference(const Config& config, Problems& problems) {
+    const Objective objective = config.training.objective;
+    const PreferenceOptions& p = config.preference;
+    const PreferenceOptions defaults;
+    const bool dpo = objective == Objective::dpo, kto = objective == Objective::kto, sft = objective == Objective::sft;
+    const bool simpo = p.loss_type == PreferenceLoss::simpo;
+    const auto only_for = [&](const char* option, bool given, bool serves, const char* what) {
+        problems.check({"training.objective", option}, [&] {
+            if (given && !serves) throw usage_error(cat(option, " serves ", what), cat("Leave ", option, " out."));
+        });
+    };
+    const char* const any = "training.objective dpo, orpo and kto";
+    only_for("preference.loss_type", p.loss_type != defaults.loss_type, dpo, "training.objective dpo");
+    only_for("preference.beta", p.beta != defaults.beta, !sft, any);
+    only_for("preference.reference", p.reference != defaults.reference, (dpo && !simpo && !p.reference_free) || kto,
+             "objectives with a reference: kto, and dpo but for simpo and reference_free");
+    only_for("preference.reference_free", p.reference_free, dpo && !simpo,
+             "training.objective dpo with another loss_type than simpo, which has no reference");
+    only_for("preference.label_smoothing", p.label_smoothing != 0,
+             dpo && p.loss_type != PreferenceLoss::hinge && p.loss_type != PreferenceLoss::ipo,
+             "training.objective dpo with loss_type sigmoid, robust or simpo");
+    only_for("preference.simpo_gamma", p.simpo_gamma != defaults.simpo_gamma, dpo && simpo,
+             "preference.loss_type simpo");
+    only_for("preference.rpo_alpha", p.rpo_alpha != 0, dpo, "training.objective dpo");
+    only_for("preference.desirable_weight", p.desirable_weight != 1, kto, "training.objective kto");
+    only_for("preference.undesirable_weight", p.undesirable_weight != 1, kto, "training.objective kto");
+    const auto only_sft = [&](const char* option, bool given) {
+        problems.check({"training.objective", option}, [&] {
+            if (given && !sft)
+                throw usage_error(cat(option, " serves training.objective sft; preferences are about answers"),
+                                  cat("Leave ", option, " out."));
+        });
+    };
+    only_sft("data.train_on_prompt", config.data.train_on_prompt);
+    only_sft("data.train_on_last_turn_only", config.data.train_on_last_turn_only);
+    problems.check({"training.objective", "data.long_rows"}, [&] {
+        if (!sft && config.data.long_rows == LongRows::split)
+            throw usage_error("data.long_rows split would part an answer from its prompt and its verdict",
+                              "Take truncate or drop.");
+    });
+}
+
 void settle_warmup(LoadedConfig& loaded, Problems& problems) {
     TrainingOptions& training = loaded.config.training;
     if (training.warmup_ratio == 0) return;
@@ -182,6 +225,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     }
     settle_warmup(loaded, problems);
     check_data(config, problems);
+    check_preference(config, problems);
     check_training(config.training, problems);
     problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
     problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });

@@ -152,6 +152,11 @@ class Lister {
         if (sizes_.training) add({"lm_head", "head dx", {n, d}, dtype_, phase}, h.dx_nD);
         add({"lm_head", "head rstd", {n}, at::kFloat, phase}, h.rstd_n);
         add({"lm_head", "head losses", {n}, at::kFloat, phase}, h.loss_n);
+        if (sizes_.weighs) {
+            add({"lm_head", "head weights", {n}, at::kFloat, phase}, h.weight_n);
+            add({"lm_head", "sequences' log p", {sizes_.segments}, at::kDouble, phase}, h.logp_S);
+            add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
+        }
         add({"lm_head", "logits", {run_.head_tile, spec_.vocab_size}, dtype_, phase}, h.logits_CV);
     }
 
@@ -175,6 +180,11 @@ class Lister {
             ints("run starts", t + 1, b.starts_u1);
         }
         ints("segment offsets", sizes_.segments + 1, b.q_offsets);
+        if (sizes_.weighs) {
+            ints("target starts", sizes_.segments + 1, b.target_starts_S1);
+            ints("verdicts", sizes_.segments / 2, b.desirable_P);
+            own({"tokens", "reference", {sizes_.segments}, at::kFloat}, b.reference_S);
+        }
         own({"tokens", "inverse frequencies", {spec_.head_dim / 2}, at::kFloat}, b.inv_freq_p);
         own({"tokens", "cos", {t, spec_.head_dim / 2}, at::kFloat, memory::always, true}, b.cos_Tp);
         own({"tokens", "sin", {t, spec_.head_dim / 2}, at::kFloat, memory::always, true}, b.sin_Tp);

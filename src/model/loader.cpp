@@ -114,6 +114,7 @@ void ModelPlan::plan_step() {
     request_.sizes.training = request_.trains;
     request_.sizes.codes = base_->reads_codes();
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
+    request_.sizes.weighs = request_.trains && request_.weighs;
     request_.sizes.noise = request_.trains && request_.noise_alpha > 0;
     request_.sizes.trains_embedding = request_.trains && trains_embedding();
     step_ = host_ = memory::Plan();

@@ -43,6 +43,7 @@ void MicroBatch::upload(const data::Batch& batch) {
     const ops::Region region(ctx_, "inputs");
     tokens_ = batch.tokens();
     targets_ = batch.labels;
+    segments_ = static_cast<int64_t>(batch.segments.size()) - 1;
     distinct_ids_ = 0;
     activations_->resize(tokens_);
     const TokenBuffers& tokens = activations_->tokens();
@@ -93,6 +94,14 @@ void MicroBatch::upload_noise(const data::Batch& batch, double alpha) {
                          static_cast<float>(alpha / std::sqrt(static_cast<double>(tokens * spec_.hidden_size))));
     }
     copy_values(magnitude, activations_->tokens().noise_T);
+}
+
+void MicroBatch::upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
+                                  const std::vector<int32_t>& desirable) {
+    const TokenBuffers& tokens = activations_->tokens();
+    copy_values(batch.target_starts, tokens.target_starts_S1);
+    copy_values(reference, tokens.reference_S);
+    copy_values(desirable, tokens.desirable_P);
 }
 
 void MicroBatch::upload_token_order(const data::Batch& batch) {

@@ -43,7 +43,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
     const GroupContext group{ctx_,
                              network.layout,
                              layer,
-                             network.adapters.get(),
+                             scope_ == PolicyScope::policy ? network.adapters.get() : nullptr,
                              network.parameters.get(),
                              network.full_finetuning,
                              inputs.row_T.defined() ? network.lora_dropout : 0.0,
@@ -98,7 +98,7 @@ void Model::act(const Action& action, bool trains) {
             }
             return;
         case Action::Part::head:
-            head_forward_backward(ctx_, network, micro);
+            head_forward_backward(ctx_, network, micro, *objective_);
             reached(route_.layers);
             return;
         case Action::Part::layer:
@@ -118,21 +118,26 @@ void Model::act(const Action& action, bool trains) {
     }
 }
 
-void Model::train(std::span<const data::Batch> batches) {
+void Model::train(std::span<const data::Batch> batches, HeadObjective& objective) {
     UNSLOTH_CHECK(batches.size() <= micro_batches_.size(), batches.size(), " micro-batches, ", micro_batches_.size(),
                   " planned in flight");
     std::vector<const MicroBatch*> in_flight;
     for (const data::Batch& batch : batches) {
-        if (batch.labels == 0) continue;
+        if (batch.labels == 0) continue;  // the last of a step, where the ranks have not as many rows
         MicroBatch& micro = *micro_batches_[in_flight.size()];
         micro.upload(batch);
+        objective.upload(batch, micro);
         const Network& network = parts_.network;
         if (network.lora_dropout > 0.0 || network.noise_alpha > 0.0) micro.upload_rows(batch);
         if (network.noise_alpha > 0.0) micro.upload_noise(batch, network.noise_alpha);
         if (route_.embedding_backward) micro.upload_token_order(batch);
         in_flight.push_back(&micro);
     }
+    const auto pass_over = [&] {
+        for (std::size_t i = in_flight.size(); i < batches.size(); ++i) objective.pass_over(ctx_);
+    };
     if (in_flight.empty()) {
+        pass_over();
         if (buckets_ != nullptr) buckets_->reached_all();
         return;
     }
@@ -143,17 +148,22 @@ void Model::train(std::span<const data::Batch> batches) {
     }
     parts_.network.refresh(ctx_);
     route_.micro_batches = static_cast<int>(in_flight.size());
+    objective_ = &objective;
     walk(training_itinerary(route_), /*trains=*/true);
+    objective_ = nullptr;
+    pass_over();
 }
 
 // --- without a backward pass ---------------------------------------------------------------------------------------
 
-at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits) {
+at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, PolicyScope scope) {
     if (batch.labels == 0) return at::empty({0}, at::kFloat);
+    scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
     parts_.network.refresh(ctx_);
     walk(forward_itinerary(route_.layers), /*trains=*/false);
+    scope_ = PolicyScope::policy;
     const HeadBuffers& head = micro.activations().head();
     const int64_t chunk = head.logits_CV.size(0);
     gather_head_rows(ctx_, parts_.network, micro);
@@ -161,7 +171,7 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits) {
     for (int64_t first = 0; first < batch.labels; first += chunk) {
         const int64_t rows = std::min(chunk, batch.labels - first);
         const at::Tensor logits_CV = head_logits(ctx_, parts_.network, micro, first, rows);
-        head_loss(ctx_, micro, first, logits_CV, /*gradient=*/false);
+        head_loss(ctx_, micro, first, logits_CV, LogitsGradient::none);
         if (on_logits) on_logits(first, logits_CV);
     }
     // A copy on the CPU too: the buffer's bytes serve the next forward pass.

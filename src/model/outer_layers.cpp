@@ -48,24 +48,41 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
     return logits_CV;
 }
 
-void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV, bool gradient) {
+void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV,
+               LogitsGradient gradient) {
     const Activations& a = micro.activations();
+    const HeadBuffers& head = a.head();
     const int64_t rows = logits_CV.size(0);
     ops::cross_entropy(ctx, logits_CV, a.tokens().target_ids_n.narrow(0, first, rows),
-                       a.head().loss_n.narrow(0, first, rows), gradient);
+                       head.loss_n.narrow(0, first, rows), gradient != LogitsGradient::none,
+                       gradient == LogitsGradient::weighted ? head.weight_n.narrow(0, first, rows) : at::Tensor());
 }
 
-void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,
+                           HeadObjective& objective) {
     const Activations& a = micro.activations();
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets(), chunk = head.logits_CV.size(0);
+    const ops::Site site{static_cast<uint32_t>(2 * network.layers() + 1)};
     const weights::Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
+    const weights::Parameter* const norm =
+        network.full_finetuning ? network.trained(spec::TensorRole::final_norm) : nullptr;
+    // A row's gradient is linear in its weight, which follows from all rows. Where nothing is trained here it is made
+    // with weight one, and weighed on its way back to its place; gradients that are sums over rows need the weights
+    // first, and the products twice.
+    const bool weighs_first = objective.weighs() && (lm_head != nullptr || norm != nullptr);
     gather_head_rows(ctx, network, micro);
+    if (weighs_first) {
+        for (int64_t first = 0; first < n; first += chunk)
+            head_loss(ctx, micro, first, head_logits(ctx, network, micro, first, std::min(chunk, n - first)),
+                      LogitsGradient::none);
+        objective.weigh(ctx, micro, site);
+    }
     for (int64_t first = 0; first < n; first += chunk) {
         const int64_t rows = std::min(chunk, n - first);
         const at::Tensor h_CD = head.h_nD.narrow(0, first, rows);
         const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
-        head_loss(ctx, micro, first, logits_CV, /*gradient=*/true);
+        head_loss(ctx, micro, first, logits_CV, weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
         if (lm_head != nullptr)
             ops::gemm(ctx, {.a = logits_CV,
                             .b = h_CD,
@@ -76,18 +93,17 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
         // The rows' gradient takes their place.
         ops::gemm(ctx, {.a = logits_CV, .b = network.outer.lm_head_VD, .out = h_CD, .label = "gemm dx lm_head"});
     }
-    ops::accumulate_loss(ctx, head.loss_n.narrow(0, 0, n), {static_cast<uint32_t>(2 * network.layers() + 1)});
+    if (!weighs_first) objective.weigh(ctx, micro, site);
 
     const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, n);
     const at::Tensor g_TD = a.scratch().g_full.narrow(1, 0, network.spec.hidden_size);
-    const weights::Parameter* const norm =
-        network.full_finetuning ? network.trained(spec::TensorRole::final_norm) : nullptr;
     ops::zero_2d(ctx, dx_nD);
     ops::rms_norm_backward(ctx, head.h_nD.narrow(0, 0, n), head.x_nD.narrow(0, 0, n), network.outer.final_norm_D,
                            head.rstd_n.narrow(0, 0, n), dx_nD,
                            norm ? network.parameters->gradient(*norm) : at::Tensor());
     ops::zero_2d(ctx, g_TD);
-    ops::scatter_rows(ctx, dx_nD, a.tokens().target_index_n.narrow(0, 0, n), g_TD);
+    ops::scatter_rows(ctx, dx_nD, a.tokens().target_index_n.narrow(0, 0, n), g_TD,
+                      objective.weighs() && !weighs_first ? head.weight_n.narrow(0, 0, n) : at::Tensor());
 }
 
 }  // namespace unsloth::model

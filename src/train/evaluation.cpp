@@ -10,29 +10,34 @@
 
 namespace unsloth::train {
 
-Evaluator::Result Evaluator::run(model::Model& model, at::Device device, int64_t step, double epoch) {
+Evaluator::Result Evaluator::run(model::Model& model, at::Device device, objective::Objective& objective,
+                                 const objective::References& references, int64_t step, double epoch) {
     const auto start = std::chrono::steady_clock::now();
     const std::string what = cat("the evaluation at step ", step);
-    double sum = 0;
-    int64_t labels = 0;
+    objective::Objective::Sums sums;
+    if (objective.measures().defined()) sums.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
     Progress progress("evaluating", batches_.most_batches());
     for (int64_t i = 0; i < batches_.most_batches(); ++i) {
         if (const int signal = agree_on_signal(group_, device, what); signal != 0) return {std::nullopt, signal};
         if (i >= batches_.batches()) continue;  // ranks ask together, also those that have a batch less
         const data::Batch batch = batches_.batch(i);
-        sum += model.score(batch).to(at::kDouble).sum().item<double>();
-        labels += batch.labels;
+        objective.evaluate(batch, model.score(batch), references, sums);
         progress.add();
     }
     if (group_) {
-        const at::Tensor total = at::full({1}, sum, at::TensorOptions(at::kFloat).device(device));
-        group_->all_reduce(total, what);
-        sum = total.item<double>();
+        std::vector<float> own{static_cast<float>(sums.loss)};
+        own.insert(own.end(), sums.measures.begin(), sums.measures.end());
+        const at::Tensor all = at::tensor(own, at::kFloat).to(device);
+        group_->all_reduce(all, what);
+        const at::Tensor totals = all.cpu();
         group_->check();
-        labels = batches_.labels();
+        const float* values = totals.const_data_ptr<float>();
+        sums.loss = values[0];
+        sums.measures.assign(values + 1, values + totals.numel());
     }
     return {
-        EvalReport{step, epoch, sum / static_cast<double>(std::max<int64_t>(labels, 1)), labels, seconds_since(start)},
+        EvalReport{step, epoch, objective.evaluated(sums, batches_.dataset()), batches_.labels(), seconds_since(start),
+                   sums.measures.empty() ? objective::Figures{} : objective.figures(sums.measures)},
         0};
 }
 

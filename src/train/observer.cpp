@@ -44,19 +44,24 @@ class MetricsFile final : public Observer {
     MetricsFile& operator=(const MetricsFile&) = delete;
 
     void on_step(const StepReport& r) override {
-        write({{"step", r.step},
-               {"epoch", number(r.epoch)},
-               {"loss", number(r.loss)},
-               {"grad_norm", number(r.grad_norm)},
-               {"learning_rate", number(r.learning_rate)},
-               {"tokens", r.tokens},
-               {"trained_tokens", r.trained_tokens},
-               {"tokens_per_second", number(r.tokens_per_second)},
-               {"step_ms", number(r.step_ms)},
-               {"memory_gib", number(r.memory_gib)}});
+        nlohmann::ordered_json row{{"step", r.step},
+                                   {"epoch", number(r.epoch)},
+                                   {"loss", number(r.loss)},
+                                   {"grad_norm", number(r.grad_norm)},
+                                   {"learning_rate", number(r.learning_rate)},
+                                   {"tokens", r.tokens},
+                                   {"trained_tokens", r.trained_tokens},
+                                   {"tokens_per_second", number(r.tokens_per_second)},
+                                   {"step_ms", number(r.step_ms)},
+                                   {"memory_gib", number(r.memory_gib)}};
+        for (const auto& [name, value] : r.figures) row[name] = number(value);
+        write(row);
     }
     void on_eval(const EvalReport& r) override {
-        write({{"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}});
+        nlohmann::ordered_json row{
+            {"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}};
+        for (const auto& [name, value] : r.figures) row["eval_" + name] = number(value);
+        write(row);
     }
     // Without the keys by which readers know the other rows: step, loss, eval_loss.
     void on_summary(const RunSummary& s) override {
@@ -121,18 +126,30 @@ class MetricsFile final : public Observer {
     bool warned_ = false;
 };
 
+/// "  margin 0.213  accuracy 0.75", of those that there are.
+std::string figures_text(const objective::Figures& figures) {
+    std::string text;
+    for (const auto& [name, value] : figures) {
+        const char* const shown = name == "rewards/margins" ? "margin" : name == "rewards/accuracies" ? "accuracy" : "";
+        char part[48];
+        std::snprintf(part, sizeof part, "  %s %.3f", shown, value);
+        if (*shown != '\0') text += part;
+    }
+    return text;
+}
+
 std::string step_text(const StepReport& r) {
     char text[160];
     std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate,
                   r.grad_norm, r.tokens_per_second);
-    return text;
+    return text + figures_text(r.figures);
 }
 
 std::string eval_text(const EvalReport& r) {
     char text[160];
     std::snprintf(text, sizeof text, "step %lld  eval loss %.4f  (%lld labels in %.1f s)",
                   static_cast<long long>(r.step), r.loss, static_cast<long long>(r.tokens), r.seconds);
-    return text;
+    return text + figures_text(r.figures);
 }
 
 class PlainLines final : public Observer {
@@ -185,10 +202,12 @@ std::unique_ptr<Observer> make_console() {
 void HistoryObserver::on_step(const StepReport& r) {
     rows.push_back(
         {r.step, r.epoch, {{"loss", r.loss}, {"grad_norm", r.grad_norm}, {"learning_rate", r.learning_rate}}});
+    rows.back().values.insert(r.figures.begin(), r.figures.end());
 }
 
 void HistoryObserver::on_eval(const EvalReport& r) {
     rows.push_back({r.step, r.epoch, {{"eval_loss", r.loss}}});
+    for (const auto& [name, value] : r.figures) rows.back().values.emplace("eval_" + name, value);
 }
 
 }  // namespace unsloth::train

@@ -32,12 +32,17 @@ T& as(const at::Tensor& tensor) {
 struct Stepper::Slot {
     explicit Slot(const ops::Context& ctx) : end(ctx) {}
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
+    at::Tensor measures;                         ///< the objective's, pinned on CUDA; undefined: none
     RankSums::Host sums;                         ///< with a group
     Moment end;
 };
 
 Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
-    : ctx_(ctx), model_(model), settings_(settings) {
+    : ctx_(ctx),
+      model_(model),
+      settings_(settings),
+      supervised_(settings.objective == nullptr ? objective::make_supervised() : nullptr),
+      objective_(settings.objective == nullptr ? *supervised_ : *settings.objective) {
     const bool cuda = ctx.is_cuda();
     device_scalars_ = bytes(sizeof(spec::StepScalars), ctx.device(), false);
     device_outcome_ = bytes(sizeof(spec::StepOutcome), ctx.device(), false);
@@ -53,6 +58,8 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         slot->outcome_start = bytes(sizeof(spec::StepOutcome), at::kCPU, cuda);
         as<spec::StepOutcome>(slot->outcome_start).first_bad_site = spec::all_finite;
         slot->outcome = bytes(sizeof(spec::StepOutcome), at::kCPU, cuda);
+        if (const at::Tensor measures = objective_.measures(); measures.defined())
+            slot->measures = at::zeros(measures.sizes(), at::TensorOptions(at::kFloat).pinned_memory(cuda));
         if (sums_) slot->sums = sums_->make_host();
         slots_.push_back(std::move(slot));
     }
@@ -73,10 +80,11 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
 
     // 1 what the step's kernels read from device memory
     write_scalars(slot, batch, step, learning_rate);
-    // 2 gradients start from zero
+    // 2 gradients, and what the objective measures, start from zero
     {
         const ops::Region region(ctx_, "zero gradients");
         parameters.state().grads_P.zero_();
+        objective_.begin(batch);
     }
     // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
     const std::size_t count = batch.micro.size(), at_a_time = static_cast<std::size_t>(model_.in_flight());
@@ -87,14 +95,18 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
             --updates_;
             return false;
         }
-        model_.train(std::span(batch.micro).subspan(i, std::min(at_a_time, count - i)));
+        model_.train(std::span(batch.micro).subspan(i, std::min(at_a_time, count - i)), objective_);
         if (!options.abandon) continue;
         if (i > 0) behind.wait();
         behind.record();
     }
     if (count == 0 && buckets_ != nullptr) buckets_->reached_all();
     // 4 sums over the ranks
-    if (sums_ && shares_) sums_->issue(slot.sums, parameters.state().grads_P, device_outcome_, step, options.save_due);
+    if (sums_ && shares_) {
+        sums_->issue(slot.sums, parameters.state().grads_P, device_outcome_, step, options.save_due);
+        if (slot.measures.defined())
+            settings_.group->all_reduce(objective_.measures(), cat("the measures of step ", step));
+    }
     // 5 norm and update; a step that is not finite changes nothing
     {
         const ops::Region region(ctx_, "update");
@@ -104,6 +116,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     }
     // 6 what take() reads when the device is here
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
+    if (slot.measures.defined()) slot.measures.copy_(objective_.measures(), /*non_blocking=*/true);
     slot.end.record();
     StepResult result{.step = step,
                       .epoch = batch.epoch,
@@ -127,7 +140,7 @@ void Stepper::start_clock() {
 
 /// What the step's kernels read from device memory.
 void Stepper::write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate) {
-    const double t = static_cast<double>(++updates_);
+    const double t = static_cast<double>(++updates_), divisor = static_cast<double>(objective_.divisor(batch));
     as<spec::StepScalars>(slot.scalars) = {
         .step = static_cast<uint32_t>(step),
         .epoch = batch.epoch_index,
@@ -136,7 +149,7 @@ void Stepper::write_scalars(Slot& slot, const data::StepBatch& batch, int64_t st
         .learning_rate = static_cast<float>(learning_rate),
         .bias_correction1 = static_cast<float>(1.0 - std::pow(settings_.adamw.beta1, t)),
         .bias_correction2 = static_cast<float>(1.0 - std::pow(settings_.adamw.beta2, t)),
-        .inv_loss_divisor = batch.labels > 0 ? static_cast<float>(1.0 / static_cast<double>(batch.labels)) : 0.0F,
+        .inv_loss_divisor = divisor > 0 ? static_cast<float>(1.0 / divisor) : 0.0F,
         .loss_scale = static_cast<float>(loss_scale_),
         .max_grad_norm = static_cast<float>(settings_.max_grad_norm)};
     device_scalars_.copy_(slot.scalars, /*non_blocking=*/true);
@@ -159,6 +172,9 @@ std::optional<StepResult> Stepper::take(bool must) {
     if (settings_.group != nullptr) settings_.group->check();
     result.seconds = slot.end.seconds_since(earlier.end);
     result.outcome = as<spec::StepOutcome>(slot.outcome);
+    if (slot.measures.defined())
+        result.figures = objective_.figures(
+            {slot.measures.const_data_ptr<float>(), static_cast<std::size_t>(slot.measures.numel())});
     if (sums_) {
         const RankSums::Agreed agreed = RankSums::agreed(slot.sums);
         result.save_due = agreed.save_due;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "train/references.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
@@ -147,6 +148,8 @@ void Trainer::open_data() {
 
 void Trainer::make_plan() {
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
+    objective_ = objective::make_objective(config(), device_, references_, group_.get());
+    request.weighs = objective_->weighs();
     request.saves = leads() && (config().training.save_steps > 0 || config().training.save_minutes > 0);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
@@ -157,6 +160,7 @@ void Trainer::make_plan() {
         limits.longest = std::max(limits.longest, eval_limits.longest);
         limits.labels = std::max(limits.labels, eval_limits.labels);
     }
+    if (objective::needs_references(config())) plan_references(limits);
     model::ActivationSizes& sizes = request.sizes;
     sizes.tokens = limits.tokens;
     sizes.segments = limits.segments;
@@ -166,6 +170,36 @@ void Trainer::make_plan() {
     sizes.deterministic = config().training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
     choose_memory_use(config(), *plan_, config().training.gradient_accumulation_steps);
+    const bool of_base = config().preference.reference == config::Reference::base;
+    if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
+        !plan_->lora()->modules_to_save.empty())
+        throw usage_error(
+            cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
+                " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
+            "Set preference.reference to initial.");
+}
+
+/// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too.
+void Trainer::plan_references(data::BatchLimits& limits) {
+    const int64_t first = resume_ ? resume_->state.progress.step : 0;
+    reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(first, total_steps_)), limits.tokens,
+                            environment_.rank, environment_.world_size);
+    const data::BatchLimits own = reference_rows_->limits();
+    limits.segments = std::max(limits.segments, own.segments);
+    limits.longest = std::max(limits.longest, own.longest);
+    limits.labels = std::max(limits.labels, own.labels);
+}
+
+/// Before the first step, and before a checkpoint's values replace those that the run began with.
+void Trainer::score_references() {
+    const Clock::time_point start = Clock::now();
+    const bool of_base = config().preference.reference == config::Reference::base;
+    const model::PolicyScope scope = of_base ? model::PolicyScope::base : model::PolicyScope::policy;
+    references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get());
+    if (evaluator_)
+        eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get());
+    log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(), " rows scored in ",
+              duration_text(seconds_since(start)));
 }
 
 namespace {
@@ -218,8 +252,10 @@ void Trainer::load() {
     require_memory(*plan_, memory_budget(config(), device_));
     ctx_ = make_context(config(), device_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
+    if (reference_rows_) score_references();
     const config::TrainingOptions& t = config().training;
     StepSettings settings;
+    settings.objective = objective_.get();
     settings.adamw = adamw_settings(config());
     settings.max_grad_norm = t.max_grad_norm;
     settings.seed = static_cast<uint64_t>(t.seed);
@@ -353,7 +389,8 @@ bool Trainer::issue(const data::StepBatch& batch, int64_t step) {
 
 void Trainer::maybe_evaluate(int64_t step) {
     if (!evaluator_) return;
-    const auto [report, signal] = evaluator_->run(*model_, device_, step, progress_.epoch);
+    const auto [report, signal] =
+        evaluator_->run(*model_, device_, *objective_, eval_references_, step, progress_.epoch);
     agreed_signal_ = signal;
     progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);

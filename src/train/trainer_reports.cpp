@@ -48,6 +48,7 @@ void Trainer::report(const StepResult& result) {
     report.tokens_per_second = static_cast<double>(result.tokens) / result.seconds;
     report.memory_gib = peak_gib();
     report.seconds_left = time_left_.after(result.step);
+    report.figures = result.figures;
     progress_.unlogged = {};
     summary_.final_loss = report.loss;
     for (const auto& observer : observers_) observer->on_step(report);

@@ -6,10 +6,11 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report | weights | model | train | bench | engine | app; kernels stand beside spec, and
+           memory, comm, data, report | weights | model | objective | train | bench | engine | app; kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
-  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, train, bench and engine; never in
+  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, train, bench and
+           engine; never in
            kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
   fmt      spdlog and fmt stand only in src/core/log.cpp, for LibTorch brings another fmt
@@ -35,12 +36,13 @@ RANK = {
     "report": 3,
     "weights": 4,
     "model": 5,
-    "train": 6,
-    "bench": 7,
-    "engine": 8,
-    "app": 9,
+    "objective": 6,
+    "train": 7,
+    "bench": 8,
+    "engine": 9,
+    "app": 10,
 }
-WITH_TORCH = {"ops", "memory", "comm", "weights", "model", "train", "bench", "engine"}
+WITH_TORCH = {"ops", "memory", "comm", "weights", "model", "objective", "train", "bench", "engine"}
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
 FMT = re.compile(r"(spdlog|fmt)/")

@@ -1,7 +1,9 @@
 """Several processes that train one model on the CPU: the same losses as one process, agreed stops, and what is said when they disagree."""
 
+import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -120,6 +122,52 @@ class Distributed(EndToEnd):
                 for name, (_, _, data) in read_safetensors(self.folder / out / "adapter_model.safetensors").items():
                     for a, b in zip(floats(data), floats(adapter[name][2])):
                         self.assertAlmostEqual(a, b, delta=1e-5)
+
+    def test_preferences_are_the_same_on_ranks(self):
+        """The reference is scored by all ranks together; kto's divergence is that of a round, which all ranks share."""
+        for objective in ("dpo", "kto"):
+            rows = self.preference_rows(objective, 20)  # the last step of the epoch leaves a rank with less
+            results = []
+            for size, batch in ((1, 4), (2, 2)):
+                out = f"{objective}{size}"
+                arguments = self.train_arguments(
+                    model(LLAMA), rows, "--objective", objective, "--per_device_train_batch_size", batch,
+                    "--gradient_accumulation_steps", 1, "--max_steps", 7, "--val_size", 3, out=out,
+                )  # fmt: skip
+                code, err = self.launch(size, arguments)
+                self.assertEqual(code, OK, err)
+                lines = [json.loads(line) for line in (self.folder / out / "metrics.jsonl").read_text().splitlines()]
+                adapter = read_safetensors(self.folder / out / "adapter_model.safetensors")
+                results.append(([line for line in lines if "event" not in line], adapter))
+            (one, adapter), (two, others) = results
+            self.assertEqual(len(one), 7 + 1)
+            for expected, got in zip(one, two):
+                self.assertEqual(expected.keys(), got.keys())
+                for key, value in expected.items():
+                    # An evaluation's batches follow from the batch size, and kto's divergence is a batch's.
+                    if objective == "kto" and key.startswith("eval_"):
+                        continue
+                    if key in ("loss", "eval_loss") or "rewards/" in key or "logps/" in key or key.endswith("kl"):
+                        self.assertAlmostEqual(
+                            got[key], value, delta=1e-5 * max(1, abs(value)), msg=f"{objective} {key}"
+                        )
+            self.assertIn("eval_rewards/margins", one[-1])
+            for name, (_, _, data) in others.items():
+                for a, b in zip(floats(data), floats(adapter[name][2])):
+                    self.assertAlmostEqual(a, b, delta=2e-5)
+
+    def preference_rows(self, objective, count):
+        draw = random.Random(7)
+        rows = []
+        for i in range(count):
+            row = {"prompt": [draw.randrange(3, 60) for _ in range(draw.randrange(2, 6))]}
+            good, bad = ([draw.randrange(*span) for _ in range(draw.randrange(3, 9))] for span in ((60, 90), (90, 120)))
+            if objective == "kto":
+                row |= {"completion": good if i % 3 else bad, "label": bool(i % 3)}
+            else:
+                row |= {"chosen": good, "rejected": bad}
+            rows.append(row)
+        return write_rows(self.folder / f"{objective}.jsonl", rows)
 
     def test_a_run_goes_on_with_another_number_of_ranks(self):
         code, err = self.launch(2, self.arguments("two", 2, 2, "--save_steps", 3))

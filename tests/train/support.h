@@ -38,6 +38,14 @@ inline fs::path random_nf4_model(const fs::path& folder, const std::string& conf
     return folder;
 }
 
+/// The pairs of the variant dpo, as tokenised rows.
+inline void write_reference_pairs(const fs::path& path) {
+    std::string text;
+    for (const auto& step : read_json(golden("trajectory/dpo/batches.json")))
+        for (const auto& pair : step) text += pair.dump() + "\n";
+    write_text(path, text);
+}
+
 /// A reference variant's rows in order. `packed` has lists of documents, each becoming a segment of one row.
 inline std::vector<Row> reference_rows(const std::string& variant) {
     const auto mask_prompt = [](std::vector<int32_t> labels, int prompt) {
@@ -160,7 +168,10 @@ inline void expect_same_course(const Course& got, const Course& expected) {
 /// rows.
 inline Flags reference_flags(const std::string& variant, const ScratchFolder& folder) {
     const nlohmann::json settings = read_json(golden("trajectory/" + variant + "/metrics.json"))["settings"];
-    write_rows(folder / "rows.jsonl", reference_rows(variant));
+    if (variant == "dpo")
+        write_reference_pairs(folder / "rows.jsonl");
+    else
+        write_rows(folder / "rows.jsonl", reference_rows(variant));
     const auto number = [&](const char* key) { return settings[key].dump(); };
     Flags flags = {"--model.path",
                    model_folder(settings["base"].get<std::string>()).string(),
@@ -186,6 +197,7 @@ inline Flags reference_flags(const std::string& variant, const ScratchFolder& fo
                    number("weight_decay"),
                    "--training.max_grad_norm",
                    number("max_grad_norm")};
+    if (variant == "dpo") flags = flags + Flags{"--training.objective", "dpo", "--preference.beta", number("beta")};
     if (settings.contains("ratio")) flags = flags + Flags{"--lora.loraplus_lr_ratio", number("ratio")};
     if (variant == "full") return flags + Flags{"--lora.finetuning_type", "full"};
     return flags +

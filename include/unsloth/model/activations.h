@@ -52,7 +52,9 @@ struct Scratch {
 struct HeadBuffers {
     at::Tensor x_nD, h_nD, dx_nD;  ///< gathered residual rows, normalised (later dh), gradient
     at::Tensor rstd_n, loss_n;     ///< fp32
+    at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
     at::Tensor logits_CV;          ///< one chunk of rows
+    at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
 };
 
 /// One micro-batch's tokens on the device.
@@ -62,8 +64,12 @@ struct TokenBuffers {
     at::Tensor target_index_n, target_ids_n;         ///< int32, of the most rows with a target
     at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
-    at::Tensor inv_freq_p;                           ///< fp32 [d/2]: RoPE's inverse frequencies
-    at::Tensor cos_Tp, sin_Tp;                       ///< fp32 [T, d/2]
+    at::Tensor
+        target_starts_S1;       ///< int32: where each segment's targets begin; it and the next two for weights of rows
+    at::Tensor reference_S;     ///< fp32: log-probabilities of the segments under the reference
+    at::Tensor desirable_P;     ///< int32: verdicts on the rows
+    at::Tensor inv_freq_p;      ///< fp32 [d/2]: RoPE's inverse frequencies
+    at::Tensor cos_Tp, sin_Tp;  ///< fp32 [T, d/2]
 };
 
 /// Keys and values of earlier tokens of one sequence; k_SN and v_SN [capacity, K heads * d] in the compute dtype.
@@ -80,8 +86,9 @@ struct ActivationSizes {
     int64_t cache_tokens = 0;  ///< of the sequence that generation continues
     bool training = true;      ///< backward buffers too
     bool dropout = false;
-    bool noise = false;  ///< on the embeddings
-    bool codes = false;  ///< products read codes of their inputs
+    bool noise = false;   ///< on the embeddings
+    bool weighs = false;  ///< the objective gives rows of the head weights
+    bool codes = false;   ///< products read codes of their inputs
     bool trains_embedding = false;
     bool deterministic = false;
 };

@@ -25,11 +25,16 @@ class MicroBatch {
     void upload_noise(const data::Batch& batch, double alpha);
     /// After upload(): the order in which the embeddings' gradient is summed. CheckError where the batch has none.
     void upload_token_order(const data::Batch& batch);
+    /// After upload(): what an objective compares sequences by (target_starts_S1, reference_S, desirable_P of the token
+    /// buffers): a number a segment, and a verdict a row (may be empty).
+    void upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
+                          const std::vector<int32_t>& desirable);
     /// After upload() of tokens that continue the one sequence in `caches`: attention sees those before them, too.
     void continue_sequence(std::vector<KvCache>& caches);
 
     int64_t tokens() const { return tokens_; }
-    int64_t targets() const { return targets_; }            ///< rows with one
+    int64_t targets() const { return targets_; }  ///< rows with one
+    int64_t segments() const { return segments_; }
     int64_t distinct_ids() const { return distinct_ids_; }  ///< with a token order
     const TokenInputs& inputs() const { return inputs_; }
     const Activations& activations() const { return *activations_; }
@@ -44,7 +49,7 @@ class MicroBatch {
     std::unique_ptr<Activations> activations_;
     std::unique_ptr<Offload> offload_;
     TokenInputs inputs_;
-    int64_t tokens_ = 0, targets_ = 0, distinct_ids_ = 0;
+    int64_t tokens_ = 0, targets_ = 0, segments_ = 0, distinct_ids_ = 0;
     double rope_scaling_ = 1.0;
     int64_t rope_length_ = -1;  ///< what the frequencies were computed for (dynamic RoPE)
 };

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "unsloth/model/gradient_buckets.h"
+#include "unsloth/model/head_objective.h"
 #include "unsloth/model/network.h"
 #include "unsloth/model/recorded_passes.h"
 
@@ -19,6 +20,12 @@ struct ModelParts {
     std::vector<std::unique_ptr<Activations>> activations;  ///< one for each micro-batch in flight
     std::optional<ops::AdamwState> copies;  ///< of what a checkpoint holds, in host_memory; where the run saves some
     bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
+};
+
+/// Which adapters are on.
+enum class PolicyScope : uint8_t {
+    policy,  ///< those that are trained
+    base,    ///< none: the frozen base, which preferences are measured against
 };
 
 class Model {
@@ -35,9 +42,9 @@ class Model {
     /// How many micro-batches train() takes at a time.
     int64_t in_flight() const { return static_cast<int64_t>(micro_batches_.size()); }
     /// Forward and backward of up to in_flight() micro-batches: adds their gradients to the flat buffer and their loss
-    /// (with the step's divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch without tokens or
-    /// targets adds nothing.
-    void train(std::span<const data::Batch> batches);
+    /// (the objective's, with the step's divisor, from ctx.scalars) to ctx.outcome. Nothing synchronises. A batch
+    /// without tokens or targets adds nothing.
+    void train(std::span<const data::Batch> batches, HeadObjective& objective);
 
     /// Before the first train(): cuts the gradients into buckets of up to `most_bytes`, which each train() reaches from
     /// then on (with several micro-batches to a step the last one counts).
@@ -46,7 +53,7 @@ class Model {
     /// -log p of every target of the batch, in order: fp32 [labels] on the CPU (synchronises). `on_logits` (may be
     /// empty) sees each chunk: first row's index among the targets, and the logits [C, V] in the compute dtype.
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
-    at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {});
+    at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {}, PolicyScope scope = PolicyScope::policy);
 
     /// Caches for one sequence of up to `capacity` tokens, in the plan's memory: one sequence at a
     /// time.
@@ -73,6 +80,8 @@ class Model {
 
     ops::Context& ctx_;
     ModelParts parts_;
+    HeadObjective* objective_ = nullptr;       ///< of the pass under way, where it trains
+    PolicyScope scope_ = PolicyScope::policy;  ///< of the pass under way
     TrainingRoute route_;
     PassCounts counts_;
     std::vector<std::unique_ptr<MicroBatch>> micro_batches_;

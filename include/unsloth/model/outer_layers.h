@@ -1,7 +1,7 @@
 // What lies outside of the decoder layers, forward and backward: the embeddings; the final norm, lm_head and the loss.
 #pragma once
 
-#include "unsloth/model/micro_batch.h"
+#include "unsloth/model/head_objective.h"
 #include "unsloth/model/network.h"
 
 namespace unsloth::model {
@@ -15,11 +15,15 @@ void embedding_backward(ops::Context& ctx, const Network& network, const MicroBa
 void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 /// Logits [rows, V] of the gathered rows [first, first + rows), at most one chunk.
 at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first, int64_t rows);
-/// Turns a chunk's logits into the losses of its rows; with `gradient` the logits become their own gradient (with the
-/// step's divisor and scale, ctx.scalars).
-void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV, bool gradient);
-/// Adds the micro-batch's loss to ctx.outcome and the gradients of what is trained here, and leaves the gradient of
-/// the last layer's output in scratch().g_full. The full [T, V] logits never exist.
-void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
+/// What becomes of a chunk's logits: they stay, or become their own gradient (with the step's divisor and scale,
+/// ctx.scalars), each row's times head().weight_n or as it is.
+enum class LogitsGradient : uint8_t { none, plain, weighted };
+/// Turns a chunk's logits into the losses of its rows.
+void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV,
+               LogitsGradient gradient);
+/// The objective's loss of the micro-batch, the gradients of what is trained here, and in scratch().g_full the gradient
+/// of the last layer's output. The full [T, V] logits never exist.
+void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,
+                           HeadObjective& objective);
 
 }  // namespace unsloth::model

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "unsloth/formats/trainer_state.h"
+#include "unsloth/objective/objective.h"
 #include "unsloth/train/run_record.h"
 
 namespace unsloth::train {
@@ -22,6 +23,7 @@ struct StepReport {
     int64_t tokens = 0, trained_tokens = 0;
     double tokens_per_second = 0, step_ms = 0, memory_gib = 0;
     double seconds_left = 0;  ///< of the run, with its evaluations and saves
+    objective::Figures figures;
 };
 
 struct EvalReport {
@@ -29,6 +31,7 @@ struct EvalReport {
     double epoch = 0, loss = 0;
     int64_t tokens = 0;  ///< labels evaluated
     double seconds = 0;
+    objective::Figures figures;
 };
 
 class Observer {

@@ -12,6 +12,7 @@
 #include "unsloth/comm/group.h"
 #include "unsloth/formats/run_state.h"
 #include "unsloth/model/model.h"
+#include "unsloth/objective/objective.h"
 #include "unsloth/ops/optimizer.h"
 
 namespace unsloth::train {
@@ -19,9 +20,10 @@ namespace unsloth::train {
 struct StepSettings {
     ops::AdamwSettings adamw;
     double max_grad_norm = 1.0;
-    uint64_t seed = 0;             ///< dropout's key
-    bool loss_scaling = false;     ///< fp16: a dynamic factor on the loss
-    comm::Group* group = nullptr;  ///< ranks that share the step; nullptr: alone
+    uint64_t seed = 0;                          ///< dropout's key
+    bool loss_scaling = false;                  ///< fp16: a dynamic factor on the loss
+    objective::Objective* objective = nullptr;  ///< nullptr: the mean over targets
+    comm::Group* group = nullptr;               ///< ranks that share the step; nullptr: alone
     int64_t bucket_bytes =
         0;  ///< of gradients that ranks sum while the backward pass goes on; 0: all together, after it
 };
@@ -35,9 +37,10 @@ struct StepResult {
     double seconds = 0;  ///< from the end of the step before it, or from start_clock(), to its own
     spec::StepOutcome outcome{};
     double loss_scale = 1.0;
-    std::vector<int64_t> rows;  ///< source rows of this rank, for messages
-    int signal = 0;             ///< with a group: stop signal that some rank was sent before it issued the step
-    bool save_due = false;      ///< with a group: some rank asked for a checkpoint after this step
+    objective::Figures figures;  ///< of all ranks
+    std::vector<int64_t> rows;   ///< source rows of this rank, for messages
+    int signal = 0;              ///< with a group: stop signal that some rank was sent before it issued the step
+    bool save_due = false;       ///< with a group: some rank asked for a checkpoint after this step
 };
 
 class RankSums;
@@ -53,8 +56,8 @@ struct IssueOptions {
 /// the host waits for the device.
 int agree_on_signal(comm::Group* group, at::Device device, const std::string& what);
 
-/// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts the labels of
-/// all of them. A step in which one rank met a value that is not finite is skipped by all, and so is the next where it
+/// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts what all of
+/// them have. A step in which one rank met a value that is not finite is skipped by all, and so is the next where it
 /// was issued before the result was taken.
 ///
 /// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them
@@ -97,6 +100,8 @@ class Stepper {
     ops::Context& ctx_;
     model::Model& model_;
     StepSettings settings_;
+    std::unique_ptr<objective::Objective> supervised_;  ///< where the settings name none
+    objective::Objective& objective_;
     std::vector<std::unique_ptr<Slot>> slots_;  ///< a ring: one being read, one being written, the step's before both
     std::deque<Pending> pending_;
     std::size_t next_slot_ = 0;

@@ -52,6 +52,8 @@ class Trainer {
     void open_output();
     void open_data();
     void make_plan();
+    void plan_references(data::BatchLimits& limits);
+    void score_references();
     void banner() const;
     config::Config effective_config() const;
     void restore();
@@ -87,6 +89,9 @@ class Trainer {
     std::unique_ptr<data::StepLoader> loader_;
     std::optional<Evaluator> evaluator_;
     data::Dataset eval_rows_;
+    std::optional<data::EvalLoader> reference_rows_;  ///< the training rows to come, where a reference scores them
+    objective::References references_, eval_references_;
+    std::unique_ptr<objective::Objective> objective_;
     int64_t total_steps_ = 0;
     config::ScheduleOptions schedule_;
     std::optional<PlateauSchedule> plateau_;  ///< reduce_lr_on_plateau follows the evaluations

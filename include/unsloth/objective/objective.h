@@ -1,0 +1,56 @@
+// What a run learns from its rows: an objective maps the log-probabilities of targets to a loss, the weights of the
+// head's rows, and figures that are reported.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unsloth/comm/group.h"
+#include "unsloth/config/config.h"
+#include "unsloth/data/dataset.h"
+#include "unsloth/model/head_objective.h"
+#include "unsloth/objective/references.h"
+
+namespace unsloth::objective {
+
+/// Named as they stand in metrics.jsonl, in their order.
+using Figures = std::vector<std::pair<std::string, double>>;
+
+class Objective : public model::HeadObjective {
+  public:
+    /// What the loss of a step is divided by: targets, or rows, of all its ranks.
+    virtual int64_t divisor(const data::StepBatch& step) const = 0;
+    /// Before a step's first micro-batch. Issued on ctx's stream, nothing synchronises.
+    virtual void begin(const data::StepBatch& /*step*/) {}
+    /// Sums of the step so far, which the ranks add up: fp32 on the device; undefined: none.
+    virtual at::Tensor measures() const { return {}; }
+    /// What such sums say; empty without.
+    virtual Figures figures(std::span<const float> /*measures*/) const { return {}; }
+
+    /// Of an evaluation.
+    struct Sums {
+        double loss = 0;
+        std::vector<float> measures;
+    };
+    /// Adds a batch of rows with these -log p (fp32 [labels], on the CPU) and references of these rows.
+    virtual void evaluate(const data::Batch& batch, const at::Tensor& losses, const References& references,
+                          Sums& sums) = 0;
+    /// The loss of all ranks' sums over these rows.
+    virtual double evaluated(const Sums& sums, const data::Dataset& rows) const = 0;
+};
+
+/// The mean of -log p over targets.
+std::unique_ptr<Objective> make_supervised();
+
+/// training.objective of a configuration. `references`: of the training rows, read when a step is issued; `group`
+/// (nullptr: alone) shares kto's divergence. Both outlive it.
+std::unique_ptr<Objective> make_objective(const config::Config& config, at::Device device, const References& references,
+                                          comm::Group* group);
+
+/// Whether the configuration measures against a reference.
+bool needs_references(const config::Config& config);
+
+}  // namespace unsloth::objective

@@ -1,0 +1,316 @@
+// Preferences: the losses against TRL's own (tests/golden/preference), DPO step by step against the reference
+// trajectory's figures, and what must hold of every objective.
+#include <random>
+
+#include "train/support.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/objective/objective.h"
+#include "unsloth/spec/preference_loss.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+spec::PreferenceRule rule_of(const nlohmann::json& rule) {
+    const std::map<std::string, spec::PreferenceLossType> types = {
+        {"sigmoid", spec::PreferenceLossType::sigmoid}, {"hinge", spec::PreferenceLossType::hinge},
+        {"ipo", spec::PreferenceLossType::ipo},         {"robust", spec::PreferenceLossType::robust},
+        {"simpo", spec::PreferenceLossType::simpo},     {"orpo", spec::PreferenceLossType::orpo},
+        {"kto", spec::PreferenceLossType::kto}};
+    return {types.at(rule["type"]),
+            rule["beta"],
+            rule.value("label_smoothing", 0.0),
+            rule.value("gamma", 0.0),
+            rule.value("desirable", 1.0),
+            rule.value("undesirable", 1.0)};
+}
+
+// Values and gradients, in fp64, of TRL 1.16's trainers on random log-probabilities.
+TEST(PreferenceLosses, AreThoseOfTrl) {
+    const nlohmann::json cases = read_json(golden("preference/losses.json"));
+    ASSERT_GT(cases.size(), 15U);
+    for (const nlohmann::json& c : cases) {
+        SCOPED_TRACE(c["rule"].dump());
+        const spec::PreferenceRule rule = rule_of(c["rule"]);
+        const std::size_t answers = c["tokens"].size();
+        const auto answer = [&](std::size_t i) {
+            return spec::AnswerLogProb{c["policy"][i], c["reference"][i], c["tokens"][i]};
+        };
+        std::vector<double> gradient(answers);
+        double loss = 0;
+        if (rule.type == spec::PreferenceLossType::kto) {
+            double divergence = 0;
+            for (std::size_t i = 0; i < answers; ++i)
+                divergence += c["foreign_policy"][i].get<double>() - c["foreign_reference"][i].get<double>();
+            divergence = std::max(0.0, divergence / static_cast<double>(answers));
+            EXPECT_NEAR(divergence, c["metrics"]["kl"], 1e-12);
+            for (std::size_t i = 0; i < answers; ++i) {
+                const spec::VerdictLoss v = spec::verdict_loss(rule, answer(i), c["label"][i], divergence);
+                loss += v.loss / static_cast<double>(answers);
+                gradient[i] = v.by_answer / static_cast<double>(answers);
+            }
+        } else {
+            const std::size_t pairs = answers / 2;
+            double reward_chosen = 0, chosen_loss = 0, chosen_tokens = 0;
+            for (std::size_t i = 0; i < pairs; ++i) {
+                const spec::PairLoss p = spec::pair_loss(rule, answer(i), answer(pairs + i));
+                loss += p.loss / static_cast<double>(pairs);
+                gradient[i] = p.by_chosen / static_cast<double>(pairs);
+                gradient[pairs + i] = p.by_rejected / static_cast<double>(pairs);
+                reward_chosen += p.reward_chosen / static_cast<double>(pairs);
+                chosen_loss -= answer(i).policy;
+                chosen_tokens += answer(i).tokens;
+            }
+            const double alpha = c["rule"].value("rpo_alpha", 0.0);
+            loss += alpha * chosen_loss / chosen_tokens;
+            for (std::size_t i = 0; i < pairs; ++i) gradient[i] -= alpha / chosen_tokens;
+            EXPECT_NEAR(reward_chosen, c["metrics"]["rewards/chosen"], 1e-12);
+        }
+        EXPECT_NEAR(loss, c["loss"], 1e-12 * std::abs(c["loss"].get<double>()));
+        for (std::size_t i = 0; i < answers; ++i)
+            EXPECT_NEAR(gradient[i], c["gradient"][i], 1e-12 * std::abs(c["gradient"][i].get<double>()) + 1e-16) << i;
+    }
+}
+
+double figure(const objective::Figures& figures, const std::string& name) {
+    for (const auto& [known, value] : figures)
+        if (known == name) return value;
+    ADD_FAILURE() << "no " << name;
+    return 0;
+}
+
+// Loss, gradients and final values are trajectory_test's; here what the steps report.
+TEST(Dpo, ReportsTheReferencesRewards) {
+    UNSLOTH_NEEDS_XZ();
+    const ScratchFolder folder;
+    const Course course = train_all(make_config(reference_flags("dpo", folder)));
+    const nlohmann::json metrics = read_json(golden("trajectory/dpo/metrics.json"));
+    const double bound = 10 * metrics["spread"]["fp64"]["margins_max_abs"].get<double>();
+    ASSERT_EQ(course.steps.size(), metrics["steps"].size());
+    for (std::size_t i = 0; i < course.steps.size(); ++i) {
+        const nlohmann::json& expected = metrics["steps"][i];
+        const auto mean = [&](const char* key) {
+            return (expected[key][0].get<double>() + expected[key][1].get<double>()) / 2;
+        };
+        const objective::Figures& figures = course.steps[i].figures;
+        EXPECT_NEAR(figure(figures, "rewards/chosen"), mean("rewards_chosen"), bound) << "step " << i + 1;
+        EXPECT_NEAR(figure(figures, "rewards/rejected"), mean("rewards_rejected"), bound) << "step " << i + 1;
+        EXPECT_NEAR(figure(figures, "rewards/margins"), mean("margins"), bound) << "step " << i + 1;
+        EXPECT_NEAR(figure(figures, "logps/chosen"), mean("policy_chosen_logps"), 10 * bound) << "step " << i + 1;
+        double right = 0;
+        for (int pair = 0; pair < 2; ++pair) right += expected["margins"][pair].get<double>() > 0 ? 0.5 : 0;
+        EXPECT_EQ(figure(figures, "rewards/accuracies"), right) << "step " << i + 1;
+    }
+}
+
+/// Random pairs (or judged answers) whose good answers are of other tokens than the bad ones, so that there is
+/// something to learn.
+void write_preferences(const fs::path& path, int count, uint32_t seed, bool judged) {
+    std::mt19937 random(seed);
+    const auto ids = [&](int least, int most, int first) {
+        std::vector<int32_t> row;
+        const int length = least + static_cast<int>(random() % static_cast<uint32_t>(most - least + 1));
+        for (int t = 0; t < length; ++t) row.push_back(first + static_cast<int32_t>(random() % 40));
+        return row;
+    };
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+        nlohmann::json row{{"prompt", ids(2, 6, 10)}};
+        if (judged) {
+            const bool good = i % 3 != 0;
+            row["completion"] = ids(3, 8, good ? 60 : 120);
+            row["label"] = good;
+        } else {
+            row["chosen"] = ids(3, 8, 60);
+            row["rejected"] = ids(3, 8, 120);
+        }
+        text += row.dump() + "\n";
+    }
+    write_text(path, text);
+}
+
+class PreferenceTest : public ::testing::TestWithParam<std::string> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        UNSLOTH_NEEDS_DEVICE(GetParam());
+        write_preferences(folder / "pairs.jsonl", 24, 1, false);
+        write_preferences(folder / "judged.jsonl", 24, 2, true);
+        write_preferences(folder / "held_out.jsonl", 8, 3, false);
+        write_preferences(folder / "held_out_judged.jsonl", 9, 4, true);
+    }
+    Flags flags(const std::string& objective, const Flags& more = {}) const {
+        const bool judged = objective == "kto";
+        return Flags{"--model.path",
+                     model_folder("small_llama/nf4_dq").string(),
+                     "--data.train_file",
+                     (folder / (judged ? "judged.jsonl" : "pairs.jsonl")).string(),
+                     "--data.eval_file",
+                     (folder / (judged ? "held_out_judged.jsonl" : "held_out.jsonl")).string(),
+                     "--training.output_dir",
+                     (folder / "out").string(),
+                     "--training.overwrite_output_dir",
+                     "true",
+                     "--hardware.device",
+                     GetParam(),
+                     "--training.lr_scheduler_type",
+                     "constant",
+                     "--training.learning_rate",
+                     "0.002",
+                     "--training.warmup_steps",
+                     "0",
+                     "--training.num_train_epochs",
+                     "3",
+                     "--lora.r",
+                     "8",
+                     "--training.per_device_train_batch_size",
+                     "2",
+                     "--training.gradient_accumulation_steps",
+                     "2",
+                     "--training.deterministic",
+                     "true",
+                     "--training.objective",
+                     objective} +
+               more;
+    }
+    ScratchFolder folder;
+};
+
+struct NamedObjective {
+    const char* objective;
+    Flags flags;
+};
+const std::vector<NamedObjective> objectives = {
+    {"dpo", {}},
+    {"dpo", {"--preference.label_smoothing", "0.1"}},
+    {"dpo", {"--preference.loss_type", "hinge"}},
+    {"dpo", {"--preference.loss_type", "ipo"}},
+    {"dpo", {"--preference.loss_type", "robust", "--preference.label_smoothing", "0.1"}},
+    {"dpo", {"--preference.loss_type", "simpo", "--preference.beta", "2"}},
+    {"dpo", {"--preference.rpo_alpha", "1"}},
+    {"dpo", {"--preference.reference_free", "true"}},
+    {"orpo", {}},
+    {"kto", {"--preference.undesirable_weight", "1.5"}}};
+
+std::string name_of(const NamedObjective& o) {
+    std::string name = o.objective;
+    for (const std::string& flag : o.flags) name += " " + flag;
+    return name;
+}
+
+// What was learnt shows on pairs that were not trained on, too.
+TEST_P(PreferenceTest, EveryObjectiveRaisesTheMarginOfHeldOutRows) {
+    for (const NamedObjective& o : objectives) {
+        SCOPED_TRACE(name_of(o));
+        train::Trainer(make_config(flags(o.objective, o.flags) + Flags{"--training.eval_on_start", "true"})).run();
+        std::vector<nlohmann::json> steps, evaluations;
+        std::istringstream lines(read_file(folder / "out/metrics.jsonl"));
+        for (std::string line; std::getline(lines, line);) {
+            const nlohmann::json row = nlohmann::json::parse(line);
+            if (row.contains("eval_loss")) evaluations.push_back(row);
+            if (row.contains("loss")) steps.push_back(row);
+        }
+        ASSERT_EQ(evaluations.size(), 2U);
+        ASSERT_EQ(steps.size(), 18U);
+        EXPECT_LT(evaluations[1]["eval_loss"], evaluations[0]["eval_loss"]);
+        EXPECT_GT(evaluations[1]["eval_rewards/margins"].get<double>(),
+                  evaluations[0]["eval_rewards/margins"].get<double>() + 0.01);
+        EXPECT_GT(steps[17]["rewards/margins"], steps[0]["rewards/margins"]);
+        EXPECT_LT(steps[17]["loss"], steps[0]["loss"]);
+        if (std::string(o.objective) != "kto") {
+            EXPECT_GT(evaluations[1]["eval_rewards/accuracies"], 0.8);
+        } else {
+            EXPECT_TRUE(steps[17].contains("kl"));
+        }
+    }
+}
+
+// B is zero at first: the policy is the reference, whichever of the two that is.
+TEST_P(PreferenceTest, ThePolicyBeginsAsItsReference) {
+    for (const char* reference : {"base", "initial"}) {
+        const Course course =
+            train_all(make_config(flags("dpo", {"--preference.reference", reference, "--training.max_steps", "1"})));
+        EXPECT_NEAR(course.steps[0].outcome.loss, std::log(2.0), 1e-6) << reference;
+        EXPECT_NEAR(figure(course.steps[0].figures, "rewards/margins"), 0, 1e-5) << reference;
+    }
+    train::Trainer(make_config(flags("dpo", {"--training.max_steps", "6"}))).run();
+    std::filesystem::rename(folder / "out", folder / "start");
+    const auto first = [&](const char* reference) {
+        return figure(
+            train_all(make_config(flags("dpo", {"--model.adapter_name_or_path", (folder / "start").string(),
+                                                "--preference.reference", reference, "--training.max_steps", "1"})))
+                .steps[0]
+                .figures,
+            "rewards/margins");
+    };
+    EXPECT_GT(first("base"), 0.01) << "a trained adapter is ahead of the base";
+    EXPECT_NEAR(first("initial"), 0, 1e-5) << "and not of itself";
+}
+
+// Kto compares with the divergence of a micro-batch, as TRL does: it is not among these.
+TEST_P(PreferenceTest, TheSplitIntoMicroBatchesDoesNotMatter) {
+    for (const NamedObjective& o : objectives) {
+        if (std::string(o.objective) == "kto") continue;
+        SCOPED_TRACE(name_of(o));
+        const auto split = [&](const char* rows, const char* rounds) {
+            return train_all(
+                make_config(flags(o.objective, o.flags) + Flags{"--training.per_device_train_batch_size", rows,
+                                                                "--training.gradient_accumulation_steps", rounds,
+                                                                "--training.max_steps", "4"}));
+        };
+        const Course once = split("4", "1"), four = split("1", "4");
+        for (std::size_t i = 0; i < once.steps.size(); ++i) {
+            EXPECT_NEAR(four.steps[i].outcome.loss, once.steps[i].outcome.loss,
+                        5e-6 * std::max(1.0F, once.steps[i].outcome.loss))
+                << "step " << i + 1;
+            EXPECT_NEAR(figure(four.steps[i].figures, "rewards/margins"),
+                        figure(once.steps[i].figures, "rewards/margins"), 5e-5);
+        }
+    }
+}
+
+TEST_P(PreferenceTest, PackedPairsStayPairs) {
+    const Course course =
+        train_all(make_config(flags("dpo", {"--data.packing", "true", "--model.max_seq_length", "64"})));
+    EXPECT_NEAR(course.steps[0].outcome.loss, std::log(2.0), 1e-6);
+    EXPECT_LT(course.steps.back().outcome.loss, course.steps[0].outcome.loss - 0.02);
+}
+
+// A trained head needs the rows' weights before its products, a frozen one has them after: the adapters' gradients are
+// the same either way.
+TEST_P(PreferenceTest, WeightsBeforeAndBehindTheHeadGiveTheSameGradients) {
+    for (const char* objective : {"dpo", "orpo", "kto"}) {
+        const auto gradients = [&](const Flags& more) { return first_gradients(make_config(flags(objective, more))); };
+        const Tensors frozen = gradients({}), trained = gradients({"--lora.modules_to_save", "lm_head"});
+        int compared = 0;
+        for (const auto& [name, gradient] : frozen) {
+            if (l2(gradient) == 0) continue;
+            EXPECT_LT(relative_frobenius(trained.at(name), gradient), 1e-5) << objective << " " << name;
+            ++compared;
+        }
+        EXPECT_GT(compared, 20) << objective;
+        EXPECT_GT(l2(trained.at(formats::saved_module_name("lm_head"))), 0) << objective;
+    }
+}
+
+TEST_P(PreferenceTest, ARunGoesOnWithTheReferenceItBeganWith) {
+    train::Trainer(make_config(flags("dpo", {"--training.max_steps", "6"}))).run();
+    std::filesystem::rename(folder / "out", folder / "start");
+    const Flags initial = flags(
+        "dpo", {"--model.adapter_name_or_path", (folder / "start").string(), "--preference.reference", "initial"});
+    const auto adapter = [&] { return read_tensors(folder / "out/adapter_model.safetensors"); };
+    train::Trainer(make_config(initial + Flags{"--training.max_steps", "6"})).run();
+    const Tensors whole = adapter();
+    train::Trainer(make_config(initial + Flags{"--training.max_steps", "3"})).run();
+    train::Trainer(make_config(initial + Flags{"--training.max_steps", "6", "--training.overwrite_output_dir", "false",
+                                               "--training.resume_from_checkpoint", "auto"}))
+        .run();
+    expect_same_bits(adapter(), whole);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PreferenceTest, ::testing::ValuesIn(built_devices()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace unsloth
