@@ -39,7 +39,7 @@ ModelFolder open_folder(const config::Config& config) {
 }
 
 data::TrainingData load(const config::Config& config, const ModelFolder& folder, data::RefusedRows refused) {
-    const auto no_model = []() -> std::unique_ptr<data::RowEncoder> {
+    const auto no_model = [](const std::string&) -> std::unique_ptr<data::RowEncoder> {
         throw usage_error(
             "model.path is missing, and rows that are not tokenised need the model's tokenizer",
             "Set it in the config file, or with --model.path FOLDER; a folder with the tokenizer's files will do.");

@@ -153,6 +153,10 @@ void declare_source(OptionSet& options, DataSource& source) {
     options.add("split", source.split,
                 "Only files of this split, by their names; empty: all, or train where a folder has one.");
     options.add("columns", source.columns, "Names of columns in the files; empty: data.columns.");
+    options.add("template", source.template_name, "Chat template of its rows; empty: data.template.").path("NAME");
+    options.add("max_samples", source.max_samples, "Only so many rows, from its beginning; 0: all.")
+        .at_least(0)
+        .suggested_for({"num_samples", "max_rows", "limit"});
 }
 
 void declare_data(OptionSet& options, DataOptions& data) {
@@ -169,12 +173,19 @@ void declare_data(OptionSet& options, DataOptions& data) {
         .add_list(
             "datasets", data.datasets, declare_source,
             "Several sources of training rows, instead of train_file: [{\"path\", \"format\", \"weight\", \"split\", "
-            "\"columns\"}], all but path optional. Weights, on all or on none, are the sources' shares of an epoch.")
+            "\"columns\", \"template\", \"max_samples\"}], all but path optional. Weights, on all or on none, are the "
+            "sources' shares of an epoch.")
         .suggested_for({"sources", "dataset_mixer", "train_files"})
         .on_resume(OnResume::told);
     options.add("eval_file", data.eval_file, "Evaluation rows: a file, folder or glob.")
         .path("FILE")
         .suggested_for({"validation_file", "valid_file", "test_file", "eval_dataset", "eval_data"})
+        .on_resume(OnResume::told);
+    options
+        .add(
+            "eval_files", data.eval_files,
+            "Several named sets of evaluation rows instead of eval_file: {\"law\": \"law.jsonl\", \"chat\": "
+            "\"chat.jsonl\"}. Each gets a loss of its own (eval_law_loss) beside that of all their tokens (eval_loss).")
         .on_resume(OnResume::told);
     options
         .add("val_size", data.val_size,
@@ -220,6 +231,8 @@ void declare_data(OptionSet& options, DataOptions& data) {
                         {"drop", LongRows::drop}},
                        "A row of more than model.max_seq_length tokens: truncate cuts it, split makes rows of all its "
                        "tokens, drop leaves it out and counts it; auto splits plain text and truncates other rows.");
+    options.add("drop_duplicates", data.drop_duplicates,
+                "Leave out training rows whose tokens and labels are those of an earlier row, and count them.");
     options.add("skip_bad_rows", data.skip_bad_rows, "Count and skip rows that cannot be read, instead of stopping.");
     options
         .add("cache_dir", data.cache_dir,

@@ -89,11 +89,23 @@ void check_weights(const DataOptions& data) {
 
 void check_evaluation(const Config& config, Problems& problems) {
     const DataOptions& data = config.data;
-    const bool evaluates = data.eval_file || data.val_size > 0;
-    problems.check({"data.eval_file", "data.val_size"}, [&] {
-        if (data.eval_file && data.val_size > 0)
-            throw usage_error("data.eval_file and data.val_size are both given",
-                              "Evaluation rows come from one of them.");
+    const bool evaluates = data.eval_file || !data.eval_files.empty() || data.val_size > 0;
+    const auto not_both = [&](const char* one, bool has_one, const char* other, bool has_other) {
+        problems.check({one, other}, [&] {
+            if (has_one && has_other)
+                throw usage_error(cat(one, " and ", other, " are both given"),
+                                  "Evaluation rows come from one of them.");
+        });
+    };
+    not_both("data.eval_file", data.eval_file.has_value(), "data.val_size", data.val_size > 0);
+    not_both("data.eval_files", !data.eval_files.empty(), "data.val_size", data.val_size > 0);
+    not_both("data.eval_file", data.eval_file.has_value(), "data.eval_files", !data.eval_files.empty());
+    problems.check({"data.eval_files"}, [&] {
+        constexpr const char* allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+        for (const auto& [name, file] : data.eval_files)
+            if (name.empty() || file.empty() || name.find_first_not_of(allowed) != std::string::npos)
+                throw usage_error(cat("data.eval_files: '", name, "': '", file, "' is no name and file"),
+                                  "Names are of letters, digits, _, - and .: they become keys such as eval_NAME_loss.");
     });
     problems.check({"data.val_size"}, [&] {
         if (data.val_size >= 1 && std::floor(data.val_size) != data.val_size)
@@ -101,10 +113,10 @@ void check_evaluation(const Config& config, Problems& problems) {
                 cat("data.val_size: expected a fraction below 1 or a whole number of rows, found ", data.val_size));
     });
     const auto need_rows = [&](const char* option, bool wants) {
-        problems.check({option, "data.eval_file", "data.val_size"}, [&] {
+        problems.check({option, "data.eval_file", "data.eval_files", "data.val_size"}, [&] {
             if (wants && !evaluates)
                 throw usage_error(cat(option, " is given, but there are no rows to evaluate on"),
-                                  "Give data.eval_file or data.val_size.");
+                                  "Give data.eval_file, data.eval_files or data.val_size.");
         });
     };
     need_rows("training.eval_on_start", config.training.eval_on_start);

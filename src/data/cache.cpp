@@ -97,13 +97,13 @@ std::string content_hash(const fs::path& path, const fs::path& folder) {
     return hash;
 }
 
-/// What reads Parquet, which is not in this library; nothing where no file is Parquet.
-std::string parquet_identity(const std::vector<SourceFiles>& sources) {
-    const auto has_parquet = [](const SourceFiles& source) {
-        return std::any_of(source.files.begin(), source.files.end(), is_parquet);
+/// What reads Parquet and Arrow, which is not in this library; nothing where no file is such.
+std::string arrow_identity(const std::vector<SourceFiles>& sources) {
+    const auto has_some = [](const SourceFiles& source) {
+        return std::any_of(source.files.begin(), source.files.end(), is_read_by_arrow);
     };
-    if (std::none_of(sources.begin(), sources.end(), has_parquet)) return {};
-    const ParquetReading reading = parquet_reading();
+    if (std::none_of(sources.begin(), sources.end(), has_some)) return {};
+    const ArrowReading reading = arrow_reading();
     return reading.code == nullptr ? "" : cat(build_id(reading.code), " Arrow ", reading.version);
 }
 
@@ -111,7 +111,7 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
     ContentHash key;
     key.add_field(version);
     key.add_field(build_id(reinterpret_cast<const void*>(&load_cached)));
-    key.add_field(parquet_identity(sources));
+    key.add_field(arrow_identity(sources));
     key.add_field(cache.encoder_fingerprint);
     key.add_field(cat(static_cast<int>(options.objective), " ", options.train_on_prompt, " ",
                       options.train_on_last_turn_only, " ", options.max_seq_length, " ", options.max_positions, " ",
@@ -119,7 +119,8 @@ std::string key_of(const std::vector<SourceFiles>& sources, const DatasetOptions
                       " ", static_cast<int>(options.long_rows), " ", static_cast<int>(options.reader.text_unit), " ",
                       static_cast<int>(options.reader.invalid_utf8)));
     for (const SourceFiles& source : sources) {
-        key.add_field(cat("source ", static_cast<int>(source.format)));
+        key.add_field(cat("source ", static_cast<int>(source.format), " ", source.max_samples));
+        key.add_field(source.template_name);
         for (const auto& [ours, theirs] : source.columns) key.add_field(ours), key.add_field(theirs);
         for (const fs::path& file : source.files) {
             key.add_field(file.filename().string());  // its extension says how it is read
@@ -201,7 +202,7 @@ Dataset load_through(const std::vector<config::DataSource>& sources, std::vector
     if (auto rows = open_known(path)) return dataset_of(std::move(*rows), options);  // another process was at it
     remove_leftovers(cache.folder);
     CacheWriter writer(path);
-    writer.finish(load_rows(files, options, tokenized ? nullptr : encoder(), writer));
+    writer.finish(load_rows(files, options, encoders_of(files, encoder), writer));
     auto rows = open_cache_file(path);
     if (!rows)
         throw runtime_failure(cat(path.string(), ": what was just written cannot be read back"),
@@ -217,8 +218,7 @@ Dataset load_cached(const std::vector<config::DataSource>& sources, const Datase
                     const EncoderOnDemand& encoder, const CacheOptions& cache) {
     if (cache.folder.empty()) return Dataset::load(sources, options, encoder);
     std::vector<SourceFiles> files;
-    for (const config::DataSource& source : sources)
-        files.push_back({source.path, files_of(source.path, source.split), source.format, source.columns});
+    for (const config::DataSource& source : sources) files.push_back(with_files(source));
     if (total_bytes(files) < cache.least_bytes) return Dataset::load(sources, options, encoder);
 
     constexpr int most_attempts = 3;

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <numeric>
 #include <set>
+#include <unordered_set>
 
 #include "data/load_rows.h"
 #include "data/store.h"
@@ -66,6 +67,7 @@ Dataset::Dataset(std::shared_ptr<const Store> store, std::vector<int64_t> rows, 
     stats_.bad_rows = file.bad_rows;
     stats_.masked_rows = file.masked_rows;
     stats_.long_rows = file.long_rows;
+    stats_.duplicate_rows = file.duplicate_rows;
     stats_.augmented_rows = file.augmented_rows;
     stats_.format = file.format;
     stats_.warnings = std::move(file.warnings);
@@ -77,7 +79,7 @@ Dataset Dataset::load(const std::vector<config::DataSource>& sources, const Data
     for (const config::DataSource& source : sources)
         files.push_back(resolve(source, options.reader, options.skip_bad_rows));
     MemorySink sink;
-    const LoadReport report = load_rows(files, options, all_tokenized(files) ? nullptr : encoder(), sink);
+    const LoadReport report = load_rows(files, options, encoders_of(files, encoder), sink);
     return Dataset(std::make_shared<Store>(std::move(sink.rows)), stats_of(report, options));
 }
 
@@ -85,7 +87,7 @@ Dataset Dataset::load(const std::filesystem::path& path, const DatasetOptions& o
     return load(
         std::vector<config::DataSource>{
             {.path = path.string(), .format = options.format, .columns = options.reader.columns}},
-        options, [=] { return encoder; });
+        options, [=](const std::string&) { return encoder; });
 }
 
 Dataset Dataset::from_samples(const std::vector<Sample>& samples) {
@@ -211,6 +213,24 @@ std::pair<Dataset, Dataset> Dataset::split(double val_size, uint64_t seed) const
         if (held_out.contains(row(i))) validation.push_back(rows_[static_cast<std::size_t>(i)]);
     std::set_difference(rows_.begin(), rows_.end(), validation.begin(), validation.end(), std::back_inserter(train));
     return {Dataset(store_, std::move(train), stats_), Dataset(store_, std::move(validation), stats_)};
+}
+
+Dataset Dataset::without_duplicates() const {
+    std::vector<int64_t> kept;
+    std::unordered_set<std::string> known;
+    DatasetStats file = stats_;
+    for (int64_t begin = 0, end = 0; begin < size(); begin = end) {
+        ContentHash hash;
+        for (; end < size() && row(end) == row(begin); ++end) {  // the pieces of a row stand together
+            const Sample piece = sample(end);
+            for (const auto* words : {&piece.ids, &piece.labels, &piece.positions})
+                hash.add_field({reinterpret_cast<const char*>(words->data()), words->size() * sizeof(int32_t)});
+        }
+        const bool is_new = known.insert(hash.hex()).second;
+        file.duplicate_rows += !is_new;
+        for (int64_t i = begin; is_new && i < end; ++i) kept.push_back(rows_[static_cast<std::size_t>(i)]);
+    }
+    return Dataset(store_, std::move(kept), file);
 }
 
 std::pair<Dataset, Dataset> Dataset::by_targets() const {

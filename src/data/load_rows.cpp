@@ -151,7 +151,7 @@ struct Encoded {
 
 /// Bytes of all rows, nearly, for the progress; 0 where a file's name says that they are packed in it.
 int64_t bytes_of(const std::vector<SourceFiles>& sources) {
-    constexpr std::array packed{".gz", ".zst", ".parquet"};
+    constexpr std::array packed{".gz", ".zst", ".parquet", ".arrow"};
     int64_t sum = 0;
     for (const SourceFiles& source : sources)
         for (const std::filesystem::path& path : source.files) {
@@ -165,9 +165,11 @@ int64_t bytes_of(const std::vector<SourceFiles>& sources) {
 
 class RowLoader {
   public:
-    RowLoader(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder)
+    RowLoader(const std::vector<SourceFiles>& sources, const DatasetOptions& options,
+              const std::vector<const RowEncoder*>& encoders)
         : options_(options) {
-        for (const SourceFiles& source : sources) formatters_.emplace_back(source.format, options, encoder);
+        for (std::size_t i = 0; i < sources.size(); ++i)
+            formatters_.emplace_back(sources[i].format, options, encoders.at(i));
     }
 
     Encoded encode(const SourceReader::Part& part) const {
@@ -272,9 +274,16 @@ bool all_tokenized(const std::vector<SourceFiles>& sources) {
                        [](const SourceFiles& source) { return source.format == config::DataFormat::tokenized; });
 }
 
-LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder,
-                     RowSink& sink) {
-    const RowLoader loader(sources, options, encoder);
+std::vector<const RowEncoder*> encoders_of(const std::vector<SourceFiles>& sources, const EncoderOnDemand& encoder) {
+    std::vector<const RowEncoder*> encoders(sources.size(), nullptr);
+    if (all_tokenized(sources)) return encoders;
+    for (std::size_t i = 0; i < sources.size(); ++i) encoders[i] = encoder(sources[i].template_name);
+    return encoders;
+}
+
+LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options,
+                     const std::vector<const RowEncoder*>& encoders, RowSink& sink) {
+    const RowLoader loader(sources, options, encoders);
     SourceReader reader(sources, options.reader);
     Losses lost;
     int64_t kept = 0, cut = 0;
@@ -311,7 +320,7 @@ LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptio
                       lost.too_long.count,
                       lost.augmented,
                       sources.front().format,
-                      warnings_of(lost, reader.rows(), name, options, encoder)};
+                      warnings_of(lost, reader.rows(), name, options, encoders.front())};
     if (cut > 0)
         report.warnings.push_back(cat(name, ": cut ", cut, " of ", reader.rows(), " rows at ", options.max_seq_length,
                                       " tokens (model.max_seq_length)"));

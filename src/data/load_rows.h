@@ -31,9 +31,13 @@ DatasetStats stats_of(const LoadReport& report, const DatasetOptions& options);
 /// Whether no source needs a tokenizer.
 bool all_tokenized(const std::vector<SourceFiles>& sources);
 
+/// Of each source; null where none needs one.
+std::vector<const RowEncoder*> encoders_of(const std::vector<SourceFiles>& sources, const EncoderOnDemand& encoder);
+
 /// Reads all rows of the sources, whose formats are known. Input Errors as Dataset::load says. Interrupted when a
 /// signal asked the program to stop.
-LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options, const RowEncoder* encoder,
-                     RowSink& sink);
+/// `encoders`: of each source, see encoders_of().
+LoadReport load_rows(const std::vector<SourceFiles>& sources, const DatasetOptions& options,
+                     const std::vector<const RowEncoder*>& encoders, RowSink& sink);
 
 }  // namespace unsloth::data

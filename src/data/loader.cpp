@@ -383,8 +383,10 @@ EvalLoader::EvalLoader(Dataset dataset, int64_t max_tokens, int rank, int world_
     int64_t number = 0;
     for (int64_t begin = 0, end = 0; begin < dataset_.size(); begin = end, ++number) {
         int64_t tokens = 0;
-        while (end < dataset_.size() && (end == begin || tokens + dataset_.tokens(end) <= max_tokens))
-            tokens += dataset_.tokens(end++);
+        const auto joins = [&] {
+            return dataset_.source(end) == dataset_.source(begin) && tokens + dataset_.tokens(end) <= max_tokens;
+        };
+        while (end < dataset_.size() && (end == begin || joins())) tokens += dataset_.tokens(end++);
         if (number % world_size == rank) ranges_.emplace_back(begin, end);
     }
     most_batches_ = (number + world_size - 1) / world_size;
@@ -405,6 +407,21 @@ BatchLimits EvalLoader::limits() const {
         limits.labels = std::max(limits.labels, one.labels);
     }
     return limits;
+}
+
+int32_t EvalLoader::source(int64_t i) const {
+    return dataset_.source(ranges_.at(static_cast<std::size_t>(i)).first);
+}
+
+std::vector<Extent> EvalLoader::extents() const {
+    std::vector<Extent> extents(1);
+    for (int64_t i = 0; i < dataset_.size(); ++i) {
+        const auto source = static_cast<std::size_t>(dataset_.source(i));
+        if (source >= extents.size()) extents.resize(source + 1);
+        ++extents[source].rows;
+        extents[source].labels += dataset_.targets(i);
+    }
+    return extents;
 }
 
 Batch EvalLoader::batch(int64_t i) const {

@@ -1,5 +1,5 @@
-// The interface of libunsloth_parquet.so, which alone links Arrow's libraries: opened when the first Parquet file is
-// met, so that nobody else pays for them. C, and no exception crosses it.
+// The interface of libunsloth_parquet.so, which alone links Arrow's libraries: opened when the first Parquet or Arrow
+// file is met, so that nobody else pays for them. C, and no exception crosses it.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@ struct UnslothParquetFile;
 
 /// The version of Arrow that reads the files.
 const char* unsloth_parquet_version(void);
-/// Opens a file. Null on failure, with the reason in `error` (at most `size` bytes with the ending zero), as below.
+/// Opens a Parquet file, or one of Arrow's IPC formats (a stream or a file). Null on failure, with the reason in
+/// `error` (at most `size` bytes with the ending zero), as below.
 UnslothParquetFile* unsloth_parquet_open(const char* path, char* error, std::size_t size);
 /// The next row as a JSON object: 1 and the text, which lives until the next call; 0 at the end; -1 on failure.
 int unsloth_parquet_next(UnslothParquetFile* file, const char** text, std::size_t* length, char* error,

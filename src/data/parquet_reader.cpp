@@ -1,4 +1,4 @@
-// Parquet files, through the library that reads them.
+// Parquet and Arrow files, through the library that reads them.
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -33,13 +33,21 @@ const Library& library() {
     return opened;
 }
 
-class Parquet : public RowReader {
+std::string magic_of(const std::filesystem::path& path) {
+    char front[4] = {};
+    if (::pread(open_to_read(path).get(), front, sizeof front, 0) != sizeof front) return {};
+    return {front, sizeof front};
+}
+
+class Columns : public RowReader {
   public:
-    Parquet(const std::filesystem::path& path, const ReaderOptions& options)
-        : RowReader(path, options), file_(library().open(path.c_str(), error_, sizeof error_), library().close) {
+    Columns(const std::filesystem::path& path, const ReaderOptions& options)
+        : RowReader(path, options),
+          kind_(magic_of(path) == "PAR1" ? "Parquet" : "Arrow"),
+          file_(library().open(path.c_str(), error_, sizeof error_), library().close) {
         if (!file_) refuse();
     }
-    std::string kind() const override { return "Parquet"; }
+    std::string kind() const override { return kind_; }
 
   protected:
     bool take(std::string& text, Record& record) override {
@@ -56,35 +64,37 @@ class Parquet : public RowReader {
 
   private:
     [[noreturn]] void refuse() const {
-        throw input_error(cat(name(), ": cannot be read as Parquet: ", error_),
+        throw input_error(cat(name(), ": cannot be read as ", kind_, ": ", error_),
                           "The file is damaged, or it was not copied as a whole.");
     }
 
     char error_[512] = {};
+    const char* kind_;
     std::unique_ptr<UnslothParquetFile, void (*)(UnslothParquetFile*)> file_;
     int64_t number_ = 0;
 };
 
 }  // namespace
 
-ParquetReading parquet_reading() {
+ArrowReading arrow_reading() {
     if (!library().file.missing().empty()) return {};
     return {reinterpret_cast<const void*>(library().open), library().version()};
 }
 
-bool is_parquet(const std::filesystem::path& path) {
-    char front[4] = {};
-    return ::pread(open_to_read(path).get(), front, sizeof front, 0) == sizeof front &&
-           std::string_view(front, sizeof front) == "PAR1";
+bool is_read_by_arrow(const std::filesystem::path& path) {
+    const std::string magic = magic_of(path);
+    return magic == "PAR1" || magic == "ARRO" || magic == "\xFF\xFF\xFF\xFF";
 }
 
-std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options) {
+std::unique_ptr<RowReader> read_by_arrow(const std::filesystem::path& path, const ReaderOptions& options) {
     if (!library().file.missing().empty())
-        throw input_error(cat(path.string(), ": is a Parquet file, and the library that reads them cannot be opened: ",
-                              library().file.missing()),
-                          "It is built where scripts/setup.sh could install pyarrow. Or convert the file: "
-                          "pandas.read_parquet(FILE).to_json(OUT, orient=\"records\", lines=True)");
-    return std::make_unique<Parquet>(path, options);
+        throw input_error(
+            cat(path.string(), ": is a Parquet or Arrow file, and the library that reads them cannot be opened: ",
+                library().file.missing()),
+            "It is built where scripts/setup.sh could install pyarrow. Or convert the file in Python: "
+            "pandas.read_parquet(FILE), or datasets.load_from_disk(FOLDER), and .to_json(OUT, "
+            "orient=\"records\", lines=True)");
+    return std::make_unique<Columns>(path, options);
 }
 
 }  // namespace unsloth::data

@@ -26,8 +26,6 @@ OtherKind other_kind(std::string_view head) {
     if (head.starts_with("\xFD\x37\x7AXZ")) return {"xz-compressed", "xz -dk FILE"};
     if (head.starts_with("BZh")) return {"bzip2-compressed", "bzip2 -dk FILE"};
     if (head.starts_with("PK\x03\x04")) return {"a zip archive", "unzip FILE"};
-    // A file's mark, and that of a stream, which the datasets library writes.
-    if (head.starts_with("ARROW1") || head.starts_with("\xFF\xFF\xFF\xFF")) return {"an Arrow file", arrow_conversion};
     // The protocols that Python writes begin so; valid UTF-8 never does.
     if (head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)
         return {"a Python pickle, which is never read", "load it in Python and write the rows as JSON Lines"};
@@ -142,11 +140,13 @@ std::unique_ptr<RowReader> open_rows(const std::filesystem::path& path, const Re
     TextWindow window(open_byte_stream(path));
     window.grow();
     const std::string_view head = window.rest();
-    if (head.starts_with("PAR1")) return read_parquet(path, options);
+    // Arrow: a file's mark, and that of a stream, which the datasets library writes.
+    if (head.starts_with("PAR1") || head.starts_with("ARROW1") || head.starts_with("\xFF\xFF\xFF\xFF"))
+        return read_by_arrow(path, options);
     if (head.starts_with(git_lfs_mark)) throw git_lfs_pointer(path);
     if (const OtherKind other = other_kind(head); other.what != nullptr)
         throw input_error(cat(path.string(), ": is ", other.what,
-                              "; expected JSON Lines, a JSON array, CSV, TSV, plain text or Parquet"),
+                              "; expected JSON Lines, a JSON array, CSV, TSV, plain text, Parquet or Arrow"),
                           cat("Convert it first: ", other.advice));
     if (head.starts_with(utf8_mark)) window.skip(utf8_mark.size());
 

@@ -74,7 +74,8 @@ SetReport report_on(const Dataset& rows, RowsByIds& by_ids) {
     report.too_long = stats.long_rows;
     report.split = stats.split_rows;
     report.pieces = stats.pieces;
-    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows;
+    report.dropped_duplicates = stats.duplicate_rows;
+    report.read = file_rows(stats) + stats.bad_rows + stats.masked_rows + stats.long_rows + stats.duplicate_rows;
     report.rows = stats.rows;
     report.tokens = stats.tokens;
     report.trained_tokens = stats.trained_tokens;
@@ -109,6 +110,12 @@ std::string source_of(const config::DataOptions& data) {
     return names;
 }
 
+std::string eval_source_of(const config::DataOptions& data) {
+    std::string names = data.eval_file.value_or("");
+    for (const auto& [name, file] : data.eval_files) names += cat(names.empty() ? "" : ", ", name, ": ", file);
+    return names;
+}
+
 void add_samples(DataReport& report, const std::string& set, const Dataset& rows, int64_t count) {
     for (int64_t i = 0; i < std::min(count, rows.size()); ++i) report.samples.emplace_back(set, rows.sample(i));
 }
@@ -133,12 +140,12 @@ DataReport make_report(const TrainingData& data, const config::Config& config, s
     report.train = report_on(data.train, train_ids);
     report.train.source = source_of(config.data);
     report.warnings = data.train.stats().warnings;
-    const bool parted = data.eval && !config.data.eval_file;
+    const bool parted = config.data.val_size != 0;
     if (data.eval) {
         RowsByIds eval_ids(*data.eval);
         report.eval = report_on(*data.eval, eval_ids);
         report.eval->source = parted ? cat("held out of the training rows by data.val_size ", config.data.val_size)
-                                     : *config.data.eval_file;
+                                     : eval_source_of(config.data);
         for (int64_t i = 0; i < data.eval->size(); ++i)
             report.shared += train_ids.find(data.eval->sample(i).ids).has_value();
         report.eval->held_out = parted;

@@ -64,9 +64,11 @@ std::string set_text(const char* title, const SetReport& set, bool held_out) {
     std::string text = cat("\n", title, ": ", printable(set.source), " (", format_name(set.format), ")\n");
     if (!held_out) {
         text += line("read", set.read);
-        text += line("dropped", set.bad + set.masked + set.too_long,
-                     cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked",
-                         set.too_long > 0 ? cat(", ", grouped(set.too_long), " too long") : ""));
+        text +=
+            line("dropped", set.bad + set.masked + set.too_long + set.dropped_duplicates,
+                 cat(grouped(set.bad), " bad, ", grouped(set.masked), " with all labels masked",
+                     set.too_long > 0 ? cat(", ", grouped(set.too_long), " too long") : "",
+                     set.dropped_duplicates > 0 ? cat(", ", grouped(set.dropped_duplicates), " as duplicates") : ""));
     }
     text += line("rows", set.rows);
     text += line("truncated", set.truncated);
@@ -127,6 +129,7 @@ Json json_of(const SetReport& set) {
         {"format", format_name(set.format)},
         {"read", set.read},
         {"dropped", {{"bad", set.bad}, {"all_labels_masked", set.masked}}},
+        {"dropped_duplicates", set.dropped_duplicates},
         {"too_long", set.too_long},
         {"rows", set.rows},
         {"truncated", set.truncated},

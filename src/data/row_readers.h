@@ -20,15 +20,15 @@ std::unique_ptr<RowReader> read_plain_text(const std::filesystem::path& path, co
 /// `delimiter` 0: found in the header.
 std::unique_ptr<RowReader> read_table(const std::filesystem::path& path, const ReaderOptions& options,
                                       TextWindow window, char delimiter);
-/// Not from a window: Parquet is read from its end.
-std::unique_ptr<RowReader> read_parquet(const std::filesystem::path& path, const ReaderOptions& options);
+/// Parquet and Arrow files. Not from a window: Parquet is read from its end.
+std::unique_ptr<RowReader> read_by_arrow(const std::filesystem::path& path, const ReaderOptions& options);
 
-/// What reads Parquet.
-struct ParquetReading {
+/// What reads them.
+struct ArrowReading {
     const void* code = nullptr;  ///< an address within the library; null: there is none
     std::string version;         ///< of Arrow
 };
-ParquetReading parquet_reading();
-bool is_parquet(const std::filesystem::path& path);
+ArrowReading arrow_reading();
+bool is_read_by_arrow(const std::filesystem::path& path);
 
 }  // namespace unsloth::data

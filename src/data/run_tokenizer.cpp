@@ -25,15 +25,19 @@ tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int
     return loaded;
 }
 
-std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
-                                                               const config::DataOptions& data) {
-    return [folder, vocab_size, name = data.template_name, kwargs = data.chat_template_kwargs] {
-        return make_row_encoder(load_run_tokenizer(folder, vocab_size), name, kwargs);
+EncoderMaker run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
+                               const config::DataOptions& data) {
+    return [folder, vocab_size, name = data.template_name, kwargs = data.chat_template_kwargs](const std::string& own) {
+        return make_row_encoder(load_run_tokenizer(folder, vocab_size), own.empty() ? name : own, kwargs);
     };
 }
 
 std::string run_encoder_fingerprint(const std::filesystem::path& folder, const config::DataOptions& data) {
-    return encoder_fingerprint(folder, data.template_name, data.chat_template_kwargs);
+    std::string all = encoder_fingerprint(folder, data.template_name, data.chat_template_kwargs);
+    for (const config::DataSource& source : data.datasets)
+        if (!source.template_name.empty())
+            all += " " + encoder_fingerprint(folder, source.template_name, data.chat_template_kwargs);
+    return all;
 }
 
 }  // namespace unsloth::data

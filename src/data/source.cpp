@@ -48,7 +48,7 @@ bool is_hidden(const fs::path& path) {
 bool is_data_file(const fs::path& path) {
     const std::string name = path.filename().string();
     if (is_hidden(name) || is_about_the_folder(path)) return false;
-    // What the datasets library leaves beside its files.
+    // What the datasets library leaves beside its files; its cache-HASH.arrow are results of its map() and filter().
     if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json" ||
         name == "state.json")
         return false;
@@ -56,7 +56,8 @@ bool is_data_file(const fs::path& path) {
     const bool compressed = last == ".gz" || last == ".zst";
     const std::string kind = compressed ? path.stem().extension().string() : last;
     const std::vector<std::string> text = {".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".txt"};
-    return std::find(text.begin(), text.end(), kind) != text.end() || (!compressed && kind == ".parquet");
+    return std::find(text.begin(), text.end(), kind) != text.end() ||
+           (!compressed && (kind == ".parquet" || (kind == ".arrow" && !name.starts_with("cache-"))));
 }
 
 using Identity = std::pair<dev_t, ino_t>;
@@ -99,18 +100,6 @@ Paths matches(const std::string& pattern) {
         throw input_error(cat("cannot look up ", pattern, ": glob's error ", status));
     std::sort(paths.begin(), paths.end());
     return paths;
-}
-
-bool holds_arrow(const fs::path& folder) {
-    const fs::recursive_directory_iterator all(folder);
-    return std::any_of(fs::begin(all), fs::end(all),
-                       [](const auto& entry) { return entry.path().extension() == ".arrow"; });
-}
-
-std::string advice_on_empty(const fs::path& folder) {
-    if (holds_arrow(folder))
-        return cat("It holds Arrow files, which are not read. Convert them first: ", arrow_conversion);
-    return "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt or .parquet files in it.";
 }
 
 bool belongs_to(const fs::path& file, const fs::path& root, const std::string& split) {
@@ -194,8 +183,9 @@ Paths files_of(const std::string& named, const std::string& split) {
     }
     std::sort(files.begin(), files.end());
     if (files.empty())
-        throw input_error(cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
-                          folder ? advice_on_empty(root) : "");
+        throw input_error(
+            cat(named, folder ? ": the folder holds no file of rows" : ": no file matches"),
+            folder ? "Expected .jsonl, .json, .ndjson, .csv, .tsv, .txt, .parquet or .arrow files in it." : "");
     if (split.empty()) {
         Paths train = of_split(files, root, "train");
         if (!folder || train.empty() || train.size() == files.size()) return files;
@@ -239,6 +229,11 @@ SourceReader::Part SourceReader::next() {
     Part part;
     while (reader_ || open_next()) {
         part.chunk = reader_->next();
+        if (const int64_t most = sources_[source_].max_samples; most > 0) {
+            const int64_t left = most - (next_id_ - source_begin_);
+            if (static_cast<int64_t>(part.chunk.size()) > left) part.chunk.keep(static_cast<std::size_t>(left));
+            if (left == 0) file_ = sources_[source_].files.size() - 1;  // what follows is the next source
+        }
         if (part.chunk.empty()) {
             if (!open_next()) break;
             continue;
@@ -310,8 +305,13 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
                       "Expected one JSON object on each line, or another known form.");
 }
 
+SourceFiles with_files(const config::DataSource& source) {
+    return {source.path,       files_of(source.path, source.split), source.format, source.columns, source.template_name,
+            source.max_samples};
+}
+
 SourceFiles resolve(const config::DataSource& source, const ReaderOptions& options, bool skip_bad_rows) {
-    SourceFiles result{source.path, files_of(source.path, source.split), source.format, source.columns};
+    SourceFiles result = with_files(source);
     result.format = find_format(result, options, skip_bad_rows);
     return result;
 }

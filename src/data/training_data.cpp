@@ -1,5 +1,6 @@
 #include "unsloth/data/training_data.h"
 
+#include <map>
 #include <tuple>
 
 #include "unsloth/core/error.h"
@@ -63,8 +64,8 @@ LoaderOptions loader_options(const config::Config& config, int rank, int world_s
 }
 
 TrainingData load_training_data(const config::Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder,
-                                const std::string& fingerprint, const LoadChoices& choices) {
+                                const EncoderMaker& make_encoder, const std::string& fingerprint,
+                                const LoadChoices& choices) {
     const config::DataOptions& data = config.data;
     if (data.train_file.empty() && data.datasets.empty())
         throw usage_error("data.train_file is not set",
@@ -73,7 +74,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
         throw usage_error("both data.eval_file and data.val_size are set",
                           "Choose one: a file of its own, or a part of the training rows.");
 
-    std::unique_ptr<RowEncoder> encoder;
+    std::map<std::string, std::unique_ptr<RowEncoder>> encoders;  // by template
     DatasetOptions options = dataset_options(config, limits);
     options.log_warnings = choices.log_warnings;
     const bool set_aside = choices.refused == RefusedRows::set_aside;
@@ -83,8 +84,9 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
     cache.max_bytes = static_cast<int64_t>(data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
     const auto load = [&](std::vector<config::DataSource> sources) {
         for (config::DataSource& source : sources) complete(source, options);
-        const auto on_demand = [&]() -> const RowEncoder* {
-            if (!encoder && make_encoder) encoder = make_encoder();
+        const auto on_demand = [&](const std::string& template_name) -> const RowEncoder* {
+            auto& encoder = encoders[template_name];
+            if (!encoder && make_encoder) encoder = make_encoder(template_name);
             return encoder.get();
         };
         return load_cached(sources, options, on_demand, cache);
@@ -92,11 +94,19 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
     TrainingData result;
     result.train =
         load(data.datasets.empty() ? std::vector<config::DataSource>{{.path = data.train_file}} : data.datasets);
+    if (data.drop_duplicates) {
+        result.train = result.train.without_duplicates();
+        if (const int64_t dropped = result.train.stats().duplicate_rows; dropped > 0 && choices.log_warnings)
+            log::info("left out ", dropped, " training rows that are those of an earlier row (data.drop_duplicates)");
+    }
     if (set_aside) std::tie(result.train, result.masked_train) = result.train.by_targets();
-    if (data.eval_file) {
-        result.eval = load({{.path = *data.eval_file}});
+    std::vector<config::DataSource> evaluated;
+    if (data.eval_file) evaluated.push_back({.path = *data.eval_file});
+    for (const auto& [name, file] : data.eval_files) evaluated.push_back({.path = file});
+    if (!evaluated.empty()) {
+        result.eval = load(evaluated);
         if (choices.log_warnings && result.eval->fingerprint() == result.train.fingerprint())
-            log::warning("data.eval_file ", *data.eval_file,
+            log::warning("data.eval_file ", evaluated.front().path,
                          " holds the training rows: the evaluation says how well they are remembered, not what was "
                          "learnt; data.val_size holds rows out");
         if (set_aside) std::tie(*result.eval, result.masked_eval) = Dataset(*result.eval).by_targets();

@@ -152,8 +152,8 @@ class Preference final : public Objective {
         sums.loss += outcome.loss;
     }
 
-    double evaluated(const Sums& sums, const data::Dataset& rows) const override {
-        double loss = sums.loss / static_cast<double>(std::max<int64_t>(rows.size(), 1));
+    double evaluated(const Sums& sums, const data::Extent& of) const override {
+        double loss = sums.loss / static_cast<double>(std::max<int64_t>(of.rows, 1));
         if (chosen_share_ > 0 && !sums.measures.empty())
             loss += chosen_share_ * sums.measures[ops::chosen_loss] / sums.measures[ops::chosen_tokens];
         return loss;

@@ -18,8 +18,8 @@ class Supervised final : public Objective {
     void evaluate(const data::Batch&, const at::Tensor& losses, const References&, Sums& sums) override {
         sums.loss += losses.to(at::kDouble).sum().item<double>();
     }
-    double evaluated(const Sums& sums, const data::Dataset& rows) const override {
-        return sums.loss / static_cast<double>(std::max<int64_t>(rows.stats().trained_tokens, 1));
+    double evaluated(const Sums& sums, const data::Extent& of) const override {
+        return sums.loss / static_cast<double>(std::max<int64_t>(of.labels, 1));
     }
 };
 

@@ -54,7 +54,7 @@ std::vector<Row> rows_of_file(const OpenedModel& merged, config::Config config) 
     options.max_seq_length = 0;
     std::unique_ptr<data::RowEncoder> encoder;
     if (data::probe_format(config.data.train_file, options) != config::DataFormat::tokenized)
-        encoder = encoder_maker(merged, config)();
+        encoder = encoder_maker(merged, config)({});
     const data::Dataset dataset = data::Dataset::load(config.data.train_file, options, encoder.get());
     std::vector<Row> rows;
     for (int64_t i = 0; i < dataset.size(); ++i) rows.push_back(dataset.sample(i).ids);

@@ -61,6 +61,7 @@ class MetricsFile final : public Observer {
         nlohmann::ordered_json row{
             {"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}};
         for (const auto& [name, value] : r.figures) row["eval_" + name] = number(value);
+        for (const auto& [name, loss] : r.losses) row[cat("eval_", name, "_loss")] = number(loss);
         write(row);
     }
     // Without the keys by which readers know the other rows: step, loss, eval_loss.
@@ -149,7 +150,12 @@ std::string eval_text(const EvalReport& r) {
     char text[160];
     std::snprintf(text, sizeof text, "step %lld  eval loss %.4f  (%lld labels in %.1f s)",
                   static_cast<long long>(r.step), r.loss, static_cast<long long>(r.tokens), r.seconds);
-    return text + figures_text(r.figures);
+    std::string line = text;
+    for (const auto& [name, loss] : r.losses) {
+        std::snprintf(text, sizeof text, "  %.4f", loss);
+        line += cat("  ", name, text + 1);
+    }
+    return line + figures_text(r.figures);
 }
 
 class PlainLines final : public Observer {
@@ -206,8 +212,10 @@ void HistoryObserver::on_step(const StepReport& r) {
 }
 
 void HistoryObserver::on_eval(const EvalReport& r) {
-    rows.push_back({r.step, r.epoch, {{"eval_loss", r.loss}}});
-    for (const auto& [name, value] : r.figures) rows.back().values.emplace("eval_" + name, value);
+    formats::TrainerLogRow row{r.step, r.epoch, {{"eval_loss", r.loss}}};
+    for (const auto& [name, value] : r.figures) row.values.emplace("eval_" + name, value);
+    for (const auto& [name, loss] : r.losses) row.values[cat("eval_", name, "_loss")] = loss;
+    rows.push_back(std::move(row));
 }
 
 }  // namespace unsloth::train

@@ -99,7 +99,7 @@ void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& r
     if (!loaded.is_given("model.max_seq_length")) options.max_seq_length = 0;
     std::unique_ptr<data::RowEncoder> encoder;
     if (data::probe_format(loaded.config.data.train_file, options) != config::DataFormat::tokenized)
-        encoder = encoder_maker(opened, loaded.config)();
+        encoder = encoder_maker(opened, loaded.config)({});
     const data::Dataset rows = data::Dataset::load(loaded.config.data.train_file, options, encoder.get());
     const Limits limits = limits_of(rows);
     const LoadedModel loaded_model =

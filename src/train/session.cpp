@@ -118,8 +118,7 @@ std::vector<std::filesystem::path> OpenedModel::tokenizer_files() const {
     return tokenizer::Tokenizer::files_in(tokenizer_folder);
 }
 
-std::function<std::unique_ptr<data::RowEncoder>()> encoder_maker(const OpenedModel& opened,
-                                                                 const config::Config& config) {
+data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config) {
     return data::run_encoder_maker(opened.tokenizer_folder, opened.file->spec.vocab_size, config.data);
 }
 

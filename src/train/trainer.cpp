@@ -141,7 +141,7 @@ void Trainer::open_data() {
             throw usage_error(
                 "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
                 "the run",
-                "Give data.eval_file or data.val_size, and training.eval_steps.");
+                "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
         plateau_.emplace(schedule_);
     }
 }
@@ -154,7 +154,7 @@ void Trainer::make_plan() {
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
-        evaluator_.emplace(eval_rows_, limits.tokens, environment_, group_.get());
+        evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, environment_, group_.get());
         const data::BatchLimits eval_limits = evaluator_->limits();
         limits.segments = std::max(limits.segments, eval_limits.segments);
         limits.longest = std::max(limits.longest, eval_limits.longest);

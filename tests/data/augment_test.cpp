@@ -147,7 +147,8 @@ TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
         // What a run with this val_size over the same file evaluates on.
         config::Config run = setting.config;
         run.data.train_file = setting.request.in;
-        const TrainingData data = load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); });
+        const TrainingData data =
+            load_training_data(run, {}, [](const std::string&) { return std::make_unique<toy::Encoder>(); });
         for (int64_t i = 0; i < data.eval->size(); ++i)
             EXPECT_TRUE(held_out.contains(setting.rows[static_cast<std::size_t>(data.eval->row(i))]));
 
@@ -161,13 +162,17 @@ TEST(Augment, HeldOutRowsAreThoseOfARunAndGetNoCopies) {
         }
         // And the result cannot be split again by a run.
         run.data.train_file = setting.request.out;
-        toy::expect_contains(
-            toy::message_of(ErrorKind::usage,
-                            [&] { load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); }); }),
-            {"augmented copies"});
+        toy::expect_contains(toy::message_of(ErrorKind::usage,
+                                             [&] {
+                                                 load_training_data(run, {}, [](const std::string&) {
+                                                     return std::make_unique<toy::Encoder>();
+                                                 });
+                                             }),
+                             {"augmented copies"});
         run.data.val_size = 0;
         run.data.eval_file = setting.request.eval_out;
-        EXPECT_EQ(load_training_data(run, {}, [] { return std::make_unique<toy::Encoder>(); }).eval->size(),
+        EXPECT_EQ(load_training_data(run, {}, [](const std::string&) { return std::make_unique<toy::Encoder>(); })
+                      .eval->size(),
                   result.held_out);
     }
 }

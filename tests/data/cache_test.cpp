@@ -43,7 +43,8 @@ struct Setting {
     int encoders = 0;  ///< how often one was asked for: a hit needs none
 
     Dataset load() {
-        return load_cached({{.path = file.string()}}, options, [this] { return ++encoders, &encoder; }, cache);
+        return load_cached(
+            {{.path = file.string()}}, options, [this](const std::string&) { return ++encoders, &encoder; }, cache);
     }
     std::vector<fs::path> files(const std::string& extension) const {
         std::vector<fs::path> found;
@@ -263,7 +264,8 @@ TEST(Cache, SeveralProcessesMakeItOnce) {
             try {
                 setting.options.workers = 1;
                 const Dataset data = load_cached(
-                    {{.path = setting.file.string()}}, setting.options, [&] { return ++made, &slow; }, setting.cache);
+                    {{.path = setting.file.string()}}, setting.options,
+                    [&](const std::string&) { return ++made, &slow; }, setting.cache);
                 ::_exit(data.size() == 500 &&
                                 data.sample(499).ids == toy::Encoder().text(cat("row 499", std::string(49, '.'))).ids
                             ? made
@@ -364,7 +366,9 @@ TEST(Cache, AFolderThatIsRemovedWhileItIsFilledIsMadeAgain) {
     const Removing once(setting.cache.folder);
     setting.options.workers = 1;
     const auto load = [&](const toy::Encoder& encoder) {
-        return load_cached({{.path = setting.file.string()}}, setting.options, [&] { return &encoder; }, setting.cache);
+        return load_cached(
+            {{.path = setting.file.string()}}, setting.options, [&](const std::string&) { return &encoder; },
+            setting.cache);
     };
     EXPECT_EQ(load(once).size(), 500);
     EXPECT_EQ(setting.files(".rows").size(), 1u);

@@ -344,7 +344,7 @@ Dataset two_sources(const toy::Folder& folder) {
     for (int row = 3; row < 15; ++row) large += cat("{\"input_ids\": [1, 2, ", row, ", 4]}\n");
     const std::vector<config::DataSource> sources{{.path = folder.write("small.jsonl", small).string()},
                                                   {.path = folder.write("large.jsonl", large).string()}};
-    return Dataset::load(sources, {}, [] { return nullptr; });
+    return Dataset::load(sources, {}, [](const std::string&) { return nullptr; });
 }
 
 TEST(StepLoader, ARowThatRepeatsInAnEpochDrawsItsOwnDropout) {
@@ -458,7 +458,7 @@ TEST(EvalLoader, FixedOrderAndBoundedTokens) {
     Rows expected(40);
     std::iota(expected.begin(), expected.end(), 0);
     EXPECT_EQ(rows, expected);
-    EXPECT_EQ(labels, loader.labels());
+    EXPECT_EQ(loader.extents(), (std::vector<Extent>{{40, labels}}));
     EXPECT_GT(data.tokens(7), 32);
 
     int64_t batches = 0;
@@ -470,7 +470,7 @@ TEST(EvalLoader, FixedOrderAndBoundedTokens) {
             const Rows own = part.batch(i).rows;
             shared.insert(shared.end(), own.begin(), own.end());
         }
-        EXPECT_EQ(part.labels(), loader.labels());
+        EXPECT_EQ(part.extents(), loader.extents());
     }
     EXPECT_EQ(batches, loader.batches());
     std::sort(shared.begin(), shared.end());

@@ -1,4 +1,5 @@
-// Parquet, as pyarrow wrote it (tests/golden/data/make_parquet.py). Skipped where the library was not built.
+// Parquet and Arrow, as pyarrow wrote them (tests/golden/data/make_parquet.py). Skipped where the library was not
+// built.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -6,6 +7,7 @@
 #include "data/toy.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/reader.h"
+#include "unsloth/data/source.h"
 
 namespace unsloth::data {
 namespace {
@@ -20,9 +22,9 @@ class Parquet : public testing::Test {
     }
 };
 
-TEST_F(Parquet, EveryTypeOfColumnOverRowGroups) {
-    const auto file = open_rows(toy::golden("data/rows.parquet"));
-    EXPECT_EQ(file->kind(), "Parquet");
+void expect_all_rows(const std::filesystem::path& path, const std::string& kind) {
+    const auto file = open_rows(path);
+    EXPECT_EQ(file->kind(), kind);
     int64_t count = 0;
     for (RowChunk chunk = file->next(); !chunk.empty(); chunk = file->next())
         for (std::size_t i = 0; i < chunk.size(); ++i, ++count) {
@@ -47,6 +49,53 @@ TEST_F(Parquet, EveryTypeOfColumnOverRowGroups) {
             EXPECT_EQ(row, expected);
         }
     EXPECT_EQ(count, 600);
+}
+
+TEST_F(Parquet, EveryTypeOfColumnOverRowGroups) {
+    expect_all_rows(toy::golden("data/rows.parquet"), "Parquet");
+}
+
+TEST_F(Parquet, ArrowStreamsAndFiles) {
+    expect_all_rows(toy::golden("data/saved/train/data-00000-of-00001.arrow"), "Arrow");
+    expect_all_rows(toy::golden("data/rows.arrow"), "Arrow");
+}
+
+/// A folder that the datasets library's save_to_disk wrote.
+TEST_F(Parquet, SavedDataSets) {
+    const std::string folder = toy::golden("data/saved").string();
+    EXPECT_EQ(files_of(folder, ""), std::vector<std::filesystem::path>{folder + "/train/data-00000-of-00001.arrow"});
+    EXPECT_EQ(files_of(folder, "test"), std::vector<std::filesystem::path>{folder + "/test/data-00000-of-00001.arrow"});
+    // Beside it lie results that the library keeps: none of the data set's rows.
+    const toy::Folder copy;
+    std::filesystem::copy(folder + "/train", copy.path() / "one");
+    std::filesystem::copy_file(folder + "/train/data-00000-of-00001.arrow",
+                               copy.path() / "one/cache-0123456789abcdef.arrow");
+    EXPECT_EQ(files_of((copy.path() / "one").string(), "").size(), 1U);
+}
+
+TEST_F(Parquet, CutAndDamagedArrowFiles) {
+    const toy::Folder folder;
+    const std::string stream = read_file(toy::golden("data/saved/train/data-00000-of-00001.arrow"));
+    const std::string file = read_file(toy::golden("data/rows.arrow"));
+    const auto read = [&](const std::string& content) {
+        const auto rows = open_rows(folder.write("broken.arrow", content));
+        for (RowChunk chunk = rows->next(); !chunk.empty(); chunk = rows->next())
+            for (std::size_t i = 0; i < chunk.size(); ++i) rows->parse(chunk.row(i));
+    };
+    // Without its end mark the stream would read as a shorter one.
+    toy::expect_contains(toy::message_of(ErrorKind::input, [&] { read(stream.substr(0, stream.size() - 8)); }),
+                         {"cannot be read as Arrow", "no end", "not copied as a whole"});
+    for (const std::string& whole : {stream, file})
+        for (std::size_t at = 0; at < whole.size(); at += 211) {
+            std::string broken = whole;
+            broken[at] ^= 0x41;
+            try {
+                read(broken);
+            } catch (const Error& error) {
+                EXPECT_EQ(error.kind(), ErrorKind::input);
+            } catch (const BadRow&) {
+            }
+        }
 }
 
 TEST_F(Parquet, RowsOfMessagesTrain) {

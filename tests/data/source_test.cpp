@@ -65,7 +65,7 @@ TEST(Sources, FilesOfAFolderMustAgreeOnAFormat) {
     const std::string path = folder.path().string();
     const toy::Encoder encoder;
     const auto load = [&](config::DataFormat format) {
-        return Dataset::load({{.path = path, .format = format}}, {}, [&] { return &encoder; });
+        return Dataset::load({{.path = path, .format = format}}, {}, [&](const std::string&) { return &encoder; });
     };
     toy::expect_contains(toy::message_of(ErrorKind::input, [&] { load(config::DataFormat::automatic); }),
                          {"not of one format", path + "/a.jsonl has rows of format text",
@@ -117,7 +117,7 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
     for (const int workers : {1, 3}) {
         DatasetOptions options;
         options.workers = workers;
-        const Dataset data = Dataset::load(sources, options, [&] { return &encoder; });
+        const Dataset data = Dataset::load(sources, options, [&](const std::string&) { return &encoder; });
         ASSERT_EQ(data.size(), 7);
         for (int64_t i = 0; i < 7; ++i) {
             EXPECT_EQ(data.row(i), i);
@@ -131,15 +131,16 @@ TEST(Sources, RowsAreNumberedOverAllFiles) {
                         [&] {
                             Dataset::load(
                                 {{.path = a.string()}, {.path = empty.string(), .format = config::DataFormat::text}},
-                                {}, [&] { return &encoder; });
+                                {}, [&](const std::string&) { return &encoder; });
                         }),
         {"empty.jsonl", "has no rows"});
     const auto bad = folder.write("bad.jsonl", "{\"text\": \"x\"}\n{\"text\": 1}\n");
-    toy::expect_contains(
-        toy::message_of(
-            ErrorKind::input,
-            [&] { Dataset::load({{.path = a.string()}, {.path = bad.string()}}, {}, [&] { return &encoder; }); }),
-        {"bad.jsonl:2: column \"text\""});
+    toy::expect_contains(toy::message_of(ErrorKind::input,
+                                         [&] {
+                                             Dataset::load({{.path = a.string()}, {.path = bad.string()}}, {},
+                                                           [&](const std::string&) { return &encoder; });
+                                         }),
+                         {"bad.jsonl:2: column \"text\""});
 }
 
 TEST(Sources, RepairedRowsAreCountedWithTheirPlaces) {

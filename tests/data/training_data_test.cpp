@@ -19,9 +19,11 @@ struct Files {
     std::string text = folder.write("text.jsonl", rows("text", 20)).string();
     std::string tokens = folder.write("tokens.jsonl", rows("input_ids", 10)).string();
     int encoders = 0;
+    std::vector<std::string> templates;
 
     TrainingData load(const config::Config& config, const ModelLimits& limits = {}) {
-        return load_training_data(config, limits, [&]() -> std::unique_ptr<RowEncoder> {
+        return load_training_data(config, limits, [&](const std::string& name) -> std::unique_ptr<RowEncoder> {
+            templates.push_back(name);
             ++encoders;
             return std::make_unique<toy::Encoder>();
         });
@@ -61,6 +63,89 @@ TEST(TrainingData, EvalFileOrPartOfTheRows) {
 
     config.data.train_file.clear();
     toy::expect_contains(toy::message_of(ErrorKind::usage, [&] { files.load(config); }), {"data.train_file"});
+}
+
+TEST(TrainingData, SourcesWithTemplatesAndBoundsOfTheirOwn) {
+    Files files;
+    config::Config config;
+    config.data.datasets = {{.path = files.text, .max_samples = 3},
+                            {.path = files.text, .template_name = "chatml", .max_samples = 20},
+                            {.path = files.text, .template_name = "chatml"}};
+    config.data.cache_dir = (files.folder.path() / "cache").string();
+    const TrainingData data = load_training_data(
+        config, {},
+        [](const std::string& name) -> std::unique_ptr<RowEncoder> {
+            if (name.empty()) return std::make_unique<toy::Encoder>();
+            struct Other : toy::Encoder {
+                EncodedRow text(std::string_view text) const override { return toy::Encoder::text(cat("!", text)); }
+            };
+            return std::make_unique<Other>();
+        },
+        "two encoders");
+    ASSERT_EQ(data.train.size(), 43);
+    const toy::Encoder plain;
+    for (const int64_t i : {0, 2}) EXPECT_EQ(data.train.sample(i).ids, plain.text(cat("row ", i)).ids);
+    for (const int64_t i : {3, 22, 23, 42})
+        EXPECT_EQ(data.train.sample(i).ids, plain.text(cat("!row ", (i - 3) % 20)).ids);
+    EXPECT_EQ(data.train.source(2), 0);
+    EXPECT_EQ(data.train.source(3), 1);
+    EXPECT_EQ(data.train.source(23), 2);
+    // Another bound is another entry of the cache.
+    config.data.datasets[0].max_samples = 4;
+    EXPECT_EQ(files.load(config).train.size(), 44);
+    EXPECT_EQ(files.templates, (std::vector<std::string>{"", "chatml"}));
+}
+
+TEST(TrainingData, DuplicatesAreLeftOut) {
+    Files files;
+    config::Config config;
+    config.data.train_file = files.folder
+                                 .write("twice.jsonl", R"({"input_ids": [1, 2, 3]}
+{"input_ids": [1, 2, 4]}
+{"input_ids": [1, 2, 3]}
+{"input_ids": [1, 2, 3], "labels": [1, -100, 3]}
+{"input_ids": [1, 2, 4]}
+{"input_ids": [1, 2]}
+)")
+                                 .string();
+    EXPECT_EQ(files.load(config).train.size(), 6);
+    config.data.drop_duplicates = true;
+    const TrainingData data = files.load(config);
+    ASSERT_EQ(data.train.size(), 4);
+    EXPECT_EQ(data.train.row(2), 3) << "equal tokens with other labels are another row";
+    EXPECT_EQ(data.train.row(3), 5);
+    EXPECT_EQ(data.train.stats().duplicate_rows, 2);
+    EXPECT_EQ(data.train.stats().tokens, 11);
+    // Pieces of a long row count together: that two rows begin alike does not make them equal.
+    config.data.train_file = files.folder
+                                 .write("long.jsonl", R"({"input_ids": [1, 2, 3, 4, 5, 6]}
+{"input_ids": [1, 2, 3, 4, 5, 7]}
+{"input_ids": [1, 2, 3, 4, 5, 6]}
+)")
+                                 .string();
+    config.model.max_seq_length = 4;
+    config.data.long_rows = config::LongRows::split;
+    EXPECT_EQ(files.load(config).train.size(), 4);
+}
+
+TEST(TrainingData, NamedEvaluationFiles) {
+    Files files;
+    config::Config config;
+    config.data.train_file = files.text;
+    config.data.eval_files = {{"words", files.text}, {"tokens", files.tokens}};
+    const Dataset eval = files.load(config).eval.value();
+    ASSERT_EQ(eval.size(), 30);
+    EXPECT_EQ(eval.source(19), 0);
+    EXPECT_EQ(eval.source(20), 1);
+    const EvalLoader loader(eval, 60);
+    std::vector<int64_t> labels(2, 0);
+    for (int64_t i = 0; i < loader.batches(); ++i) {
+        const Batch batch = loader.batch(i);
+        for (const int64_t row : batch.rows) EXPECT_EQ(row >= 20, loader.source(i) == 1) << row;
+        labels[static_cast<std::size_t>(loader.source(i))] += batch.labels;
+    }
+    EXPECT_EQ(loader.extents(), (std::vector<Extent>{{20, labels[0]}, {10, labels[1]}}));
+    EXPECT_EQ(labels[0] + labels[1], eval.stats().trained_tokens);
 }
 
 TEST(TrainingData, OptionsReachTheRowsAndTheLoader) {

@@ -106,7 +106,7 @@ class FirstSteps(EndToEnd):
         saved.mkdir()
         (saved / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff\x10\x00\x00\x00")
         (saved / "state.json").write_text("{}")
-        parts = ["Arrow", "to_parquet"]
+        parts = ["Arrow", "not copied as a whole"]
         self.fail_with(INPUT, parts, *self.train_arguments(base, saved))
         self.fail_with(INPUT, parts, *self.train_arguments(base, saved / "data-00000-of-00001.arrow"))
 

@@ -431,6 +431,30 @@ class Evaluation(EndToEnd):
         after = sum(s["loss"] * s["n_labels"] for s in scores) / sum(s["n_labels"] for s in scores)
         self.assertAlmostEqual(evaluations[-1]["eval_loss"], after, places=5)
 
+    def test_named_evaluation_files(self):
+        base, rows = model(LLAMA), self.rows(16)
+        files = {name: self.rows(count, f"{name}.jsonl", seed=count) for name, count in (("law", 3), ("chat", 5))}
+        named = json.dumps({name: str(file) for name, file in files.items()})
+        out = self.train(base, rows, "--max_steps", "2", "--eval_files", named, "--eval_on_start", "true")
+        sums, labels, first = {}, {}, self.evaluations(out)[0]
+        for name, file in files.items():
+            scores = self.score(base, file)
+            labels[name] = sum(s["n_labels"] for s in scores)
+            sums[name] = sum(s["loss"] * s["n_labels"] for s in scores)
+            self.assertAlmostEqual(first[f"eval_{name}_loss"], sums[name] / labels[name], places=5)
+        self.assertAlmostEqual(first["eval_loss"], sum(sums.values()) / sum(labels.values()), places=5)
+        self.assertEqual(first["eval_tokens"], sum(labels.values()))
+        history = json.loads((out / "trainer_state.json").read_text())["log_history"]
+        self.assertEqual(history[-1]["eval_law_loss"], self.evaluations(out)[-1]["eval_law_loss"])
+        self.fail_with(
+            USAGE,
+            ["data.eval_file and data.eval_files are both given"],
+            *self.train_arguments(base, rows, "--eval_files", named, "--eval_file", files["law"]),
+        )
+        self.fail_with(
+            USAGE, ["data.eval_files: 'a b'"], *self.train_arguments(base, rows, "--eval_files", '{"a b": "x"}')
+        )
+
     def test_val_size_holds_rows_back(self):
         out = self.train(
             model(LLAMA),

@@ -96,12 +96,15 @@ struct DataSource {
     std::optional<double> weight;  ///< share of an epoch, relative to the other sources'; absent: each row once
     std::string split;             ///< part of a folder, by its files' names; empty: see data/source.h
     std::vector<std::pair<std::string, std::string>> columns;  ///< {name here, name in the file}
+    std::string template_name;                                 ///< JSON key: template; empty: data.template
+    int64_t max_samples = 0;                                   ///< only so many rows, from its beginning; 0: all
 };
 
 struct DataOptions {
     std::string train_file;
     std::vector<DataSource> datasets;  ///< instead of train_file
     std::optional<std::string> eval_file;
+    std::vector<std::pair<std::string, std::string>> eval_files;  ///< instead: {name, file}
     double val_size = 0;  ///< below 1 a fraction of the rows, else a number of rows
     DataFormat format = DataFormat::automatic;
     std::string template_name = "auto";                        ///< JSON key: template
@@ -114,6 +117,7 @@ struct DataOptions {
     bool shuffle = true;
     bool packing = false;
     bool skip_bad_rows = false;
+    bool drop_duplicates = false;
     LongRows long_rows = LongRows::automatic;
     std::string cache_dir = "auto";  ///< auto: in the user's cache folder; empty: none
     double cache_max_gib = 64;       ///< bound on the cache's files; 0: none

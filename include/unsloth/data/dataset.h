@@ -26,14 +26,16 @@ struct DatasetOptions : RowOptions {
     int workers = 0;               ///< threads; 0: as many as the machine has cores. The result does not depend on it
 };
 
-/// Gives an encoder (not owned), or null when there is none.
-using EncoderOnDemand = std::function<const RowEncoder*()>;
+/// Gives the encoder (not owned) of a source's rows, by the source's own template (empty: data.template), or null when
+/// there is none.
+using EncoderOnDemand = std::function<const RowEncoder*(const std::string& template_name)>;
 
 struct DatasetStats {
     int64_t rows = 0;                                           ///< kept
     int64_t bad_rows = 0;                                       ///< skipped: malformed
     int64_t masked_rows = 0;                                    ///< skipped: no label left to train on
     int64_t long_rows = 0;                                      ///< dropped: longer than max_seq_length
+    int64_t duplicate_rows = 0;                                 ///< dropped by without_duplicates()
     int64_t augmented_rows = 0;                                 ///< in the files: copies that `data augment` made
     int64_t truncated_rows = 0;                                 ///< among the kept
     int64_t split_rows = 0;                                     ///< of the files, whose pieces are among the kept
@@ -98,6 +100,10 @@ class Dataset {
     /// answer's own are. What a model says of such answers tells how far it is from another, whatever the verdicts.
     /// Usage Error for fewer than two rows.
     Dataset with_foreign_answers(int64_t longest) const;
+
+    /// Without the rows whose tokens, labels and positions (of all their pieces) are those of an earlier row. Reads all
+    /// of them.
+    Dataset without_duplicates() const;
 
     struct Store;
     /// Of all rows of a store; `file` counts what was left out.

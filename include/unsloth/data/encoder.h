@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -68,6 +69,9 @@ class RowEncoder {
     /// The tokens or the template that a doubt is about, for a message: "<s>", "<|eot_id|>, <|end_of_text|>", "chatml".
     virtual std::string subject(RowDoubt doubt) const;
 };
+
+/// Makes the encoder of rows with this chat template: a source's own, or empty for data.template.
+using EncoderMaker = std::function<std::unique_ptr<RowEncoder>(const std::string& template_name)>;
 
 /// A text that changes whenever an encoder of this tokenizer folder and template would encode otherwise: a hash of the
 /// tokenizer's files and the template (of its file, where the name is one). Does not load the tokenizer. Where a file

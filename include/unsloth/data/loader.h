@@ -131,8 +131,14 @@ class StepLoader {
 /// depends on the lengths alone, not on their order. A length above capacity gets a row alone.
 std::vector<std::vector<int64_t>> pack_rows(const std::vector<int64_t>& lengths, int64_t capacity);
 
+/// How many rows, and targets of them: what sums of losses are divided by.
+struct Extent {
+    int64_t rows = 0, labels = 0;
+    bool operator==(const Extent&) const = default;
+};
+
 /// Evaluation batches: all rows, in the file's order, as many whole rows in a batch as fit max_tokens (a
-/// longer row stands alone). With several ranks, batch i is rank i % world_size's.
+/// longer row stands alone), all of one source. With several ranks, batch i is rank i % world_size's.
 class EvalLoader {
   public:
     EvalLoader(Dataset dataset, int64_t max_tokens, int rank = 0, int world_size = 1);
@@ -141,8 +147,10 @@ class EvalLoader {
     int64_t batches() const { return static_cast<int64_t>(ranges_.size()); }  ///< of this rank
     int64_t most_batches() const { return most_batches_; }                    ///< of the rank that has most
     Batch batch(int64_t i) const;
+    int32_t source(int64_t i) const;  ///< number of the source that batch i is of
     BatchLimits limits() const;
-    int64_t labels() const { return dataset_.stats().trained_tokens; }  ///< over all ranks: the loss's divisor
+    /// Of each source, over all ranks.
+    std::vector<Extent> extents() const;
 
   private:
     Dataset dataset_;

@@ -1,7 +1,8 @@
-// Files of rows, read from front to end: JSON Lines, JSON arrays, tables (CSV, TSV), plain text and Parquet; text files
-// may be compressed (gzip, zstd). A file may be larger than the memory: only the rows in progress are held.
+// Files of rows, read from front to end: JSON Lines, JSON arrays, tables (CSV, TSV), plain text, Parquet and Arrow;
+// text files may be compressed (gzip, zstd). A file may be larger than the memory: only the rows in progress are held.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -14,10 +15,6 @@
 #include "unsloth/config/config.h"
 
 namespace unsloth::data {
-
-/// What turns rows that the datasets library saved into a file that is read here.
-inline constexpr const char* arrow_conversion =
-    "in Python, datasets.load_from_disk(FOLDER).to_parquet(OUT), of one split of them";
 
 /// What is wrong with one row. Thrown while a row is parsed and formatted; whoever reads the file adds
 /// file:line, and either stops or skips the row.
@@ -53,6 +50,8 @@ class RowChunk {
 
     std::string& text() { return text_; }  ///< for readers: the next row's text is appended, then closed with add()
     void add(int64_t index, int64_t line, int64_t bytes);
+    /// Forgets all rows but the first ones.
+    void keep(std::size_t rows) { places_.resize(std::min(rows, places_.size())); }
 
   private:
     struct Place {
@@ -105,11 +104,12 @@ class RowReader {
     int64_t rows_ = 0;
 };
 
-/// Opens a file by its content and name. Content decides first: gzip and zstd are decompressed, PAR1 is Parquet, a `{`
+/// Opens a file by its content and name. Content decides first: gzip and zstd are decompressed, PAR1 is Parquet, ARROW1
+/// or four bytes 0xFF are Arrow (IPC file, IPC stream), a `{`
 /// in front is JSON Lines, a `[` a JSON array unless the name ends in .csv, .tsv or .txt; then these names (before .gz,
-/// .zst); the rest is read as JSON Lines. Input Error for kinds that are not read (xz, zip, Arrow, UTF-16, with a way
-/// to convert them), a file that cannot be opened, a table whose header names a column twice, Parquet without the
-/// library that reads it.
+/// .zst); the rest is read as JSON Lines. Input Error for kinds that are not read (xz, zip, UTF-16, with a way
+/// to convert them), a file that cannot be opened, a table whose header names a column twice, Parquet and Arrow
+/// without the library that reads them.
 ///
 /// Plain text: with TextUnit::paragraph each run of lines between blank lines is a row {text}, with TextUnit::file the
 /// whole file. Tables: RFC 4180 (quoted fields may hold delimiters, line ends and doubled quotes), the first record

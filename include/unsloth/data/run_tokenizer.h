@@ -20,9 +20,9 @@ std::filesystem::path run_tokenizer_folder(const config::Config& config, const s
 tokenizer::Tokenizer load_run_tokenizer(const std::filesystem::path& folder, int64_t vocab_size);
 
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
-std::function<std::unique_ptr<RowEncoder>()> run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
-                                                               const config::DataOptions& data);
-/// What of the cache's keys depends on the encoder: see encoder_fingerprint().
+EncoderMaker run_encoder_maker(const std::filesystem::path& folder, int64_t vocab_size,
+                               const config::DataOptions& data);
+/// What of the cache's keys depends on the encoders, of all sources' templates: see encoder_fingerprint().
 std::string run_encoder_fingerprint(const std::filesystem::path& folder, const config::DataOptions& data);
 
 }  // namespace unsloth::data

@@ -17,12 +17,14 @@ struct SourceFiles {
     std::vector<std::filesystem::path> files;
     config::DataFormat format = config::DataFormat::automatic;
     ColumnNames columns;
+    std::string template_name;  ///< empty: data.template
+    int64_t max_samples = 0;    ///< only so many rows are read; 0: all
 };
 
 /// The files behind a source's path. A file is itself. A folder is all files of rows below it (.jsonl, .json, .ndjson,
-/// .csv, .tsv, .txt, .parquet, the first six also with .gz or .zst) without hidden ones, those that begin with `_`, and
-/// texts about the folder (LICENSE.txt, README.txt, ...), sorted by path. Anything else is a glob (*, ?, [...]), its
-/// matches sorted; a folder among them is taken as above.
+/// .csv, .tsv, .txt, .parquet, .arrow, the first six also with .gz or .zst) without hidden ones, those that begin with
+/// `_`, and texts about the folder (LICENSE.txt, README.txt, ...), sorted by path. Anything else is a glob (*, ?,
+/// [...]), its matches sorted; a folder among them is taken as above.
 ///
 /// `split` keeps the files that belong to it: their name begins with it, followed by one of `-._`
 /// (train-00000-of-00002.parquet, train.jsonl), or a folder below the path has its name. Without a split, a folder that
@@ -65,7 +67,10 @@ class SourceReader {
 /// does not tell, and when the files do not agree.
 config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& options, bool skip_bad_rows);
 
-/// A source whose path was looked up and whose format is known.
+/// A source whose path was looked up.
+SourceFiles with_files(const config::DataSource& source);
+
+/// The same with its format known.
 SourceFiles resolve(const config::DataSource& source, const ReaderOptions& options, bool skip_bad_rows);
 
 }  // namespace unsloth::data

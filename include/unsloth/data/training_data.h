@@ -35,18 +35,18 @@ struct LoadChoices {
 
 struct TrainingData {
     Dataset train;
-    std::optional<Dataset> eval;        ///< eval_file, or val_size of the training rows
+    std::optional<Dataset> eval;        ///< eval_file, eval_files (a source each), or val_size of the training rows
     Dataset masked_train, masked_eval;  ///< with RefusedRows::set_aside: rows of the files whose labels are all masked
 };
 
-/// Reads data.train_file or data.datasets, and data.eval_file, through the cache of data.cache_dir, or splits off
-/// data.val_size with the run's seed. `make_encoder` is called once, and only when a file's rows are text: tokenised
-/// rows work in a model folder without a tokenizer, or with one that cannot be read. `fingerprint` is the encoder's
-/// (encoder_fingerprint); without one, rows of text are not cached. Usage Error for both an eval_file and a val_size,
-/// for nothing to train on, and for a val_size of files that hold augmented copies of rows, since the copies of a row
-/// that is held out would be trained on.
+/// Reads data.train_file or data.datasets, and data.eval_file or data.eval_files, through the cache of data.cache_dir,
+/// or splits off data.val_size with the run's seed. `make_encoder` is called once a template, and only when a file's
+/// rows are text: tokenised rows work in a model folder without a tokenizer, or with one that cannot be read.
+/// `fingerprint` is the encoder's (encoder_fingerprint); without one, rows of text are not cached. Usage Error for both
+/// an eval_file and a val_size, for nothing to train on, and for a val_size of files that hold augmented copies of
+/// rows, since the copies of a row that is held out would be trained on.
 TrainingData load_training_data(const config::Config& config, const ModelLimits& limits,
-                                const std::function<std::unique_ptr<RowEncoder>()>& make_encoder,
-                                const std::string& fingerprint = {}, const LoadChoices& choices = {});
+                                const EncoderMaker& make_encoder, const std::string& fingerprint = {},
+                                const LoadChoices& choices = {});
 
 }  // namespace unsloth::data

@@ -10,7 +10,7 @@
 
 #include "unsloth/comm/group.h"
 #include "unsloth/config/config.h"
-#include "unsloth/data/dataset.h"
+#include "unsloth/data/loader.h"
 #include "unsloth/model/head_objective.h"
 #include "unsloth/objective/references.h"
 
@@ -38,8 +38,8 @@ class Objective : public model::HeadObjective {
     /// Adds a batch of rows with these -log p (fp32 [labels], on the CPU) and references of these rows.
     virtual void evaluate(const data::Batch& batch, const at::Tensor& losses, const References& references,
                           Sums& sums) = 0;
-    /// The loss of all ranks' sums over these rows.
-    virtual double evaluated(const Sums& sums, const data::Dataset& rows) const = 0;
+    /// The loss that all ranks' sums over so many rows say.
+    virtual double evaluated(const Sums& sums, const data::Extent& of) const = 0;
 };
 
 /// The mean of -log p over targets.

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "unsloth/comm/group.h"
 #include "unsloth/data/loader.h"
@@ -14,9 +17,10 @@ namespace unsloth::train {
 
 class Evaluator {
   public:
-    /// Batches of at most so many tokens, of which each rank takes its part. `group` (nullptr: alone) outlives this.
-    Evaluator(data::Dataset rows, int64_t most_tokens, const comm::LaunchEnvironment& environment, comm::Group* group)
-        : batches_(std::move(rows), most_tokens, environment.rank, environment.world_size), group_(group) {}
+    /// Batches of at most so many tokens, of which each rank takes its part. `files`: data.eval_files, of which source
+    /// i of the rows is the i-th; empty: the rows are one set. `group` (nullptr: alone) outlives this.
+    Evaluator(data::Dataset rows, const std::vector<std::pair<std::string, std::string>>& files, int64_t most_tokens,
+              const comm::LaunchEnvironment& environment, comm::Group* group);
 
     data::BatchLimits limits() const { return batches_.limits(); }
     const data::EvalLoader& batches() const { return batches_; }
@@ -32,6 +36,8 @@ class Evaluator {
 
   private:
     data::EvalLoader batches_;
+    std::vector<std::string> names_;     ///< of sets; empty: one without a name
+    std::vector<data::Extent> extents_;  ///< of each set
     comm::Group* group_;
 };
 

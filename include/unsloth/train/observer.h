@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "unsloth/formats/trainer_state.h"
@@ -32,6 +33,7 @@ struct EvalReport {
     int64_t tokens = 0;  ///< labels evaluated
     double seconds = 0;
     objective::Figures figures;
+    std::vector<std::pair<std::string, double>> losses;  ///< {name, loss} of each of data.eval_files
 };
 
 class Observer {

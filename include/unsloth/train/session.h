@@ -36,8 +36,7 @@ struct OpenedModel {
 OpenedModel open_model(const config::Config& config);
 
 /// Makes the encoder of text rows when it is first needed: tokenised rows do without a tokenizer.
-std::function<std::unique_ptr<data::RowEncoder>()> encoder_maker(const OpenedModel& opened,
-                                                                 const config::Config& config);
+data::EncoderMaker encoder_maker(const OpenedModel& opened, const config::Config& config);
 
 /// The adapters that lora.* asks for.
 spec::LoraSpec lora_spec(const config::LoraOptions& options);

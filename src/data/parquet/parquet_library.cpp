@@ -1,15 +1,18 @@
-// libunsloth_parquet.so: Parquet files as JSON rows, by Arrow's C++ library.
+// libunsloth_parquet.so: Parquet files, and Arrow's own, as JSON rows, by Arrow's C++ library.
 #include "data/parquet_library.h"
 
 #include <arrow/api.h>
 #include <arrow/config.h>
 #include <arrow/io/file.h>
+#include <arrow/ipc/reader.h>
 #include <parquet/arrow/reader.h>
 #include <parquet/file_reader.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -182,17 +185,62 @@ void tell(const char* reason, char* error, std::size_t size) {
 
 }  // namespace
 
+namespace {
+
+/// Batches of Arrow's IPC file format, which knows their places.
+class FileBatches final : public arrow::RecordBatchReader {
+  public:
+    explicit FileBatches(std::shared_ptr<arrow::ipc::RecordBatchFileReader> file) : file_(std::move(file)) {}
+    std::shared_ptr<arrow::Schema> schema() const override { return file_->schema(); }
+    arrow::Status ReadNext(std::shared_ptr<arrow::RecordBatch>* batch) override {
+        if (next_ == file_->num_record_batches()) {
+            batch->reset();
+            return arrow::Status::OK();
+        }
+        return file_->ReadRecordBatch(next_++).Value(batch);
+    }
+
+  private:
+    std::shared_ptr<arrow::ipc::RecordBatchFileReader> file_;
+    int next_ = 0;
+};
+
+/// A stream that was cut between two batches reads as one that has fewer: its end mark tells.
+void require_end_mark(arrow::io::RandomAccessFile& file) {
+    constexpr unsigned char mark[] = {0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0};
+    const int64_t size = take(file.GetSize()), length = sizeof mark;
+    const auto end = take(file.ReadAt(std::max<int64_t>(size - length, 0), length));
+    if (end->size() != length || std::memcmp(end->data(), mark, sizeof mark) != 0)
+        throw std::runtime_error("the stream has no end");
+}
+
+std::shared_ptr<arrow::RecordBatchReader> open_arrow(const std::shared_ptr<arrow::io::RandomAccessFile>& file) {
+    const auto head = take(file->ReadAt(0, 6));
+    if (head->ToString() == "ARROW1")
+        return std::make_shared<FileBatches>(take(arrow::ipc::RecordBatchFileReader::Open(file)));
+    require_end_mark(*file);
+    require(file->Seek(0));  // reads at a place leave none to read on from
+    return take(arrow::ipc::RecordBatchStreamReader::Open(file));
+}
+
+}  // namespace
+
 struct UnslothParquetFile {
     explicit UnslothParquetFile(const char* path) {
+        const auto input = take(arrow::io::ReadableFile::Open(path));
+        if (take(input->ReadAt(0, 4))->ToString() != "PAR1") {
+            batches = open_arrow(input);
+            return;
+        }
         parquet::ReaderProperties properties;
         properties.enable_buffered_stream();  // a column chunk is not read as a whole
         parquet::ArrowReaderProperties arrow_properties(/*use_threads=*/false);
         arrow_properties.set_batch_size(batch_rows);
         arrow_properties.set_pre_buffer(false);
         parquet::arrow::FileReaderBuilder builder;
-        require(builder.Open(take(arrow::io::ReadableFile::Open(path)), properties));
+        require(builder.Open(input, properties));
         file = take(builder.memory_pool(arrow::default_memory_pool())->properties(arrow_properties)->Build());
-        batches = take(file->GetRecordBatchReader());
+        batches = std::shared_ptr<arrow::RecordBatchReader>(take(file->GetRecordBatchReader()));
     }
 
     /// False at the end.
@@ -201,6 +249,7 @@ struct UnslothParquetFile {
             require(batches->ReadNext(&batch));
             row = 0;
             if (!batch) return false;
+            if (!file) require(batch->ValidateFull());  // Arrow's buffers are taken as they lie in the file
         }
         text = "{";
         for (int column = 0; column < batch->num_columns(); ++column) {
@@ -215,7 +264,7 @@ struct UnslothParquetFile {
     }
 
     std::unique_ptr<parquet::arrow::FileReader> file;
-    std::unique_ptr<arrow::RecordBatchReader> batches;
+    std::shared_ptr<arrow::RecordBatchReader> batches;
     std::shared_ptr<arrow::RecordBatch> batch;
     int64_t row = 0;
     std::string text;
