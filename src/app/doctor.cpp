@@ -1,5 +1,6 @@
 // `unsloth-train doctor`: this machine as a report should show it, and what to mend.
 #include <exception>
+#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/doctor/findings.h"
@@ -16,9 +17,15 @@ struct Check {
 // In the order in which they are printed: each group before the next is run, so that one that hangs or crashes is known
 // by name. Those that need the engine stand behind check_libraries, which is what says whether there is one.
 constexpr Check checks[] = {
-    {"system", check_system}, {"limits", check_limits},       {"environment", check_environment},
-    {"GPUs", check_gpus},     {"libraries", check_libraries}, {"several GPUs", check_sums},
+    {"system", check_system},     {"limits", check_limits},       {"environment", check_environment},
+    {"GPUs", check_gpus},         {"libraries", check_libraries}, {"kernels", check_kernels},
+    {"several GPUs", check_sums},
 };
+
+/// For programs.
+const char* name_of(Verdict verdict) {
+    return verdict == Verdict::ok ? "ok" : verdict == Verdict::warn ? "warn" : "broken";
+}
 
 const char* word(Verdict verdict) {
     switch (verdict) {
@@ -59,16 +66,28 @@ std::vector<Finding> run_check(const Check& check, const config::Config& config)
 }  // namespace
 
 bool run_doctor(const config::CommandLine& line) {
+    const bool json = line.doctor.json;
     int warnings = 0, broken = 0;
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const Check& check : checks) {
-        print(cat(check.title, "\n"));
+        if (!json) print(cat(check.title, "\n"));
         for (const Finding& finding : run_check(check, line.loaded.config)) {
             warnings += finding.verdict == Verdict::warn;
             broken += finding.verdict == Verdict::broken;
-            print(render(finding));
+            if (!json) print(render(finding));
+            all.push_back({{"check", check.title},
+                           {"name", finding.name},
+                           {"verdict", name_of(finding.verdict)},
+                           {"value", finding.value},
+                           {"advice", finding.advice}});
         }
     }
-    print(cat(broken, " broken, ", warnings, " to look at\n"));
+    if (json)
+        print(nlohmann::ordered_json{{"broken", broken}, {"warnings", warnings}, {"findings", all}}.dump(
+                  2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+              "\n");
+    else
+        print(cat(broken, " broken, ", warnings, " to look at\n"));
     return broken == 0;
 }
 

@@ -94,8 +94,9 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             problems.check({"device"}, [&] { check_device(line.merge.device, "--device"); });
             break;
         case Command::config:
-            presence.refuse(line.config.schema && line.config.markdown,
-                            "config prints either --schema or --markdown, not both");
+            presence.refuse(
+                line.config.schema + line.config.markdown + line.config.man + !line.config.completion.empty() > 1,
+                "config prints one of --schema, --markdown, --man and --completion");
             break;
         default:
             break;

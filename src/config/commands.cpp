@@ -55,6 +55,10 @@ void declare_launch(OptionSet& options, CommandLine& line) {
 void declare_config(OptionSet& options, CommandLine& line) {
     options.add("schema", line.config.schema, "Print a JSON Schema of configuration files, for editors.");
     options.add("markdown", line.config.markdown, "Print the option reference, docs/options.md.");
+    options.add("man", line.config.man, "Print the manual page, unsloth-train.1.");
+    options.add("completion", line.config.completion, "Print a script that completes command lines in this shell.")
+        .one_of({"", "bash", "zsh", "fish"})
+        .value("bash|zsh|fish");
 }
 
 void declare_import(OptionSet& options, CommandLine& line) {
@@ -369,6 +373,10 @@ void declare_report(OptionSet& options, CommandLine& line) {
     options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").path("FILE");
 }
 
+void declare_doctor(OptionSet& options, CommandLine& line) {
+    options.add("json", line.doctor.json, "Print the findings as one JSON object.");
+}
+
 }  // namespace
 
 const std::vector<CommandInfo>& commands() {
@@ -378,7 +386,8 @@ const std::vector<CommandInfo>& commands() {
         {Command::launch, "launch",
          "[--nproc_per_node N|auto] [--nnodes N --node_rank I --master_addr HOST] [--] [train] --config FILE …",
          "Start a process a GPU, all of which train one model.", false, declare_launch},
-        {Command::config, "config", "[--config FILE] [--schema | --markdown] [--section.key VALUE …]",
+        {Command::config, "config",
+         "[--config FILE] [--schema | --markdown | --man | --completion SHELL] [--section.key VALUE …]",
          "Print the effective configuration as JSON.", true, declare_config},
         {Command::importing, "import-config", "FILE [--from axolotl|llamafactory|trl] [--out run.json] [--strict]",
          "Make a configuration from one of axolotl, LLaMA-Factory, TRL or Unsloth.", false, declare_import},
@@ -413,8 +422,8 @@ const std::vector<CommandInfo>& commands() {
          "Lay runs over each other: losses, figures, and the options that differ.", false, declare_compare},
         {Command::report, "report", "RUN [--out FILE]",
          "Write a run's page: one HTML file with its curves and configuration.", false, declare_report},
-        {Command::doctor, "doctor", "[--config FILE]",
-         "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_nothing},
+        {Command::doctor, "doctor", "[--config FILE] [--json]",
+         "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_doctor},
     };
     return all;
 }

@@ -5,6 +5,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/train/commands.h"
+#include "unsloth/train/examine.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::engine {
@@ -40,6 +41,9 @@ class EngineImpl final : public config::Engine {
     }
     void bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
         guarded([&] { bench::run_bench(loaded, request); });
+    }
+    std::vector<config::DeviceReport> examine_devices(double seconds) override {
+        return train::examine_devices(seconds);
     }
 };
 

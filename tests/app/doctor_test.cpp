@@ -45,6 +45,52 @@ TEST(Doctor, SharedMemory) {
     EXPECT_EQ(judge_shared_memory(int64_t{8} << 30, int64_t{1} << 20).verdict, Verdict::warn) << "full";
 }
 
+TEST(Doctor, OperatorsThatAreWrongAreBroken) {
+    config::DeviceReport report;
+    report.name = "A card";
+    report.rounds = 3;
+    report.operators = {{"matrix product", 0.4}, {"attention", 0.9}};
+    report.pinned_bytes = int64_t{1} << 30;
+    report.to_device = 55.123;
+    auto findings = judge_device(report, "self-test GPU 1");
+    ASSERT_EQ(findings.size(), 2u);
+    EXPECT_EQ(findings[0].verdict, Verdict::ok);
+    EXPECT_NE(findings[0].value.find("3 rounds of matrix product, attention: right"), std::string::npos)
+        << findings[0].value;
+    EXPECT_NE(findings[1].value.find("1.0 GiB granted; to the GPU 55.1 GB/s"), std::string::npos) << findings[1].value;
+    report.operators[1].second = 37;
+    report.pinned_problem = "out of memory";
+    findings = judge_device(report, "self-test GPU 1");
+    EXPECT_EQ(findings[0].verdict, Verdict::broken);
+    EXPECT_NE(findings[0].value.find("WRONG: attention (37 times"), std::string::npos) << findings[0].value;
+    EXPECT_EQ(findings[1].verdict, Verdict::warn);
+    report.problem = "no kernel image is available";
+    findings = judge_device(report, "x");
+    ASSERT_EQ(findings.size(), 1u);
+    EXPECT_EQ(findings[0].verdict, Verdict::broken);
+}
+
+TEST(Doctor, HealthOfACard) {
+    NvmlGpu gpu;
+    gpu.ecc = true;
+    gpu.throttle = 0x1 | 0x4;  // idle at first, then as fast as its power allows
+    EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::ok);
+    gpu.throttle = 0x8;
+    EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::warn);
+    gpu.throttle = 0;
+    gpu.ecc_uncorrected_ever = 5;
+    EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::ok);
+    gpu.ecc_uncorrected = 1;
+    EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::warn);
+    gpu.remap_failed = true;
+    EXPECT_EQ(judge_health(gpu, "GPU 0").verdict, Verdict::broken);
+}
+
+TEST(Doctor, RatesOfDisks) {
+    EXPECT_EQ(judge_disk_rate(400e6, 900e6).verdict, Verdict::ok);
+    EXPECT_EQ(judge_disk_rate(20e6, 900e6).verdict, Verdict::warn);
+}
+
 TEST(Doctor, Sizes) {
     EXPECT_EQ(human_size(0), "0 B");
     EXPECT_EQ(human_size(1536), "1.5 KiB");

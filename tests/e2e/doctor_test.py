@@ -1,5 +1,6 @@
 """`unsloth-train doctor`: what it prints of this machine, and when it says that something is broken."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -37,6 +38,23 @@ class Machine(Launching):
             r"(?m)^\d+ broken, \d+ to look at$",
         ):
             self.assertRegex(out, line)
+
+    def test_kernels_and_disk_are_tried(self):
+        out = self.doctor("--output_dir", self.folder, "--device", "cpu").stdout
+        self.assertRegex(out, r"its rate +writes \d+ MB/s, reads \d+ MB/s")
+        self.assertRegex(
+            out, r"ok +self-test +.*\n +\d+ rounds of matrix product, RMS norm, SwiGLU, attention.*: right"
+        )
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_json(self):
+        done = self.doctor("--json")
+        report = json.loads(done.stdout)
+        names = {(finding["check"], finding["name"]): finding for finding in report["findings"]}
+        self.assertEqual(names["system", "unsloth-train"]["verdict"], "ok")
+        self.assertEqual(report["broken"], sum(f["verdict"] == "broken" for f in report["findings"]))
+        self.assertEqual(report["warnings"], sum(f["verdict"] == "warn" for f in report["findings"]))
+        self.assertEqual(done.returncode, RUNTIME if report["broken"] else 0)
 
     def test_a_missing_engine_is_broken(self):
         alone = self.folder / "alone"
@@ -90,6 +108,8 @@ class Driver(WithDriver):
             r"warn +GPU 1 +Test GPU, 80\.0 GiB, 32\.0 GiB in use, 0000:19:00\.0",
             r"warn +between GPUs +GPU 0: X SYS\n +GPU 1: SYS X",
             r"ok +visible to a run +2 of 2",
+            r"ok +health GPU 0 +under load 40 C, 123 of 700 W, 1500 of 1980 MHz\n +ECC on, 0 uncorrected errors since the driver was loaded, 3 ever",
+            r"warn +health GPU 1 +under load 40 C, .*, slowed by power cap, slowed by heat \(hardware\)\n",
         ):
             self.assertRegex(done.stdout, line)
         # The ranks of the sums are started, and find that the driver is made of paper.

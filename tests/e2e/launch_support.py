@@ -108,6 +108,14 @@ int nvmlDeviceGetPciInfo_v3(void* d, Pci* p) { memset(p, 0, sizeof *p); p->bus =
 int nvmlDeviceGetName(void* d, char* t, unsigned n) { snprintf(t, n, "Test GPU"); return 0; }
 int nvmlDeviceGetUUID(void* d, char* t, unsigned n) { snprintf(t, n, "GPU-%d", (int)((char*)d - (char*)0)); return 0; }
 int nvmlDeviceGetMemoryInfo(void* d, Memory* m) { m->total = 80ull << 30; m->used = (unsigned long long)((char*)d - (char*)0 - 1) << 35; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* d, unsigned long long* r) { *r = (char*)d - (char*)0 == 2 ? 0x44 : 1; return 0; }
+int nvmlDeviceGetTemperature(void* d, int kind, unsigned* t) { *t = 40; return 0; }
+int nvmlDeviceGetPowerUsage(void* d, unsigned* p) { *p = 123456; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(void* d, unsigned* p) { *p = 700000; return 0; }
+int nvmlDeviceGetClockInfo(void* d, int kind, unsigned* c) { *c = kind == 1 ? 1500 : 1; return 0; }
+int nvmlDeviceGetMaxClockInfo(void* d, int kind, unsigned* c) { *c = kind == 1 ? 1980 : 1; return 0; }
+int nvmlDeviceGetEccMode(void* d, unsigned* now, unsigned* then) { *now = *then = 1; return 0; }
+int nvmlDeviceGetTotalEccErrors(void* d, int kind, int since, unsigned long long* n) { *n = kind == 1 ? (since == 0 ? 0 : 3) : 9; return 0; }
 int nvmlDeviceGetTopologyCommonAncestor(void* a, void* b, int* l) { *l = 50; return 0; }
 """
 

@@ -37,8 +37,10 @@ enum class Command {
 };
 
 struct ConfigRequest {
-    bool schema = false;    ///< print the JSON Schema instead of the effective configuration
-    bool markdown = false;  ///< print docs/options.md instead
+    bool schema = false;     ///< print the JSON Schema instead of the effective configuration
+    bool markdown = false;   ///< print docs/options.md instead
+    bool man = false;        ///< print the manual page instead
+    std::string completion;  ///< print a script for this shell instead; empty: not
 };
 
 /// Whether trained tokens are shown by colour; `automatic`: on a terminal.
@@ -168,6 +170,10 @@ struct ReportRequest {
     std::string out;  ///< empty: report.html in it
 };
 
+struct DoctorRequest {
+    bool json = false;
+};
+
 /// Only the request of `command` means anything; `loaded` does for the commands that take a configuration.
 struct CommandLine {
     Command command = Command::train;
@@ -192,6 +198,7 @@ struct CommandLine {
     WatchRequest watch;
     CompareRunsRequest compare;
     ReportRequest report;
+    DoctorRequest doctor;
 };
 
 /// Reads the arguments after the program's name. An option first means `train`; --help anywhere means help. Usage Error

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/spec/dtype.h"
@@ -59,6 +61,19 @@ struct LogitComparison {
     double top1 = 0;     ///< share of the tokens whose likeliest next token is the same
 };
 
+/// What `doctor` finds out about a device by using it.
+struct DeviceReport {
+    std::string name;
+    std::string problem;  ///< why nothing else is known; empty: nothing is wrong
+    int64_t rounds = 0;   ///< of all operators on new inputs
+    std::vector<std::pair<std::string, double>>
+        operators;               ///< {name, worst difference from the oracle as a multiple of what rounding explains}
+    int64_t pinned_bytes = 0;    ///< page-locked memory that was granted, as much as was asked for
+    std::string pinned_problem;  ///< or why it was not
+    double to_device = 0, to_host = 0;  ///< GB/s between it and the device
+    std::vector<bool> peers;            ///< of a GPU: whether it reaches each GPU's memory
+};
+
 class __attribute__((visibility("default"))) Engine {
   public:
     virtual ~Engine();
@@ -67,6 +82,8 @@ class __attribute__((visibility("default"))) Engine {
     virtual void generate(const LoadedConfig& loaded, const GenerateRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
+    /// Of each GPU, or of the CPU where there is none: takes about `seconds` each.
+    virtual std::vector<DeviceReport> examine_devices(double seconds) = 0;
 };
 
 }  // namespace unsloth::config

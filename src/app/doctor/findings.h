@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "unsloth/config/config.h"
+#include "app/machine/nvml.h"
+#include "unsloth/config/engine.h"
 
 namespace unsloth::app {
 
@@ -30,6 +31,8 @@ std::vector<Finding> check_libraries(const config::Config& config);
 /// Sums over all visible GPUs of this machine, by ranks that are started as a run's: whether they end, are right, and
 /// their rate.
 std::vector<Finding> check_sums(const config::Config& config);
+/// The operators on every device against their formulas, page-locked memory, peer access, clocks and ECC meanwhile.
+std::vector<Finding> check_kernels(const config::Config& config);
 /// Variables that change what the libraries do.
 std::vector<Finding> check_environment(const config::Config& config);
 
@@ -41,6 +44,13 @@ Finding judge_shared_memory(int64_t size, int64_t free);
 
 /// What `bench comm --json` printed; `nvlink`: all GPUs reach each other by NVLink.
 Finding judge_sums(const std::string& printed, bool nvlink);
+
+/// What the engine found out about a device.
+std::vector<Finding> judge_device(const config::DeviceReport& report, const std::string& label);
+/// What NVML says of a GPU while it works.
+Finding judge_health(const NvmlGpu& gpu, const std::string& label);
+/// Rates in bytes a second.
+Finding judge_disk_rate(double write, double read);
 
 /// "62.8 GiB".
 std::string human_size(int64_t bytes);

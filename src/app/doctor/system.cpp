@@ -1,10 +1,13 @@
+#include <fcntl.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <random>
 #include <sstream>
 
 #include "app/doctor/findings.h"
@@ -133,6 +136,46 @@ Finding disk(const std::string& name, const std::string& folder) {
     return finding;
 }
 
+/// Of a file without a name in the folder: flushed to the disk, and read past the system's cache.
+Finding disk_rate(const fs::path& folder) {
+    constexpr std::size_t part = std::size_t{4} << 20;
+    constexpr int parts = 32;
+    constexpr std::chrono::seconds patience(2);
+    using Clock = std::chrono::steady_clock;
+    const std::string name = (folder / cat(".unsloth-doctor-", ::getpid())).string();
+    const int fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return {Verdict::warn, "its rate", std::strerror(errno), "A run would have to write there."};
+    ::unlink(name.c_str());
+    std::vector<char> bytes(part);
+    std::minstd_rand numbers;  // what can be compressed says nothing
+    std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<char>(numbers() >> 8); });
+    std::size_t written = 0, read = 0;
+    int problem = 0;
+    const auto begin = Clock::now();
+    for (int i = 0; i < parts && problem == 0 && Clock::now() - begin < patience; ++i) {
+        const ssize_t done = ::write(fd, bytes.data(), part);
+        if (done != static_cast<ssize_t>(part) || ::fdatasync(fd) != 0) problem = done < 0 ? errno : ENOSPC;
+        written += part;
+    }
+    const auto middle = Clock::now();
+    ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    ::lseek(fd, 0, SEEK_SET);
+    const auto again = Clock::now();
+    while (problem == 0 && read < written && Clock::now() - again < patience) {
+        const ssize_t done = ::read(fd, bytes.data(), part);
+        if (done <= 0) problem = EIO;
+        read += static_cast<std::size_t>(std::max<ssize_t>(done, 0));
+    }
+    const auto end = Clock::now();
+    ::close(fd);
+    if (problem != 0)
+        return {Verdict::warn, "its rate", std::strerror(problem), "128 MiB could not be written and read there."};
+    const auto rate = [](std::size_t count, Clock::duration time) {
+        return static_cast<double>(count) / std::max(std::chrono::duration<double>(time).count(), 1e-6);
+    };
+    return judge_disk_rate(rate(written, middle - begin), rate(read, end - again));
+}
+
 }  // namespace
 
 std::string human_size(int64_t bytes) {
@@ -145,9 +188,25 @@ std::string human_size(int64_t bytes) {
     return text;
 }
 
+Finding judge_disk_rate(double write, double read) {
+    char text[96];
+    std::snprintf(text, sizeof text, "writes %.0f MB/s, reads %.0f MB/s", write / 1e6, read / 1e6);
+    Finding finding{Verdict::ok, "its rate", text, ""};
+    constexpr double slow = 50e6;
+    if (write < slow || read < slow) {
+        finding.verdict = Verdict::warn;
+        finding.advice =
+            "Slow: a checkpoint of 1 GB takes longer than 20 s, and a run that is stopped may not finish its last one. "
+            "Choose a local disk, or fewer checkpoints (save_steps).";
+    }
+    return finding;
+}
+
 std::vector<Finding> check_system(const config::Config& config) {
     std::vector<Finding> findings{program(), operating_system(), cpus(), memory()};
     findings.push_back(disk("output_dir", config.training.output_dir));
+    if (findings.back().verdict == Verdict::ok)
+        findings.push_back(disk_rate(existing_part(config.training.output_dir)));
     findings.push_back(disk("working directory", ""));
     findings.back().verdict = std::min(findings.back().verdict, Verdict::warn);  // a run need not write here
     findings.push_back(disk("temporary files", fs::temp_directory_path()));

@@ -41,6 +41,15 @@ struct Entries {
     Result (*mig)(Device, unsigned*, unsigned*);
     Result (*ancestor)(Device, Device, int*);
     Result (*p2p)(Device, Device, int, int*);
+    Result (*throttle)(Device, unsigned long long*);
+    Result (*temperature)(Device, int, unsigned*);
+    Result (*power)(Device, unsigned*);
+    Result (*power_limit)(Device, unsigned*);
+    Result (*clock)(Device, int, unsigned*);
+    Result (*clock_limit)(Device, int, unsigned*);
+    Result (*ecc_mode)(Device, unsigned*, unsigned*);
+    Result (*ecc_errors)(Device, int, int, unsigned long long*);
+    Result (*remapped)(Device, unsigned*, unsigned*, unsigned*, unsigned*);
 
     bool load(void* library) {
         const auto find = [&](auto& entry, const char* symbol) {
@@ -51,6 +60,11 @@ struct Entries {
             find(cuda, "nvmlSystemGetCudaDriverVersion_v2");
         find(name, "nvmlDeviceGetName"), find(uuid, "nvmlDeviceGetUUID"), find(memory, "nvmlDeviceGetMemoryInfo"),
             find(mig, "nvmlDeviceGetMigMode");
+        find(throttle, "nvmlDeviceGetCurrentClocksThrottleReasons"), find(temperature, "nvmlDeviceGetTemperature"),
+            find(power, "nvmlDeviceGetPowerUsage"), find(power_limit, "nvmlDeviceGetEnforcedPowerLimit"),
+            find(clock, "nvmlDeviceGetClockInfo"), find(clock_limit, "nvmlDeviceGetMaxClockInfo");
+        find(ecc_mode, "nvmlDeviceGetEccMode"), find(ecc_errors, "nvmlDeviceGetTotalEccErrors"),
+            find(remapped, "nvmlDeviceGetRemappedRows");
         find(ancestor, "nvmlDeviceGetTopologyCommonAncestor"), find(p2p, "nvmlDeviceGetP2PStatus");
         return find(init, "nvmlInit_v2") && find(shutdown, "nvmlShutdown") && find(count, "nvmlDeviceGetCount_v2") &&
                find(handle, "nvmlDeviceGetHandleByIndex_v2") && find(pci, "nvmlDeviceGetPciInfo_v3");
@@ -69,6 +83,35 @@ std::string text_of(Result (*ask)(Device, char*, unsigned), Device device, int b
     return text.c_str();
 }
 
+/// What `ask` writes; 0 where it is absent or fails.
+template <class Number, class Function, class... Arguments>
+Number number_of(Function* ask, Device device, Arguments... arguments) {
+    Number number = 0;
+    return ask != nullptr && ask(device, arguments..., &number) == success ? number : 0;
+}
+
+void describe_health(const Entries& nvml, Device device, NvmlGpu& gpu) {
+    constexpr int of_the_chip = 0, of_the_sms = 1, uncorrected = 1, since_load = 0, ever = 1;
+    gpu.throttle = number_of<unsigned long long>(nvml.throttle, device);
+    gpu.celsius = static_cast<int>(number_of<unsigned>(nvml.temperature, device, of_the_chip));
+    gpu.watts = static_cast<int>(number_of<unsigned>(nvml.power, device) / 1000);
+    gpu.watts_limit = static_cast<int>(number_of<unsigned>(nvml.power_limit, device) / 1000);
+    gpu.clock_mhz = static_cast<int>(number_of<unsigned>(nvml.clock, device, of_the_sms));
+    gpu.clock_limit_mhz = static_cast<int>(number_of<unsigned>(nvml.clock_limit, device, of_the_sms));
+    unsigned mode = 0, pending = 0;
+    gpu.ecc = nvml.ecc_mode != nullptr && nvml.ecc_mode(device, &mode, &pending) == success && mode == 1;
+    const auto errors = [&](int kind) {
+        return static_cast<int64_t>(number_of<unsigned long long>(nvml.ecc_errors, device, uncorrected, kind));
+    };
+    gpu.ecc_uncorrected = errors(since_load);
+    gpu.ecc_uncorrected_ever = errors(ever);
+    unsigned corrected = 0, bad = 0, waiting = 0, failed = 0;
+    if (nvml.remapped == nullptr || nvml.remapped(device, &corrected, &bad, &waiting, &failed) != success) return;
+    gpu.rows_remapped = bad;
+    gpu.remap_pending = waiting != 0;
+    gpu.remap_failed = failed != 0;
+}
+
 /// nullopt where the device cannot be asked (a container may forbid it).
 std::optional<NvmlGpu> describe(const Entries& nvml, Device device) {
     PciInfo pci{};
@@ -84,6 +127,7 @@ std::optional<NvmlGpu> describe(const Entries& nvml, Device device) {
     }
     unsigned mode = 0, pending = 0;
     gpu.mig = nvml.mig != nullptr && nvml.mig(device, &mode, &pending) == success && mode == 1;
+    describe_health(nvml, device, gpu);
     return gpu;
 }
 

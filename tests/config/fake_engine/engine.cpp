@@ -39,6 +39,7 @@ class FakeEngine : public config::Engine {
     void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {
         std::printf("bench %ld\n", static_cast<long>(request.batch));
     }
+    std::vector<config::DeviceReport> examine_devices(double) override { return {}; }
 };
 
 }  // namespace
