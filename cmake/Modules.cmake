@@ -110,6 +110,15 @@ function(unsloth_executable name)
   endif()
 endfunction()
 
+# What --version says of a build, for the one file that says it. UNSLOTH_COMMIT comes from scripts/build.sh.
+function(unsloth_build_facts)
+  file(GLOB wheel "${UNSLOTH_SITE_PACKAGES}/torch-*.dist-info")
+  string(REGEX REPLACE ".*/torch-(.*)\\.dist-info$" "\\1" torch "${wheel}")
+  string(REPLACE ";" " " architectures "${CMAKE_CUDA_ARCHITECTURES}")  # a list would become several definitions
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/src/app/build_facts.cpp" PROPERTIES COMPILE_DEFINITIONS
+    "UNSLOTH_BUILD_COMMIT=\"${UNSLOTH_COMMIT}\";UNSLOTH_BUILD_TYPE=\"${CMAKE_BUILD_TYPE}\";UNSLOTH_BUILD_TORCH=\"${torch}\";UNSLOTH_BUILD_CUDA=\"${CMAKE_CUDA_COMPILER_VERSION}\";UNSLOTH_BUILD_ARCHITECTURES=\"${architectures}\"")
+endfunction()
+
 # unsloth_test(NAME [TORCH] [LABELS ...] SOURCES ...): one GoogleTest binary, one ctest entry.
 function(unsloth_test name)
   cmake_parse_arguments(arg "TORCH" "" "LABELS;SOURCES" ${ARGN})

@@ -32,5 +32,6 @@ fi
 say "Building $* (preset $preset${TORCH_CUDA_ARCH_LIST:+, CUDA architectures $TORCH_CUDA_ARCH_LIST})"
 mkdir -p build
 log=build/configure-$preset.log
-cmake --preset "$preset" -U CMAKE_CUDA_ARCHITECTURES >"$log" 2>&1 || { tail -n 40 "$log" >&2; fail "CMake could not configure (all of it: $log)."; }
+commit=$(git describe --always --dirty --abbrev=12 2>/dev/null || true)
+cmake --preset "$preset" -U CMAKE_CUDA_ARCHITECTURES -D "UNSLOTH_COMMIT=$commit" >"$log" 2>&1 || { tail -n 40 "$log" >&2; fail "CMake could not configure (all of it: $log)."; }
 cmake --build "build/$preset" --target "$@"

@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "app/build_facts.h"
 #include "app/commands.h"
 #include "unsloth/config/command_line.h"
 #include "unsloth/core/error.h"
@@ -19,6 +21,20 @@ namespace {
 
 int code_of(ErrorKind kind) {
     return static_cast<int>(kind);
+}
+
+/// The version, and a line for each fact that the build knows.
+std::string version_text() {
+    const BuildFacts facts = build_facts();
+    std::string text = cat("unsloth-train ", version, "\n");
+    for (const auto& [name, value] : {std::pair{"commit", facts.commit},
+                                      {"build", facts.type},
+                                      {"compiler", facts.compiler},
+                                      {"LibTorch", facts.torch},
+                                      {"CUDA", facts.cuda},
+                                      {"architectures", facts.architectures}})
+        if (*value != '\0') text += cat("  ", name, std::string(15 - std::string(name).size(), ' '), value, "\n");
+    return text;
 }
 
 int run(const config::CommandLine& line) {
@@ -82,7 +98,7 @@ int run(const config::CommandLine& line) {
             print(config::help_text(line.help_topic));
             break;
         case config::Command::version:
-            print(cat("unsloth-train ", version, "\n"));
+            print(version_text());
             break;
     }
     return 0;

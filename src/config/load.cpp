@@ -48,6 +48,14 @@ std::string config_schema() {
     return json_schema(options).dump(2) + "\n";
 }
 
+std::string shell_completion(const std::string& shell) {
+    return completion_script(shell);
+}
+
+std::string manual_page() {
+    return man_page();
+}
+
 std::string options_markdown() {
     Config config;
     OptionSet options;

@@ -23,4 +23,10 @@ std::string markdown_of_config(const OptionSet& options);
 /// The part of docs/options.md about one command: its usage and its own options.
 std::string markdown_of_command(const CommandInfo& command, const OptionSet& own_options);
 
+/// `shell`: bash, zsh or fish.
+std::string completion_script(const std::string& shell);
+
+/// unsloth-train.1, in roff.
+std::string man_page();
+
 }  // namespace unsloth::config

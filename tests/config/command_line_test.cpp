@@ -266,7 +266,7 @@ TEST(CommandLine, MistakesAreNamed) {
     EXPECT_CONTAINS(error_of({"trian"}), "Did you mean train?");
     EXPECT_CONTAINS(error_of({"--train_file", "t"}), "train needs --model.path");
     EXPECT_CONTAINS(error_of({"--path", "m"}), "train needs --data.train_file");
-    EXPECT_CONTAINS(error_of({"config", "--schema", "--markdown"}), "not both");
+    EXPECT_CONTAINS(error_of({"config", "--schema", "--markdown"}), "one of --schema, --markdown");
     EXPECT_CONTAINS(error_of({"config", "--config", "/nonexistent.json"}), "/nonexistent.json");
 }
 
