@@ -411,6 +411,22 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_least(1)
         .on_resume(OnResume::free);
     options
+        .add("report_to", training.report_to,
+             "Where metrics go besides logging.metrics_file: tensorboard (event files in logging.tensorboard_dir), "
+             "prometheus (an endpoint, logging.metrics_port), html (report.html in output_dir, written anew while the "
+             "run "
+             "goes on), wandb (TensorBoard's files, and the line that uploads them).")
+        .one_of({"tensorboard", "prometheus", "html", "wandb"})
+        .synonym(nullptr, Json::array())
+        .synonym("", Json::array())
+        .synonym("none", Json::array())
+        .synonym(Json::array({"none"}), Json::array())
+        .synonym("tensorboard", Json::array({"tensorboard"}))
+        .synonym("prometheus", Json::array({"prometheus"}))
+        .synonym("html", Json::array({"html"}))
+        .synonym("wandb", Json::array({"wandb"}))
+        .on_resume(OnResume::free);
+    options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
              "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there "
              "must be one; or a "
@@ -544,11 +560,31 @@ void declare_logging(OptionSet& options, LoggingOptions& logging) {
         .one_of(log_levels())
         .value("LEVEL")
         .alias("logging", "log_level")
+        .shorthand("logging", "quiet", "warning")
         .suggested_for({"verbosity", "verbose"});
     options
         .add("metrics_file", logging.metrics_file,
              "JSON Lines file of metrics; relative paths lie in output_dir; empty: none.")
         .path("FILE");
+    options.add_choice(
+        "progress", logging.progress, {{"auto", ProgressStyle::automatic}, {"json", ProgressStyle::json}},
+        "How far a run is. auto: a bar on a terminal, log lines elsewhere; json: an object a logged step, "
+        "evaluation and ending on standard output, for programs.");
+    options
+        .add("tensorboard_dir", logging.tensorboard_dir,
+             "Folder of TensorBoard's event files; relative paths lie in output_dir.")
+        .path("DIR")
+        .alias("training", "logging_dir");
+    options
+        .add("metrics_port", logging.metrics_port,
+             "Port of http://metrics_address:PORT/metrics for Prometheus, on rank 0; 0: none, or 9400 where "
+             "training.report_to has prometheus.")
+        .at_least(0)
+        .at_most(65535);
+    options
+        .add("metrics_address", logging.metrics_address,
+             "Where the endpoint listens; 0.0.0.0: for everybody who reaches this machine.")
+        .value("ADDRESS");
     options
         .add(
             "profile", logging.profile,

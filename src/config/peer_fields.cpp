@@ -69,10 +69,8 @@ void add_saving_fields(PeerRows& rows) {
 }
 
 void add_reporting_fields(PeerRows& rows) {
-    const char* const tracker = "metrics go to logging.metrics_file; trackers can read it";
-    rows.only({"report_to"}, {nullptr, "none", "", Json::array(), Json::array({"none"})}, tracker, tracker)
-        .any({"run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "logging_dir"},
-             tracker)
+    rows.any({"run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"},
+             "a run is named by training.output_dir; training.report_to says where its metrics go")
         .means("logging_strategy", "logging.metrics_file", {{"no", ""}, {false, ""}}, {nullptr, "steps"},
                "rows of metrics come by training.logging_steps", "training.logging_steps says how often")
         .means("log_level", "logging.level",

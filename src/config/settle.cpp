@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -215,6 +216,28 @@ void check_training(const TrainingOptions& training, Problems& problems) {
     });
 }
 
+/// Of report_to: wandb is TensorBoard's files, and the endpoint has a port.
+void settle_reports(LoadedConfig& loaded, Problems& problems) {
+    std::vector<std::string>& names = loaded.config.training.report_to;
+    LoggingOptions& logging = loaded.config.logging;
+    const auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    const std::string folder = std::filesystem::path(loaded.config.training.output_dir) / logging.tensorboard_dir;
+    if (has("wandb")) {
+        loaded.notes.push_back(
+            cat("training.report_to wandb: TensorBoard's files are written; this uploads them: wandb sync ", folder));
+        std::erase(names, "wandb");
+        if (!has("tensorboard")) names.emplace_back("tensorboard");
+    }
+    if (logging.metrics_port > 0 && !has("prometheus")) names.emplace_back("prometheus");
+    if (has("prometheus") && logging.metrics_port == 0) logging.metrics_port = 9400;
+    problems.check({"training.report_to"}, [&] { refuse_duplicates(names, "training.report_to"); });
+    problems.check({"training.report_to", "logging.metrics_file"}, [&] {
+        if (has("html") && logging.metrics_file.empty())
+            throw usage_error("training.report_to html draws what logging.metrics_file holds, which is none",
+                              "Give logging.metrics_file a name, or leave html out.");
+    });
+}
+
 }  // namespace
 
 void check_device(const std::string& device, const std::string& option) {
@@ -236,6 +259,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
         check_lora(config.lora, config.training.learning_rate, problems);
     }
     settle_warmup(loaded, problems);
+    settle_reports(loaded, problems);
     check_data(config, problems);
     check_preference(config, problems);
     check_training(config.training, problems);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <sstream>
@@ -15,9 +16,11 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/gpu_monitor.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/open_file.h"
 #include "unsloth/core/progress.h"
+#include "unsloth/report/sinks.h"
 
 namespace unsloth::train {
 namespace {
@@ -27,7 +30,7 @@ nlohmann::ordered_json number(std::optional<double> value) {
     return value && std::isfinite(*value) ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
 }
 
-class MetricsFile final : public Observer {
+class MetricsFile final : public report::RowSink {
   public:
     MetricsFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
         write_file_atomically(path, rows_until(path, after_step));
@@ -42,6 +45,49 @@ class MetricsFile final : public Observer {
     }
     MetricsFile(const MetricsFile&) = delete;
     MetricsFile& operator=(const MetricsFile&) = delete;
+
+    void row(const nlohmann::ordered_json& row) override {
+        waiting_ +=  // an error may quote a file's bytes
+            row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        if (const int error = write_waiting(); error != 0 && !std::exchange(warned_, true))
+            log::warning("cannot write ", path_.string(), ": ", std::strerror(error),
+                         "; training goes on, and rows are written once that is possible again");
+    }
+
+  private:
+    /// The system's error, when some of it still waits.
+    int write_waiting() {
+        while (!waiting_.empty()) {
+            const ssize_t written = ::write(file_.get(), waiting_.data(), waiting_.size());
+            if (written < 0 && errno != EINTR) return errno;
+            waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+        }
+        return 0;
+    }
+    /// A last line that was cut by a kill is no row.
+    static std::string rows_until(const std::filesystem::path& path, int64_t step) {
+        if (step == 0 || !std::filesystem::exists(path)) return "";
+        std::istringstream lines(read_file(path));
+        std::string kept;
+        for (std::string line; std::getline(lines, line);) {
+            const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+            if (row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
+                row["step"].get<int64_t>() <= step)
+                kept += line + "\n";
+        }
+        return kept;
+    }
+
+    std::filesystem::path path_;
+    Descriptor file_;
+    std::string waiting_;  ///< rows, of which the first may be written in part
+    bool warned_ = false;
+};
+
+/// Makes the rows of metrics, for all that take them.
+class Rows final : public Observer {
+  public:
+    explicit Rows(std::vector<std::unique_ptr<report::RowSink>> sinks) : sinks_(std::move(sinks)) {}
 
     void on_step(const StepReport& r) override {
         nlohmann::ordered_json row{{"step", r.step},
@@ -92,39 +138,10 @@ class MetricsFile final : public Observer {
 
   private:
     void write(const nlohmann::ordered_json& row) {
-        waiting_ +=  // an error may quote a file's bytes
-            row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-        if (const int error = write_waiting(); error != 0 && !std::exchange(warned_, true))
-            log::warning("cannot write ", path_.string(), ": ", std::strerror(error),
-                         "; training goes on, and rows are written once that is possible again");
-    }
-    /// The system's error, when some of it still waits.
-    int write_waiting() {
-        while (!waiting_.empty()) {
-            const ssize_t written = ::write(file_.get(), waiting_.data(), waiting_.size());
-            if (written < 0 && errno != EINTR) return errno;
-            waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
-        }
-        return 0;
-    }
-    /// A last line that was cut by a kill is no row.
-    static std::string rows_until(const std::filesystem::path& path, int64_t step) {
-        if (step == 0 || !std::filesystem::exists(path)) return "";
-        std::istringstream lines(read_file(path));
-        std::string kept;
-        for (std::string line; std::getline(lines, line);) {
-            const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-            if (row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
-                row["step"].get<int64_t>() <= step)
-                kept += line + "\n";
-        }
-        return kept;
+        for (const auto& sink : sinks_) sink->row(row);
     }
 
-    std::filesystem::path path_;
-    Descriptor file_;
-    std::string waiting_;  ///< rows, of which the first may be written in part
-    bool warned_ = false;
+    std::vector<std::unique_ptr<report::RowSink>> sinks_;
 };
 
 /// "  margin 0.213  accuracy 0.75", of those that there are.
@@ -158,51 +175,120 @@ std::string eval_text(const EvalReport& r) {
     return line + figures_text(r.figures);
 }
 
+/// "GPU 98 % 61.2 GiB"; empty where nothing is known.
+std::string gpu_text(const std::optional<GpuSample>& gpu) {
+    if (!gpu) return "";
+    char text[48];
+    std::snprintf(text, sizeof text, "GPU %.0f %% %.1f GiB", 100 * gpu->utilization,
+                  static_cast<double>(gpu->memory_used) / (1 << 30));
+    return text;
+}
+
 class PlainLines final : public Observer {
   public:
+    explicit PlainLines(const std::string& gpu) : gpu_(gpu) {}
     void on_step(const StepReport& r) override {
+        const std::string gpu = gpu_text(gpu_.sample());
         log::info("step ", r.step, "/", r.total_steps, "  ", step_text(r), "  ", static_cast<int64_t>(r.step_ms + 0.5),
-                  " ms  left ", duration_text(r.seconds_left));
+                  " ms  ", gpu, gpu.empty() ? "" : "  ", "left ", duration_text(r.seconds_left));
     }
     void on_eval(const EvalReport& r) override { log::info(eval_text(r)); }
+
+  private:
+    GpuMonitor gpu_;
 };
 
 /// What a field of the bar says, in the order of the line.
-std::vector<ProgressField> bar_fields(const StepReport& r) {
+std::vector<ProgressField> bar_fields(const StepReport& r, const std::string& gpu) {
     char loss[32], rate[32], norm[32], speed[32];
     std::snprintf(loss, sizeof loss, "loss %.4f", r.loss);
     std::snprintf(rate, sizeof rate, "lr %.2e", r.learning_rate);
     std::snprintf(norm, sizeof norm, "grad norm %.3f", r.grad_norm);
     std::snprintf(speed, sizeof speed, "%.0f tok/s", r.tokens_per_second);
-    return {{cat(r.step, "/", r.total_steps), 6},
-            {loss, 5},
-            {rate, 2},
-            {norm, 1},
-            {speed, 3},
-            {cat("left ", duration_text(r.seconds_left)), 4}};
+    std::vector<ProgressField> fields = {
+        {cat(r.step, "/", r.total_steps), 6}, {loss, 5}, {rate, 1}, {norm, 0}, {speed, 3}};
+    if (!gpu.empty()) fields.push_back({gpu, 2});
+    fields.push_back({cat("left ", duration_text(r.seconds_left)), 4});
+    return fields;
 }
 
 class ProgressBar final : public Observer {
   public:
+    explicit ProgressBar(const std::string& gpu) : gpu_(gpu) {}
     void on_step(const StepReport& r) override {
         const double share = static_cast<double>(r.step) / static_cast<double>(std::max<int64_t>(r.total_steps, 1));
-        line_.show([share, r](int columns) { return progress_line(share, bar_fields(r), columns); });
+        line_.show([share, r, gpu = gpu_text(gpu_.sample())](int columns) {
+            return progress_line(share, bar_fields(r, gpu), columns);
+        });
     }
     void on_eval(const EvalReport& r) override { log::info(eval_text(r)); }
 
   private:
+    GpuMonitor gpu_;
     StatusLine line_;
+};
+
+/// For programs: an object a line on standard output.
+class JsonLines final : public Observer {
+  public:
+    explicit JsonLines(const std::string& gpu) : gpu_(gpu) {
+        std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away ends nothing: the run's files hold the same
+    }
+    void on_step(const StepReport& r) override {
+        nlohmann::ordered_json row{{"event", "step"},
+                                   {"step", r.step},
+                                   {"total_steps", r.total_steps},
+                                   {"epoch", number(r.epoch)},
+                                   {"loss", number(r.loss)},
+                                   {"grad_norm", number(r.grad_norm)},
+                                   {"learning_rate", number(r.learning_rate)},
+                                   {"tokens_per_second", number(r.tokens_per_second)},
+                                   {"memory_gib", number(r.memory_gib)},
+                                   {"seconds_left", number(r.seconds_left)}};
+        if (const auto gpu = gpu_.sample()) {
+            row["gpu_utilization"] = gpu->utilization;
+            row["gpu_memory_gib"] = static_cast<double>(gpu->memory_used) / (1 << 30);
+        }
+        write(row);
+    }
+    void on_eval(const EvalReport& r) override {
+        write(
+            {{"event", "evaluation"}, {"step", r.step}, {"eval_loss", number(r.loss)}, {"seconds", number(r.seconds)}});
+    }
+    void on_summary(const RunSummary& s) override {
+        nlohmann::ordered_json row{{"event", "summary"},
+                                   {"exit_reason", s.exit_reason},
+                                   {"global_step", s.global_step},
+                                   {"seconds", number(s.seconds)}};
+        if (!s.error.empty()) row["error"] = s.error;
+        write(row);
+    }
+
+  private:
+    static void write(const nlohmann::ordered_json& row) {
+        const std::string text = row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+    }
+
+    GpuMonitor gpu_;
 };
 
 }  // namespace
 
-std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step) {
-    return std::make_unique<MetricsFile>(path, after_step);
+std::unique_ptr<Observer> make_metrics(const config::Config& config, int64_t after_step, const std::string& gpu) {
+    const std::filesystem::path folder = config.training.output_dir;
+    std::vector<std::unique_ptr<report::RowSink>> sinks;
+    if (!config.logging.metrics_file.empty())  // the first: others read it
+        sinks.push_back(std::make_unique<MetricsFile>(folder / config.logging.metrics_file, after_step));
+    for (auto& sink : report::make_sinks(config, folder, gpu)) sinks.push_back(std::move(sink));
+    return std::make_unique<Rows>(std::move(sinks));
 }
 
-std::unique_ptr<Observer> make_console() {
-    if (StatusLine::available()) return std::make_unique<ProgressBar>();
-    return std::make_unique<PlainLines>();
+std::unique_ptr<Observer> make_console(const config::Config& config, const std::string& gpu) {
+    if (config.logging.progress == config::ProgressStyle::json) return std::make_unique<JsonLines>(gpu);
+    if (StatusLine::available()) return std::make_unique<ProgressBar>(gpu);
+    return std::make_unique<PlainLines>(gpu);
 }
 
 void HistoryObserver::on_step(const StepReport& r) {

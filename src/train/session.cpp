@@ -97,6 +97,15 @@ std::string describe_device(at::Device device) {
     return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
 }
 
+std::string pci_address(at::Device device) {
+#ifdef UNSLOTH_CUDA
+    char text[32] = "";
+    if (device.is_cuda() && cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess) return text;
+#endif
+    (void)device;
+    return "";
+}
+
 OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
         throw usage_error("model.path is missing", "Set it in the config file, or with --model.path FOLDER.");

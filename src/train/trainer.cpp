@@ -15,6 +15,7 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/report/run.h"
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/learning_rate.h"
@@ -313,9 +314,14 @@ void Trainer::run_together() {
     const config::TrainingOptions& t = config().training;
     time_left_ =
         TimeLeft({total_steps_, t.eval_steps, t.save_steps, t.save_minutes, evaluator_ ? evaluator_->tokens() : 0});
-    if (leads()) observers_.push_back(make_console());
-    if (leads() && !config().logging.metrics_file.empty())
-        observers_.push_back(make_metrics_file(folder / config().logging.metrics_file, progress_.step));
+    if (leads()) {
+        const data::Dataset& rows = loader_->dataset();
+        write_file_atomically(folder / report::facts_file,
+                              report::run_facts_json(total_steps_, plan_->total_bytes(), rows.size(),
+                                                     [&](int64_t i) { return rows.tokens(i); }));
+        observers_.push_back(make_console(config(), pci_address(device_)));
+        observers_.push_back(make_metrics(config(), progress_.step, pci_address(device_)));
+    }
     starting.reset();
     if (progress_.evaluation_due || (t.eval_on_start && progress_.step == 0)) maybe_evaluate(progress_.step);
     loop();

@@ -148,7 +148,7 @@ TEST(Schema, AgreesWithTheReaderOnSingleOptions) {
         R"({"data": {"eval_file": "e"}})", R"({"data": {"template": ""}})", R"({"model": {"dtype": "bf16"}})",
         R"({"lora": {"target_modules": "all-linear"}})",
         R"({"training": {"report_to": "none", "save_strategy": "no", "max_length": null}})",
-        R"({"training": {"logging_dir": {"any": 1}, "resume_from_checkpoint": true}})",
+        R"({"training": {"run_name": {"any": 1}, "resume_from_checkpoint": true}})",
         R"({"training": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 0.5}}})",
         // refused
         R"([])", R"({"lora": []})", R"({"loar": {}})", R"({"lora": {"rank": 4}})", R"({"lora": {"r": 0}})",

@@ -76,5 +76,25 @@ TEST(Settle, TheOutputFolderHasAName) {
     EXPECT_CONTAINS(flag_error({"--output_dir", ""}), "training.output_dir is empty");
 }
 
+TEST(Reports, NamesOfOthersAndWhatFollows) {
+    const auto of = [](const std::string& training) { return load_text("{" + training + "}"); };
+    EXPECT_TRUE(of(R"("training": {"report_to": "none"})").config.training.report_to.empty());
+    EXPECT_EQ(of(R"("training": {"report_to": "tensorboard"})").config.training.report_to,
+              std::vector<std::string>{"tensorboard"});
+    const config::LoadedConfig wandb = of(R"("training": {"report_to": ["wandb", "html"], "output_dir": "out/x"})");
+    EXPECT_EQ(wandb.config.training.report_to, (std::vector<std::string>{"html", "tensorboard"}));
+    ASSERT_EQ(wandb.notes.size(), 1u);
+    EXPECT_CONTAINS(wandb.notes.front(), "wandb sync out/x/tensorboard");
+    EXPECT_EQ(of(R"("training": {"report_to": ["prometheus"]})").config.logging.metrics_port, 9400);
+    EXPECT_EQ(of(R"("logging": {"metrics_port": 1234})").config.training.report_to,
+              std::vector<std::string>{"prometheus"});
+    EXPECT_EQ(config::load_config({}, {"--report_to", "tensorboard,html"}).config.training.report_to.size(), 2u);
+    EXPECT_CONTAINS(file_error(R"({"training": {"report_to": ["html"]}, "logging": {"metrics_file": ""}})"),
+                    "draws what logging.metrics_file holds");
+    EXPECT_CONTAINS(file_error(R"({"training": {"report_to": ["html", "html"]}})"), "listed twice");
+    EXPECT_EQ(config::load_config({}, {"--quiet"}).config.logging.level, "warning");
+    EXPECT_EQ(config::load_config({}, {"--progress", "json"}).config.logging.progress, config::ProgressStyle::json);
+}
+
 }  // namespace
 }  // namespace unsloth::testing

@@ -1,6 +1,26 @@
-"""What a run shows of itself: watch, compare and report."""
+"""What a run shows of itself: TensorBoard's files, its page, the endpoint for Prometheus; watch, compare and report."""
 
+import json
+import pathlib
+import re
+import socket
+import struct
+import subprocess
+import urllib.request
+
+from peers import python_with
 from support import *
+
+PROMETHEUS_SINK = SOURCE / "src" / "report" / "prometheus_sink.cpp"
+
+
+def events(path):
+    """The records of an event file, by their frames alone."""
+    data = pathlib.Path(path).read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield data[12 : 12 + length]
+        data = data[16 + length :]
 
 
 class RunFolders(EndToEnd):
@@ -54,6 +74,112 @@ class RunFolders(EndToEnd):
         page = self.folder / "page.html"
         self.succeed("report", folder, "--out", page)
         self.assertEqual(page.read_text(), html)
+
+
+class Reports(EndToEnd):
+    def test_tensorboard_reads_what_a_run_wrote(self):
+        out = self.train(model(LLAMA), self.rows(), "--report_to", "tensorboard", "--val_size", "2")
+        (file,) = (out / "tensorboard").iterdir()
+        self.assertRegex(file.name, r"^events\.out\.tfevents\.\d+\.")
+        records = list(events(file))
+        self.assertIn(b"brain.Event:2", records[0])
+        self.assertEqual(len(records), 2 + 3 + 1 + 1)  # version, configuration, steps, evaluation, summary
+        python = python_with("tensorboard")
+        if python is None:
+            self.skipTest("no tensorboard: scripts/setup.sh --python-peers")
+        script = (
+            "import json, sys\n"
+            "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
+            "read = EventAccumulator(sys.argv[1]).Reload()\n"
+            "scalars = {t: [[e.step, e.value] for e in read.Scalars(t)] for t in read.Tags()['scalars']}\n"
+            "print(json.dumps([scalars, [e.tensor_proto.string_val[0].decode() for e in read.Tensors('configuration')]]))\n"
+        )
+        done = subprocess.run([python, "-W", "ignore", "-c", script, file.parent], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        scalars, texts = json.loads(done.stdout)
+        for tag in ("loss", "grad_norm", "learning_rate", "tokens_per_second"):
+            rows = [[row["step"], struct.unpack("f", struct.pack("f", row[tag]))[0]] for row in self.steps(out)]
+            self.assertEqual(scalars["train/" + tag], rows)
+        (evaluation,) = self.evaluations(out)
+        self.assertAlmostEqual(scalars["eval/loss"][0][1], evaluation["eval_loss"], places=5)
+        self.assertIn('"report_to"', texts[0])
+
+    def test_a_runs_page(self):
+        out = self.train(model(LLAMA), self.rows(), "--report_to", "html")
+        html = (out / "report.html").read_text()
+        for part in ('<svg id="loss"', '<svg id="row_tokens"', "finished", "learning_rate", "3 / 3"):
+            self.assertIn(part, html)
+        self.assertNotIn("http-equiv", html)
+        facts = json.loads((out / "run_facts.json").read_text())
+        self.assertEqual(facts["total_steps"], 3)
+        self.assertEqual(sum(facts["row_tokens"]), 16)
+        page = self.folder / "page.html"
+        self.succeed("report", out, "--out", page)
+        self.assertEqual(page.read_text(), html)
+
+    def test_progress_for_programs(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(), "--val_size", "2", "--progress", "json", "--quiet")
+        result = self.succeed("train", *arguments)
+        rows = [json.loads(line) for line in result.out.splitlines()]
+        self.assertEqual([row["event"] for row in rows], ["step"] * 3 + ["evaluation", "summary"])
+        self.assertEqual([row["step"] for row in rows[:3]], [1, 2, 3])
+        self.assertEqual(rows[0]["total_steps"], 3)
+        self.assertEqual(rows[2]["loss"], self.steps(self.folder / "out")[2]["loss"])
+        self.assertEqual(rows[-1]["exit_reason"], "finished")
+        self.assertEqual(result.err, "")
+
+    def test_the_endpoint_while_a_run_goes_on(self):
+        arguments = self.train_arguments(model(LLAMA), self.rows(), "--max_steps", "100000", "--logging_steps", "1")
+        env = environment()
+        extra = ["--report_to", "prometheus,html", "--metrics_port", self.port()]
+        process = subprocess.Popen([PROGRAM, "train", *map(str, arguments), *extra], stderr=subprocess.PIPE, env=env)
+        try:
+            address = None
+            for line in process.stderr:
+                found = re.search(rb"http://\S+/metrics", line)
+                if found:
+                    address = found.group().decode()
+                if b"prometheus" in line and b"installed" in line:
+                    self.skipTest("built without prometheus-cpp")
+                if b"step 2/" in line:
+                    break
+            self.assertIsNotNone(address)
+            text = urllib.request.urlopen(address, timeout=10).read().decode()
+            self.assertRegex(text, r"(?m)^unsloth_train_step [1-9]")
+            self.assertRegex(text, r"(?m)^unsloth_train_tokens_total [1-9]")
+            self.assertRegex(text, r"(?m)^unsloth_train_planned_memory_bytes [1-9]")
+            exported = set(re.findall(r"(?m)^# TYPE (\S+)", text))
+            page = (self.folder / "out" / "report.html").read_text()
+            self.assertIn("http-equiv", page)
+        finally:
+            process.terminate()
+            process.stderr.read()
+            process.wait(TIMEOUT_S)
+            process.stderr.close()
+        self.assertEqual(process.returncode, SIGTERM_SAVED)
+        self.check_dashboard(exported)
+
+    def port(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return str(free.getsockname()[1])
+
+    def check_dashboard(self, exported):
+        """Each query of the dashboard asks for a metric that exists, and each metric is asked for."""
+        board = json.loads((SOURCE / "configs" / "grafana" / "unsloth-train.json").read_text())
+        asked = set()
+        for panel in board["panels"]:
+            for target in panel.get("targets", []):
+                asked |= set(re.findall(r"unsloth_[a-z_]+", target["expr"]))
+        self.assertTrue(asked)
+        # Without rows to evaluate on there is no such loss, without a GPU nothing of one.
+        known = (
+            exported
+            | {"unsloth_train_eval_loss"}
+            | set(re.findall(r"unsloth_train_gpu_\w+", PROMETHEUS_SINK.read_text()))
+        )
+        self.assertEqual(asked - known, set())
+        self.assertEqual(known - asked, set())
 
 
 if __name__ == "__main__":

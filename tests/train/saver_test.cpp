@@ -49,12 +49,19 @@ std::vector<int64_t> steps_in(const fs::path& path) {
     return steps;
 }
 
+std::unique_ptr<train::Observer> metrics_in(const fs::path& path) {
+    config::Config config;
+    config.training.output_dir = path.parent_path();
+    config.logging.metrics_file = path.filename();
+    return train::make_metrics(config, 0, "");
+}
+
 TEST(MetricsFile, RowsWaitWhileTheDiskIsFull) {
     const ScratchFolder folder;
     const fs::path path = folder / "metrics.jsonl", whole = folder / "whole.jsonl";
     log::set_level(log::Level::off);
     {
-        const auto metrics = train::make_metrics_file(path, 0), reference = train::make_metrics_file(whole, 0);
+        const auto metrics = metrics_in(path), reference = metrics_in(whole);
         for (int64_t step = 1; step <= 6; ++step) reference->on_step(step_report(step));
         metrics->on_step(step_report(1));
         const auto one_row = static_cast<rlim_t>(fs::file_size(path));
@@ -73,7 +80,7 @@ TEST(MetricsFile, TheLastRowsAreTriedOnceMoreAtTheEnd) {
     const ScratchFolder folder;
     const fs::path path = folder / "metrics.jsonl";
     log::set_level(log::Level::off);
-    auto metrics = train::make_metrics_file(path, 0);
+    auto metrics = metrics_in(path);
     {
         const FullDisk disk(1);
         metrics->on_step(step_report(1));

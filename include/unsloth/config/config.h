@@ -156,6 +156,7 @@ struct TrainingOptions {
     double save_grace_seconds = 25;
     bool overwrite_output_dir = false;
     int64_t logging_steps = 1;
+    std::vector<std::string> report_to;                 ///< of tensorboard, prometheus, html
     std::optional<std::string> resume_from_checkpoint;  ///< "auto", "true" or a folder; "false" counts as none
 };
 
@@ -178,10 +179,17 @@ struct HardwareOptions {
     KernelChoice kernels = KernelChoice::measured;
 };
 
+/// How far a run is: a bar or log lines, or an object a logged step on standard output.
+enum class ProgressStyle { automatic, json };
+
 struct LoggingOptions {
     std::string level = "info";
-    std::string metrics_file = "metrics.jsonl";  ///< relative to output_dir; empty: none
-    std::string profile;                         ///< Chrome trace of one step; empty: none
+    std::string metrics_file = "metrics.jsonl";   ///< relative to output_dir; empty: none
+    std::string tensorboard_dir = "tensorboard";  ///< relative to output_dir
+    ProgressStyle progress = ProgressStyle::automatic;
+    int64_t metrics_port = 0;  ///< of the endpoint for Prometheus; 0: none
+    std::string metrics_address = "127.0.0.1";
+    std::string profile;  ///< Chrome trace of one step; empty: none
 };
 
 struct DistributedOptions {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "unsloth/config/config.h"
 #include "unsloth/formats/trainer_state.h"
 #include "unsloth/objective/objective.h"
 #include "unsloth/train/run_record.h"
@@ -45,13 +46,15 @@ class Observer {
     virtual void on_summary(const RunSummary& /*summary*/) {}
 };
 
-/// One JSON object a line, written line by line; the last one is the summary. While the system refuses that (a full
-/// disk), lines wait, with a warning. runtime Error when the file cannot be made. Of an existing file, the rows up to
-/// step `after_step` stay: those of a run that is resumed there.
-std::unique_ptr<Observer> make_metrics_file(const std::filesystem::path& path, int64_t after_step);
+/// The rows of metrics, to logging.metrics_file and to all that training.report_to names. The file has one JSON object
+/// a line, written line by line; the last one is the summary. While the system refuses that (a full disk), lines wait,
+/// with a warning. Of an existing file, the rows up to step `after_step` stay: those of a run that is resumed there.
+/// Runtime Error when something cannot be made. `gpu`: its PCI address, or empty.
+std::unique_ptr<Observer> make_metrics(const config::Config& config, int64_t after_step, const std::string& gpu);
 
-/// A progress bar on a terminal (loss, lr, grad norm, tokens/s, time left); a plain log line per report otherwise.
-std::unique_ptr<Observer> make_console();
+/// A progress bar on a terminal (loss, lr, grad norm, tokens/s, the GPU's use and memory, time left); a plain log line
+/// per report otherwise; with logging.progress json, an object a line on standard output. `gpu` as above.
+std::unique_ptr<Observer> make_console(const config::Config& config, const std::string& gpu);
 
 /// Collects log_history for trainer_state.json.
 class HistoryObserver final : public Observer {

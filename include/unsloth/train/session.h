@@ -21,6 +21,8 @@ namespace unsloth::train {
 at::Device choose_device(const std::string& option, int local_rank = 0);
 /// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
 std::string describe_device(at::Device device);
+/// "0000:17:00.0", as NVML takes it; empty for the CPU.
+std::string pci_address(at::Device device);
 
 /// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
 struct OpenedModel {

@@ -238,6 +238,7 @@ void add_optimizer(PeerRows& rows) {
 void add_reports(PeerRows& rows) {
     const auto& off = PeerRows::off;
     rows.means("output_dir", "training.output_dir", {}, {nullptr})
+        .means("use_tensorboard", "training.report_to", {{true, {"tensorboard"}}}, nothing, "true or false is expected")
         .means("save_total_limit", "training.save_total_limit", {}, {nullptr})
         .means("logging_steps", "training.logging_steps", {}, {nullptr})
         .any({"use_wandb",
@@ -282,8 +283,7 @@ void add_reports(PeerRows& rows) {
               "swanlab_lark_secret",
               "swanlab_log_completions",
               "swanlab_completion_log_interval",
-              "swanlab_completion_max_buffer",
-              "use_tensorboard"},
+              "swanlab_completion_max_buffer"},
              "metrics go to logging.metrics_file; trackers can read it")
         .any({"include_tokens_per_second", "include_tkps", "save_safetensors", "save_only_model", "eval_table_size",
               "eval_max_new_tokens", "gradio_title", "gradio_share", "gradio_server_name", "gradio_server_port",

@@ -1,0 +1,145 @@
+#include "unsloth/report/sinks.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "report/prometheus_library.h"
+#include "unsloth/config/load.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
+#include "unsloth/report/event_file.h"
+#include "unsloth/report/page.h"
+
+namespace unsloth::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+double wall_time() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// Warns of the first failure; a run does not end because nobody can look at it.
+class Warner {
+  public:
+    template <class Work>
+    void guard(const Work& work) {
+        try {
+            work();
+        } catch (const std::exception& failure) {
+            if (!warned_) log::warning(failure.what(), "; training goes on without");
+            warned_ = true;
+        }
+    }
+
+  private:
+    bool warned_ = false;
+};
+
+class EventFileSink final : public RowSink {
+  public:
+    EventFileSink(const config::Config& config, const std::filesystem::path& folder) {
+        std::error_code failure;
+        std::filesystem::create_directories(folder, failure);
+        path_ = folder / event_file_name(wall_time());
+        fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        if (fd_ < 0)
+            throw runtime_failure(cat("cannot create ", path_.string(), ": ", std::strerror(errno)),
+                                  "logging.tensorboard_dir says where TensorBoard's files are written.");
+        write(version_event(wall_time()));
+        std::string indented;  // Markdown's code
+        std::string text = config::config_to_json(config);
+        for (std::size_t start = 0, end; (end = text.find('\n', start)) != std::string::npos; start = end + 1)
+            indented += "    " + text.substr(start, end - start + 1);
+        write(text_event(wall_time(), 0, "configuration", indented));
+    }
+    ~EventFileSink() override { ::close(fd_); }
+    EventFileSink(const EventFileSink&) = delete;
+    EventFileSink& operator=(const EventFileSink&) = delete;
+
+    void row(const Json& row) override {
+        const bool evaluation = row.contains("eval_loss"), summary = row.contains("event");
+        std::vector<std::pair<std::string, double>> values;
+        for (const auto& [key, value] : row.items()) {
+            if (key == "step" || !value.is_number()) continue;
+            // The names that transformers' callback gives them.
+            values.emplace_back(evaluation && key.starts_with("eval_") ? "eval/" + key.substr(5)
+                                : summary                              ? "summary/" + key
+                                                                       : "train/" + key,
+                                value.get<double>());
+        }
+        const int64_t step = summary ? row.value("global_step", int64_t{0}) : row.value("step", int64_t{0});
+        warner_.guard([&] { write(scalars_event(wall_time(), step, values)); });
+    }
+
+  private:
+    void write(const std::string& event) {
+        waiting_ += framed_record(event);
+        while (!waiting_.empty()) {
+            const ssize_t written = ::write(fd_, waiting_.data(), waiting_.size());
+            if (written < 0 && errno != EINTR)
+                throw runtime_failure(cat("cannot write ", path_.string(), ": ", std::strerror(errno)));
+            waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+        }
+    }
+
+    std::filesystem::path path_;
+    int fd_ = -1;
+    std::string waiting_;  ///< of which the first bytes may be written: records are never torn
+    Warner warner_;
+};
+
+class PageSink final : public RowSink {
+  public:
+    explicit PageSink(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+    void row(const Json& row) override {
+        const bool last = row.contains("event");
+        if (!last && Clock::now() < next_) return;
+        warner_.guard([&] {
+            const auto begin = Clock::now();
+            if (!reader_) reader_.emplace(folder_);
+            reader_->update();
+            write_file_atomically(folder_ / page_file, page(reader_->run(), refresh_seconds));
+            // A hundredth of the time at most, on the slowest disk too.
+            next_ = Clock::now() +
+                    std::max<Clock::duration>(std::chrono::seconds(refresh_seconds), 100 * (Clock::now() - begin));
+        });
+    }
+
+  private:
+    static constexpr int refresh_seconds = 5;
+
+    std::filesystem::path folder_;
+    std::optional<RunReader> reader_;
+    Clock::time_point next_{};
+    Warner warner_;
+};
+
+bool wants(const config::Config& config, const char* what) {
+    const auto& names = config.training.report_to;
+    return std::find(names.begin(), names.end(), what) != names.end();
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<RowSink>> make_sinks(const config::Config& config, const std::filesystem::path& folder,
+                                                 const std::string& gpu) {
+    std::vector<std::unique_ptr<RowSink>> sinks;
+    if (wants(config, "tensorboard"))
+        sinks.push_back(std::make_unique<EventFileSink>(config, folder / config.logging.tensorboard_dir));
+    if (wants(config, "html")) sinks.push_back(std::make_unique<PageSink>(folder));
+    if (wants(config, "prometheus")) sinks.push_back(make_prometheus_sink(config, folder, gpu));
+    return sinks;
+}
+
+}  // namespace unsloth::report
