@@ -3,8 +3,8 @@
 #     scripts/setup.sh [--cpu-only | --fuzz | --python-peers]
 # --cpu-only leaves out CUDA's compiler and libraries (4 GB); enough for the presets cpu-only, sanitize and thread.
 # --fuzz gets what the preset fuzz needs and no more: packages, clang among them, and no LibTorch.
-# --python-peers gets, after all else, transformers, PEFT and bitsandbytes (0.3 GB) into .deps/peers: tests load what this program
-# wrote with them, and are skipped without.
+# --python-peers gets, after all else, what tests look at this program's files with, and are skipped without: transformers, PEFT and
+# bitsandbytes (0.3 GB) into .deps/peers, and on Debian a browser (chromium, 0.3 GB).
 # Safe to repeat; does nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,6 +34,10 @@ gguf=gguf==0.19.0
 # What libtorch_cpu.so of this wheel asks for even where there is no CUDA; the versions are those torch's metadata pins.
 cpu_libraries=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 peers=scripts/python_peers.txt
+if [ "$kind" = peers ]; then  # its other packages were installed by the call above; Ubuntu's chromium is a snap, which no container starts
+    packages=()
+    ! grep -qsx ID=debian /etc/os-release || packages=(chromium)
+fi
 
 install_packages() {
     command -v dpkg-query >/dev/null || {
@@ -134,7 +138,7 @@ mkdir -p .deps
 exec 9>.deps/lock
 flock 9  # two calls at once would write into the same folder
 is_done && exit
-[ "$kind" = peers ] || install_packages
+install_packages
 if [ "$kind" = peers ]; then
     install_peers
 elif [ "$kind" = fuzz ]; then

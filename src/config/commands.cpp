@@ -371,6 +371,8 @@ void declare_report(OptionSet& options, CommandLine& line) {
         .argument()
         .must_be_given();
     options.add("out", line.report.out, "File to write; empty: report.html in the run's folder.").path("FILE");
+    options.add("svg", line.report.svg, "Write a picture instead: the curve of the loss, and the memory's plan.")
+        .path("FILE");
 }
 
 void declare_doctor(OptionSet& options, CommandLine& line) {
@@ -420,7 +422,7 @@ const std::vector<CommandInfo>& commands() {
          "Draw a run's losses and figures in the terminal.", false, declare_watch},
         {Command::compare, "compare", "RUN …",
          "Lay runs over each other: losses, figures, and the options that differ.", false, declare_compare},
-        {Command::report, "report", "RUN [--out FILE]",
+        {Command::report, "report", "RUN [--out FILE | --svg FILE]",
          "Write a run's page: one HTML file with its curves and configuration.", false, declare_report},
         {Command::doctor, "doctor", "[--config FILE] [--json]",
          "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_doctor},

@@ -3,11 +3,21 @@
 
 namespace unsloth::report {
 
-inline constexpr const char* page_style = R"css(
+// Of the drawings, on a page and as a file of their own.
+inline constexpr const char* chart_style = R"css(
 :root { color-scheme: light dark; --bg: #f6f7f9; --card: #fff; --ink: #1b2330; --soft: #5d6b7e; --rule: #dde2ea;
   --line: #1769d2; --faint: #9cc0ee; --second: #d2541b; --good: #1c7c3c; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --bg: #12161c; --card: #1b212a; --ink: #e6eaf0; --soft: #9aa7b8; --rule: #303948;
   --line: #6db1ff; --faint: #2f5580; --second: #ff9d6b; --good: #6fd48f; --bad: #ff8a80; } }
+svg text { fill: var(--soft); font: 12px system-ui, sans-serif; } svg .title { fill: var(--ink); font-size: 15px; font-weight: 600; }
+svg .card { fill: var(--card); stroke: var(--rule); } svg .cursor { stroke: var(--soft); visibility: hidden; }
+svg .grid { stroke: var(--rule); } svg polyline { fill: none; stroke-linejoin: round; }
+svg .raw { stroke: var(--faint); stroke-width: 1; } svg .main { stroke: var(--line); stroke-width: 1.8; }
+svg .plan { stroke: var(--second); stroke-width: 1.5; stroke-dasharray: 5 4; } svg .eval, svg .second { fill: var(--second); }
+svg .column { fill: var(--line); } svg .rule { fill: var(--rule); }
+)css";
+
+inline constexpr const char* page_style = R"css(
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }
 main { max-width: 1280px; margin: 0 auto; padding: 16px; }
@@ -22,14 +32,8 @@ h2 { font-size: .95rem; margin: 0 0 6px; font-weight: 600; }
 .tile b { display: block; font-size: 1.2rem; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); font-size: .82rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); gap: 12px; }
 svg { display: block; width: 100%; height: auto; }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
-svg .grid { stroke: var(--rule); } svg polyline { fill: none; stroke-linejoin: round; }
-svg .raw { stroke: var(--faint); stroke-width: 1; } svg .main { stroke: var(--line); stroke-width: 1.8; }
-svg .plan { stroke: var(--second); stroke-width: 1.5; stroke-dasharray: 5 4; } svg .eval { fill: var(--second); }
-svg .column { fill: var(--line); } svg .cursor { stroke: var(--soft); visibility: hidden; }
 .legend { color: var(--soft); font-size: .82rem; margin-top: 4px; min-height: 1.3em; }
-.key { display: inline-block; width: 14px; height: 3px; vertical-align: middle; margin-right: 4px; background: var(--line); }
-.key.second { background: var(--second); }
+.legend .second { color: var(--second); }
 details { margin-top: 14px; } summary { cursor: pointer; font-weight: 600; }
 table { border-collapse: collapse; width: 100%; margin-top: 6px; } td { border-top: 1px solid var(--rule); padding: 3px 6px; vertical-align: top; }
 td:last-child { font-family: ui-monospace, monospace; font-size: .85rem; overflow-wrap: anywhere; }

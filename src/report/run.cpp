@@ -114,6 +114,7 @@ void RunReader::read_facts() {
     const RunFacts facts = read_run_facts(run_.folder);
     run_.total_steps = facts.total_steps;
     run_.planned_gib = facts.planned_bytes > 0 ? static_cast<double>(facts.planned_bytes) / (1 << 30) : absent;
+    run_.planned_groups = facts.planned_groups;
     run_.row_tokens = facts.row_tokens;
 }
 
@@ -163,16 +164,31 @@ Run read_run(const std::filesystem::path& folder) {
 
 RunFacts read_run_facts(const std::filesystem::path& folder) {
     const Json facts = object_of(folder / facts_file);
-    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}};
+    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}};
+    const Json groups = facts.value("planned_groups", Json::object());
+    for (const auto& [name, bytes] : groups.items())
+        if (bytes.is_number_integer()) read.planned_groups.emplace_back(name, bytes.get<int64_t>());
     const auto counts = facts.find("row_tokens");
+    constexpr std::size_t most_counts = 63;  // powers of two in 64 bits
     if (counts != facts.end() && counts->is_array())
         for (const Json& count : *counts)
-            read.row_tokens.push_back(count.is_number_integer() ? count.get<int64_t>() : 0);
+            if (read.row_tokens.size() < most_counts)
+                read.row_tokens.push_back(count.is_number_integer() ? std::max<int64_t>(count.get<int64_t>(), 0) : 0);
     return read;
 }
 
-std::string run_facts_json(int64_t total_steps, int64_t planned_bytes, int64_t rows,
-                           const std::function<int64_t(int64_t)>& tokens) {
+std::string run_facts_json(const RunFacts& facts) {
+    Json groups = Json::object();
+    for (const auto& [name, bytes] : facts.planned_groups) groups[name] = bytes;
+    return Json{{"total_steps", facts.total_steps},
+                {"planned_bytes", facts.planned_bytes},
+                {"planned_groups", groups},
+                {"row_tokens", facts.row_tokens}}
+               .dump(2) +
+           "\n";
+}
+
+std::vector<int64_t> row_lengths(int64_t rows, const std::function<int64_t(int64_t)>& tokens) {
     std::vector<int64_t> counts;
     for (int64_t i = 0; i < rows; ++i) {
         const auto power =
@@ -180,7 +196,7 @@ std::string run_facts_json(int64_t total_steps, int64_t planned_bytes, int64_t r
         if (counts.size() <= power) counts.resize(power + 1);
         ++counts[power];
     }
-    return Json{{"total_steps", total_steps}, {"planned_bytes", planned_bytes}, {"row_tokens", counts}}.dump(2) + "\n";
+    return counts;
 }
 
 }  // namespace unsloth::report

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <sstream>
 
 #include "train/references.h"
@@ -38,6 +39,19 @@ std::string count_text(int64_t count) {
     else
         std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
     return text;
+}
+
+report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
+    std::map<std::string, int64_t> groups;
+    std::vector<const memory::Plan*> parts = {&plan.resident(), &plan.step()};
+    if (plan.request().device.is_cpu()) parts.push_back(&plan.host());
+    for (const memory::Plan* part : parts)
+        for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
+    groups["recorded passes"] = plan.recorded_bytes();
+    std::erase_if(groups, [](const auto& group) { return group.second == 0; });
+    return {steps, plan.total_bytes(), {groups.begin(), groups.end()}, report::row_lengths(rows.size(), [&](int64_t i) {
+                return rows.tokens(i);
+            })};
 }
 
 }  // namespace
@@ -315,10 +329,8 @@ void Trainer::run_together() {
     time_left_ =
         TimeLeft({total_steps_, t.eval_steps, t.save_steps, t.save_minutes, evaluator_ ? evaluator_->tokens() : 0});
     if (leads()) {
-        const data::Dataset& rows = loader_->dataset();
         write_file_atomically(folder / report::facts_file,
-                              report::run_facts_json(total_steps_, plan_->total_bytes(), rows.size(),
-                                                     [&](int64_t i) { return rows.tokens(i); }));
+                              report::run_facts_json(facts_of(total_steps_, *plan_, loader_->dataset())));
         observers_.push_back(make_console(config(), pci_address(device_)));
         observers_.push_back(make_metrics(config(), progress_.step, pci_address(device_)));
     }

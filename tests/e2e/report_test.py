@@ -8,6 +8,7 @@ import struct
 import subprocess
 import urllib.request
 
+from browser import CHROMIUM, DESKTOP, PHONE, Browser
 from peers import python_with
 from support import *
 
@@ -74,6 +75,118 @@ class RunFolders(EndToEnd):
         page = self.folder / "page.html"
         self.succeed("report", folder, "--out", page)
         self.assertEqual(page.read_text(), html)
+
+
+# What is wrong to the eye, as a list of sentences. Colours are those that the browser computed.
+FLAWS = r"""(() => {
+  const flaws = [], seen = e => e.getClientRects().length > 0;
+  if (document.documentElement.scrollWidth > innerWidth) flaws.push("wider than the screen");
+  const parse = text => (text.match(/[\d.]+/g) || []).map(Number);
+  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+    if (c.length === 3 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
+  for (const e of document.querySelectorAll("h1, h2, p, b, span, td, th, summary, footer, svg text")) {
+    if (!seen(e) || !e.textContent.trim()) continue;
+    const style = getComputedStyle(e), svg = e.ownerSVGElement;
+    const pair = [light(parse(svg ? style.fill : style.color)), light(behind(e))].sort((a, b) => b - a);
+    if ((pair[0] + .05) / (pair[1] + .05) < 4.5 && e.textContent.trim() !== "●") flaws.push("faint: " + e.textContent.slice(0, 40));
+    const size = parseFloat(style.fontSize) * (svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1);
+    if (size < 10) flaws.push("small, " + size.toFixed(1) + " px: " + e.textContent.slice(0, 40));
+  }
+  for (const svg of document.querySelectorAll("svg")) {
+    const frame = svg.getBoundingClientRect(), boxes = [...svg.querySelectorAll("text")].map(e => [e.textContent, e.getBoundingClientRect()]);
+    if (frame.height < 120) flaws.push("flat: " + svg.id);
+    for (const [text, box] of boxes)
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
+        flaws.push("cut off in " + svg.id + ": " + text);
+    boxes.forEach(([text, a], i) => boxes.slice(i + 1).forEach(([other, b]) => {
+      if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)
+        flaws.push(`over each other in ${svg.id}: ${text} and ${other}`); }));
+    for (const line of svg.querySelectorAll("polyline")) {
+      const box = line.getBoundingClientRect();
+      if (svg.id && box.width < frame.width / 2) flaws.push("narrow curve in " + svg.id);
+    }
+  }
+  return flaws; })()"""
+
+
+@unittest.skipUnless(CHROMIUM, "no Chromium here: Debian's package chromium")
+class InABrowser(EndToEnd):
+    def a_run(self):
+        """Long, with what is hard to draw: a spike, small and large numbers, many groups, a long name."""
+        folder = self.folder / ("a-run-whose-name-is-longer-than-a-telephone-is-wide-" + "x" * 40)
+        folder.mkdir()
+        rows = []
+        for step in range(1, 1201):
+            row = {
+                "step": step,
+                "epoch": step / 500,
+                "loss": 9.0 if step == 700 else 1.2 + 2 / step,
+                "grad_norm": 0.5 + step % 7 / 10,
+            }
+            row |= {
+                "learning_rate": 2e-5 * (1 - step / 1300),
+                "tokens": 16384,
+                "trained_tokens": 9000,
+                "memory_gib": 61.25,
+            }
+            rows.append(row | {"tokens_per_second": 18500 + step % 13, "step_ms": 884.25 + step % 5})
+            if step % 300 == 0:
+                rows.append({"step": step, "epoch": step / 500, "eval_loss": 1.3, "eval_tokens": 1000})
+        write_rows(folder / "metrics.jsonl", rows)
+        groups = {f"group {i} with a name": 2**30 // i for i in range(1, 12)}
+        facts = {"total_steps": 2500, "planned_bytes": 2**36, "planned_groups": groups, "row_tokens": [3] * 18}
+        (folder / "run_facts.json").write_text(json.dumps(facts))
+        (folder / "run_config.json").write_text(json.dumps({"model": {"path": "/a/long/path" * 20}}))
+        return folder
+
+    def test_the_page_on_a_phone_and_a_desk_in_light_and_dark(self):
+        """With UNSLOTH_SCREENSHOTS=FOLDER the pictures stay there, to be looked at."""
+        folder = self.a_run()
+        self.succeed("report", folder)
+        kept = pathlib.Path(os.environ.get("UNSLOTH_SCREENSHOTS") or self.folder)
+        with Browser() as browser:
+            for size, name in ((PHONE, "phone"), (DESKTOP, "desk")):
+                backgrounds = set()
+                for scheme in ("light", "dark"):
+                    browser.open((folder / "report.html").as_uri(), size, scheme)
+                    browser.evaluate("document.querySelector('details').open = true")
+                    self.assertEqual(browser.evaluate(FLAWS), [], (name, scheme))
+                    self.assertEqual(browser.evaluate("document.querySelectorAll('svg').length"), 8)
+                    backgrounds.add(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+                    # The pointer over a curve tells its value.
+                    browser.evaluate(
+                        "(() => { const svg = document.querySelector('#loss'), box = svg.getBoundingClientRect();"
+                        "svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 20, clientY: box.top + 9})); })()"
+                    )
+                    self.assertRegex(
+                        browser.evaluate("document.querySelector('#loss').parentNode.textContent"),
+                        r"step 1[12]\d\d: 1\.2",
+                    )
+                    self.assertEqual(browser.fetched(), [(folder / "report.html").as_uri()])
+                    self.assertEqual(browser.complaints(), [])
+                    browser.screenshot(kept / f"report-{name}-{scheme}.png")
+                self.assertEqual(len(backgrounds), 2, "light and dark look the same")
+
+    def test_the_picture_as_a_file(self):
+        folder = self.a_run()
+        picture = folder / "picture.svg"
+        self.succeed("report", folder, "--svg", picture)
+        with Browser() as browser:
+            for scheme in ("light", "dark"):
+                page = self.folder / "shows.html"
+                page.write_text(f'<body style="margin: 0"><img src="{picture.as_uri()}" width="100%">')
+                browser.open(picture.as_uri(), DESKTOP, scheme)
+                self.assertEqual(
+                    browser.evaluate(
+                        FLAWS.replace("behind(e)", "parse(getComputedStyle(document.querySelector('.card')).fill)")
+                    ),
+                    [],
+                )
+                browser.open(page.as_uri(), PHONE, scheme)
+                self.assertGreater(browser.evaluate("document.images[0].naturalWidth"), 700)
+                self.assertEqual(browser.complaints(), [])
 
 
 class Reports(EndToEnd):

@@ -55,8 +55,11 @@ Folder& example(Folder& folder) {
     folder.append(rows);
     folder.write("run_config.json", R"({"model": {"path": "<base> & co"}, "training": {"max_steps": 200}})");
     const std::vector<int64_t> lengths = {1, 2, 3, 500, 512, 513};
-    folder.write(facts_file, run_facts_json(200, int64_t{12} << 30, 6,
-                                            [&](int64_t i) { return lengths[static_cast<std::size_t>(i)]; }));
+    const auto tokens = [&](int64_t i) { return lengths[static_cast<std::size_t>(i)]; };
+    folder.write(facts_file, run_facts_json({200,
+                                             int64_t{12} << 30,
+                                             {{"base weights", int64_t{9} << 30}, {"layer inputs", int64_t{4} << 30}},
+                                             row_lengths(6, tokens)}));
     return folder;
 }
 
@@ -145,17 +148,19 @@ TEST(Series, TicksAreRound) {
 TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
     Folder folder;
     const std::string html = page(read_run(example(folder).path()), 5);
-    for (const char* id :
-         {"loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "memory_gib", "row_tokens"})
+    for (const char* id : {"loss", "learning_rate", "grad_norm", "tokens_per_second", "step_ms", "memory_gib",
+                           "row_tokens", "planned_memory"})
         EXPECT_CONTAINS(html, std::string("<svg id=\"") + id + "\"");
     EXPECT_CONTAINS(html, "http-equiv=\"refresh\" content=\"5\"");
     EXPECT_CONTAINS(html, "prefers-color-scheme: dark");
     EXPECT_CONTAINS(html, "width=device-width");
     EXPECT_CONTAINS(html, "100 / 200");
-    EXPECT_CONTAINS(html, "10.5 / 12 GiB");
+    EXPECT_CONTAINS(html, "10.5 / 12<");
     EXPECT_CONTAINS(html, "&lt;base&gt; &amp; co");
     EXPECT_CONTAINS(html, "[50,9]");  // the spike
     EXPECT_CONTAINS(html, "running, 00:50 left");
+    EXPECT_CONTAINS(html, ">9.00 GiB</text>");
+    EXPECT_CONTAINS(html, "in all 12.00 GiB; 1.00 GiB serve two purposes in turns");
     EXPECT_FALSE(contains(html, "http://") || contains(html, "https://") || contains(html, "<link") ||
                  contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
 }
@@ -170,6 +175,42 @@ TEST(Page, OfARunThatEnded) {
     const Folder empty;
     empty.append("");
     EXPECT_CONTAINS(page(read_run(empty.path()), 5), "no step yet");
+}
+
+TEST(Page, PictureOfLossAndMemoryAsAFile) {
+    Folder folder;
+    const std::string svg = picture(read_run(example(folder).path()));
+    EXPECT_EQ(svg.find("<svg xmlns=\"http://www.w3.org/2000/svg\""), 0u);
+    EXPECT_CONTAINS(svg, "prefers-color-scheme: dark");
+    EXPECT_CONTAINS(svg, "base weights");
+    EXPECT_CONTAINS(svg, "class=\"main\"");
+    EXPECT_FALSE(contains(svg, "Learning rate") || contains(svg, "nan"));
+    const Folder empty;
+    empty.append("");
+    EXPECT_THROW(picture(read_run(empty.path())), Error);
+}
+
+TEST(Page, TicksOfANarrowRangeDiffer) {
+    Folder folder;
+    folder.append(R"({"step": 1, "loss": 1, "tokens_per_second": 18500})"
+                  "\n"
+                  R"({"step": 2, "loss": 1, "tokens_per_second": 18512})"
+                  "\n");
+    const std::string html = page(read_run(folder.path()), 0);
+    EXPECT_CONTAINS(html, ">18505</text>");  // three digits say 18.5k of all
+    EXPECT_FALSE(contains(html, ">18.5k</text>"));
+}
+
+TEST(Page, GroupsThatDoNotFitAreOneLine) {
+    Folder folder;
+    RunFacts facts{200, 100, {}, {}};
+    for (int i = 1; i <= 9; ++i) facts.planned_groups.emplace_back("group " + std::to_string(i), i << 20);
+    example(folder).write(facts_file, run_facts_json(facts));
+    const std::string html = page(read_run(folder.path()), 0);
+    EXPECT_CONTAINS(html, ">group 4</text>");
+    EXPECT_CONTAINS(html, ">others</text>");
+    EXPECT_CONTAINS(html, ">6.0 MiB</text>");  // 1 + 2 + 3
+    EXPECT_FALSE(contains(html, ">group 3</text>"));
 }
 
 TEST(Plot, DrawsWithinItsFrame) {

@@ -168,6 +168,7 @@ struct CompareRunsRequest {
 struct ReportRequest {
     std::string run;  ///< folder; never empty
     std::string out;  ///< empty: report.html in it
+    std::string svg;  ///< file for the picture; empty: none
 };
 
 struct DoctorRequest {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace unsloth::report {
@@ -40,8 +41,10 @@ struct Run {
     std::vector<StepRow> steps;
     std::vector<EvalRow> evals;
     std::optional<Ending> ending;
-    int64_t total_steps = 0;          ///< 0: not known
-    double planned_gib = absent;      ///< of the device's memory, by the plan
+    int64_t total_steps = 0;      ///< 0: not known
+    double planned_gib = absent;  ///< of the device's memory, by the plan
+    /// What the plan holds it for, with bytes. Buffers that are never needed at once share, so the sum may be more.
+    std::vector<std::pair<std::string, int64_t>> planned_groups;
     std::vector<int64_t> row_tokens;  ///< rows of up to 2^i tokens, and above 2^(i-1), by i; empty: not known
 
     /// The folder's own name.
@@ -78,14 +81,16 @@ Run read_run(const std::filesystem::path& folder);
 
 /// What the metrics do not say, as run_facts.json in the run's folder does.
 struct RunFacts {
-    int64_t total_steps = 0, planned_bytes = 0;  ///< 0: not known
-    std::vector<int64_t> row_tokens;             ///< as in Run
+    int64_t total_steps = 0, planned_bytes = 0;                   ///< 0: not known
+    std::vector<std::pair<std::string, int64_t>> planned_groups;  ///< as in Run
+    std::vector<int64_t> row_tokens;                              ///< as in Run
 };
 inline constexpr const char* facts_file = "run_facts.json";
 /// Those of the folder; what is missing there is not known.
 RunFacts read_run_facts(const std::filesystem::path& folder);
-/// The file's text. `tokens`: the length of each of the `rows` to train on.
-std::string run_facts_json(int64_t total_steps, int64_t planned_bytes, int64_t rows,
-                           const std::function<int64_t(int64_t)>& tokens);
+/// The file's text.
+std::string run_facts_json(const RunFacts& facts);
+/// RunFacts::row_tokens of so many rows; `tokens`: the length of each.
+std::vector<int64_t> row_lengths(int64_t rows, const std::function<int64_t(int64_t)>& tokens);
 
 }  // namespace unsloth::report

@@ -1,0 +1,226 @@
+#include "report/charts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/utf8.h"
+#include "unsloth/report/series.h"
+
+namespace unsloth::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t most_points = 600;  // of a curve: more than a display has pixels for it
+constexpr double left = 56, right = 344, top = 8, bottom = 176;
+
+std::string fixed(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f", value);
+    return text;
+}
+
+std::string digits(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.7g", value);
+    return text;
+}
+
+std::string label(double x, double y, const char* anchor, const std::string& text) {
+    return cat("<text x=\"", fixed(x), "\" y=\"", fixed(y), "\" text-anchor=\"", anchor, "\">", escaped(text),
+               "</text>");
+}
+
+std::string line(const char* kind, double x1, double y1, double x2, double y2) {
+    return cat("<line class=\"", kind, "\" x1=\"", fixed(x1), "\" y1=\"", fixed(y1), "\" x2=\"", fixed(x2), "\" y2=\"",
+               fixed(y2), "\"/>");
+}
+
+std::string box(const char* kind, double x, double y, double wide, double tall) {
+    return cat("<rect class=\"", kind, "\" x=\"", fixed(x), "\" y=\"", fixed(y), "\" width=\"", fixed(wide),
+               "\" height=\"", fixed(tall), "\"/>");
+}
+
+/// The part of a plane that a chart shows.
+class Frame {
+  public:
+    Frame(const Points& points, const Points& more, double level) {
+        for (const Points* list : {&points, &more})
+            for (const auto& [step, value] : *list) {
+                from_ = std::min(from_, step), to_ = std::max(to_, step);
+                low_ = std::min(low_, value), high_ = std::max(high_, value);
+            }
+        if (std::isfinite(level)) low_ = std::min(low_, level), high_ = std::max(high_, level);
+        if (to_ == from_) to_ = from_ + 1;
+        const double margin = high_ > low_ ? 0.05 * (high_ - low_) : std::max(std::abs(low_) * 0.1, 1e-12);
+        low_ = low_ >= 0 ? std::max(0.0, low_ - margin) : low_ - margin;
+        high_ += margin;
+    }
+    double x(double step) const { return left + (step - from_) / (to_ - from_) * (right - left); }
+    double y(double value) const { return bottom - (value - low_) / (high_ - low_) * (bottom - top); }
+
+    std::string grid() const {
+        std::string text;
+        const std::vector<double> values = ticks(low_, high_, 5);
+        // Of a narrow range three digits are all the same.
+        const bool alike = values.size() > 1 && short_number(values[0]) == short_number(values[1]);
+        for (const double value : values)
+            text += line("grid", left, y(value), right, y(value)) +
+                    label(left - 6, y(value) + 4, "end", alike ? digits(value) : short_number(value));
+        for (const double step : ticks(from_, to_, 5))
+            text += label(x(step), bottom + 17, "middle", short_number(step));
+        return text;
+    }
+    std::string polyline(const Points& points, const char* kind) const {
+        std::string text = cat("<polyline class=\"", kind, "\" points=\"");
+        for (const auto& [step, value] : points) text += cat(fixed(x(step)), ",", fixed(y(value)), " ");
+        return text + "\"/>";
+    }
+    std::string attributes() const {
+        return cat(" data-left=\"", left, "\" data-right=\"", right, "\" data-from=\"", from_, "\" data-to=\"", to_,
+                   "\"");
+    }
+
+  private:
+    double from_ = INFINITY, to_ = -INFINITY, low_ = INFINITY, high_ = -INFINITY;
+};
+
+std::string data_of(const Points& points) {
+    Json list = Json::array();
+    for (const auto& [step, value] : points) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.6g", value);
+        list.push_back({static_cast<int64_t>(step), Json::parse(text)});
+    }
+    return list.dump();
+}
+
+Chart curve_of(const Run& run, const Curve& curve, const Points& all) {
+    const bool loss = curve.field == &StepRow::loss, memory = curve.field == &StepRow::memory_gib;
+    const bool noisy = !memory && curve.field != &StepRow::learning_rate && all.size() > 20;
+    const Points points = thinned(all, most_points), evals = loss ? eval_points(run) : Points{};
+    const double level = memory ? run.planned_gib : absent;
+    const Frame frame(points, evals, level);
+    Chart chart{curve.key,
+                cat(curve.title, *curve.unit ? cat(" (", curve.unit, ")") : ""),
+                frame.grid(),
+                cat(frame.attributes(), " data-points='", data_of(points), "'"),
+                {{"", cat("last ", short_number(points.back().second), noisy ? ", bold: smoothed" : "")}}};
+    if (noisy) {
+        chart.body += frame.polyline(points, "raw") + frame.polyline(thinned(smoothed(all), most_points), "main");
+    } else {
+        chart.body += frame.polyline(points, "main");
+    }
+    if (std::isfinite(level)) {
+        chart.body += line("plan", left, frame.y(level), right, frame.y(level));
+        chart.legend.push_back({"second", "plan"});
+    }
+    for (const auto& [step, value] : evals)
+        chart.body += cat("<circle class=\"eval\" cx=\"", fixed(frame.x(step)), "\" cy=\"", fixed(frame.y(value)),
+                          "\" r=\"3.5\"/>");
+    if (!evals.empty()) chart.legend.push_back({"second", "evaluation"});
+    chart.body += cat("<line class=\"cursor\" y1=\"", fixed(top), "\" y2=\"", fixed(bottom), "\"/>");
+    return chart;
+}
+
+Chart lengths_of(const std::vector<int64_t>& counts) {
+    std::size_t first = 0;
+    while (first < counts.size() && counts[first] == 0) ++first;
+    Chart chart{"row_tokens", "Tokens of a row", "", "", {{"", "rows of up to so many tokens, and above the half"}}};
+    const double most = static_cast<double>(*std::max_element(counts.begin(), counts.end()));
+    const double step = chart_width / static_cast<double>(counts.size() - first), widest_label = 36;
+    const auto labelled = static_cast<std::size_t>(std::ceil(widest_label / step));
+    for (std::size_t i = first; i < counts.size(); ++i) {
+        const double x = step * static_cast<double>(i - first);
+        const double tall = (bottom - top - 14) * static_cast<double>(counts[i]) / most;
+        chart.body += box("column", x + 2, bottom - tall, std::max(step - 4, 1.0), tall);
+        if ((i - first) % labelled != 0) continue;
+        chart.body += label(x + step / 2, bottom + 17, "middle",
+                            i < 14 ? std::to_string(1 << i) : cat(int64_t{1} << (i - 10), "k"));
+        if (counts[i] > 0)
+            chart.body +=
+                label(x + step / 2, bottom - tall - 4, "middle", short_number(static_cast<double>(counts[i])));
+    }
+    return chart;
+}
+
+std::string bytes_text(double bytes) {
+    constexpr double mib = 1 << 20;
+    char text[32];
+    if (bytes >= 1024 * mib) {
+        std::snprintf(text, sizeof text, "%.2f GiB", bytes / mib / 1024);
+    } else {
+        std::snprintf(text, sizeof text, "%.1f MiB", bytes / mib);
+    }
+    return text;
+}
+
+/// A line a group, the largest first; what does not fit is one line.
+Chart memory_of(const Run& run) {
+    constexpr std::size_t most_lines = 7;
+    auto groups = run.planned_groups;
+    std::stable_sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.second > b.second; });
+    double sum = 0;
+    for (const auto& [name, bytes] : groups) sum += static_cast<double>(bytes);
+    while (groups.size() > most_lines) {
+        const int64_t last = groups.back().second;
+        groups.pop_back();
+        if (groups.size() == most_lines) groups.back() = {"others", groups.back().second};
+        groups.back().second += last;
+    }
+    const double planned = run.planned_gib * (1 << 30);
+    Chart chart{"planned_memory", "Planned memory", "", "", {{"", cat("in all ", bytes_text(planned))}}};
+    if (sum > planned * 1.005)
+        chart.legend.back().text += cat("; ", bytes_text(sum - planned), " serve two purposes in turns");
+    const double most = static_cast<double>(groups.front().second), tall = chart_height / most_lines;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const auto& [name, bytes] = groups[i];
+        const double y = tall * static_cast<double>(i);
+        chart.body += label(0, y + 13, "start", name) +
+                      label(chart_width, y + 13, "end", bytes_text(static_cast<double>(bytes))) +
+                      box("rule", 0, y + 18, chart_width, 5) +
+                      box("column", 0, y + 18, chart_width * static_cast<double>(bytes) / most, 5);
+    }
+    return chart;
+}
+
+}  // namespace
+
+std::string escaped(const std::string& text) {
+    std::string result;
+    for (const char letter : repair_utf8(text)) {
+        switch (letter) {
+            case '&':
+                result += "&amp;";
+                break;
+            case '<':
+                result += "&lt;";
+                break;
+            case '>':
+                result += "&gt;";
+                break;
+            case '"':
+                result += "&quot;";
+                break;
+            default:
+                result += letter;
+        }
+    }
+    return result;
+}
+
+std::vector<Chart> charts_of(const Run& run) {
+    std::vector<Chart> charts;
+    for (const Curve& curve : curves())
+        if (const Points points = points_of(run, curve.field); !points.empty())
+            charts.push_back(curve_of(run, curve, points));
+    if (std::any_of(run.row_tokens.begin(), run.row_tokens.end(), [](int64_t count) { return count > 0; }))
+        charts.push_back(lengths_of(run.row_tokens));
+    if (!run.planned_groups.empty() && std::isfinite(run.planned_gib)) charts.push_back(memory_of(run));
+    return charts;
+}
+
+}  // namespace unsloth::report

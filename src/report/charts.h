@@ -1,0 +1,32 @@
+// A run's drawings as SVG, in the classes that chart_style colours.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "unsloth/report/run.h"
+
+namespace unsloth::report {
+
+inline constexpr double chart_width = 360, chart_height = 200;
+
+struct LegendPart {
+    const char* key;  ///< "", or "line" or "second": the class of a mark before the text
+    std::string text;
+};
+
+struct Chart {
+    std::string id, title;
+    std::string body;        ///< elements within chart_width × chart_height
+    std::string attributes;  ///< of the element that holds them: what the page's script reads
+    std::vector<LegendPart> legend;
+};
+
+/// Curves in their order, then the lengths of the rows and the plan of the memory; what a run has nothing of is left
+/// out.
+std::vector<Chart> charts_of(const Run& run);
+
+/// Text as it may stand in HTML and XML.
+std::string escaped(const std::string& text);
+
+}  // namespace unsloth::report

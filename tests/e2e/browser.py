@@ -1,0 +1,121 @@
+"""A headless Chromium, spoken to in its DevTools protocol over a pipe: standard library only."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+
+CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+PHONE, DESKTOP = (390, 844), (1280, 900)
+PATIENCE_S = 60
+
+
+class Browser:
+    """One page at a time: `open` it, then ask with `evaluate`. What it fetched and complained of is kept of the last page."""
+
+    def __enter__(self):
+        self.profile = tempfile.TemporaryDirectory(prefix="unsloth-browser-", ignore_cleanup_errors=True)
+        ours, theirs = [], []
+        for _ in range(2):
+            read, write = os.pipe()
+            ours.append([read, write])
+        (their_read, self.write), (self.read, their_write) = ours
+        # High numbers, so that 3 and 4, which it reads and writes, clobber neither.
+        theirs = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in (their_read, their_write)]
+        self.process = subprocess.Popen(
+            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+            + ["--no-first-run", "--remote-debugging-pipe", "--user-data-dir=" + self.profile.name, "about:blank"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            close_fds=False,
+            preexec_fn=lambda: (os.dup2(theirs[0], 3), os.dup2(theirs[1], 4)),
+            env=dict(os.environ, HOME=self.profile.name),
+        )
+        for fd in (their_read, their_write, *theirs):
+            os.close(fd)
+        self.number, self.buffer, self.events, self.session = 0, b"", [], None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(domain + ".enable")
+        return self
+
+    def __exit__(self, *_):
+        os.close(self.write)  # it ends with its pipe
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.read)
+        self.profile.cleanup()
+
+    def message(self, until):
+        while b"\0" not in self.buffer:
+            ready, _, _ = select.select([self.read], [], [], max(0, until - time.monotonic()))
+            block = os.read(self.read, 1 << 20) if ready else b""
+            if not block:
+                raise AssertionError(
+                    "the browser went away" if ready else f"the browser said nothing for {PATIENCE_S} s"
+                )
+            self.buffer += block
+        text, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(text)
+
+    def call(self, method, **parameters):
+        self.number += 1
+        request = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            request["sessionId"] = self.session
+        data = json.dumps(request).encode() + b"\0"
+        while data:
+            data = data[os.write(self.write, data) :]
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            answer = self.message(until)
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise AssertionError(f"{method}: {answer['error']}")
+                return answer["result"]
+            self.events.append(answer)
+
+    def open(self, url, size=DESKTOP, scheme="light", scale=1):
+        width, height = size
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.events = []
+        self.call("Page.navigate", url=url)
+        until = time.monotonic() + PATIENCE_S
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.message(until))
+
+    def fetched(self):
+        return [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+
+    def complaints(self):
+        self.evaluate("0")  # what came before is read
+        return [e["params"] for e in self.events if e["method"] in ("Runtime.exceptionThrown", "Log.entryAdded")]
+
+    def evaluate(self, expression):
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"])
+        return answer["result"].get("value")
+
+    def screenshot(self, path):
+        """The whole page, as a PNG."""
+        picture = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(picture))
