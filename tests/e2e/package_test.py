@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 from hub_server import Hub, Repository
@@ -75,6 +76,10 @@ class Descriptions(EndToEnd):
 class Package(EndToEnd):
     def setUp(self):
         super().setUp()
+        # Beside the build, so that LibTorch's libraries are linked, not copied.
+        holder = tempfile.TemporaryDirectory(prefix="package-test-", dir=BUILD)
+        self.addCleanup(holder.cleanup)
+        self.folder = pathlib.Path(holder.name)
         made = subprocess.run(
             ["scripts/package.sh", "--build", BUILD, "--folder", self.folder / "dist"],
             cwd=SOURCE,
