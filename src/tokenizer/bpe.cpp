@@ -31,6 +31,7 @@ Bpe::Bpe(const BpeSpec& spec)
       merges_(spec.merges.size()) {
     index_tokens(spec);
     if (spec.byte_fallback) byte_ids_ = spec.fallback_ids();
+    all_bytes_ = !byte_ids_.empty() && std::find(byte_ids_.begin(), byte_ids_.end(), -1) == byte_ids_.end();
     cached_ = reads_bytes_;
     for (std::size_t byte = 0; byte < 256; ++byte) cached_ = cached_ && characters_[byte] >= 0;
     uint32_t rank = 0;
@@ -71,8 +72,7 @@ Bpe::Unit Bpe::unit_at(std::string_view word, std::size_t at) const {
 /// That holds as long as merges work on characters (not on unknown tokens or bytes of the fallback) and no
 /// character is dropped.
 void Bpe::index_segments(const BpeSpec& spec) {
-    const bool all_bytes = !byte_ids_.empty() && std::ranges::find(byte_ids_, -1) == byte_ids_.end();
-    if (ignore_merges_ || !(all_bytes || (byte_ids_.empty() && unknown_))) return;
+    if (byte_ids_.empty() ? !unknown_ : !all_bytes_) return;
     std::unordered_set<int32_t> no_characters(byte_ids_.begin(), byte_ids_.end());
     if (unknown_) no_characters.insert(*unknown_);
     std::vector<const std::string*> text_of(token_length_.size());
@@ -94,7 +94,7 @@ void Bpe::index_segments(const BpeSpec& spec) {
     pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
     neighbours_ = MergeTable(pairs.size());
     for (const auto& [left, right] : pairs) neighbours_.insert(pair_of(left, right), {0, left});
-    segmented_ = true;
+    segmented_ = cached_ = true;
 }
 
 /// False, with nothing added, where a byte has no token.
@@ -128,9 +128,9 @@ void Bpe::first_symbols(std::string_view word, std::vector<Symbol>& symbols) con
     write_unknown();
 }
 
-/// A word, or a segment of one. `cached`: in the calling thread, which knows no lengths but those of the tokens' texts.
-void Bpe::encode_part(std::string_view part, bool cached, const TokenSink& out) const {
-    CachedWord* entry = cached ? cache_.entry(part) : nullptr;
+/// A word, or a segment of one. Results come from a cache of the calling thread where possible.
+void Bpe::encode_part(std::string_view part, const TokenSink& out) const {
+    CachedWord* entry = cached_ ? cache_.entry(part) : nullptr;
     if (entry && cache_.holds(*entry, part)) {
         for (std::size_t i = 0; i < WordCache::tokens(*entry); ++i)
             out.put(entry->ids[i], token_length_[static_cast<std::size_t>(entry->ids[i])]);
@@ -141,7 +141,7 @@ void Bpe::encode_part(std::string_view part, bool cached, const TokenSink& out) 
     std::vector<Symbol> own;
     std::vector<Symbol>& symbols = part.size() > longest_kept ? own : kept;
     symbols.clear();
-    const int32_t whole = ignore_merges_ ? words_.find(part) : -1;
+    const int32_t whole = ignore_merges_ && !segmented_ ? words_.find(part) : -1;
     if (whole >= 0) {
         symbols.push_back({whole, static_cast<uint32_t>(part.size())});
     } else {
@@ -152,12 +152,31 @@ void Bpe::encode_part(std::string_view part, bool cached, const TokenSink& out) 
     if (entry) cache_.store(*entry, part, symbols);
 }
 
-/// Cut where two characters stand side by side in no token; a run of characters that are none is one part.
+/// A run of characters that are not in the vocabulary.
+void Bpe::encode_unknown(std::string_view characters, const TokenSink& out) const {
+    if (all_bytes_) {
+        for (const char c : characters) out.put(byte_ids_[static_cast<uint8_t>(c)], 1);
+        return;
+    }
+    if (fuse_unknown_) return out.put(*unknown_, static_cast<uint32_t>(characters.size()));
+    for (std::size_t at = 0; at < characters.size();) {
+        const uint32_t size = unit_at(characters, at).size;
+        out.put(*unknown_, size);
+        at += size;
+    }
+}
+
 void Bpe::encode_segments(std::string_view word, const TokenSink& out) const {
     std::size_t begin = 0;
     int32_t before = -1;
     const auto flush = [&](std::size_t end) {
-        if (begin < end) encode_part(word.substr(begin, end - begin), before >= 0, out);
+        if (begin == end) return;
+        const std::string_view part = word.substr(begin, end - begin);
+        if (before >= 0) {
+            encode_part(part, out);
+        } else {
+            encode_unknown(part, out);
+        }
         begin = end;
     };
     for (std::size_t at = 0; at < word.size();) {
@@ -173,7 +192,10 @@ void Bpe::encode_segments(std::string_view word, const TokenSink& out) const {
 }
 
 void Bpe::encode(std::string_view word, const TokenSink& out) const {
-    segmented_ ? encode_segments(word, out) : encode_part(word, cached_, out);
+    if (!segmented_) return encode_part(word, out);
+    const int32_t whole = ignore_merges_ ? words_.find(word) : -1;
+    if (whole >= 0) return out.put(whole, static_cast<uint32_t>(word.size()));
+    encode_segments(word, out);
 }
 
 }  // namespace unsloth::tokenizer

@@ -71,7 +71,8 @@ class Bpe {
     bool spell_as_bytes(std::string_view character, std::vector<Symbol>& symbols) const;
     void first_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
     void encode_segments(std::string_view word, const TokenSink& out) const;
-    void encode_part(std::string_view part, bool cached, const TokenSink& out) const;
+    void encode_part(std::string_view part, const TokenSink& out) const;
+    void encode_unknown(std::string_view characters, const TokenSink& out) const;
 
     bool reads_bytes_;
     std::optional<int32_t> unknown_;
@@ -81,7 +82,8 @@ class Bpe {
     std::vector<uint32_t> token_length_;
     std::vector<int32_t> characters_;  ///< ids of single characters, or bytes; -1: none
     std::vector<int32_t> byte_ids_;    ///< of <0x00> to <0xFF>; empty without byte fallback
-    bool cached_ = false;              ///< words are: their tokens cover them, and depend on their text alone
+    bool all_bytes_ = false;           ///< each of them is there, or each byte of a vocabulary of bytes
+    bool cached_ = false;              ///< a part's tokens depend on its text alone and cover it
     bool segmented_ = false;           ///< words may be cut where no token reaches across
     MergeTable merges_;
     MergeTable neighbours_;  ///< pairs of characters that stand side by side in some token (rank 0)

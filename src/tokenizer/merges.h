@@ -15,7 +15,7 @@ struct Symbol {
     uint32_t length;
 };
 
-/// Merges until no pair is left that may be, in O(n log n) steps.
+/// Merges until no pair is left that may be; time is close to linear in the number of symbols.
 void merge_symbols(const MergeTable& table, std::vector<Symbol>& symbols);
 
 }  // namespace unsloth::tokenizer
