@@ -128,8 +128,8 @@ constexpr const char *llama3 = "llama3_small", *qwen = "qwen_small", *llama2 = "
                      *letters = "thequickbrownfox";
 
 const Case cases[] = {
-    {"Prose", llama3, "", Expect::taken, [] { return as_text(repeated(prose, 12 * mb)); }},
-    {"ProseSentencePiece", llama2, "", Expect::taken, [] { return as_text(repeated(prose, 12 * mb)); }},
+    {"Prose", llama3, "", Expect::taken, [] { return as_text(repeated(prose, 6 * mb)); }},
+    {"ProseSentencePiece", llama2, "", Expect::taken, [] { return as_text(repeated(prose, 6 * mb)); }},
     {"Conversation", llama3, "", Expect::taken, [] { return as_turns(repeated(prose, 2 * mb)); }},
     {"LongWord", llama3, "", Expect::either, [] { return as_text(repeated(letters, 10 * mb)); }},
     {"LongWordSentencePiece", llama2, "", Expect::either, [] { return as_text(repeated(letters, 10 * mb)); }},
