@@ -6,7 +6,10 @@ namespace {
 
 Json number_schema(const char* type, const Range& range) {
     Json schema = {{"type", type}};
-    const auto bound = [](double value) { return static_cast<int64_t>(value); };  // all bounds of the table are whole
+    const auto bound = [](double value) {  // whole ones are written so
+        const auto whole = static_cast<int64_t>(value);
+        return static_cast<double>(whole) == value ? Json(whole) : Json(value);
+    };
     if (range.minimum) schema[range.exclusive_minimum ? "exclusiveMinimum" : "minimum"] = bound(*range.minimum);
     if (range.maximum) schema[range.exclusive_maximum ? "exclusiveMaximum" : "maximum"] = bound(*range.maximum);
     return schema;

@@ -19,7 +19,18 @@ struct Example {
 
 // Values that the schema alone cannot find, because other options have a say.
 const std::map<std::string, Example>& special_examples() {
+    const Json dpo = {{"training", {{"objective", "dpo"}}}}, kto = {{"training", {{"objective", "kto"}}}};
     static const std::map<std::string, Example> examples = {
+        {"preference.loss_type", {"ipo", dpo}},
+        {"preference.beta", {0.375, dpo}},
+        {"preference.reference", {"initial", dpo}},
+        {"preference.reference_free", {true, dpo}},
+        {"preference.label_smoothing", {0.375, dpo}},
+        {"preference.simpo_gamma",
+         {0.75, {{"training", {{"objective", "dpo"}}}, {"preference", {{"loss_type", "simpo"}}}}}},
+        {"preference.rpo_alpha", {0.375, dpo}},
+        {"preference.desirable_weight", {0.375, kto}},
+        {"preference.undesirable_weight", {0.375, kto}},
         {"lora.target_modules", {Json::array({"v_proj", "q_proj"})}},
         {"lora.rank_pattern", {{{"layers.1.*q_proj", 4}, {"a", 8}}}},
         {"lora.alpha_pattern", {{{"z", 0.5}, {"a", 8}}}},
@@ -36,6 +47,8 @@ const std::map<std::string, Example>& special_examples() {
         {"model.device_map", {{{"model.layers.0-15", 0}, {"model", "cpu"}}}},
         {"model.max_memory", {{{"0", "12GiB"}, {"cpu", "64GiB"}}}},
         {"data.columns", {{{"instruction", "question"}}}},
+        {"logging.metrics_port", {9090, {{"training", {{"report_to", Json::array({"prometheus"})}}}}}},
+        {"data.eval_files", {{{"law", "law.jsonl"}}}},
         {"hardware.device", {"cuda:3"}}};
     return examples;
 }

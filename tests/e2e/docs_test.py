@@ -101,7 +101,7 @@ class Pages(EndToEnd):
         text = (SOURCE / "docs" / "first-day.md").read_text()
         (config,) = re.findall(r"`first.json`:\s+```json\n(.*?)```", text, re.DOTALL)
         (self.place / "first.json").write_text(config)
-        self.run_page("docs/first-day.md", 8)
+        self.run_page("docs/first-day.md", 7)
         for name in ("out/first/report.html", "out/first/adapter_model.safetensors", "out/first.gguf"):
             self.assertTrue((self.place / name).exists(), name)
 

@@ -28,7 +28,7 @@ TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
     model::LoadRequest request;
     request.device = train::choose_device("cuda");
     request.dtype = at::kBFloat16;
-    request.lora.emplace();
+    request.lora.emplace().target_modules = {"q_proj", "down_proj"};
     request.trains = true;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 16;
     request.sizes.segments = 1;
