@@ -72,7 +72,7 @@ std::string bash_script() {
                commands_list.substr(1), R"sh( help"
     for ((i = 1; i < COMP_CWORD; i++)); do
         word=${COMP_WORDS[i]}
-        [ "$word" = launch ] && continue  # its ranks' command follows
+        [ "$word" = launch ] && { command=launch; continue; }  # its ranks' command may follow
         case " $commands " in *" $word "*) command=$word; break ;; esac
     done
     [ "$command ${COMP_WORDS[i+1]-}" = "data augment" ] && command=data_augment
@@ -162,7 +162,7 @@ std::string completion_script(const std::string& shell) {
 std::string man_page() {
     std::string text =
         cat(".TH UNSLOTH\\-TRAIN 1 \"\" \"unsloth\\-train ", version, "\"\n",
-            ".SH NAME\nunsloth\\-train \\- fine\\-tune language models of the Llama family with (Q)LoRA\n",
+            ".ad l\n.SH NAME\nunsloth\\-train \\- fine\\-tune language models of the Llama family with (Q)LoRA\n",
             ".SH SYNOPSIS\n");
     for (const CommandInfo& command : commands())
         text += cat(".B unsloth\\-train ", roff(command.name), "\n", roff(command.usage), "\n.br\n");
