@@ -80,6 +80,7 @@ class TokenisedRows(EndToEnd):
                 "checkpoint-4",
                 "metrics.jsonl",
                 "run_config.json",
+                "run_facts.json",
                 "trainer_state.json",
             ],
         )

@@ -51,7 +51,7 @@ TEST(RandomModel, HasTheDeviationOfTransformersInBothForms) {
             spec::convert_to_f32(spec::DType::bf16, checkpoint.at(name).data.data(),
                                  static_cast<int64_t>(values.size()), values.data());
         const Moments found = moments(values);
-        EXPECT_NEAR(found.mean, 0, nf4 ? 2e-3 : 1e-4);  // NF4's levels have a mean of 0.02 of their scale
+        EXPECT_NEAR(found.mean, 0, 1e-4);
         EXPECT_NEAR(found.deviation, 0.02, 5e-4);
     }
 }

@@ -20,9 +20,8 @@ struct RandomModel {
 
 /// Shards, index and config.json in `folder`, which exists. Norms are 1, biases 0, matrices normal with transformers'
 /// standard deviation of 0.02. Of NF4 matrices the codes are drawn, not quantised: NF4's sixteen levels are about
-/// equally likely for normal values (Dettmers et al., "QLoRA", 2023), so uniform bytes are such a matrix, at the rate
-/// of the disk. Every value is named by (seed, tensor, element): the files do not depend on the number of threads.
-/// Returns the bytes of all tensors. Errors as write_model's.
+/// equally likely for normal values (Dettmers et al., "QLoRA", 2023). Every value is named by (seed, tensor, element):
+/// the files do not depend on the number of threads. Returns the bytes of all tensors. Errors as write_model's.
 std::size_t write_random_model(const RandomModel& model, const std::filesystem::path& folder);
 
 }  // namespace unsloth::formats
