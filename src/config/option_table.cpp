@@ -427,6 +427,16 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .synonym("wandb", Json::array({"wandb"}))
         .on_resume(OnResume::free);
     options
+        .add(
+            "sample_prompts", training.sample_prompts,
+            "Prompts, as `generate --file` reads them, that every evaluation answers into samples.jsonl in output_dir, "
+            "always with the likeliest token; the run's page shows them.")
+        .path("FILE")
+        .on_resume(OnResume::free);
+    options.add("sample_max_new_tokens", training.sample_max_new_tokens, "Most tokens of such an answer.")
+        .at_least(1)
+        .on_resume(OnResume::free);
+    options
         .add("resume_from_checkpoint", training.resume_from_checkpoint,
              "auto: go on from output_dir's newest whole checkpoint, or start when there is none; true: go on, there "
              "must be one; or a "
@@ -443,6 +453,14 @@ void declare_optimizer(OptionSet& options, TrainingOptions& training) {
     options.add("max_grad_norm", training.max_grad_norm, "Clip the gradients' global norm to this; 0: no clipping.")
         .at_least(0)
         .suggested_for({"grad_clip", "clip_grad", "gradient_clip", "gradient_clipping"})
+        .on_resume(OnResume::told);
+    options
+        .add("skip_on_spike", training.skip_on_spike,
+             "Skip the update of a step whose loss or gradient norm is more than so many standard deviations above the "
+             "mean of the last 128 steps (6 is usual; from the 33rd step on); 0: never.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .suggested_for({"skip_spikes"})
         .on_resume(OnResume::told);
     options
         .add_choice("optim", training.optim,
@@ -575,6 +593,8 @@ void declare_logging(OptionSet& options, LoggingOptions& logging) {
              "Folder of TensorBoard's event files; relative paths lie in output_dir.")
         .path("DIR")
         .alias("training", "logging_dir");
+    options.add("layer_norms", logging.layer_norms,
+                "Rows of metrics have the norm of each layer's gradient too (grad_norm/layers.0, …), before clipping.");
     options
         .add("metrics_port", logging.metrics_port,
              "Port of http://metrics_address:PORT/metrics for Prometheus, on rank 0; 0: none, or 9400 where "

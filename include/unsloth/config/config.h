@@ -139,6 +139,7 @@ struct TrainingOptions {
     double warmup_ratio = 0.0;
     double weight_decay = 0.01;
     double max_grad_norm = 1.0;
+    double skip_on_spike = 0;  ///< standard deviations above the mean of the steps before; 0: no step is skipped
     Optimizer optim = Optimizer::adamw_8bit;
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.999;
@@ -156,7 +157,9 @@ struct TrainingOptions {
     double save_grace_seconds = 25;
     bool overwrite_output_dir = false;
     int64_t logging_steps = 1;
-    std::vector<std::string> report_to;                 ///< of tensorboard, prometheus, html
+    std::vector<std::string> report_to;         ///< of tensorboard, prometheus, html
+    std::optional<std::string> sample_prompts;  ///< file of prompts that evaluations answer
+    int64_t sample_max_new_tokens = 64;
     std::optional<std::string> resume_from_checkpoint;  ///< "auto", "true" or a folder; "false" counts as none
 };
 
@@ -187,6 +190,7 @@ struct LoggingOptions {
     std::string metrics_file = "metrics.jsonl";   ///< relative to output_dir; empty: none
     std::string tensorboard_dir = "tensorboard";  ///< relative to output_dir
     ProgressStyle progress = ProgressStyle::automatic;
+    bool layer_norms = false;  ///< of the gradients, in the rows of metrics
     int64_t metrics_port = 0;  ///< of the endpoint for Prometheus; 0: none
     std::string metrics_address = "127.0.0.1";
     std::string profile;  ///< Chrome trace of one step; empty: none
