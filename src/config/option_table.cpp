@@ -103,6 +103,9 @@ void declare_lora(OptionSet& options, LoraOptions& lora) {
         .below(1)
         .suggested_for({"dropout"});
     options.add("use_rslora", lora.use_rslora, "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r.");
+    options.add("use_dora", lora.use_dora,
+                "DoRA: each output of an adapted projection gets a trained magnitude, and base and adapter together "
+                "give the direction alone.");
     options.add("target_modules", lora.target_modules, "Projections that get an adapter.")
         .one_of(projection_list())
         .synonym("all-linear", projection_list())
@@ -507,6 +510,10 @@ void declare_preference(OptionSet& options, PreferenceOptions& preference) {
                     "start. Its log-probabilities are made once, before the first step.")
         .on_resume(OnResume::fixed);
     options.add("reference_free", preference.reference_free, "dpo without a reference, as if it preferred nothing.");
+    options
+        .add("cache_reference", preference.cache_reference,
+             "Keep the reference's log-probabilities in data.cache_dir, by rows and base, for the next run.")
+        .on_resume(OnResume::free);
     options
         .add("label_smoothing", preference.label_smoothing,
              "Share of pairs whose answers are taken for mixed up (loss_type sigmoid, robust, simpo).")

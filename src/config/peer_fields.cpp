@@ -38,7 +38,6 @@ void add_lora_fields(PeerRows& rows) {
         .only({"init_lora_weights"}, {true, nullptr}, "A is drawn uniformly and B is 0, as PEFT does for true")
         .only({"exclude_modules", "layers_pattern", "target_parameters", "trainable_token_indices"}, off,
               "lora.target_modules and lora.layers_to_transform say what is trained")
-        .only({"use_dora"}, off, "DoRA is not there yet; lora.use_rslora is a LoRA with another scale")
         .only({"use_qalora", "use_bdlora", "velora_config", "monteclora_config", "kasa_config", "arrow_config",
                "alora_invocation_tokens", "layer_replication", "lora_ga_config", "eva_config", "corda_config"},
               off, "this variant of LoRA is not there")

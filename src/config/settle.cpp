@@ -54,6 +54,7 @@ void settle_full_training(LoadedConfig& loaded, Problems& problems) {
         {"lora.lora_alpha", lora.lora_alpha != defaults.lora_alpha},
         {"lora.lora_dropout", lora.lora_dropout != defaults.lora_dropout},
         {"lora.use_rslora", lora.use_rslora != defaults.use_rslora},
+        {"lora.use_dora", lora.use_dora != defaults.use_dora},
         {"lora.loraplus_lr_ratio", lora.loraplus_lr_ratio != 0},
         {"lora.loraplus_lr_embedding", lora.loraplus_lr_embedding.has_value()}};
     for (const auto& [option, differs] : numbers)

@@ -143,7 +143,7 @@ TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
 TEST(OptionTable, NamesReachTheirFields) {
     const config::Config config = load_text(R"({
       "model": {"path": "m", "load_in_4bit": false, "dtype": "float16", "compute_dtype": "fp8", "adapter_name_or_path": "a", "max_seq_length": 11},
-      "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true,
+      "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true, "use_dora": true,
                "target_modules": ["o_proj"], "modules_to_save": ["lm_head"], "rank_pattern": {"b": 2, "a": 1},
                "alpha_pattern": {"c": 1.5}, "layers_to_transform": [4, 2]},
       "data": {"train_file": "t", "val_size": 0.125, "format": "messages", "template": "chatml", "train_on_prompt": true,
@@ -167,6 +167,7 @@ TEST(OptionTable, NamesReachTheirFields) {
     EXPECT_EQ(config.lora.lora_alpha, 5.5);
     EXPECT_EQ(config.lora.lora_dropout, 0.25);
     EXPECT_TRUE(config.lora.use_rslora);
+    EXPECT_TRUE(config.lora.use_dora);
     EXPECT_EQ(config.lora.target_modules, std::vector<std::string>{"o_proj"});
     EXPECT_EQ(config.lora.modules_to_save, std::vector<std::string>{"lm_head"});
     const std::vector<std::pair<std::string, int64_t>> ranks = {{"b", 2}, {"a", 1}};  // in the file's order

@@ -79,6 +79,7 @@ struct LoraOptions {
     double lora_alpha = 16;
     double lora_dropout = 0.0;
     bool use_rslora = false;
+    bool use_dora = false;
     std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                                "gate_proj", "up_proj", "down_proj"};
     std::vector<std::string> modules_to_save;
@@ -166,6 +167,7 @@ struct TrainingOptions {
 struct PreferenceOptions {
     Reference reference = Reference::base;
     bool reference_free = false;
+    bool cache_reference = true;  ///< its log-probabilities, in data.cache_dir
     PreferenceLoss loss_type = PreferenceLoss::sigmoid;
     double beta = 0.1;
     double label_smoothing = 0;

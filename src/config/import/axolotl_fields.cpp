@@ -121,7 +121,7 @@ void add_adapter(PeerRows& rows) {
         .means("lora_modules_to_save", "lora.modules_to_save", {}, {nullptr})
         .means("peft_layers_to_transform", "lora.layers_to_transform", {}, {nullptr})
         .means("peft_use_rslora", "lora.use_rslora", {}, {nullptr})
-        .only({"peft_use_dora"}, nothing, "DoRA is not there yet; lora.use_rslora is a LoRA with another scale")
+        .means("peft_use_dora", "lora.use_dora", {}, {nullptr})
         .only({"peft_init_lora_weights"}, {nullptr, true}, "A is drawn uniformly and B is 0, as PEFT does for true")
         .only({"lora_fan_in_fan_out", "peft_ensure_weight_tying"}, nothing, "adapters are plain linear layers, untied")
         .only(

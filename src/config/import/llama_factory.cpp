@@ -89,7 +89,7 @@ void add_finetuning(PeerRows& rows) {
     rows.means("lora_rank", "lora.r", {}, {nullptr})
         .means("lora_dropout", "lora.lora_dropout", {}, {nullptr})
         .means("use_rslora", "lora.use_rslora", {}, {nullptr})
-        .only({"use_dora"}, off, "DoRA is not there yet; lora.use_rslora is a LoRA with another scale")
+        .means("use_dora", "lora.use_dora", {}, {nullptr})
         .only({"pissa_init", "pissa_convert"}, off, "A is drawn uniformly and B is 0")
         .any({"pissa_iter"}, "it serves pissa_init")
         .only({"create_new_adapter"}, off, "merge the first adapter (unsloth-train merge), and train on the result")
