@@ -10,9 +10,6 @@
 
 namespace unsloth::objective {
 
-/// The sum of log p over each of a batch's segments; `losses`: -log p of its targets, fp32 on the CPU.
-std::vector<double> sequence_log_probs(const data::Batch& batch, const at::Tensor& losses);
-
 /// Empty: zeros, as if the reference were sure of everything.
 class References {
   public:
@@ -20,7 +17,7 @@ class References {
     /// For rows with ids below `rows`.
     explicit References(int64_t rows);
     bool empty() const { return !values_.defined(); }
-    /// Keeps a batch's sequences, two a row, with -log p of its targets under the reference.
+    /// Keeps a batch's sequences, two a row; `losses`: -log p of its targets under the reference, fp32 on the CPU.
     void set(const data::Batch& batch, const at::Tensor& losses);
     /// Of a batch's segments, in order.
     std::vector<float> of(const data::Batch& batch) const;
