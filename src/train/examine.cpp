@@ -13,6 +13,7 @@
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/quant.h"
 #include "unsloth/ops/swiglu.h"
+#include "unsloth/train/run_record.h"
 #include "unsloth/train/session.h"
 
 #ifdef UNSLOTH_CUDA
@@ -28,10 +29,6 @@ constexpr int64_t tokens = 192, columns = 256, outputs = 320, heads = 4, kv_head
 constexpr double eps = 1e-5;
 /// Relative difference (by norms) that rounding to 8 bits of mantissa explains, with room.
 constexpr double bound_of_rounding = 8e-3;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Not finite counts as wrong, whatever the bound.
 double relative_difference(const at::Tensor& found, const at::Tensor& expected) {
@@ -185,17 +182,6 @@ void ask_peers(config::DeviceReport& report, int device, int count) {
 }
 #endif
 
-int cuda_devices() {
-    int count = 0;
-#ifdef UNSLOTH_CUDA
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        (void)cudaGetLastError();
-        count = 0;
-    }
-#endif
-    return count;
-}
-
 config::DeviceReport examine(at::Device device, int count, double seconds) {
     config::DeviceReport report;
     try {
@@ -222,7 +208,7 @@ config::DeviceReport examine(at::Device device, int count, double seconds) {
 }  // namespace
 
 std::vector<config::DeviceReport> examine_devices(double seconds) {
-    const int count = cuda_devices();
+    const int count = gpu_count();
     if (count == 0) return {examine(at::kCPU, 0, seconds)};
     std::vector<config::DeviceReport> reports;
     for (int i = 0; i < count; ++i) reports.push_back(examine(choose_device(cat("cuda:", i)), count, seconds));

@@ -25,17 +25,6 @@ namespace {
 
 constexpr int64_t head_chunk_bytes = 256 << 20;  // of logits at a time: large enough for full-rate products
 
-int gpu_count() {
-    int count = 0;
-#ifdef UNSLOTH_CUDA
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        (void)cudaGetLastError();  // no driver: not an error of ours
-        count = 0;
-    }
-#endif
-    return count;
-}
-
 /// A lora option that the user gave must say what the adapter folder says.
 void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraSpec& asked,
                            const spec::LoraSpec& adapter) {
@@ -60,6 +49,17 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
 }
 
 }  // namespace
+
+int gpu_count() {
+    int count = 0;
+#ifdef UNSLOTH_CUDA
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        (void)cudaGetLastError();  // no driver: not an error of ours
+        count = 0;
+    }
+#endif
+    return count;
+}
 
 at::Device choose_device(const std::string& option, int local_rank) {
     if (option == "cpu") return at::kCPU;

@@ -19,6 +19,8 @@ namespace unsloth::train {
 /// the process's number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are
 /// launched.
 at::Device choose_device(const std::string& option, int local_rank = 0);
+/// Of CUDA, that this process sees; 0 without a driver.
+int gpu_count();
 /// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
 std::string describe_device(at::Device device);
 /// "0000:17:00.0", as NVML takes it; empty for the CPU.
