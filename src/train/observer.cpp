@@ -30,6 +30,14 @@ nlohmann::ordered_json number(std::optional<double> value) {
     return value && std::isfinite(*value) ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
 }
 
+/// Of an evaluation, beside eval_loss, as rows name them.
+objective::Figures further_values(const EvalReport& r) {
+    objective::Figures values;
+    for (const auto& [name, value] : r.figures) values.emplace_back("eval_" + name, value);
+    for (const auto& [name, loss] : r.losses) values.emplace_back(cat("eval_", name, "_loss"), loss);
+    return values;
+}
+
 class MetricsFile final : public report::RowSink {
   public:
     MetricsFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
@@ -106,8 +114,7 @@ class Rows final : public Observer {
     void on_eval(const EvalReport& r) override {
         nlohmann::ordered_json row{
             {"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}};
-        for (const auto& [name, value] : r.figures) row["eval_" + name] = number(value);
-        for (const auto& [name, loss] : r.losses) row[cat("eval_", name, "_loss")] = number(loss);
+        for (const auto& [name, value] : further_values(r)) row[name] = number(value);
         write(row);
     }
     // Without the keys by which readers know the other rows: step, loss, eval_loss.
@@ -299,8 +306,8 @@ void HistoryObserver::on_step(const StepReport& r) {
 
 void HistoryObserver::on_eval(const EvalReport& r) {
     formats::TrainerLogRow row{r.step, r.epoch, {{"eval_loss", r.loss}}};
-    for (const auto& [name, value] : r.figures) row.values.emplace("eval_" + name, value);
-    for (const auto& [name, loss] : r.losses) row.values[cat("eval_", name, "_loss")] = loss;
+    const objective::Figures more = further_values(r);
+    row.values.insert(more.begin(), more.end());
     rows.push_back(std::move(row));
 }
 
