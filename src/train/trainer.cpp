@@ -41,6 +41,13 @@ std::string count_text(int64_t count) {
     return text;
 }
 
+/// The plan must hold these batches, too; their tokens are within the limits already.
+void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
+    limits.segments = std::max(limits.segments, other.segments);
+    limits.longest = std::max(limits.longest, other.longest);
+    limits.labels = std::max(limits.labels, other.labels);
+}
+
 report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
     std::map<std::string, int64_t> groups;
     std::vector<const memory::Plan*> parts = {&plan.resident(), &plan.step()};
@@ -170,10 +177,7 @@ void Trainer::make_plan() {
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
         evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, environment_, group_.get());
-        const data::BatchLimits eval_limits = evaluator_->limits();
-        limits.segments = std::max(limits.segments, eval_limits.segments);
-        limits.longest = std::max(limits.longest, eval_limits.longest);
-        limits.labels = std::max(limits.labels, eval_limits.labels);
+        widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
     model::ActivationSizes& sizes = request.sizes;
@@ -199,10 +203,7 @@ void Trainer::plan_references(data::BatchLimits& limits) {
     const int64_t first = resume_ ? resume_->state.progress.step : 0;
     reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(first, total_steps_)), limits.tokens,
                             environment_.rank, environment_.world_size);
-    const data::BatchLimits own = reference_rows_->limits();
-    limits.segments = std::max(limits.segments, own.segments);
-    limits.longest = std::max(limits.longest, own.longest);
-    limits.labels = std::max(limits.labels, own.labels);
+    widen(limits, reference_rows_->limits());
 }
 
 /// Before the first step, and before a checkpoint's values replace those that the run began with.
