@@ -91,6 +91,21 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(const ColumnSums p) {
     if (threadIdx.x == 0 && summed < p.columns) p.sums[summed] += total;
 }
 
+/// body(k, u) for each of a token's channels column + k, k < N: u in [0, 1) is Philox's draw of it.
+template <int N, class Body>
+__device__ void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset, uint32_t site,
+                              int64_t column, const Body& body) {
+    constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator serves
+#pragma unroll
+    for (int base = 0; base < N; base += draws) {
+        const auto channel = static_cast<uint32_t>(column) + base;
+        const PhiloxWords random = philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row),
+                                              static_cast<uint32_t>(offset), site, channel / 4);
+#pragma unroll
+        for (int k = 0; k < draws; ++k) body(base + k, unit_float(random.w[(channel + k) % 4]));
+    }
+}
+
 template <class T, int N>
 struct DropoutOperation {
     const T* x;
@@ -114,23 +129,13 @@ struct DropoutOperation {
         return state;
     }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
-        constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator serves
-        const uint32_t site = dropout_site(scalars->epoch, layer, projection);
         Pack<T, N> result;
-#pragma unroll
-        for (int base = 0; base < N; base += draws) {
-            const auto channel = static_cast<uint32_t>(column) + base;
-            const PhiloxWords random =
-                philox4x32(scalars->seed_lo, scalars->seed_hi, static_cast<uint32_t>(row_id[row]),
-                           static_cast<uint32_t>(offset[row]), site, channel / 4);
-#pragma unroll
-            for (int k = 0; k < draws; ++k) {
-                const bool keep = unit_float(random.w[(channel + k) % 4]) >= probability;
-                float value = keep ? to_float(in.x.v[base + k]) * scale : 0.f;
-                if (accumulate) value += to_float(in.out.v[base + k]);
-                result.v[base + k] = from_float<T>(value);
-            }
-        }
+        for_each_draw<N>(*scalars, row_id[row], offset[row], dropout_site(scalars->epoch, layer, projection), column,
+                         [&](int k, float u) {
+                             float value = u >= probability ? to_float(in.x.v[k]) * scale : 0.f;
+                             if (accumulate) value += to_float(in.out.v[k]);
+                             result.v[k] = from_float<T>(value);
+                         });
         store_pack(out + row * out_stride + column, result);
     }
 };
@@ -147,21 +152,10 @@ struct NoiseOperation {
     using State = Pack<T, N>;
     __device__ State load(uint32_t row, int64_t column) const { return load_pack<N>(x + row * stride + column); }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
-        constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator serves
-        const uint32_t site = noise_site(scalars->epoch);
         Pack<T, N> result;
-#pragma unroll
-        for (int base = 0; base < N; base += draws) {
-            const auto channel = static_cast<uint32_t>(column) + base;
-            const PhiloxWords random =
-                philox4x32(scalars->seed_lo, scalars->seed_hi, static_cast<uint32_t>(row_id[row]),
-                           static_cast<uint32_t>(offset[row]), site, channel / 4);
-#pragma unroll
-            for (int k = 0; k < draws; ++k) {
-                const float u = 2.f * unit_float(random.w[(channel + k) % 4]) - 1.f;
-                result.v[base + k] = from_float<T>(to_float(in.v[base + k]) + magnitude[row] * u);
-            }
-        }
+        for_each_draw<N>(*scalars, row_id[row], offset[row], noise_site(scalars->epoch), column, [&](int k, float u) {
+            result.v[k] = from_float<T>(to_float(in.v[k]) + magnitude[row] * (2.f * u - 1.f));
+        });
         store_pack(x + row * stride + column, result);
     }
 };

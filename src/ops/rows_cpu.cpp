@@ -21,6 +21,17 @@ const int32_t* pointer(const at::Tensor& index) {
     return index.defined() ? index.const_data_ptr<int32_t>() : nullptr;
 }
 
+/// body(channel, u) for each of a token's channels: u in [0, 1) is Philox's draw of it.
+template <class Body>
+void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset, uint32_t site, int64_t columns,
+                   const Body& body) {
+    for (int64_t first = 0; first < columns; first += 4) {
+        const PhiloxWords random = philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row),
+                                              static_cast<uint32_t>(offset), site, static_cast<uint32_t>(first / 4));
+        for (int64_t c = first; c < std::min(first + 4, columns); ++c) body(c, unit_float(random.w[c - first]));
+    }
+}
+
 }  // namespace
 
 void copy_rows(const at::Tensor& source, const at::Tensor& source_index, const at::Tensor& out,
@@ -96,14 +107,8 @@ void dropout(const spec::StepScalars& scalars, const at::Tensor& x, const at::Te
         std::vector<float> x_scratch(size), out_scratch(size), result(size);
         for (int64_t t = begin; t < end; ++t) {
             const float* values = x_rows.read(t, x_scratch.data());
-            for (int64_t first = 0; first < columns; first += 4) {
-                const PhiloxWords random =
-                    philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row_T[t]),
-                               static_cast<uint32_t>(offset_T[t]), site, static_cast<uint32_t>(first / 4));
-                for (int64_t c = first; c < std::min(first + 4, columns); ++c) {
-                    result[c] = unit_float(random.w[c - first]) >= probability ? values[c] * scale : 0.f;
-                }
-            }
+            for_each_draw(scalars, row_T[t], offset_T[t], site, columns,
+                          [&](int64_t c, float u) { result[c] = u >= probability ? values[c] * scale : 0.f; });
             if (accumulate) {
                 const float* before = out_rows.read(t, out_scratch.data());
                 for (int64_t c = 0; c < columns; ++c) result[c] += before[c];
@@ -126,13 +131,8 @@ void add_noise(const spec::StepScalars& scalars, const at::Tensor& x, const at::
         std::vector<float> scratch(size), result(size);
         for (int64_t t = begin; t < end; ++t) {
             const float* values = x_rows.read(t, scratch.data());
-            for (int64_t first = 0; first < columns; first += 4) {
-                const PhiloxWords random =
-                    philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row_T[t]),
-                               static_cast<uint32_t>(offset_T[t]), site, static_cast<uint32_t>(first / 4));
-                for (int64_t c = first; c < std::min(first + 4, columns); ++c)
-                    result[c] = values[c] + magnitude_T[t] * (2.f * unit_float(random.w[c - first]) - 1.f);
-            }
+            for_each_draw(scalars, row_T[t], offset_T[t], site, columns,
+                          [&](int64_t c, float u) { result[c] = values[c] + magnitude_T[t] * (2.f * u - 1.f); });
             x_rows.write(t, result.data());
         }
     });
