@@ -176,6 +176,7 @@ void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int
 }
 
 std::string describe_places(const model::ModelPlan& plan) {
+    if (!lie_elsewhere(plan.request().run)) return "";
     const std::vector<spec::LayerPlan>& layers = plan.request().run.layers;
     const char* const names[] = {"on the device", "in host memory", "on the disk"};
     std::string text;
@@ -185,7 +186,7 @@ std::string describe_places(const model::ModelPlan& plan) {
         text += cat(text.empty() ? "" : ", ", "layers ", first, " to ", i - 1, " ",
                     names[static_cast<int>(layers[first].weights_at)]);
     }
-    return lie_elsewhere(plan.request().run) ? text : "";
+    return text;
 }
 
 std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option) {
