@@ -10,7 +10,7 @@
 #include "app/launch/outcome.h"
 #include "app/launch/pinning.h"
 #include "app/machine/limits.h"
-#include "tests/app/support.h"
+#include "common/files.h"
 
 namespace unsloth::app {
 namespace {
@@ -78,13 +78,14 @@ TEST(RankEnvironment, FreePortsAreNoPrivilegedOnes) {
 
 // --- pins ---
 
-void write_gpu(const FakeRoot& root, const std::string& pci, const std::string& node, const std::string& cpus) {
+void write_gpu(const test::ScratchFolder& root, const std::string& pci, const std::string& node,
+               const std::string& cpus) {
     root.write("sys/bus/pci/devices/" + pci + "/numa_node", node + "\n");
     root.write("sys/bus/pci/devices/" + pci + "/local_cpulist", cpus + "\n");
 }
 
 TEST(Pin, TakesTheNodesCpusWithinTheMask) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     root.write("sys/devices/system/node/online", "0-1\n");
     write_gpu(root, "0000:17:00.0", "1", "4-7,12-15");
     const Pin pin = plan_pin("0000:17:00.0", {0, 1, 2, 3, 4, 5, 12}, root.path());
@@ -94,7 +95,7 @@ TEST(Pin, TakesTheNodesCpusWithinTheMask) {
 }
 
 TEST(Pin, LeavesWhatIsNotClear) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     write_gpu(root, "0000:17:00.0", "1", "4-7");
     write_gpu(root, "0000:18:00.0", "-1", "0-7");
     const CpuList all{0, 1, 2, 3, 4, 5, 6, 7};

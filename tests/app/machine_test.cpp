@@ -3,7 +3,7 @@
 #include "app/machine/gpus.h"
 #include "app/machine/limits.h"
 #include "app/machine/nvml.h"
-#include "tests/app/support.h"
+#include "common/files.h"
 
 namespace unsloth::app {
 namespace {
@@ -28,7 +28,7 @@ TEST(CpuList, WritesTheShortestForm) {
 }
 
 TEST(Cgroup, Version2TakesTheTightestOnTheWay) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     root.write("proc/self/cgroup", "0::/slice/job\n");
     root.write("sys/fs/cgroup/slice/job/cpu.max", "max 100000\n");
     root.write("sys/fs/cgroup/slice/cpu.max", "250000 100000\n");
@@ -42,14 +42,14 @@ TEST(Cgroup, Version2TakesTheTightestOnTheWay) {
 }
 
 TEST(Cgroup, InAContainerTheMountIsTheGroup) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     root.write("proc/self/cgroup", "0::/../../kubepods/pod1\n");
     root.write("sys/fs/cgroup/cpu.max", "50000 100000\n");
     EXPECT_EQ(cgroup_limits(root.path()).cpus, 0.5);
 }
 
 TEST(Cgroup, Version1) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     root.write("proc/self/cgroup", "9:memory:/docker/x\n4:cpu,cpuacct:/docker/x\n");
     root.write("sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "400000\n");
     root.write("sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n");
@@ -62,7 +62,7 @@ TEST(Cgroup, Version1) {
 }
 
 TEST(Cgroup, AvailableMemoryIsTheLesserOfTheMachinesAndTheGroups) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     root.write("proc/meminfo", "MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");
     EXPECT_EQ(available_memory(root.path()), 1000 * 1024);
     root.write("proc/self/cgroup", "0::/job\n");
@@ -76,7 +76,7 @@ TEST(Cgroup, AvailableMemoryIsTheLesserOfTheMachinesAndTheGroups) {
 }
 
 TEST(Cgroup, NothingThereIsNoLimit) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     EXPECT_EQ(cgroup_limits(root.path()).cpus, std::nullopt);
     EXPECT_EQ(cgroup_limits(root.path()).memory, std::nullopt);
 }
@@ -88,7 +88,7 @@ TEST(Machine, ThisProcessHasCpus) {
 }
 
 TEST(Gpus, FromTheKernelModulesFolder) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     EXPECT_TRUE(find_gpus(root.path()).gpus.empty());
     root.write("proc/driver/nvidia/gpus/0000:ad:00.0/information",
                "Model: \t\t NVIDIA H200\nIRQ:   \t\t 90\nGPU UUID: \t GPU-b\nBus Location: \t 0000:ad:00.0\n");
@@ -103,7 +103,7 @@ TEST(Gpus, FromTheKernelModulesFolder) {
 }
 
 TEST(Gpus, FromDeviceNodes) {
-    const FakeRoot root;
+    const test::ScratchFolder root;
     for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"})
         root.write(std::string("dev/") + name, "");
     const GpuInventory found = find_gpus(root.path());

@@ -1,5 +1,6 @@
 // The commands: which one is meant, what it carries, and what is missing.
 #include "unsloth/config/command_line.h"
+#include "common/files.h"
 
 #include <fstream>
 #include <regex>
@@ -28,7 +29,7 @@ TEST(CommandLine, TrainIsTheDefaultWhenAnOptionComesFirst) {
 }
 
 TEST(CommandLine, TheFileIsReadBeforeTheFlagsWhereverItStands) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const auto file =
         folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t"}, "lora": {"r": 8},
                                                   "logging": {"level": "error"}})");
@@ -39,7 +40,7 @@ TEST(CommandLine, TheFileIsReadBeforeTheFlagsWhereverItStands) {
 }
 
 TEST(CommandLine, AFileOfJsonNeedsNoFlag) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const std::string file = folder.write("run.json", R"({"model": {"path": "m"}, "data": {"train_file": "t"}})");
     for (const std::vector<std::string>& arguments :
          {std::vector<std::string>{file, "--r", "4"}, {"train", file, "--r", "4"}, {"--r", "4", file}}) {
@@ -293,7 +294,7 @@ TEST(CommandLine, EveryOptionAndCommandStandsInTheHelp) {
 }
 
 TEST(Version, IsTheBuildSystems) {
-    std::ifstream file(UNSLOTH_SOURCE_DIR "/CMakeLists.txt");
+    std::ifstream file(test::source_folder() / "CMakeLists.txt");
     std::stringstream text;
     text << file.rdbuf();
     const std::string content = text.str();

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "common/files.h"
 #include "unsloth/config/load.h"
 
 namespace unsloth::config {
@@ -10,8 +11,7 @@ namespace {
 
 TEST(CommittedConfigs, Load) {
     int loaded = 0;
-    for (const auto& entry :
-         std::filesystem::directory_iterator(std::filesystem::path(UNSLOTH_SOURCE_DIR) / "configs" / "llama-8b")) {
+    for (const auto& entry : std::filesystem::directory_iterator(test::source_folder() / "configs/llama-8b")) {
         if (entry.path().extension() != ".json") continue;
         SCOPED_TRACE(entry.path().filename());
         const LoadedConfig config = load_config(entry.path(), {});

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "common/files.h"
 #include "tests/config/support.h"
 #include "unsloth/core/version.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path built_executable = fs::path(UNSLOTH_BINARY_DIR) / "unsloth-train";
+const fs::path built_executable = test::binary_folder() / "unsloth-train";
 constexpr const char* base_library = "libunsloth_base.so";
 
 struct Outcome {
@@ -29,7 +30,7 @@ std::string read_text(const fs::path& path) {
 }
 
 Outcome run(const fs::path& executable, const std::string& arguments) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const fs::path out = folder.path() / "out", err = folder.path() / "err";
     const std::string command =
         executable.string() + " " + arguments + " </dev/null >" + out.string() + " 2>" + err.string();
@@ -92,13 +93,13 @@ class ExecutableAlone : public Executable {
         Executable::SetUp();
         if (IsSkipped()) return;
         fs::copy_file(built_executable, executable());
-        fs::copy_file(fs::path(UNSLOTH_BINARY_DIR) / base_library, folder_.path() / base_library);
+        fs::copy_file(test::binary_folder() / base_library, folder_.path() / base_library);
     }
     fs::path executable() const { return folder_.path() / "unsloth-train"; }
     fs::path engine() const { return folder_.path() / "libunsloth_engine.so"; }
     Outcome train(const std::string& more) const { return run(executable(), "--path m --train_file t " + more); }
 
-    const TemporaryFolder folder_;
+    const ScratchFolder folder_;
 };
 
 TEST_F(ExecutableAlone, WithoutItsEngineItStillConfiguresAndSaysWhatIsMissing) {
@@ -123,17 +124,17 @@ class ExecutableWithEngine : public ExecutableAlone {
     void SetUp() override {
         ExecutableAlone::SetUp();
         if (IsSkipped()) return;
-        static const TemporaryFolder built;
+        static const ScratchFolder built;
         static const bool compiles = compile(built.path() / "engine.so", "");
         if (!compiles) GTEST_SKIP() << "no C++ compiler called c++ here";
         fs::copy_file(built.path() / "engine.so", engine());
     }
 
     static bool compile(const fs::path& target, const std::string& more) {
-        const std::string source = UNSLOTH_SOURCE_DIR "/tests/config/fake_engine/engine.cpp";
-        const std::string command = "c++ -std=c++20 -shared -fPIC -I" UNSLOTH_SOURCE_DIR "/include " + source + " -o " +
-                                    target.string() + " -L" UNSLOTH_BINARY_DIR " -lunsloth_base " + more +
-                                    " 2>/dev/null";
+        const std::string source = (test::source_folder() / "tests/config/fake_engine/engine.cpp").string();
+        const std::string command = "c++ -std=c++20 -shared -fPIC -I" + (test::source_folder() / "include ").string() +
+                                    source + " -o " + target.string() + " -L" + test::binary_folder().string() +
+                                    " -lunsloth_base " + more + " 2>/dev/null";
         return std::system(command.c_str()) == 0;
     }
 };

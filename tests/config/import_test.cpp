@@ -1,6 +1,7 @@
 // import-config: what becomes of the fields of axolotl, LLaMA-Factory, TRL and Unsloth.
 // tests/golden/options/imports.json lists all of pinned releases.
 #include "unsloth/config/import.h"
+#include "common/files.h"
 
 #include <algorithm>
 #include <map>
@@ -17,7 +18,7 @@ const std::map<std::string, config::PeerProgram> programs = {{"axolotl", config:
 
 config::ImportedConfig import_text(const std::string& content,
                                    config::PeerProgram program = config::PeerProgram::automatic) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     return config::import_config(folder.write("theirs.yaml", content), program);
 }
 config::LoadedConfig loaded(const config::ImportedConfig& imported) {
@@ -31,7 +32,7 @@ std::string all(const std::vector<std::string>& lines) {
 
 const Json& pinned() {
     static const Json parts = [] {
-        std::ifstream file(UNSLOTH_SOURCE_DIR "/tests/golden/options/imports.json");
+        std::ifstream file(test::golden("options/imports.json"));
         return Json::parse(file);
     }();
     return parts;
@@ -229,7 +230,7 @@ TEST(Import, AxolotlWithoutAnAdapterTrainsAllWeights) {
 }
 
 TEST(Import, LlamaFactory) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     std::filesystem::create_directory(folder.path() / "sets");
     folder.write("sets/dataset_info.json", R"({
         "one": {"file_name": "one.json"},
@@ -343,7 +344,7 @@ TEST(Import, UnslothAsJson) {
 // Configurations that these projects publish: what is not carried over is said, field by field, and nothing else is
 // lost.
 TEST(Import, PublishedConfigurations) {
-    std::ifstream file(UNSLOTH_SOURCE_DIR "/tests/golden/options/published.json");
+    std::ifstream file(test::golden("options/published.json"));
     const Json published = Json::parse(file);
     EXPECT_GE(published.size(), 30u);
     for (const Json& one : published) {

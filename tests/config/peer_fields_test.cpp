@@ -1,6 +1,7 @@
 // Fields of transformers, TRL and PEFT: each of a pinned list (tests/golden/options) is taken, mapped or refused by
 // name.
 #include "config/peer_fields.h"
+#include "common/files.h"
 
 #include <set>
 
@@ -12,7 +13,7 @@ namespace {
 
 const Json& pinned_classes() {
     static const Json classes = [] {
-        std::ifstream file(UNSLOTH_SOURCE_DIR "/tests/golden/options/fields.json");
+        std::ifstream file(test::golden("options/fields.json"));
         return Json::parse(file);
     }();
     return classes;

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/files.h"
 #include "tests/config/support.h"
 
 namespace unsloth::testing {
@@ -173,7 +174,7 @@ TEST(Schema, AgreesWithTheReaderOnSingleOptions) {
 }
 
 TEST(Docs, OptionsPageIsUpToDate) {
-    std::ifstream file(UNSLOTH_SOURCE_DIR "/docs/options.md");
+    std::ifstream file(test::source_folder() / "docs/options.md");
     std::stringstream committed;
     committed << file.rdbuf();
     EXPECT_EQ(committed.str(), config::options_markdown())

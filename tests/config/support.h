@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/files.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 
@@ -17,34 +17,11 @@ namespace unsloth::testing {
 
 using Json = nlohmann::ordered_json;
 
-/// A folder of its own for one test, removed with it.
-class TemporaryFolder {
-  public:
-    TemporaryFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "unsloth_config_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = name;
-    }
-    ~TemporaryFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-    const std::filesystem::path& path() const { return path_; }
-    std::filesystem::path write(const std::string& name, const std::string& content) const {
-        std::ofstream(path_ / name) << content;
-        return path_ / name;
-    }
-
-  private:
-    std::filesystem::path path_;
-};
+using test::ScratchFolder;
 
 /// load_config over a file with this content.
 inline config::LoadedConfig load_text(const std::string& content, const std::vector<std::string>& flags = {}) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     return config::load_config(folder.write("run.json", content), flags);
 }
 

@@ -60,7 +60,7 @@ TEST(Yaml, AliasesThatWouldFillTheMemoryAreRefused) {
 }
 
 TEST(Yaml, IsAConfigurationLikeJson) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const config::LoadedConfig loaded =
         config::load_config(folder.write("run.yml",
                                          "model: {path: m}\ntraining:\n  learning_rate: 1e-4\n  save_strategy: no\n"

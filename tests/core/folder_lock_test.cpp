@@ -1,4 +1,5 @@
 #include "unsloth/core/folder_lock.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -12,8 +13,8 @@ namespace unsloth {
 namespace {
 
 TEST(FolderLock, OneHolderAndNothingLeft) {
-    const std::filesystem::path folder = std::filesystem::temp_directory_path() / cat("folder_lock_", ::getpid());
-    std::filesystem::create_directories(folder);
+    const test::ScratchFolder scratch;
+    const std::filesystem::path& folder = scratch.path();
     {
         const FolderLock lock(folder);
         // Another process: locks of one process's own descriptors exclude each other too, but that is not what is

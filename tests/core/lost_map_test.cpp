@@ -1,4 +1,5 @@
 #include "unsloth/core/lost_map.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -20,12 +21,7 @@ namespace fs = std::filesystem;
 
 class LostMap : public testing::Test {
   protected:
-    LostMap() : root_(fs::temp_directory_path() / cat("unsloth-lost-", ::getpid())) {
-        fs::remove_all(root_);
-        fs::create_directories(root_);
-        std::ofstream(file()) << std::string(std::size_t{1} << 20, 'x');
-    }
-    ~LostMap() override { fs::remove_all(root_); }
+    LostMap() { std::ofstream(file()) << std::string(std::size_t{1} << 20, 'x'); }
     fs::path file() const { return root_ / "model\x1b.safetensors"; }
 
     struct End {
@@ -55,7 +51,8 @@ class LostMap : public testing::Test {
         return total;
     }
 
-    fs::path root_;
+    test::ScratchFolder scratch_;
+    const fs::path& root_ = scratch_.path();
 };
 
 TEST_F(LostMap, NamesTheFileAndRemovesWhatWasTemporary) {

@@ -1,4 +1,5 @@
 #include "unsloth/core/open_file.h"
+#include "common/files.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -20,15 +21,8 @@ namespace fs = std::filesystem;
 
 class OpenFile : public testing::Test {
   protected:
-    OpenFile() : root_(fs::temp_directory_path() / cat("unsloth-open-", ::getpid())) {
-        fs::remove_all(root_);
-        fs::create_directories(root_);
-        std::ofstream(root_ / "precious") << "content";
-    }
-    ~OpenFile() override {
-        EXPECT_EQ(read_file(root_ / "precious"), "content");
-        fs::remove_all(root_);
-    }
+    OpenFile() { std::ofstream(root_ / "precious") << "content"; }
+    ~OpenFile() override { EXPECT_EQ(read_file(root_ / "precious"), "content"); }
     void make_socket(const fs::path& path) {
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
@@ -48,7 +42,8 @@ class OpenFile : public testing::Test {
         }
     }
 
-    fs::path root_;
+    test::ScratchFolder scratch_;
+    const fs::path& root_ = scratch_.path();
     Descriptor socket_;
 };
 

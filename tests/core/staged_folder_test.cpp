@@ -1,4 +1,5 @@
 #include "unsloth/core/staged_folder.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -18,17 +19,13 @@ namespace fs = std::filesystem;
 
 class Staged : public testing::Test {
   protected:
-    Staged() : root_(fs::temp_directory_path() / cat("unsloth-staged-", ::getpid())) {
-        fs::remove_all(root_);
-        fs::create_directories(root_);
-    }
-    ~Staged() override { fs::remove_all(root_); }
     static void write(const fs::path& path) { std::ofstream(path) << "content"; }
     std::size_t entries() const {
         return static_cast<std::size_t>(std::distance(fs::directory_iterator(root_), fs::directory_iterator()));
     }
 
-    fs::path root_;
+    test::ScratchFolder scratch_;
+    const fs::path& root_ = scratch_.path();
 };
 
 TEST_F(Staged, AppearsWithCommitAlone) {

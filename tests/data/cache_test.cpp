@@ -128,7 +128,7 @@ TEST(Cache, WhateverChangesTheRowsChangesTheFile) {
 
 // What fuzzing begins with must be a file that is read, or the target sees refusals alone.
 TEST(Cache, TheSeedOfTheFuzzTargetIsAccepted) {
-    const auto rows = open_cache_file(fs::path(UNSLOTH_SOURCE_DIR) / "tests/fuzz/corpus/row_cache/three.rows");
+    const auto rows = open_cache_file(test::source_folder() / "tests/fuzz/corpus/row_cache/three.rows");
     ASSERT_TRUE(rows.has_value());
     EXPECT_EQ(rows->store->rows(), 3);
     EXPECT_EQ(rows->store->sample(0).ids, (std::vector<int32_t>{1, 2, 3, 4}));

@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 class Parquet : public testing::Test {
   protected:
     void SetUp() override {
-        if (!std::filesystem::exists(std::filesystem::path(UNSLOTH_BINARY_DIR) / "libunsloth_parquet.so"))
+        if (!std::filesystem::exists(test::binary_folder() / "libunsloth_parquet.so"))
             GTEST_SKIP() << "built without Arrow";
     }
 };

@@ -15,7 +15,7 @@ using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 /// The example's tokenizer: byte-level, it adds <|begin|>.
 const tokenizer::Tokenizer& tokenizer() {
     static const tokenizer::Tokenizer loaded =
-        tokenizer::Tokenizer::load(std::filesystem::path(UNSLOTH_SOURCE_DIR) / "examples/legal/base");
+        tokenizer::Tokenizer::load(test::source_folder() / "examples/legal/base");
     return loaded;
 }
 

@@ -2,39 +2,21 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/dataset.h"
 
 namespace unsloth::toy {
 
-class Folder {
-  public:
-    Folder() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "unsloth-data-XXXXXX").string();
-        path_ = ::mkdtemp(pattern.data());
-    }
-    ~Folder() { std::filesystem::remove_all(path_); }
-    const std::filesystem::path& path() const { return path_; }
-    std::filesystem::path write(const std::string& name, const std::string& content) const {
-        std::ofstream(path_ / name, std::ios::binary) << content;
-        return path_ / name;
-    }
+using Folder = test::ScratchFolder;
 
-  private:
-    std::filesystem::path path_;
-};
-
-/// The source folder's golden files.
-inline std::filesystem::path golden(const std::string& name) {
-    return std::filesystem::path(UNSLOTH_SOURCE_DIR) / "tests/golden" / name;
-}
+using test::golden;
 
 constexpr int32_t bos = 1, eos = 2, first_byte = 3;  // byte b has id b + 3
 constexpr int64_t vocabulary = 259;

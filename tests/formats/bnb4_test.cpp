@@ -55,9 +55,9 @@ TEST(Sha256, KnowsTheStandardsExample) {
 }
 
 TEST(Bnb4, DequantisesEveryKindBitForBit) {
-    expect_hashes(golden("small_llama/nf4_dq"), golden("small_llama/nf4_dq.linears.json"));
+    expect_hashes(golden("formats/small_llama/nf4_dq"), golden("formats/small_llama/nf4_dq.linears.json"));
     for (const char* const kind : {"nf4", "fp4", "nf4_dq_bf16_storage"})
-        expect_hashes(golden(cat("reduced/", kind)), golden(cat("reduced/", kind, ".linears.json")));
+        expect_hashes(golden(cat("formats/reduced/", kind)), golden(cat("formats/reduced/", kind, ".linears.json")));
 }
 
 TEST(Bnb4, DequantisesTheWholeSharedCollection) {
@@ -77,7 +77,7 @@ TEST(Bnb4, DequantisesTheWholeSharedCollection) {
 }
 
 TEST(Bnb4, ReadsWhatTheStateSays) {
-    const Checkpoint checkpoint = Checkpoint::open(golden("small_llama/nf4_dq").string());
+    const Checkpoint checkpoint = Checkpoint::open(golden("formats/small_llama/nf4_dq").string());
     const auto weight = find_quant4(checkpoint, "model.layers.0.mlp.down_proj.weight");
     ASSERT_TRUE(weight);
     EXPECT_EQ(weight->type, Quant4Type::nf4);
@@ -85,7 +85,7 @@ TEST(Bnb4, ReadsWhatTheStateSays) {
     EXPECT_TRUE(weight->view.nested());
     EXPECT_EQ(weight->stored_bytes(), 13824U + 432 + 8 + 1024 + 64 + 169);
     EXPECT_EQ(find_quant4(checkpoint, "lm_head.weight"), std::nullopt);
-    const Checkpoint fp4 = Checkpoint::open(golden("reduced/fp4").string());
+    const Checkpoint fp4 = Checkpoint::open(golden("formats/reduced/fp4").string());
     EXPECT_EQ(find_quant4(fp4, "model.layers.0.self_attn.k_proj.weight")->type, Quant4Type::fp4);
     EXPECT_FALSE(find_quant4(fp4, "model.layers.0.self_attn.k_proj.weight")->view.nested());
 }
@@ -144,9 +144,9 @@ TEST(Bnb4, FollowsTheFormulaElementByElement) {
 
 /// The bounds of the golden files' README: packed codes exact, absmax codes within 1, the two scales to 1e-6.
 TEST(QuantizeNf4, AgreesWithBitsandbytes) {
-    const SafetensorsFile originals(golden("reduced/bf16/model.safetensors"));
-    const Checkpoint checkpoint = Checkpoint::open(golden("small_llama/nf4_dq").string());
-    const auto hashes = golden_json("small_llama/nf4_dq.linears.json");
+    const SafetensorsFile originals(golden("formats/reduced/bf16/model.safetensors"));
+    const Checkpoint checkpoint = Checkpoint::open(golden("formats/small_llama/nf4_dq").string());
+    const auto hashes = golden_json("formats/small_llama/nf4_dq.linears.json");
     ASSERT_EQ(originals.tensors().size(), 2U);
     for (const TensorView& original : originals.tensors()) {
         SCOPED_TRACE(original.name);

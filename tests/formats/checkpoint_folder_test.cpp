@@ -1,8 +1,7 @@
 #include "unsloth/formats/checkpoint_folder.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
-
-#include <unistd.h>
 
 #include <fstream>
 #include <functional>
@@ -18,12 +17,6 @@ namespace fs = std::filesystem;
 
 class CheckpointFolderTest : public ::testing::Test {
   protected:
-    void SetUp() override {
-        folder = fs::temp_directory_path() / cat("checkpoint_folder_", ::getpid(), "_",
-                                                 ::testing::UnitTest::GetInstance()->current_test_info()->name());
-        fs::create_directories(folder);
-    }
-    void TearDown() override { fs::remove_all(folder); }
     fs::path write(int64_t step, const std::string& content = "tensors") const {
         CheckpointWriter writer(folder, step);
         write_file_atomically(writer.folder() / "a.bin", content);
@@ -36,7 +29,8 @@ class CheckpointFolderTest : public ::testing::Test {
         for (const CheckpointFolder& c : list_checkpoints(folder)) found.push_back(c.step);
         return found;
     }
-    fs::path folder;
+    test::ScratchFolder scratch;
+    const fs::path& folder = scratch.path();
 };
 
 TEST_F(CheckpointFolderTest, IsThereWhollyOrNotAtAll) {

@@ -40,8 +40,8 @@ const nlohmann::json right_map = {
 
 TEST(Checkpoint, OpensAFolderAndAFile) {
     for (const char* const place : {"small_llama/nf4_dq", "small_llama/nf4_dq/model.safetensors"}) {
-        const Checkpoint checkpoint = Checkpoint::open(golden(place).string());
-        EXPECT_EQ(checkpoint.folder(), golden("small_llama/nf4_dq"));
+        const Checkpoint checkpoint = Checkpoint::open(golden(cat("formats/", place)).string());
+        EXPECT_EQ(checkpoint.folder(), golden("formats/small_llama/nf4_dq"));
         EXPECT_EQ(checkpoint.names().size(), 7U + 14 * 6);
         EXPECT_EQ(checkpoint.at("model.norm.weight").shape, std::vector<int64_t>{128});
         EXPECT_EQ(checkpoint.find("nothing"), nullptr);

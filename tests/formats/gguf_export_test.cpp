@@ -153,7 +153,7 @@ TEST_F(GgufExport, DoesNotDependOnTheNumberOfThreads) {
 }
 
 TEST_F(GgufExport, WritesSixteenBitsAndFourAlike) {
-    const WeightFile nf4 = WeightFile::open(golden("small_llama/nf4_dq").string());
+    const WeightFile nf4 = WeightFile::open(golden("formats/small_llama/nf4_dq").string());
     const spec::Vocabulary vocabulary = small_vocabulary();
     export_model_gguf(nf4, vocabulary, out_, f32_);
     const GgufFile file(out_);
@@ -257,10 +257,10 @@ void compare_scales(const fs::path& adapter_folder, const spec::ModelSpec& spec,
 }
 
 TEST_F(GgufExport, KeepsAnAdaptersScales) {
-    const spec::ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
-    compare_scales(golden("adapters/patterns"), spec, folder_ / "patterns.gguf", true);
-    fs::copy(golden("adapters/patterns"), folder_ / "rslora");
-    auto config = golden_json("adapters/patterns/adapter_config.json");
+    const spec::ModelSpec spec = read_model_spec(golden("formats/small_llama/nf4_dq"));
+    compare_scales(golden("formats/adapters/patterns"), spec, folder_ / "patterns.gguf", true);
+    fs::copy(golden("formats/adapters/patterns"), folder_ / "rslora");
+    auto config = golden_json("formats/adapters/patterns/adapter_config.json");
     config["use_rslora"] = true;
     config["alpha_pattern"] = nlohmann::json::object();
     write_text(folder_ / "rslora/adapter_config.json", config.dump());
@@ -268,8 +268,8 @@ TEST_F(GgufExport, KeepsAnAdaptersScales) {
 }
 
 TEST_F(GgufExport, RefusesAdaptersInFourBits) {
-    const spec::ModelSpec spec = read_model_spec(golden("small_llama/nf4_dq"));
-    const Adapter adapter = read_adapter(golden("adapters/patterns"), spec);
+    const spec::ModelSpec spec = read_model_spec(golden("formats/small_llama/nf4_dq"));
+    const Adapter adapter = read_adapter(golden("formats/adapters/patterns"), spec);
     expect_error(ErrorKind::usage, {"f32, f16, bf16 or q8_0", "Merge"},
                  [&] { export_adapter_gguf(adapter, spec, out_, {GgufFileType::q4_0, "name"}); });
 }

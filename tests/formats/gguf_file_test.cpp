@@ -10,7 +10,7 @@ namespace {
 
 using namespace test;
 
-const char* const foreign_file = UNSLOTH_SOURCE_DIR "/tests/golden/gguf/every_type.gguf";
+const std::string foreign_file = golden("gguf/every_type.gguf").string();
 
 std::vector<std::byte> bytes_of(const std::vector<float>& values) {
     std::vector<std::byte> bytes(values.size() * sizeof(float));

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/files.h"
 #include "formats/support.h"
 #include "unsloth/formats/ggml_types.h"
 
@@ -12,7 +13,7 @@ namespace {
 using namespace test;
 
 const SafetensorsFile& golden_quants() {
-    static const SafetensorsFile file(UNSLOTH_SOURCE_DIR "/tests/golden/gguf/quants.safetensors");
+    static const SafetensorsFile file(golden("gguf/quants.safetensors"));
     return file;
 }
 

@@ -12,7 +12,7 @@ spec::ModelSpec parse(const json& config) {
     return parse_model_spec(config.dump(), "config.json");
 }
 json config_of(const std::string& name) {
-    return golden_json("configs/" + name + ".json");
+    return golden_json("formats/configs/" + name + ".json");
 }
 spec::ModelSpec golden_spec(const std::string& name) {
     return parse(config_of(name));
@@ -214,7 +214,7 @@ TEST(HfConfig, ReadsAListOfEndTokens) {
 }
 
 TEST(HfConfig, ReadsTheQuantisation) {
-    const auto config = read_quantization_config(golden("small_llama/nf4_dq"));
+    const auto config = read_quantization_config(golden("formats/small_llama/nf4_dq"));
     ASSERT_TRUE(config);
     EXPECT_TRUE(config->load_in_4bit && config->bnb_4bit_use_double_quant && !config->load_in_8bit);
     EXPECT_EQ(config->bnb_4bit_quant_type, "nf4");

@@ -17,7 +17,7 @@ bool has_problem(const Inspection& inspection, const std::string& words) {
 }
 
 TEST(Inspect, DescribesAQuantisedModel) {
-    const Inspection inspection = inspect_path(golden("small_llama/nf4_dq").string());
+    const Inspection inspection = inspect_path(golden("formats/small_llama/nf4_dq").string());
     EXPECT_TRUE(inspection.ok()) << inspection.problems.front();
     EXPECT_EQ(inspection.kind, "model");
     EXPECT_EQ(inspection.kinds, (std::map<std::string, int64_t>{{"BF16", 7}, {"nf4", 14}}));
@@ -36,22 +36,22 @@ TEST(Inspect, DescribesAQuantisedModel) {
 }
 
 TEST(Inspect, DescribesAnAdapter) {
-    const Inspection inspection = inspect_path(golden("adapters/patterns").string());
+    const Inspection inspection = inspect_path(golden("formats/adapters/patterns").string());
     EXPECT_TRUE(inspection.ok());
     EXPECT_EQ(inspection.kind, "adapter");
     EXPECT_EQ(inspection.adapter.at("r"), "4");
     EXPECT_EQ(inspection.tensors.size(), 14U);
     EXPECT_NE(inspect_text(inspection).find("base_model_name_or_path: small_llama/nf4_dq"), std::string::npos);
-    const Inspection dora = inspect_path(golden("adapters/dora").string());
+    const Inspection dora = inspect_path(golden("formats/adapters/dora").string());
     EXPECT_TRUE(has_problem(dora, "use_dora"));
     EXPECT_TRUE(has_problem(dora, "adapter_model.safetensors"));
 }
 
 TEST(Inspect, ChecksAnAdapterAgainstItsBase) {
     const ScratchFolder folder;
-    fs::copy(golden("adapters/patterns"), folder / "adapter");
-    auto config = golden_json("adapters/patterns/adapter_config.json");
-    config["base_model_name_or_path"] = golden("small_llama/nf4_dq").string();
+    fs::copy(golden("formats/adapters/patterns"), folder / "adapter");
+    auto config = golden_json("formats/adapters/patterns/adapter_config.json");
+    config["base_model_name_or_path"] = golden("formats/small_llama/nf4_dq").string();
     write_text(folder / "adapter/adapter_config.json", config.dump());
     EXPECT_TRUE(inspect_path((folder / "adapter").string()).ok());
     config["r"] = 16;
@@ -61,7 +61,7 @@ TEST(Inspect, ChecksAnAdapterAgainstItsBase) {
 
 TEST(Inspect, ListsEveryProblemItFinds) {
     const ScratchFolder folder;
-    write_text(folder / "config.json", read_file(golden("small_llama/nf4_dq/config.json")));
+    write_text(folder / "config.json", read_file(golden("formats/small_llama/nf4_dq/config.json")));
     // Two weights only: the rest is missing; one has a block whose maximum is not finite.
     auto good = quant4_tensors("model.layers.0.self_attn.q_proj.weight",
                                quantize_nf4(std::vector<float>(128 * 128, 0.1F).data(), 128, 128), spec::DType::bf16);

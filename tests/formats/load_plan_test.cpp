@@ -8,7 +8,7 @@ namespace {
 using namespace test;
 
 TEST(WeightFile, ResolvesAQuantisedModel) {
-    WeightFile opened = WeightFile::open(golden("small_llama/nf4_dq").string());
+    WeightFile opened = WeightFile::open(golden("formats/small_llama/nf4_dq").string());
     const WeightFile file = std::move(opened);
     EXPECT_EQ(file.tensors.all().size(), 2U * 9 + 3);
     EXPECT_EQ(file.tensors.quantised_linears(), 14);
@@ -30,12 +30,12 @@ TEST(WeightFile, ResolvesAQuantisedModel) {
 }
 
 TEST(TensorSource, ReadsRowsInFp32) {
-    const WeightFile file = WeightFile::open(golden("small_llama/nf4_dq").string());
+    const WeightFile file = WeightFile::open(golden("formats/small_llama/nf4_dq").string());
     const TensorSource& down = file.tensors.linear(0, spec::Projection::down);
     std::vector<float> whole(128 * 216), part(3 * 216);
     down.read_f32(whole.data());
     EXPECT_EQ(sha256(whole),
-              golden_json("small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
+              golden_json("formats/small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
     down.read_f32(5, 8, part.data());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 5 * 216));
 
@@ -59,7 +59,7 @@ TEST(TensorSource, ReadsRowsInFp32) {
 class PlainModel : public testing::Test {
   protected:
     PlainModel() {
-        spec_ = read_model_spec(golden("small_llama/nf4_dq"));
+        spec_ = read_model_spec(golden("formats/small_llama/nf4_dq"));
         for (const spec::TensorRule& rule : spec::tensor_table(spec_)) add(rule.hf_name, spec::DType::bf16, rule.shape);
     }
     void add(const std::string& name, spec::DType dtype, std::vector<int64_t> shape) {

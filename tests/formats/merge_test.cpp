@@ -81,9 +81,9 @@ TEST(AddLowRank, DoesNotDependOnHowTheRowsAreGrouped) {
 }
 
 TEST(MergedModel, AddsPeftsAdapterToDequantisedWeights) {
-    const WeightFile base = WeightFile::open(golden("small_llama/nf4_dq").string());
-    const Adapter adapter = read_adapter(golden("adapters/patterns"), base.spec);
-    const auto scales = golden_json("adapters/patterns/lora_scaling.json");  // PEFT's own
+    const WeightFile base = WeightFile::open(golden("formats/small_llama/nf4_dq").string());
+    const Adapter adapter = read_adapter(golden("formats/adapters/patterns"), base.spec);
+    const auto scales = golden_json("formats/adapters/patterns/lora_scaling.json");  // PEFT's own
     const MergedModel model(base, &adapter);
     EXPECT_EQ(model.changed_tensors(), 7);
     EXPECT_EQ(model.tensors().size(), base.tensors.all().size());
@@ -103,8 +103,8 @@ TEST(MergedModel, AddsPeftsAdapterToDequantisedWeights) {
 }
 
 TEST(MergedModel, ReadsRowsOfATensorAsTheWholeHasThem) {
-    const WeightFile base = WeightFile::open(golden("small_llama/nf4_dq").string());
-    const Adapter adapter = read_adapter(golden("adapters/patterns"), base.spec);
+    const WeightFile base = WeightFile::open(golden("formats/small_llama/nf4_dq").string());
+    const Adapter adapter = read_adapter(golden("formats/adapters/patterns"), base.spec);
     const MergedModel model(base, &adapter);
     for (const spec::TensorRule& rule : model.tensors()) {
         const MergedTensor tensor = model.open(rule);
@@ -218,12 +218,12 @@ TEST_F(WrittenPair, SaysWhatTheAdapterWasTrainedOn) {
     write(false, lora_with({}));
     const auto found = [&](const std::string& base) { return trained_on(folder_ / "adapter", {{}, base}); };
     EXPECT_EQ(found((folder_ / "base").string()), TrainedOn::plain);
-    EXPECT_EQ(found(golden("small_llama/nf4_dq").string()), TrainedOn::file_4bit);
+    EXPECT_EQ(found(golden("formats/small_llama/nf4_dq").string()), TrainedOn::file_4bit);
     EXPECT_EQ(found("/nowhere/model"), TrainedOn::unknown);
     EXPECT_EQ(found("/nowhere/model-bnb-4bit"), TrainedOn::file_4bit);
     write_text(folder_ / "adapter/run_config.json", R"({"model": {"load_in_4bit": true}})");
     EXPECT_EQ(found((folder_ / "base").string()), TrainedOn::quantised_while_loading);
-    EXPECT_EQ(found(golden("small_llama/nf4_dq").string()), TrainedOn::file_4bit);
+    EXPECT_EQ(found(golden("formats/small_llama/nf4_dq").string()), TrainedOn::file_4bit);
     EXPECT_EQ(found("/nowhere/model"), TrainedOn::quantised_while_loading);
     write_text(folder_ / "adapter/run_config.json", R"({"model": {"load_in_4bit": false}})");
     EXPECT_EQ(found((folder_ / "base").string()), TrainedOn::plain);

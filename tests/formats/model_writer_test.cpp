@@ -13,8 +13,8 @@ using namespace test;
 class WrittenModelFolder : public testing::Test {
   protected:
     WrittenModelFolder()
-        : base_(WeightFile::open(golden("small_llama/nf4_dq").string())),
-          adapter_(read_adapter(golden("adapters/patterns"), base_.spec)),
+        : base_(WeightFile::open(golden("formats/small_llama/nf4_dq").string())),
+          adapter_(read_adapter(golden("formats/adapters/patterns"), base_.spec)),
           model_(base_, &adapter_) {}
 
     WrittenModel write(spec::WeightType type, std::size_t shard_bytes = default_shard_bytes, int threads = 0) {
@@ -129,7 +129,7 @@ TEST_F(WrittenModelFolder, DoesNotDependOnTheThreads) {
 
 TEST_F(WrittenModelFolder, KeepsWhatTheConfigSaysBesides) {
     write(spec::WeightType::bf16);
-    const auto before = nlohmann::json::parse(read_file(golden("small_llama/nf4_dq/config.json")));
+    const auto before = nlohmann::json::parse(read_file(golden("formats/small_llama/nf4_dq/config.json")));
     auto after = nlohmann::json::parse(read_file(folder_ / "config.json"));
     EXPECT_FALSE(after.contains("quantization_config"));
     after["quantization_config"] = before.at("quantization_config");

@@ -10,27 +10,27 @@ using namespace test;
 using nlohmann::json;
 
 spec::ModelSpec small_llama() {
-    return read_model_spec(golden("small_llama/nf4_dq"));
+    return read_model_spec(golden("formats/small_llama/nf4_dq"));
 }
 
 PeftConfig parse(const json& config) {
     return parse_peft_config(config.dump(), "adapter_config.json");
 }
 json changed(const json& changes) {
-    json config = golden_json("adapters/patterns/adapter_config.json");
+    json config = golden_json("formats/adapters/patterns/adapter_config.json");
     config.update(changes);
     return config;
 }
 
 TEST(PeftConfig, RoundTripsByteForByte) {
     for (const char* const variant : {"lora", "rslora", "patterns", "modules_to_save"}) {
-        const fs::path folder = golden(cat("adapters/", variant));
+        const fs::path folder = golden(cat("formats/adapters/", variant));
         EXPECT_EQ(write_peft_config(read_peft_config(folder)), read_file(folder / "adapter_config.json")) << variant;
     }
 }
 
 TEST(PeftConfig, ReadsWhatPeftWrote) {
-    const PeftConfig config = read_peft_config(golden("adapters/patterns"));
+    const PeftConfig config = read_peft_config(golden("formats/adapters/patterns"));
     EXPECT_EQ(config.base_model_name_or_path, "small_llama/nf4_dq");
     EXPECT_EQ(config.lora.r, 4);
     EXPECT_EQ(config.lora.lora_alpha, 8.0);
@@ -38,8 +38,8 @@ TEST(PeftConfig, ReadsWhatPeftWrote) {
     EXPECT_EQ(config.lora.rank_pattern,
               (std::vector<std::pair<std::string, int64_t>>{{"layers.1.mlp.down_proj", 2}, {"q_proj", 6}}));
     EXPECT_EQ(config.lora.alpha_pattern, (std::vector<std::pair<std::string, double>>{{"q_proj", 3}, {"v_proj", 20}}));
-    EXPECT_TRUE(read_peft_config(golden("adapters/rslora")).lora.use_rslora);
-    EXPECT_EQ(read_peft_config(golden("adapters/modules_to_save")).lora.modules_to_save,
+    EXPECT_TRUE(read_peft_config(golden("formats/adapters/rslora")).lora.use_rslora);
+    EXPECT_EQ(read_peft_config(golden("formats/adapters/modules_to_save")).lora.modules_to_save,
               (std::vector<std::string>{"embed_tokens", "lm_head"}));
 }
 
@@ -69,7 +69,7 @@ TEST(PeftConfig, ReadsTheOtherFormsOfTargets) {
 
 TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
     expect_input_error({"adapters/dora/adapter_config.json", "use_dora", "DoRA"},
-                       [] { read_peft_config(golden("adapters/dora")); });
+                       [] { read_peft_config(golden("formats/adapters/dora")); });
     const auto refuse = [](const json& changes, const std::string& word) {
         expect_input_error({"adapter_config.json", word}, [&] { parse(changed(changes)); });
     };
@@ -105,8 +105,8 @@ TEST(PeftConfig, RefusesByNameWhatItDoesNotKnow) {
 }
 
 TEST(Adapter, ReadsAFolderThatFitsItsModel) {
-    const Adapter adapter = read_adapter(golden("adapters/patterns"), small_llama());
-    const auto scales = golden_json("adapters/patterns/lora_scaling.json");
+    const Adapter adapter = read_adapter(golden("formats/adapters/patterns"), small_llama());
+    const auto scales = golden_json("formats/adapters/patterns/lora_scaling.json");
     for (int i = 0; i < spec::projection_count; ++i) {
         const auto p = static_cast<spec::Projection>(i);
         EXPECT_EQ(adapter.layers[0][static_cast<std::size_t>(i)].r, 0) << "layers_to_transform is [1]";

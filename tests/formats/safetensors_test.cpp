@@ -134,7 +134,7 @@ TEST(SafetensorsFile, RefusesAHeaderThatTheFileCannotHold) {
 }
 
 TEST(SafetensorsFile, EveryTruncationIsRefused) {
-    const std::string whole = read_file(golden("adapters/patterns/adapter_model.safetensors"));
+    const std::string whole = read_file(golden("formats/adapters/patterns/adapter_model.safetensors"));
     const ScratchFolder folder;
     const fs::path path = folder / "cut.safetensors";
     for (std::size_t size = 0; size < whole.size(); size += 1 + size / 16) {
@@ -168,7 +168,7 @@ TEST(SafetensorsFile, ReadsWhatIsUnusualButRight) {
 }
 
 TEST(SafetensorsFile, ViewsOutliveAMove) {
-    SafetensorsFile first(golden("adapters/patterns/adapter_model.safetensors"));
+    SafetensorsFile first(golden("formats/adapters/patterns/adapter_model.safetensors"));
     const TensorView* const view = &first.tensors().front();
     const auto byte = view->data[0];
     const SafetensorsFile second = std::move(first);

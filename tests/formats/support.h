@@ -2,10 +2,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/formats/safetensors.h"
@@ -23,34 +22,9 @@ namespace unsloth::test {
 
 namespace fs = std::filesystem;
 
-inline fs::path golden(const std::string& name) {
-    return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden/formats") / name;
-}
-
 inline nlohmann::json golden_json(const std::string& name) {
     return nlohmann::json::parse(read_file(golden(name)));
 }
-
-/// A folder that goes away with the object.
-class ScratchFolder {
-  public:
-    ScratchFolder() {
-        static std::atomic<int> count = 0;
-        path_ = fs::temp_directory_path() / cat("unsloth-formats-", ::getpid(), "-", count++);
-        fs::create_directories(path_);
-    }
-    ~ScratchFolder() {
-        std::error_code ignored;
-        fs::remove_all(path_, ignored);
-    }
-    ScratchFolder(const ScratchFolder&) = delete;
-    ScratchFolder& operator=(const ScratchFolder&) = delete;
-    const fs::path& path() const { return path_; }
-    fs::path operator/(const std::string& name) const { return path_ / name; }
-
-  private:
-    fs::path path_;
-};
 
 inline void write_text(const fs::path& path, const std::string& text) {
     fs::create_directories(path.parent_path());

@@ -68,7 +68,7 @@ TEST_F(OptimizerGpuTest, StepsEqualTheCpuBitForBit) {
 }
 
 TEST_F(OptimizerGpuTest, EqualsBitsandbytesArithmetic) {
-    const formats::SafetensorsFile file(golden::path("optimizer/adamw8bit.safetensors"));
+    const formats::SafetensorsFile file(test::golden("optimizer/adamw8bit.safetensors"));
     const at::Tensor gradients = golden::tensor(file, "gradients").to(at::kFloat);
     AdamwState state = make_state(std::vector<uint8_t>(16, block_decays | block_8bit), gpu->device());
     state.params_P.copy_(golden::tensor(file, "initial"));

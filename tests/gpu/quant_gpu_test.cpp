@@ -31,9 +31,9 @@ class QuantGpuTest : public ::testing::Test {
 };
 
 TEST_F(QuantGpuTest, DequantisesBitsandbytesFilesExactly) {
-    const auto hashes = nlohmann::json::parse(std::ifstream(golden::path("quant/hashes.json")));
+    const auto hashes = nlohmann::json::parse(std::ifstream(test::golden("quant/hashes.json")));
     for (const char* kind : quant_cases::kinds) {
-        const formats::Checkpoint stored = formats::Checkpoint::open(golden::path(cat("quant/", kind, ".safetensors")));
+        const formats::Checkpoint stored = formats::Checkpoint::open(test::golden(cat("quant/", kind, ".safetensors")));
         for (const char* name : quant_cases::weights) {
             SCOPED_TRACE(cat(kind, " ", name));
             const Quant4Tensor weight = ops::upload(*gpu, formats::find_quant4(stored, name)->view);
@@ -121,8 +121,8 @@ TEST_F(QuantGpuTest, QuantisesAsTheCpuDoes) {
 }
 
 TEST_F(QuantGpuTest, QuantisesAsBitsandbytesDoes) {
-    const formats::SafetensorsFile originals(golden::path("quant/bf16.safetensors"));
-    const formats::Checkpoint stored = formats::Checkpoint::open(golden::path("quant/nf4_dq.safetensors"));
+    const formats::SafetensorsFile originals(test::golden("quant/bf16.safetensors"));
+    const formats::Checkpoint stored = formats::Checkpoint::open(test::golden("quant/nf4_dq.safetensors"));
     for (const char* name : quant_cases::weights) {
         const Quant4Tensor expected = ops::upload(cpu, formats::find_quant4(stored, name)->view);
         const Quant4Tensor got = ops::quantize_nf4(*gpu, golden::tensor(originals, name).to(gpu->device()));

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/memory/plan.h"
@@ -32,7 +33,7 @@ class StepGpu : public testing::Test {
     config::LoadedConfig config() const {
         config::LoadedConfig loaded;
         config::Config& c = loaded.config;
-        c.model.path = cat(UNSLOTH_SOURCE_DIR, "/tests/golden/formats/small_llama/nf4_dq");
+        c.model.path = test::golden("formats/small_llama/nf4_dq").string();
         c.model.dtype = spec::DType::bf16;
         c.data.train_file = (folder_ / "rows.jsonl").string();
         c.training.output_dir = (folder_ / "out").string();

@@ -1,5 +1,6 @@
 // Names of repositories, and what is found in a cache without asking anybody.
 #include "hub/cache.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 
@@ -19,23 +20,17 @@ const std::string commit(40, 'c');
 class Cache : public testing::Test {
   protected:
     Cache() {
-        std::string name = (fs::temp_directory_path() / "unsloth_hub_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        cache_ = name;
-        ::setenv("HF_HUB_CACHE", name.c_str(), 1);
+        ::setenv("HF_HUB_CACHE", cache_.path().c_str(), 1);
         ::setenv("HF_HUB_OFFLINE", "1", 1);
     }
-    ~Cache() override {
-        ::unsetenv("HF_HUB_CACHE");
-        fs::remove_all(cache_);
-    }
+    ~Cache() override { ::unsetenv("HF_HUB_CACHE"); }
     void write(const std::string& name, const std::string& text) const {
         const fs::path path = folder() / name;
         fs::create_directories(path.parent_path());
         std::ofstream(path) << text;
     }
     fs::path folder() const { return cache_ / "models--org--name"; }
-    CachedRepository repository() const { return {cache_, *parse_repository(Kind::model, "org/name")}; }
+    CachedRepository repository() const { return {cache_.path(), *parse_repository(Kind::model, "org/name")}; }
     /// Wants a.json and b/c.json of what there is.
     Request request(bool whole) const {
         const auto choose = [](const std::vector<std::string>& files) {
@@ -47,7 +42,7 @@ class Cache : public testing::Test {
         return {*parse_repository(Kind::model, "org/name"), choose, [whole](const fs::path&) { return whole; }};
     }
 
-    fs::path cache_;
+    test::ScratchFolder cache_;
 };
 
 std::string words(Kind kind, const std::string& text) {

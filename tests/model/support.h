@@ -4,9 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/data/batch.h"
@@ -29,32 +28,9 @@ namespace unsloth::test {
 
 namespace fs = std::filesystem;
 
-inline fs::path golden(const std::string& name) {
-    return fs::path(UNSLOTH_SOURCE_DIR "/tests/golden") / name;
-}
 inline nlohmann::json read_json(const fs::path& path) {
     return nlohmann::json::parse(read_file(path));
 }
-
-/// A folder that goes away with the object.
-class ScratchFolder {
-  public:
-    ScratchFolder() {
-        static std::atomic<int> count = 0;
-        path_ = fs::temp_directory_path() / cat("unsloth-model-", ::getpid(), "-", count++);
-        fs::create_directories(path_);
-    }
-    ~ScratchFolder() {
-        std::error_code ignored;
-        fs::remove_all(path_, ignored);
-    }
-    ScratchFolder(const ScratchFolder&) = delete;
-    ScratchFolder& operator=(const ScratchFolder&) = delete;
-    fs::path operator/(const std::string& name) const { return path_ / name; }
-
-  private:
-    fs::path path_;
-};
 
 inline void write_text(const fs::path& path, const std::string& text) {
     fs::create_directories(path.parent_path());

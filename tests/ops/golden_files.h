@@ -9,15 +9,12 @@
 #include <cstring>
 #include <string>
 
+#include "common/files.h"
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/ops/context.h"
 #include "unsloth/ops/dtype.h"
 
 namespace unsloth::golden {
-
-inline std::string path(const std::string& name) {
-    return std::string(UNSLOTH_SOURCE_DIR "/tests/golden/") + name;
-}
 
 /// A copy of the tensor.
 inline at::Tensor tensor(const formats::SafetensorsFile& file, const std::string& name) {

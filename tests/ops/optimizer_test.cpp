@@ -31,7 +31,7 @@ class OptimizerTest : public ::testing::Test {
 };
 
 TEST_F(OptimizerTest, MapsAreBitsandbytes) {
-    const auto expected = nlohmann::json::parse(std::ifstream(golden::path("optimizer/dynamic_map.json")));
+    const auto expected = nlohmann::json::parse(std::ifstream(test::golden("optimizer/dynamic_map.json")));
     EXPECT_EQ(ops::dynamic_map(true), expected["signed"].get<std::vector<float>>());
     EXPECT_EQ(ops::dynamic_map(false), expected["unsigned"].get<std::vector<float>>());
     const at::Tensor maps = ops::dynamic_maps(at::kCPU);
@@ -40,7 +40,7 @@ TEST_F(OptimizerTest, MapsAreBitsandbytes) {
 }
 
 TEST_F(OptimizerTest, NearestCodesFromAnyGuess) {
-    const formats::SafetensorsFile file(golden::path("optimizer/blockwise8.safetensors"));
+    const formats::SafetensorsFile file(test::golden("optimizer/blockwise8.safetensors"));
     for (const bool is_signed : {true, false}) {
         const std::string kind = is_signed ? "signed" : "unsigned";
         const std::vector<float> map = ops::dynamic_map(is_signed);
@@ -112,7 +112,7 @@ struct TorchCase {
 };
 
 TEST_F(OptimizerTest, EqualsTorchAdamW) {
-    const formats::SafetensorsFile file(golden::path("optimizer/adamw.safetensors"));
+    const formats::SafetensorsFile file(test::golden("optimizer/adamw.safetensors"));
     const std::vector<TorchCase> cases = {{"case0.", 1e-3, 0.9, 0.999, 1e-8, 0.01, 2.5e-5},
                                           {"case1.", 3e-3, 0.9, 0.95, 1e-6, 0.1, 1.4e-5},
                                           {"case2.", 5e-4, 0.85, 0.99, 1e-8, 0.0, 9.4e-6}};
@@ -161,7 +161,7 @@ at::Tensor by_block(const AdamwState& state, const at::Tensor& slots) {
 
 /// 20 steps of the 8-bit golden case; `fp32_corrections` gives equal bits.
 void follow_bitsandbytes(Context& ctx, bool fp32_corrections, double parameter_bound) {
-    const formats::SafetensorsFile file(golden::path("optimizer/adamw8bit.safetensors"));
+    const formats::SafetensorsFile file(test::golden("optimizer/adamw8bit.safetensors"));
     const at::Tensor gradients = golden::tensor(file, "gradients").to(at::kFloat);
     AdamwState state = make_state(std::vector<uint8_t>(16, block_decays | block_8bit), at::kCPU);
     state.params_P.copy_(golden::tensor(file, "initial"));

@@ -53,9 +53,9 @@ void expect_hashes(Context& ctx, const std::string& path, const nlohmann::json& 
 }
 
 TEST_F(QuantTest, DequantisesBitsandbytesFilesExactly) {
-    const auto hashes = nlohmann::json::parse(std::ifstream(golden::path("quant/hashes.json")));
+    const auto hashes = nlohmann::json::parse(std::ifstream(test::golden("quant/hashes.json")));
     for (const char* kind : quant_cases::kinds)
-        expect_hashes(ctx, golden::path(cat("quant/", kind, ".safetensors")), hashes[kind]);
+        expect_hashes(ctx, test::golden(cat("quant/", kind, ".safetensors")), hashes[kind]);
 }
 
 TEST_F(QuantTest, DequantisesWholeCheckpointsExactly) {
@@ -127,8 +127,8 @@ TEST_F(QuantTest, RefusesWhatDoesNotFit) {
 }
 
 TEST_F(QuantTest, QuantisesAsBitsandbytesDoes) {
-    const formats::SafetensorsFile originals(golden::path("quant/bf16.safetensors"));
-    const formats::Checkpoint stored = formats::Checkpoint::open(golden::path("quant/nf4_dq.safetensors"));
+    const formats::SafetensorsFile originals(test::golden("quant/bf16.safetensors"));
+    const formats::Checkpoint stored = formats::Checkpoint::open(test::golden("quant/nf4_dq.safetensors"));
     for (const char* name : quant_cases::weights) {
         SCOPED_TRACE(name);
         const Quant4Tensor expected = ops::upload(ctx, formats::find_quant4(stored, name)->view);

@@ -1,12 +1,12 @@
 // Runs' folders read, and shown as a page, on a terminal and as TensorBoard's events.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/report/event_file.h"
 #include "unsloth/report/page.h"
@@ -15,25 +15,9 @@
 namespace unsloth::report {
 namespace {
 
-class Folder {
+class Folder : public test::ScratchFolder {
   public:
-    Folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "unsloth_report_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = name;
-    }
-    ~Folder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    Folder(const Folder&) = delete;
-    Folder& operator=(const Folder&) = delete;
-    const std::filesystem::path& path() const { return path_; }
-    void write(const std::string& name, const std::string& text) const { std::ofstream(path_ / name) << text; }
-    void append(const std::string& text) const { std::ofstream(path_ / "metrics.jsonl", std::ios::app) << text; }
-
-  private:
-    std::filesystem::path path_;
+    void append(const std::string& text) const { std::ofstream(path() / "metrics.jsonl", std::ios::app) << text; }
 };
 
 std::string step_line(int step, double loss) {

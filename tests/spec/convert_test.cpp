@@ -1,4 +1,5 @@
 #include "unsloth/spec/convert.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 
@@ -93,7 +94,7 @@ TEST(Convert, ReadsAndWritesUnalignedBuffers) {
 }
 
 TEST(DynamicMap, EqualsBitsandbytes) {
-    std::ifstream file(UNSLOTH_SOURCE_DIR "/tests/golden/spec/dynamic_map.json");
+    std::ifstream file(test::golden("spec/dynamic_map.json"));
     const auto golden = nlohmann::json::parse(file);
     for (const bool is_signed : {true, false}) {
         const auto& expected = golden.at(is_signed ? "signed" : "unsigned");

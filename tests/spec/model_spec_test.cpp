@@ -1,4 +1,5 @@
 #include "unsloth/spec/model_spec.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@ namespace unsloth::spec {
 namespace {
 
 nlohmann::json golden(const std::string& name) {
-    std::ifstream file(std::string(UNSLOTH_SOURCE_DIR "/tests/golden/rope/") + name);
+    std::ifstream file(test::golden("rope") / name);
     return nlohmann::json::parse(file);
 }
 

@@ -42,7 +42,7 @@ class ChatTemplates : public testing::Test {
         }
         return out + rendered.text.substr(at);
     }
-    TemporaryFolder folder;
+    ScratchFolder folder;
 };
 
 constexpr const char* two_turns =

@@ -121,7 +121,7 @@ TEST(Chat, TrainsTheTokensOfAssistantTurns) {
 /// Through the models' own templates, which have no {% generation %} blocks; Qwen 3's changes earlier turns.
 TEST(Chat, RealTokenizersGiveTheGoldenIdsAndSpans) {
     for (const char* name : {"llama3_1", "qwen3"}) {
-        const TemporaryFolder folder;
+        const ScratchFolder folder;
         if (!expand_shared(name, folder)) GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
         const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path());
         const tokenizer::ChatTemplate chat = tokenizer::ChatTemplate::choose("auto", tokenizer);
@@ -228,7 +228,7 @@ TEST(Chat, RefusesWhatItCannotRender) {
     EXPECT_NE(message("llama-3", one, gpt2).find("<|begin_of_text|>"), std::string::npos);
     EXPECT_NE(message("chatml", one, gpt2).find("<|im_start|>"), std::string::npos);
     EXPECT_NE(message("alpaca", tool, llama).find("'tool'"), std::string::npos);
-    const TemporaryFolder folder;  // without tokenizer_config.json there is no EOS
+    const ScratchFolder folder;  // without tokenizer_config.json there is no EOS
     folder.write("tokenizer.json", small_json("qwen_small").dump());
     EXPECT_NE(message("alpaca", one, tokenizer::Tokenizer::load(folder.path())).find("end-of-sequence"),
               std::string::npos);

@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, SmallTokenizer,
 /// A tokenizer.json in folders that make transformers build its LlamaTokenizer from it, or not.
 TEST(Golden, TokenizerJsonOfTheLlamaClass) {
     for (const json& one : read_rows(golden("tokenizer/llama_class.jsonl"))) {
-        const TemporaryFolder folder;
+        const ScratchFolder folder;
         folder.write("tokenizer.json", small_json(one["base"].get<std::string>()).dump());
         folder.write("tokenizer_config.json", one["config"].dump());
         if (one.contains("model_type")) folder.write("config.json", json{{"model_type", one["model_type"]}}.dump());
@@ -55,7 +55,7 @@ TEST(Golden, TokenizerJsonOfLlama2GivesTheIdsOfItsTokenizerModel) {
     const json config = json::parse(read_text(golden("tokenizer/spm_small/tokenizer_config.json")));
     const std::vector<json> rows = read_rows(golden("tokenizer/spm_small.jsonl"));
     for (const bool named : {true, false}) {  // legacy false is what is absent
-        const TemporaryFolder folder;
+        const ScratchFolder folder;
         json settings = config;
         if (!named) settings.erase("legacy");
         folder.write("tokenizer.json", small_json("llama2_small").dump());
@@ -68,7 +68,7 @@ class RealTokenizer : public testing::TestWithParam<const char*> {};
 
 TEST_P(RealTokenizer, EncodesAndDecodesAsTheReference) {
     const std::string name = GetParam();
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     if (!expand_shared(name, folder)) GTEST_SKIP() << "set UNSLOTH_SHARED to a folder with tokenizers/" << name;
     const tokenizer::Tokenizer tokenizer = tokenizer::Tokenizer::load(folder.path());
     expect_encodings(tokenizer, shared_rows("tokenizer/" + name + ".jsonl", folder));
@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, RealTokenizer, testing::Values("llama3_1", "qwe
 
 TEST(Golden, SplitsAsTheReference) {
     json document = small_json("llama3_small");
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     json current;
     std::optional<tokenizer::Tokenizer> tokenizer;
     for (const json& row : read_rows(golden("tokenizer/splits.jsonl"))) {

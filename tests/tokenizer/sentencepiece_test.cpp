@@ -91,7 +91,7 @@ TEST(SentencePiece, KnowsItsSpecialTokens) {
 }
 
 TEST(SentencePiece, ModelAloneIsEnough) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     EXPECT_FALSE(tokenizer::Tokenizer::exists(folder.path()));
     folder.write("tokenizer.model", golden_model());
     EXPECT_TRUE(tokenizer::Tokenizer::exists(folder.path()));
@@ -109,7 +109,7 @@ TEST(SentencePiece, ModelAloneIsEnough) {
 }
 
 TEST(SentencePiece, SettingsAreChecked) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("tokenizer.model", golden_model());
     const std::vector<std::pair<const char*, const char*>> cases = {
         {R"({"tokenizer_class": "T5Tokenizer"})", "key tokenizer_class"},
@@ -153,7 +153,7 @@ TEST(SentencePiece, BadModelsAreRefused) {
         {piece + field(1, 2, "\xff\xff\xff\xff\x0f"), "more bytes"},
         {piece + std::string(1, 0x4f), "wire type"},
         {piece + bpe + block(3, field(5, 0, std::string(1, '\0'))), "escape_whitespaces"}};
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     for (const auto& [bytes, expected] : cases) {
         folder.write("tokenizer.model", bytes);
         const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
@@ -165,7 +165,7 @@ TEST(SentencePiece, BadModelsAreRefused) {
 /// Cut off anywhere, or with any byte changed: an Error or a tokenizer, never a crash.
 TEST(SentencePiece, DamagedModelsAreRefusedOrRead) {
     const std::string whole = golden_model();
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     std::mt19937 random(11);
     int refused = 0;
     for (int i = 0; i < 300; ++i) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,16 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::test {
 
 using nlohmann::json;
-
-inline std::filesystem::path golden(const std::string& name) {
-    return std::filesystem::path(UNSLOTH_SOURCE_DIR) / "tests/golden" / name;
-}
 
 inline std::string read_text(const std::filesystem::path& path) {
     std::ifstream in(path, std::ios::binary);
@@ -43,26 +39,8 @@ inline json small_json(const std::string& name) {
     return json::parse(read_text(golden("tokenizer/" + name + "/tokenizer.json")));
 }
 
-/// An empty folder that goes away with the object.
-class TemporaryFolder {
-  public:
-    TemporaryFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "unsloth-tokenizer-XXXXXX").string();
-        if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
-        path_ = name;
-    }
-    TemporaryFolder(const TemporaryFolder&) = delete;
-    TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-    ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-    const std::filesystem::path& path() const { return path_; }
-    void write(const std::string& name, const std::string& text) const { std::ofstream(path_ / name) << text; }
-
-  private:
-    std::filesystem::path path_;
-};
-
 /// The folder of a real tokenizer, expanded from $UNSLOTH_SHARED/tokenizers; false when that is not there.
-inline bool expand_shared(const std::string& name, const TemporaryFolder& into) {
+inline bool expand_shared(const std::string& name, const ScratchFolder& into) {
     const char* shared = std::getenv("UNSLOTH_SHARED");
     if (!shared) return false;
     const std::filesystem::path from = std::filesystem::path(shared) / "tokenizers" / name;
@@ -75,7 +53,7 @@ inline bool expand_shared(const std::string& name, const TemporaryFolder& into) 
 }
 
 /// Lines of $UNSLOTH_SHARED/golden/NAME or of NAME.xz.
-inline std::vector<json> shared_rows(const std::string& name, const TemporaryFolder& scratch) {
+inline std::vector<json> shared_rows(const std::string& name, const ScratchFolder& scratch) {
     const std::filesystem::path path = std::filesystem::path(std::getenv("UNSLOTH_SHARED")) / "golden" / name;
     if (std::filesystem::exists(path)) return read_rows(path);
     const std::filesystem::path plain = scratch.path() / "rows.jsonl";

@@ -142,7 +142,7 @@ TEST(Tokenizer, KnowsItsSpecialTokens) {
 }
 
 TEST(Tokenizer, ReadsTheFilesBesideIt) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("tokenizer.json", small_json("llama3_small").dump());
     EXPECT_EQ(tokenizer::Tokenizer::load(folder.path()).eos_id(), std::nullopt);
     EXPECT_TRUE(tokenizer::Tokenizer::load(folder.path()).adds_bos());  // the post-processor says it
@@ -183,7 +183,7 @@ TEST(Tokenizer, ReadsTheFilesBesideIt) {
 }
 
 TEST(Tokenizer, PathsThatItsFilesNameAreNotFollowed) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("secret.jinja", "secret");
     std::filesystem::create_directory(folder.path() / "tokenizer");
     folder.write("tokenizer/tokenizer.json", small_json("llama3_small").dump());
@@ -203,7 +203,7 @@ TEST(Tokenizer, MergesMayBeStrings) {
     for (json& merge : document["model"]["merges"]) {
         merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
     }
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("tokenizer.json", document.dump());
     const tokenizer::Tokenizer strings = tokenizer::Tokenizer::load(folder.path()), pairs = qwen();
     for (const json& row : read_rows(golden("tokenizer/qwen_small.jsonl"))) {
@@ -241,7 +241,7 @@ class BadTokenizerJson : public testing::TestWithParam<BadFile> {};
 TEST_P(BadTokenizerJson, IsRefusedByName) {
     json document = small_json("llama3_small");
     document.merge_patch(json::parse(GetParam().patch));
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("tokenizer.json", document.dump());
     const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(message.find((folder.path() / "tokenizer.json").string()), std::string::npos) << message;
@@ -308,7 +308,7 @@ TEST(Tokenizer, UnknownStepsAreRefusedByName) {
          {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit", "FixedLength", "UnicodeScripts"}},
         {"post_processor", {"BertProcessing", "RobertaProcessing"}},
         {"decoder", {"BPEDecoder", "WordPiece", "CTC"}}};
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     for (const auto& [part, types] : parts) {
         for (const char* type : types) {
             json document = small_json("llama3_small");
@@ -326,7 +326,7 @@ TEST(Tokenizer, UnknownStepsAreRefusedByName) {
 TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
     json document = small_json("llama3_small");
     json& split = document["pre_tokenizer"]["pretokenizers"][0];
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const auto message = [&] {
         folder.write("tokenizer.json", document.dump());
         return error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
@@ -369,7 +369,7 @@ TEST(Tokenizer, ForeignRegularExpressionsAreRefused) {
 TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
     constexpr int depth = 10'000;
     json document = small_json("llama3_small");
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const std::vector<std::pair<const char*, const char*>> parts = {{"normalizer", "normalizers"},
                                                                     {"pre_tokenizer", "pretokenizers"},
                                                                     {"decoder", "decoders"},
@@ -397,7 +397,7 @@ TEST(Tokenizer, DeeplyNestedPartsAreRefused) {
 }
 
 TEST(Tokenizer, NumbersThatNoDoubleHoldsAreRefused) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("tokenizer.json", R"({"version": "1.0", "truncation": 1e999})");
     EXPECT_NE(error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); })
                   .find("tokenizer.json: not valid JSON"),
@@ -410,7 +410,7 @@ TEST(Tokenizer, NumbersThatNoDoubleHoldsAreRefused) {
 }
 
 TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     json document = small_json("llama3_small");
     document["model"]["vocab"]["far away"] = 268435455;  // tables for so many ids would take 30 GB
     folder.write("tokenizer.json", document.dump());
@@ -424,7 +424,7 @@ TEST(Tokenizer, AFewTokensDoNotMakeLargeTables) {
 }
 
 TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     const auto with = [&](const char* part, const char* members, const json& step) {
         json document = small_json("llama2_small");
         json steps = json::array();
@@ -448,7 +448,7 @@ TEST(Tokenizer, StepsThatDoubleTheTextEndBeforeTheMemoryDoes) {
 }
 
 TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     json document = small_json("llama3_small");
     json& added = document["added_tokens"];
     for (const bool special : {false, true})
@@ -469,7 +469,7 @@ TEST(Tokenizer, OfAnAddedTokenThatStandsTwiceTheLaterCounts) {
 }
 
 TEST(Tokenizer, BrokenJsonNamesFileAndLine) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     folder.write("tokenizer.json", "{\n\"version\": \"1.0\",\n oops}");
     const std::string message = error_of(ErrorKind::input, [&] { tokenizer::Tokenizer::load(folder.path()); });
     EXPECT_NE(message.find("tokenizer.json: not valid JSON"), std::string::npos) << message;

@@ -17,7 +17,7 @@ spec::Vocabulary small(const std::string& name, const std::string& pre = {}) {
 /// A folder with a changed tokenizer.json of a small tokenizer.
 template <class Change>
 void expect_refused(const std::string& name, const std::string& words, const Change& change) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     json document = small_json(name);
     change(document);
     folder.write("tokenizer.json", document.dump());
@@ -110,7 +110,7 @@ TEST(Vocabulary, OfASentencePieceModel) {
 }
 
 TEST(Vocabulary, TakesScoresOfTheModelBesideTheJsonIfItIsTheSame) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     std::filesystem::copy(golden("tokenizer/spm_small/tokenizer.model"), folder.path() / "tokenizer.model");
     const spec::Vocabulary model = read_vocabulary(folder.path());
     json document = small_json("llama2_small");
@@ -153,7 +153,7 @@ TEST(Vocabulary, RefusesWhatLlamaCppCannotExpress) {
 }
 
 TEST(Vocabulary, TakesANameThatIsGiven) {
-    const TemporaryFolder folder;
+    const ScratchFolder folder;
     json document = small_json("llama3_small");
     document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\s+";
     folder.write("tokenizer.json", document.dump());

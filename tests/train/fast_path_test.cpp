@@ -1,4 +1,5 @@
 // Every fast path of a GPU run trains as the plain one does: the trained base of examples/legal, in bf16.
+#include "common/files.h"
 #include "train/support.h"
 
 namespace unsloth {
@@ -12,7 +13,7 @@ class FastPath : public ::testing::Test {
 
     /// The plain path: library products, weights expanded in every step, everything kept, nothing recorded.
     Flags plain() const {
-        const std::string legal = cat(UNSLOTH_SOURCE_DIR, "/examples/legal/");
+        const std::string legal = (source_folder() / "examples/legal/").string();
         return {"--model.path",
                 legal + "base",
                 "--data.train_file",

@@ -1,5 +1,6 @@
 // Schedules against transformers' multipliers, their arguments, and the plateau's state machine.
 #include "unsloth/train/schedule.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
 
@@ -38,8 +39,7 @@ config::TrainingOptions training_of(config::Schedule schedule, Kwargs kwargs = {
 }
 
 TEST(Schedule, EqualsTransformers) {
-    const auto golden =
-        nlohmann::json::parse(std::ifstream(UNSLOTH_SOURCE_DIR "/tests/golden/schedules/schedules.json"));
+    const auto golden = nlohmann::json::parse(std::ifstream(test::golden("schedules/schedules.json")));
     std::map<std::string, int> seen;
     for (const auto& entry : golden["entries"]) {
         const std::string name = entry["schedule"];

@@ -1,8 +1,8 @@
 // Images that are read from files, past the page cache or through it.
 #include "unsloth/weights/disk_images.h"
+#include "common/files.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -16,13 +16,6 @@ namespace fs = std::filesystem;
 
 class DiskImagesTest : public ::testing::Test {
   protected:
-    DiskImagesTest() {
-        std::string name = (fs::temp_directory_path() / "unsloth_disk_XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        folder = name;
-    }
-    ~DiskImagesTest() override { fs::remove_all(folder); }
-
     /// A file of so many bytes, in memory and on the disk.
     at::Tensor make_file(const fs::path& path, int64_t bytes) {
         const at::Tensor content = at::randint(0, 256, {bytes}, at::kByte);
@@ -34,7 +27,7 @@ class DiskImagesTest : public ::testing::Test {
         return std::make_unique<DiskStream>(std::move(files), memory, copies, 2, at::kCPU);
     }
 
-    fs::path folder;
+    test::ScratchFolder folder;
     ops::Context ctx{at::kCPU};
     ops::CopyStream copies{ctx, 2 + DiskStream::buffers};
     at::Tensor memory = at::empty({DiskStream::memory_bytes}, at::kByte);
