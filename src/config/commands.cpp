@@ -285,6 +285,8 @@ void declare_merge(OptionSet& options, CommandLine& line) {
     options.add("load_in_4bit", merge.load_in_4bit,
                 "Merge into the NF4 values that training with model.load_in_4bit made of a 16/32-bit base, instead of "
                 "the base's own.");
+    options.add("precision", merge.precision,
+                "Merge into the values that training with this model.precision made of the base.");
     declare_shard_size(options, merge.max_shard_size);
     options
         .add("verify", merge.verify,
@@ -311,10 +313,14 @@ void declare_quantize(OptionSet& options, CommandLine& line) {
         .suggested_for({"path", "base"});
     options.add("out", quantize.out, "Folder to make; it must not exist, or be empty.").path("DIR").must_be_given();
     options
-        .add_choice("type", quantize.type, {{"nf4", spec::WeightType::nf4}, {"int8", spec::WeightType::int8}},
-                    "nf4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). Both as "
+        .add_choice("type", quantize.type,
+                    {{"nf4", spec::WeightType::nf4}, {"fp4", spec::WeightType::fp4}, {"int8", spec::WeightType::int8}},
+                    "nf4 and fp4: 4 bit with double quantisation; int8: 8 bit with a scale for each row (LLM.int8). As "
                     "bitsandbytes stores them.")
         .suggested_for({"dtype"});
+    options.add("precision", quantize.precision,
+                "Types of single modules, as in model.precision, whose default holds before --type. What transformers "
+                "cannot load of the result is told.");
     declare_shard_size(options, quantize.max_shard_size);
 }
 
@@ -414,7 +420,7 @@ const std::vector<CommandInfo>& commands() {
         {Command::merge, "merge",
          "--adapter DIR --base DIR --out DIR [--dtype bf16|fp16|fp32|nf4] [--verify TEXT|FILE | --no_verify]",
          "Merge an adapter into its base: a model folder without adapter.", false, declare_merge},
-        {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|int8]",
+        {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|fp4|int8]",
          "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm [--batch N] [--seq N] [--json]", "Measure speed.",
          true, declare_bench},

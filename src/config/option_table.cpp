@@ -22,7 +22,21 @@ void declare_model(OptionSet& options, ModelOptions& model) {
     options
         .add("load_in_4bit", model.load_in_4bit,
              "Hold the base in NF4: 16 and 32-bit weights are quantised while loading. With false a 16-bit checkpoint "
-             "stays 16-bit. A checkpoint that is stored in 4 bit stays in 4 bit either way.")
+             "stays 16-bit. A checkpoint that is stored in 4 or 8 bit stays as it is either way.")
+        .on_resume(OnResume::fixed);
+    options
+        .add("load_in_8bit", model.load_in_8bit,
+             "Hold the base in 8 bit with a scale for each row (LLM.int8), instead of load_in_4bit: 16 and 32-bit "
+             "weights are quantised while loading. Products have the weights' values in dtype.")
+        .on_resume(OnResume::fixed);
+    options
+        .add(
+            "precision", model.precision,
+            "Types of single modules' frozen weights, from any checkpoint: nf4, fp4, int8, bf16, fp16 or fp32, as in "
+            "{\"default\": \"nf4\", \"model.layers.0\": \"bf16\", \"model.layers.1-3.mlp.down_proj\": \"int8\", "
+            "\"lm_head\": \"int8\"}. default is for the layers' projections, instead of load_in_4bit and load_in_8bit; "
+            "the longest name that fits a module holds. Embeddings and lm_head stay as they are unless they are "
+            "named.")
         .on_resume(OnResume::fixed);
     options.add_choice("dtype", model.dtype, compute_types(), "Type of activations and of the GEMMs' operands.")
         .shorthand("model", "bf16", "bfloat16")

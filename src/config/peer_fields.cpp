@@ -18,10 +18,8 @@ void add_model_fields(PeerRows& rows) {
         .any({"trust_remote_code", "use_safetensors", "low_cpu_mem_usage", "use_fast", "token"},
              "weights are mapped from safetensors files, and no code of a repository is run")
         .only({"quantization_config"}, off, "model.load_in_4bit quantises while loading")
-        .only({"load_in_8bit"}, off,
-              "a 16-bit model is not quantised to 8 bit while loading; quantize --type int8 writes one")
         .only({"bnb_4bit_quant_type"}, {nullptr, "nf4"},
-              "model.load_in_4bit makes NF4; FP4 is read where a checkpoint has it")
+              "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"bnb_4bit_use_double_quant"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
         .only({"bnb_4bit_quant_storage"}, {nullptr, "uint8"}, "4-bit weights lie in bytes")
         .only({"rope_scaling"}, off, "the model's config.json says how its positions are scaled; write it there")

@@ -10,6 +10,7 @@
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/suggest.h"
+#include "unsloth/spec/precision.h"
 
 namespace unsloth::config {
 namespace {
@@ -34,6 +35,15 @@ void settle_full_training(LoadedConfig& loaded, Problems& problems) {
                               "Set model.load_in_4bit to false, or finetuning_type to lora.");
     });
     model.load_in_4bit = false;
+    const auto for_frozen = [&](const char* option, bool given) {
+        problems.check({"lora.finetuning_type", option}, [&] {
+            if (given)
+                throw usage_error(cat("lora.finetuning_type full trains the weights that ", option, " would freeze"),
+                                  cat("Leave ", option, " out, or set finetuning_type to lora."));
+        });
+    };
+    for_frozen("model.load_in_8bit", model.load_in_8bit);
+    for_frozen("model.precision", !model.precision.empty());
 
     // A printed configuration lists every option, so only a value that differs from the default shows a wish.
     const LoraOptions defaults;
@@ -59,6 +69,44 @@ void settle_full_training(LoadedConfig& loaded, Problems& problems) {
         {"lora.loraplus_lr_embedding", lora.loraplus_lr_embedding.has_value()}};
     for (const auto& [option, differs] : numbers)
         if (differs) loaded.notes.push_back(option + " has no effect with lora.finetuning_type full");
+}
+
+/// Of the three options for the base's types, precision's default holds before load_in_8bit, and that before
+/// load_in_4bit, which is true where nobody says anything; the others then say what it does.
+void settle_precision(LoadedConfig& loaded, Problems& problems) {
+    ModelOptions& model = loaded.config.model;
+    const LoraOptions& lora = loaded.config.lora;
+    problems.check({"model.load_in_8bit", "model.load_in_4bit"}, [&] {
+        if (model.load_in_8bit && model.load_in_4bit && loaded.is_given("model.load_in_4bit"))
+            throw usage_error("model.load_in_8bit and model.load_in_4bit are both true", "Set one of them to false.");
+    });
+    if (model.load_in_8bit) model.load_in_4bit = false;
+    problems.check({"model.precision", "model.load_in_8bit", "model.load_in_4bit"}, [&] {
+        const spec::PrecisionMap precision(model.precision);
+        const spec::WeightType type = precision.of_default();
+        if (type == spec::WeightType::automatic) return;
+        const auto becomes = [&](const char* option, bool& field, bool value) {
+            if (loaded.is_given(option) && field != value)
+                throw usage_error(cat("model.precision says that the default is ", name_of(type), ", but ", option,
+                                      " is ", field ? "true" : "false"),
+                                  cat("Leave ", option, " or the default out."));
+            field = value;
+        };
+        becomes("model.load_in_8bit", model.load_in_8bit, type == spec::WeightType::int8);
+        becomes("model.load_in_4bit", model.load_in_4bit, spec::is_4bit(type));
+    });
+    problems.check({"model.precision", "lora.modules_to_save"}, [&] {
+        const spec::PrecisionMap precision(model.precision);
+        const auto trains = [&](const char* module, bool named) {
+            const auto& saved = lora.modules_to_save;
+            if (named && std::find(saved.begin(), saved.end(), module) != saved.end())
+                throw usage_error(
+                    cat("model.precision is for frozen weights, but lora.modules_to_save trains ", module),
+                    cat("Leave ", module, " out of one of them."));
+        };
+        trains("embed_tokens", precision.names_embeddings());
+        trains("lm_head", precision.names_head());
+    });
 }
 
 void check_lora(const LoraOptions& lora, std::optional<double> learning_rate, Problems& problems) {
@@ -257,6 +305,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     if (config.lora.finetuning_type == FinetuningType::full) {
         settle_full_training(loaded, problems);
     } else {
+        settle_precision(loaded, problems);
         check_lora(config.lora, config.training.learning_rate, problems);
     }
     settle_warmup(loaded, problems);

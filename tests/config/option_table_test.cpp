@@ -45,6 +45,7 @@ const std::map<std::string, Example>& special_examples() {
         {"distributed.nccl", {{{"SOCKET_IFNAME", "eth0"}, {"DEBUG", "WARN"}}}},
         {"data.chat_template_kwargs", {{{"enable_thinking", false}, {"tools", {{"a", Json::array({1, nullptr})}}}}}},
         {"model.device_map", {{{"model.layers.0-15", 0}, {"model", "cpu"}}}},
+        {"model.precision", {{{"model.layers.0", "bf16"}, {"lm_head", "int8"}}}},
         {"model.max_memory", {{{"0", "12GiB"}, {"cpu", "64GiB"}}}},
         {"data.columns", {{{"instruction", "question"}}}},
         {"logging.metrics_port", {9090, {{"training", {{"report_to", Json::array({"prometheus"})}}}}}},
@@ -142,9 +143,9 @@ TEST(OptionTable, EveryKeyIsUniqueSoFarAndWorksWithoutItsSection) {
 // Guards the binding of names to fields, which a round trip through the same table cannot see.
 TEST(OptionTable, NamesReachTheirFields) {
     const config::Config config = load_text(R"({
-      "model": {"path": "m", "load_in_4bit": false, "dtype": "float16", "compute_dtype": "fp8", "adapter_name_or_path": "a", "max_seq_length": 11},
+      "model": {"path": "m", "load_in_4bit": false, "load_in_8bit": true, "precision": {"lm_head": "int8"}, "dtype": "float16", "compute_dtype": "fp8", "adapter_name_or_path": "a", "max_seq_length": 11},
       "lora": {"finetuning_type": "lora", "r": 3, "lora_alpha": 5.5, "lora_dropout": 0.25, "use_rslora": true, "use_dora": true,
-               "target_modules": ["o_proj"], "modules_to_save": ["lm_head"], "rank_pattern": {"b": 2, "a": 1},
+               "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"], "rank_pattern": {"b": 2, "a": 1},
                "alpha_pattern": {"c": 1.5}, "layers_to_transform": [4, 2]},
       "data": {"train_file": "t", "val_size": 0.125, "format": "messages", "template": "chatml", "train_on_prompt": true,
                "shuffle": false, "packing": true, "skip_bad_rows": true},
@@ -159,6 +160,8 @@ TEST(OptionTable, NamesReachTheirFields) {
                                       .config;
     EXPECT_EQ(config.model.path, "m");
     EXPECT_FALSE(config.model.load_in_4bit);
+    EXPECT_TRUE(config.model.load_in_8bit);
+    EXPECT_EQ(config.model.precision, (std::vector<std::pair<std::string, std::string>>{{"lm_head", "int8"}}));
     EXPECT_EQ(config.model.dtype, spec::DType::f16);
     EXPECT_EQ(config.model.adapter_name_or_path, "a");
     EXPECT_EQ(config.model.max_seq_length, 11);
@@ -169,7 +172,7 @@ TEST(OptionTable, NamesReachTheirFields) {
     EXPECT_TRUE(config.lora.use_rslora);
     EXPECT_TRUE(config.lora.use_dora);
     EXPECT_EQ(config.lora.target_modules, std::vector<std::string>{"o_proj"});
-    EXPECT_EQ(config.lora.modules_to_save, std::vector<std::string>{"lm_head"});
+    EXPECT_EQ(config.lora.modules_to_save, std::vector<std::string>{"embed_tokens"});
     const std::vector<std::pair<std::string, int64_t>> ranks = {{"b", 2}, {"a", 1}};  // in the file's order
     EXPECT_EQ(config.lora.rank_pattern, ranks);
     const std::vector<std::pair<std::string, double>> alphas = {{"c", 1.5}};

@@ -11,6 +11,33 @@ TEST(Settle, FullTrainingTurnsFourBitOffUnlessAskedForIt) {
     EXPECT_CONTAINS(message, "Set model.load_in_4bit to false");
 }
 
+TEST(Settle, TheBasesTypeIsSaidOnce) {
+    const auto model = [](const std::vector<std::string>& flags) {
+        return config::load_config({}, flags).config.model;
+    };
+    EXPECT_TRUE(model({}).load_in_4bit);
+    EXPECT_FALSE(model({"--load_in_8bit"}).load_in_4bit);
+    EXPECT_TRUE(model({"--precision", R"({"default": "fp4"})", "--load_in_4bit"}).load_in_4bit);
+    const auto int8 = model({"--precision", R"({"default": "int8", "model.layers.0": "bf16"})"});
+    EXPECT_TRUE(int8.load_in_8bit && !int8.load_in_4bit);
+    EXPECT_TRUE(model({"--precision", R"({"model.layers.0": "bf16"})"}).load_in_4bit);
+    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--load_in_4bit"}), "are both true");
+    EXPECT_CONTAINS(flag_error({"--load_in_8bit", "--precision", R"({"default": "nf4"})"}),
+                    "the default is nf4, but model.load_in_8bit is true");
+    EXPECT_CONTAINS(flag_error({"--load_in_4bit", "--precision", R"({"default": "bf16"})"}),
+                    "the default is bf16, but model.load_in_4bit is true");
+    EXPECT_CONTAINS(flag_error({"--modules_to_save", "lm_head", "--precision", R"({"lm_head": "int8"})"}),
+                    "lora.modules_to_save trains lm_head");
+    for (const char* flag : {"--load_in_8bit", "--precision={\"model.layers.0\": \"bf16\"}"})
+        EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", flag}), "full trains the weights");
+}
+
+TEST(Settle, TheBasesTypesReadBack) {
+    const auto loaded = config::load_config({}, {"--precision", R"({"default": "int8", "lm_head": "nf4"})"});
+    const auto again = load_text(config::config_to_json(loaded.config));
+    EXPECT_EQ(config::config_to_json(again.config), config::config_to_json(loaded.config));
+}
+
 TEST(Settle, FullTrainingTakesNoAdapterOptions) {
     EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--target_modules", "q_proj"}), "lora.target_modules");
     EXPECT_CONTAINS(flag_error({"--finetuning_type", "full", "--modules_to_save", "lm_head"}), "lora.modules_to_save");

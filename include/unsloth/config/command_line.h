@@ -123,7 +123,8 @@ struct MergeRequest {
     std::string base;     ///< as model.path; empty: what the adapter's config names
     std::string out;      ///< folder to make; never empty
     spec::WeightType dtype = spec::WeightType::automatic;
-    bool load_in_4bit = false;  ///< the base's values are rounded to NF4 first
+    bool load_in_4bit = false;                                   ///< the base's values are rounded to NF4 first
+    std::vector<std::pair<std::string, std::string>> precision;  ///< or as model.precision says
     std::string max_shard_size = "5GB";
     int64_t max_shard_bytes = 0;  ///< what max_shard_size says; above 0
     std::string verify;           ///< text, or a file of rows; empty: a text and rows of the program's own
@@ -151,6 +152,7 @@ struct QuantizeRequest {
     std::string model;  ///< as model.path; never empty
     std::string out;    ///< folder to make; never empty
     spec::WeightType type = spec::WeightType::nf4;
+    std::vector<std::pair<std::string, std::string>> precision;  ///< of modules that `type` does not hold for
     std::string max_shard_size = "5GB";
     int64_t max_shard_bytes = 0;
 };

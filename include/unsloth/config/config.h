@@ -64,7 +64,9 @@ enum class Schedule {
 struct ModelOptions {
     std::string path;
     bool load_in_4bit = true;
-    spec::DType dtype = spec::DType::bf16;  ///< compute type: f32, bf16 or f16
+    bool load_in_8bit = false;
+    std::vector<std::pair<std::string, std::string>> precision;  ///< {module, type} (spec/precision.h)
+    spec::DType dtype = spec::DType::bf16;                       ///< compute type: f32, bf16 or f16
     ComputeType compute_dtype = ComputeType::same;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;

@@ -28,11 +28,10 @@ void set_defaults(Importer& importer) {
 void import_adapter(Importer& importer) {
     const auto adapter = importer.take_text("adapter");
     const bool in_4bit = importer.take_flag("load_in_4bit"), in_8bit = importer.take_flag("load_in_8bit");
-    if (in_8bit)
-        importer.lose("load_in_8bit", "a 16-bit base stays in 16 bit; quantize --type int8 writes an 8-bit one");
     if (!adapter) {
         importer.set("adapter", "lora.finetuning_type", "full");
-        if (in_4bit) importer.lose("load_in_4bit", "without an adapter all weights are trained, in 16 bit");
+        for (const auto& [key, given] : {std::pair{"load_in_4bit", in_4bit}, std::pair{"load_in_8bit", in_8bit}})
+            if (given) importer.lose(key, "without an adapter all weights are trained, in 16 bit");
     } else if (*adapter == "lora" || *adapter == "qlora") {
         importer.set("adapter", "lora.finetuning_type", "lora");
         importer.set("load_in_4bit", "model.load_in_4bit", in_4bit);
@@ -40,6 +39,7 @@ void import_adapter(Importer& importer) {
         importer.lose("adapter", cat(*adapter, ": LoRA and full fine-tuning are there; lora is written"));
         importer.set("load_in_4bit", "model.load_in_4bit", in_4bit);
     }
+    if (adapter && in_8bit) importer.set("load_in_8bit", "model.load_in_8bit", true);
     const auto modules = importer.take("lora_target_modules");
     const bool linear = importer.take_flag("lora_target_linear");
     if (!adapter) {

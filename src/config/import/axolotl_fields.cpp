@@ -82,7 +82,7 @@ void add_model(PeerRows& rows) {
                "model_quantization_config_kwargs", "use_onebitllms", "quantize_moe_experts", "nonexpert_quantization",
                "dsv4_fp8_nonexpert_mode", "dsv4_bf16_all", "dsv4_fp4_grouped_mode", "gemma4_fp8_nonexpert",
                "gemma4_nf4_nonexpert", "nvfp4_merge_aware", "nvfp4_merge_aware_start_step", "qat", "quantization"},
-              off, "bases are held in NF4 (model.load_in_4bit), in 8 bit as a checkpoint has it, or in 16 bit")
+              off, "model.load_in_4bit, load_in_8bit and precision say what the base is held in")
         .only({"fp8", "fp8_config", "fp8_enable_fsdp_float8_all_gather"}, off,
               "model.compute_dtype fp8 computes the base's products in e4m3, with other scales than axolotl's")
         .only({"bnb_config_kwargs"}, off, "model.load_in_4bit makes NF4 with quantised scales")

@@ -47,7 +47,7 @@ void add_model(PeerRows& rows) {
         .only({"train_from_scratch"}, off, "init writes a model with random weights to train from")
         .any({"upcast_layernorm", "upcast_lmhead_output"}, "norms and losses compute in float32")
         .only({"quantization_type"}, {nullptr, "nf4"},
-              "model.load_in_4bit makes NF4; FP4 is read where a checkpoint has it")
+              "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"double_quantization"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
         .only({"quantization_device_map"}, off, "a model lies on one device: hardware.device names it")
         .any(
@@ -206,12 +206,12 @@ void import_method(Importer& importer) {
     importer.set("finetuning_type", "lora.finetuning_type", full ? "full" : "lora");
     const auto bits = importer.take("quantization_bit");
     const std::string method = importer.take_text("quantization_method").value_or("bnb");
-    if (bits && (*bits != 4 || (method != "bnb" && method != "bitsandbytes"))) {
+    if (bits && ((*bits != 4 && *bits != 8) || (method != "bnb" && method != "bitsandbytes"))) {
         importer.lose("quantization_bit", cat(shown(*bits), " by ", method,
-                                              ": model.load_in_4bit makes NF4 as bitsandbytes "
-                                              "does; the base stays in 16 bit"));
+                                              ": model.load_in_4bit and load_in_8bit quantise as "
+                                              "bitsandbytes does; the base stays in 16 bit"));
     } else if (bits) {
-        importer.set("quantization_bit", "model.load_in_4bit", !full);
+        importer.set("quantization_bit", *bits == 4 ? "model.load_in_4bit" : "model.load_in_8bit", !full);
     }
     const Json rank = importer.look("lora_rank"), alpha = importer.take("lora_alpha").value_or(nullptr);
     const auto targets = importer.take_names("lora_target");

@@ -45,7 +45,7 @@ const std::vector<PeerField>& fields() {
                  "it serves Unsloth's patches of transformers, or vLLM")
             .only({"num_labels"}, off, "causal language models alone are trained")
             .only({"qat_scheme", "load_in_fp8"}, off,
-                  "bases are held in NF4, in 8 bit as a checkpoint has it, or in 16 bit")
+                  "model.load_in_4bit, load_in_8bit and precision say what the base is held in")
             .only({"finetune_last_n_layers"}, off, "lora.layers_to_transform names the layers that get adapters")
             .only({"offload_layers", "checkpoint_skip_layers"}, {nullptr, false, 0},
                   "training.gradient_checkpointing is for all layers alike");
@@ -100,13 +100,15 @@ void import_data(Importer& importer) {
 
 void import_adapter(Importer& importer, bool unsloth) {
     const auto use_peft = importer.take("use_peft");
-    const bool in_4bit = importer.look("load_in_4bit") == true;
+    const bool in_4bit = importer.look("load_in_4bit") == true, in_8bit = importer.look("load_in_8bit") == true;
     const bool full = importer.take_flag("full_finetuning") || (!unsloth && (!use_peft || *use_peft == false));
     importer.set("use_peft", "lora.finetuning_type", full ? "full" : "lora");
-    if (full && in_4bit) {
-        importer.take("load_in_4bit");
-        importer.lose("load_in_4bit", "without use_peft all weights are trained, in 16 bit");
+    for (const auto& [key, given] : {std::pair{"load_in_4bit", in_4bit}, std::pair{"load_in_8bit", in_8bit}}) {
+        if (!full || !given) continue;
+        importer.take(key);
+        importer.lose(key, "without use_peft all weights are trained, in 16 bit");
     }
+    if (in_8bit && !in_4bit) importer.set("load_in_8bit", "model.load_in_4bit", false);  // Unsloth's default is true
     if (full) importer.set("use_peft", "model.load_in_4bit", false);
     const auto theirs = importer.take("lora_target_modules"), own = importer.take("target_modules");
     const Json modules = theirs ? *theirs : own.value_or(nullptr);
