@@ -386,6 +386,14 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"enable_activation_offloading", "offload_activations"})
         .on_resume(OnResume::free);
     options
+        .add("max_memory_gib", training.max_memory_gib,
+             "Most GiB of each GPU that the run plans for; with model.max_memory the smaller of the two. 0: what is "
+             "free.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .suggested_for({"memory_budget", "gpu_memory_limit", "memory_limit"})
+        .on_resume(OnResume::free);
+    options
         .add("deterministic", training.deterministic,
              "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.")
         .on_resume(OnResume::told);

@@ -16,11 +16,21 @@ int gpu_of(at::Device device) {
     return device.is_cuda() ? device.index() : -1;
 }
 
-/// `share` of what is free, and no more than what model.max_memory allows.
+/// What the configuration allows of a device's memory; nullopt: no bound.
+std::optional<int64_t> allowed(const config::Config& config, at::Device device) {
+    std::optional<int64_t> bytes = config::max_memory(config.model, gpu_of(device));
+    if (device.is_cuda() && config.training.max_memory_gib > 0) {
+        const auto budget = static_cast<int64_t>(config.training.max_memory_gib * (1 << 30));
+        bytes = std::min(bytes.value_or(budget), budget);
+    }
+    return bytes;
+}
+
+/// `share` of what is free, and no more than what the configuration allows.
 MemoryBudget budget_of(const config::Config& config, at::Device device, double share) {
     const auto bounded = [&](at::Device where) {
         const auto free = static_cast<int64_t>(share * static_cast<double>(memory::device_memory(where).free));
-        return std::min(free, config::max_memory(config.model, gpu_of(where)).value_or(free));
+        return std::min(free, allowed(config, where).value_or(free));
     };
     return {bounded(device), config::max_memory(config.model, -1).value_or(memory::device_memory(at::kCPU).free)};
 }

@@ -151,6 +151,7 @@ struct TrainingOptions {
     Objective objective = Objective::sft;
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
+    double max_memory_gib = 0;  ///< bound of the plan on each GPU; 0: none
     bool deterministic = false;
     int64_t eval_steps = 0;
     bool eval_on_start = false;
