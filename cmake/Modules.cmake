@@ -1,27 +1,35 @@
-# unsloth_module(NAME [TORCH | JSON] LINK ...): src/NAME/*.cpp and src/NAME/*/*.cpp as an object library with include/ public.
+# unsloth_module(NAME [TORCH | JSON] [QUICK] LINK ...): src/NAME/*.cpp and src/NAME/*/*.cpp as an object library with include/ public.
+# QUICK: it asks others to compute, so that a quicker build loses nothing.
 # unsloth_shared(NAME [TORCH] MODULES ...): the shared library of those modules.
 function(unsloth_module name)
-  cmake_parse_arguments(arg "TORCH;JSON" "" "LINK" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;JSON;QUICK" "" "LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp" "${PROJECT_SOURCE_DIR}/src/${name}/*/*.cpp")
   list(FILTER sources EXCLUDE REGEX "/src/(data/parquet|hub/download|report/prometheus)/")  # libraries of their own (Parquet.cmake, …)
   list(FILTER sources EXCLUDE REGEX "/src/app/main.cpp$")  # so that tests can link the rest of the executable
   add_library(${name} OBJECT ${sources})
   target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/include" PRIVATE "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${name} ${arg_LINK} PRIVATE unsloth_warnings)
+  set(quick "")
+  if(arg_QUICK)
+    set(quick _quick)
+    target_compile_options(${name} PRIVATE ${unsloth_quick_options})
+  endif()
   if(arg_TORCH)
     target_link_libraries(${name} PUBLIC unsloth::torch)
     target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")  # kernels/*.h
-    unsloth_use_pch(${name} torch)
+    unsloth_use_pch(${name} torch${quick})
   elseif(arg_JSON)
-    unsloth_use_pch(${name} json)
+    unsloth_use_pch(${name} json${quick})
   endif()
 endfunction()
 
 # Most of a test's build is the compiler at work on GoogleTest's and LibTorch's templates; what is tested is compiled elsewhere.
 set(unsloth_test_options $<$<CONFIG:Release>:-O0>)
+set(unsloth_quick_options $<$<CONFIG:Release>:-O1>)
 
 # unsloth_use_pch(TARGET KIND): precompiled headers, made once a kind and shared by all targets that use the kind:
 #   torch  LibTorch's tensors       json  nlohmann/json       test, torch_test  the same for tests, with GoogleTest
+# KIND_quick: for modules that are QUICK. GCC 13 takes no header that was compiled at another level of optimisation.
 function(unsloth_use_pch name kind)
   set(pch unsloth_${kind}_pch)
   if(NOT TARGET ${pch})
@@ -35,9 +43,12 @@ function(unsloth_use_pch name kind)
     set(library_torch_test unsloth::torch ${library_test})
     file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/${kind}_pch.cpp" CONTENT "// carries the precompiled headers\n")
     add_library(${pch} OBJECT "${PROJECT_BINARY_DIR}/${kind}_pch.cpp")
-    target_link_libraries(${pch} PRIVATE ${library_${kind}} Threads::Threads)
-    target_precompile_headers(${pch} PRIVATE ${headers_${kind}})
-    if(kind MATCHES "test$")
+    string(REGEX REPLACE "_quick$" "" content ${kind})
+    target_link_libraries(${pch} PRIVATE ${library_${content}} Threads::Threads)
+    target_precompile_headers(${pch} PRIVATE ${headers_${content}})
+    if(kind MATCHES "_quick$")
+      target_compile_options(${pch} PRIVATE ${unsloth_quick_options})
+    elseif(kind MATCHES "test$")
       target_compile_options(${pch} PRIVATE ${unsloth_test_options})
     endif()
   endif()

@@ -34,8 +34,10 @@ TEST(TensorSource, ReadsRowsInFp32) {
     const TensorSource& down = file.tensors.linear(0, spec::Projection::down);
     std::vector<float> whole(128 * 216), part(3 * 216);
     down.read_f32(whole.data());
-    EXPECT_EQ(sha256(whole),
-              golden_json("formats/small_llama/nf4_dq.linears.json").at(down.rule.hf_name).at("weight_fp32_sha256"));
+    EXPECT_EQ(sha256(whole), golden_json("formats/small_llama/nf4_dq.linears.json")
+                                 .at(down.rule.hf_name)
+                                 .at("weight_fp32_sha256")
+                                 .get<std::string>());
     down.read_f32(5, 8, part.data());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 5 * 216));
 

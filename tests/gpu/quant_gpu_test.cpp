@@ -41,8 +41,8 @@ TEST_F(QuantGpuTest, DequantisesBitsandbytesFilesExactly) {
             at::Tensor bf16 = at::empty({weight.rows, weight.cols}, at::device(gpu->device()).dtype(at::kBFloat16));
             ops::dequantize_4bit(*gpu, weight.view(), fp32);
             ops::dequantize_4bit(*gpu, weight.view(), bf16);
-            EXPECT_EQ(golden::sha256(fp32), hashes[kind][name]["weight_fp32_sha256"]);
-            EXPECT_EQ(golden::sha256(bf16), hashes[kind][name]["weight_bf16_sha256"]);
+            EXPECT_EQ(golden::sha256(fp32), hashes[kind][name]["weight_fp32_sha256"].get<std::string>());
+            EXPECT_EQ(golden::sha256(bf16), hashes[kind][name]["weight_bf16_sha256"].get<std::string>());
         }
     }
 }

@@ -41,14 +41,14 @@ void expect_hashes(Context& ctx, const std::string& path, const nlohmann::json& 
         const std::optional<formats::Quant4Weight> stored = formats::find_quant4(checkpoint, name);
         ASSERT_TRUE(stored);
         const Quant4Tensor weight = ops::upload(ctx, stored->view);
-        EXPECT_EQ(sha256(weight.packed), expected["packed_sha256"]);
-        EXPECT_EQ(sha256(absmax_of(weight.view())), expected["absmax_fp32_sha256"]);
+        EXPECT_EQ(sha256(weight.packed), expected["packed_sha256"].get<std::string>());
+        EXPECT_EQ(sha256(absmax_of(weight.view())), expected["absmax_fp32_sha256"].get<std::string>());
         at::Tensor fp32 = at::empty({weight.rows, weight.cols}, at::kFloat);
         at::Tensor bf16 = at::empty({weight.rows, weight.cols}, at::kBFloat16);
         ops::dequantize_4bit(ctx, weight.view(), fp32);
         ops::dequantize_4bit(ctx, weight.view(), bf16);
-        EXPECT_EQ(sha256(fp32), expected["weight_fp32_sha256"]);
-        EXPECT_EQ(sha256(bf16), expected["weight_bf16_sha256"]);
+        EXPECT_EQ(sha256(fp32), expected["weight_fp32_sha256"].get<std::string>());
+        EXPECT_EQ(sha256(bf16), expected["weight_bf16_sha256"].get<std::string>());
     }
 }
 

@@ -104,7 +104,9 @@ void expect_turns(const char* template_name, const char* tokenizer_name, const c
     for (const json& row : read_rows(golden(std::string("chat/") + conversations))) {
         const auto found = expected.find(row["text"]);
         const tokenizer::Rendered rendered = render_row(template_name, row, tokenizer);
-        if (found == expected.end() || rendered.text != row["text"] || !row.contains("assistant_tokens")) continue;
+        if (found == expected.end() || rendered.text != row["text"].get<std::string>() ||
+            !row.contains("assistant_tokens"))
+            continue;
         const tokenizer::EncodedTurns turns = tokenizer::encode_rendered(tokenizer, rendered);
         EXPECT_EQ(turns.ids, found->second["ids"].get<std::vector<int32_t>>()) << rendered.text;
         EXPECT_EQ(turns.trained, found->second["trained"].get<Spans>()) << rendered.text;

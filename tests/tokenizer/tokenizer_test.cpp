@@ -222,8 +222,10 @@ TEST(Tokenizer, IsSafeFromManyThreads) {
     for (int t = 0; t < 8; ++t) {
         threads.emplace_back([&] {
             for (std::size_t i = 0; i < std::min(rows_a.size(), rows_b.size()); ++i) {
-                wrong += a.encode(rows_a[i]["text"].get<std::string>(), false) != rows_a[i]["ids"];
-                wrong += b.encode(rows_b[i]["text"].get<std::string>(), false) != rows_b[i]["ids"];
+                wrong += a.encode(rows_a[i]["text"].get<std::string>(), false) !=
+                         rows_a[i]["ids"].get<std::vector<int32_t>>();
+                wrong += b.encode(rows_b[i]["text"].get<std::string>(), false) !=
+                         rows_b[i]["ids"].get<std::vector<int32_t>>();
             }
         });
     }

@@ -45,7 +45,7 @@ TEST(Vocabulary, OfAByteLevelTokenizer) {
     }
     for (const json& added : document.at("added_tokens")) {
         const spec::VocabularyToken& token = vocabulary.tokens[added.at("id").get<std::size_t>()];
-        EXPECT_EQ(token.text, added.at("content"));
+        EXPECT_EQ(token.text, added.at("content").get<std::string>());
         EXPECT_EQ(token.kind, spec::TokenKind::control);
     }
     ASSERT_EQ(vocabulary.merges.size(), model.at("merges").size());

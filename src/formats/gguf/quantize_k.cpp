@@ -61,7 +61,7 @@ UNSLOTH_LANES void sum_codes(const Floats (&x)[group], const Floats (&weight)[gr
 UNSLOTH_LANES void weigh(const Floats (&x)[group], Floats (&weight)[group]) {
     Floats squares = {};
     for (int i = 0; i < group; ++i) squares += x[i] * x[i];
-    Floats mean;
+    Floats mean = {};  // GCC 13 does not see that all lanes follow
     for (int lane = 0; lane < lane_count; ++lane) mean[lane] = std::sqrt(squares[lane] / static_cast<float>(group));
     for (int i = 0; i < group; ++i) {
         magnitude_lanes(x[i], weight[i]);
