@@ -7,28 +7,57 @@
 
 namespace unsloth::formats {
 
+namespace {
+
+/// Refuses what the parser would take without a word. A pass of its own: given a callback, nlohmann's parser looks at
+/// all elements of a list for each of them that is a list or an object.
+template <class AnyJson>
+class KeyCheck : public nlohmann::json_sax<AnyJson> {
+  public:
+    explicit KeyCheck(const std::string& source) : source_(source) {}
+
+    bool start_object(std::size_t) override {
+        keys_.emplace_back();
+        return true;
+    }
+    bool key(std::string& name) override {
+        if (std::is_same_v<AnyJson, OrderedJson> && keys_.back().size() == most_ordered_keys)
+            throw input_error(cat(source_, ": an object has more than ", most_ordered_keys, " keys"));
+        if (!keys_.back().insert(name).second)
+            throw input_error(cat(source_, ": the key '", name, "' stands twice in one object"));
+        return true;
+    }
+    bool end_object() override {
+        keys_.pop_back();
+        return true;
+    }
+    bool start_array(std::size_t) override { return true; }
+    bool end_array() override { return true; }
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(typename AnyJson::number_integer_t) override { return true; }
+    bool number_unsigned(typename AnyJson::number_unsigned_t) override { return true; }
+    bool number_float(typename AnyJson::number_float_t, const std::string&) override { return true; }
+    bool string(std::string&) override { return true; }
+    bool binary(typename AnyJson::binary_t&) override { return true; }
+    /// The parser that follows finds it again, and says it.
+    bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+
+  private:
+    const std::string& source_;
+    std::vector<std::unordered_set<std::string>> keys_;  ///< of the objects that are open
+};
+
+}  // namespace
+
 template <class AnyJson>
 AnyJson parse_json(std::string_view text, const std::string& source) {
     if (json_nesting_depth(text) > max_json_depth)
         throw input_error(cat(source, ": the JSON nests deeper than ", max_json_depth, " levels"));
-    constexpr bool is_ordered = std::is_same_v<AnyJson, OrderedJson>;
-    std::vector<std::unordered_set<std::string>> keys;
-    using Event = typename AnyJson::parse_event_t;
-    const auto callback = [&](int, Event event, AnyJson& parsed) {
-        if (event == Event::object_start) {
-            keys.emplace_back();
-        } else if (event == Event::object_end) {
-            keys.pop_back();
-        } else if (event == Event::key && is_ordered && keys.back().size() == most_ordered_keys) {
-            throw input_error(cat(source, ": an object has more than ", most_ordered_keys, " keys"));
-        } else if (event == Event::key && !keys.back().insert(parsed.template get<std::string>()).second) {
-            throw input_error(
-                cat(source, ": the key '", parsed.template get<std::string>(), "' stands twice in one object"));
-        }
-        return true;
-    };
+    KeyCheck<AnyJson> check(source);
+    AnyJson::sax_parse(text.begin(), text.end(), &check);
     try {
-        return AnyJson::parse(text.begin(), text.end(), callback);
+        return AnyJson::parse(text.begin(), text.end());
     } catch (const nlohmann::json::exception& error) {
         throw input_error(cat(source, ": not valid JSON: ", error.what()));
     }
