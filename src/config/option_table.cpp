@@ -348,6 +348,10 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_most(1)
         .on_resume(OnResume::told);
     declare_optimizer(options, training);
+}
+
+/// How a step is computed.
+void declare_passes(OptionSet& options, TrainingOptions& training) {
     options
         .add("neftune_noise_alpha", training.neftune_noise_alpha,
              "NEFTune: uniform noise of up to alpha / sqrt(tokens x hidden size) is added to the embeddings in "
@@ -397,6 +401,10 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .add("deterministic", training.deterministic,
              "Bit-equal results from run to run on a GPU too, at some cost of speed; the CPU's always are.")
         .on_resume(OnResume::told);
+}
+
+/// Evaluation, checkpoints and what is reported.
+void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
         .on_resume(OnResume::free);
     options.add("eval_steps", training.eval_steps, "Evaluate every so many steps, and at the end; 0: only at the end.")
@@ -656,6 +664,8 @@ void declare_options(OptionSet& options, Config& config) {
     declare_lora(options, config.lora);
     declare_data(options, config.data);
     declare_training(options, config.training);
+    declare_passes(options, config.training);
+    declare_saving(options, config.training);
     declare_preference(options, config.preference);
     declare_hardware(options, config.hardware);
     declare_distributed(options, config.distributed);

@@ -7,19 +7,8 @@ namespace {
 using Values = std::vector<Json>;
 const Values nothing = {nullptr, false};
 
-void add_model(PeerRows& rows) {
-    const auto& off = PeerRows::off;
-    rows.means("base_model", "model.path", {}, {nullptr})
-        .means("resume_from_checkpoint", "training.resume_from_checkpoint", {}, {nullptr, false, ""})
-        .means("auto_resume_from_checkpoints", "training.resume_from_checkpoint", {{true, "auto"}}, nothing,
-               "true or false is expected")
-        .any({"base_model_config", "tokenizer_use_fast", "tokenizer_legacy", "tokenizer_save_jinja_files",
-              "trust_remote_code", "model_type", "type_of_model", "tokenizer_type", "is_falcon_derived_model",
-              "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model", "low_cpu_mem_usage",
-              "experimental_skip_move_to_device", "hf_use_auth_token", "use_kernels", "embeddings_skip_upcast",
-              "lora_on_cpu", "qlora_sharded_model_loading"},
-             "config.json and tokenizer.json say what the folder holds, and no code of a repository is run")
-        .any({"flash_attention",
+void add_kernels(PeerRows& rows) {
+    rows.any({"flash_attention",
               "flash_attn_cross_entropy",
               "flash_attn_rms_norm",
               "flash_attn_fuse_mlp",
@@ -77,7 +66,21 @@ void add_model(PeerRows& rows) {
               "gc_steps",
               "gc_collect_steps",
               "torchdistx_path"},
-             "kernels are compiled into the program and chosen by the card, with the same results")
+             "kernels are compiled into the program and chosen by the card, with the same results");
+}
+
+void add_model(PeerRows& rows) {
+    const auto& off = PeerRows::off;
+    rows.means("base_model", "model.path", {}, {nullptr})
+        .means("resume_from_checkpoint", "training.resume_from_checkpoint", {}, {nullptr, false, ""})
+        .means("auto_resume_from_checkpoints", "training.resume_from_checkpoint", {{true, "auto"}}, nothing,
+               "true or false is expected")
+        .any({"base_model_config", "tokenizer_use_fast", "tokenizer_legacy", "tokenizer_save_jinja_files",
+              "trust_remote_code", "model_type", "type_of_model", "tokenizer_type", "is_falcon_derived_model",
+              "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model", "low_cpu_mem_usage",
+              "experimental_skip_move_to_device", "hf_use_auth_token", "use_kernels", "embeddings_skip_upcast",
+              "lora_on_cpu", "qlora_sharded_model_loading"},
+             "config.json and tokenizer.json say what the folder holds, and no code of a repository is run")
         .only({"gptq", "gptq_groupsize", "gptq_model_v1", "model_quantization_config",
                "model_quantization_config_kwargs", "use_onebitllms", "quantize_moe_experts", "nonexpert_quantization",
                "dsv4_fp8_nonexpert_mode", "dsv4_bf16_all", "dsv4_fp4_grouped_mode", "gemma4_fp8_nonexpert",
@@ -411,6 +414,7 @@ void add_other_trainings(PeerRows& rows) {
 const std::vector<PeerField>& axolotl_fields() {
     static const std::vector<PeerField> table = [] {
         PeerRows rows;
+        add_kernels(rows);
         add_model(rows);
         add_adapter(rows);
         add_data(rows);
