@@ -27,13 +27,13 @@ struct QuantState {
     float nested_offset = 0.0F;
 };
 
-void read_nested(const ObjectReader& json, QuantState& state) {
+void read_nested(const JsonReader& json, QuantState& state) {
     state.nested = json.has("nested_offset") || json.has("nested_blocksize") || json.has("nested_dtype");
     if (!state.nested) return;
-    if (json.required_integer("nested_blocksize") != spec::quant4_nested_block) json.fail("nested_blocksize", "256");
-    if (json.text("nested_dtype") != "float32") json.fail("nested_dtype", "\"float32\"");
+    if (json["nested_blocksize"].integer() != spec::quant4_nested_block) json["nested_blocksize"].refuse("256");
+    if (json.string("nested_dtype") != "float32") json["nested_dtype"].refuse("\"float32\"");
     const auto offset = json.number("nested_offset");
-    if (!offset || !std::isfinite(static_cast<float>(*offset))) json.fail("nested_offset", "a finite number");
+    if (!offset || !std::isfinite(static_cast<float>(*offset))) json["nested_offset"].refuse("a finite number");
     state.nested_offset = static_cast<float>(*offset);
 }
 
@@ -43,22 +43,22 @@ QuantState read_state(const TensorView& tensor, Quant4Type type) {
         throw input_error(cat(source, ": expected U8, found ", safetensors_name(tensor.dtype)));
     const std::string_view text(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
     const auto parsed = parse_json<OrderedJson>(text, source);
-    const ObjectReader json(parsed, source);
-    if (json.text("quant_type") != name_of(type)) json.fail("quant_type", cat('"', name_of(type), '"'));
-    if (json.required_integer("blocksize") != spec::quant4_block)
-        json.fail("blocksize", "64 (other block sizes are not supported)");
+    const JsonReader json(parsed, source);
+    if (json.string("quant_type") != name_of(type)) json["quant_type"].refuse(cat('"', name_of(type), '"'));
+    if (json["blocksize"].integer() != spec::quant4_block)
+        json["blocksize"].refuse("64 (other block sizes are not supported)");
     const auto shape = json.integers("shape");
     constexpr int64_t largest = int64_t{1} << 31;
     if (shape.size() != 2 || shape[0] < 1 || shape[1] < 1 || shape[0] > largest || shape[1] > largest)
-        json.fail("shape", "two sizes from 1 to 2^31");
+        json["shape"].refuse("two sizes from 1 to 2^31");
     QuantState state;
     state.rows = shape[0];
     state.cols = shape[1];
-    const auto dtype = json.text("dtype");
+    const auto dtype = json.string("dtype");
     const auto known = {spec::DType::bf16, spec::DType::f16, spec::DType::f32};
     const auto it =
         std::find_if(known.begin(), known.end(), [&](spec::DType candidate) { return dtype == name_of(candidate); });
-    if (it == known.end()) json.fail("dtype", "bfloat16, float16 or float32");
+    if (it == known.end()) json["dtype"].refuse("bfloat16, float16 or float32");
     state.dtype = *it;
     read_nested(json, state);
     return state;

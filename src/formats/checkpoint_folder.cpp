@@ -79,19 +79,16 @@ std::optional<std::string> find_damage(const fs::path& checkpoint) {
         const std::string source = (checkpoint / manifest_name).string();
         if (!fs::exists(source)) return "it has no manifest.json: it was not finished";
         const auto parsed = parse_json<OrderedJson>(read_file(source), source);
-        const ObjectReader manifest(parsed, source);
-        if (manifest.required_integer("version") > manifest_version) return "a later version of this program wrote it";
-        const OrderedJson* const files = manifest.find("files");
-        if (files == nullptr || !files->is_array()) manifest.fail("files", "a list of objects");
-        for (const OrderedJson& item : *files) {
-            const ObjectReader file(item, source, "files.");
-            const std::string name = file.text("name").value_or("");
-            if (!is_below(name)) file.fail("name", "a file's name, or its path below the checkpoint");
+        const JsonReader manifest(parsed, source);
+        if (manifest["version"].integer() > manifest_version) return "a later version of this program wrote it";
+        for (const JsonReader& file : manifest["files"].elements()) {
+            const std::string name = file.string("name").value_or("");
+            if (!is_below(name)) file["name"].refuse("a file's name, or its path below the checkpoint");
             const fs::path path = checkpoint / name;
             if (!fs::is_regular_file(path)) return cat(name, " is missing");
-            if (const auto bytes = static_cast<int64_t>(fs::file_size(path)); bytes != file.required_integer("bytes"))
-                return cat(name, " has ", bytes, " bytes instead of ", file.required_integer("bytes"));
-            if (hash_of(path) != file.text("xxh3_128").value_or(""))
+            if (const auto bytes = static_cast<int64_t>(fs::file_size(path)); bytes != file["bytes"].integer())
+                return cat(name, " has ", bytes, " bytes instead of ", file["bytes"].integer());
+            if (hash_of(path) != file.string("xxh3_128").value_or(""))
                 return cat(name, " was changed since it was written");
         }
     } catch (const std::exception& error) {

@@ -24,40 +24,40 @@ constexpr std::array<KnownModel, 4> known_models = {{
 }};
 constexpr const char* known_models_text = "This program trains llama, mistral, qwen2 and qwen3 models.";
 
-void read_architecture(const ObjectReader& config, spec::ModelSpec& spec) {
-    const auto type = config.text("model_type");
-    if (!type) config.fail("model_type", "the name of an architecture");
+void read_architecture(const JsonReader& config, spec::ModelSpec& spec) {
+    const auto type = config.string("model_type");
+    if (!type) config["model_type"].refuse("the name of an architecture");
     const auto known = std::find_if(known_models.begin(), known_models.end(),
                                     [&](const KnownModel& model) { return model.model_type == *type; });
     if (known == known_models.end())
-        throw input_error(cat(config.source(), ": model_type: '", *type, "' is not supported"), known_models_text);
-    for (const std::string& name : config.texts("architectures"))
+        throw input_error(cat(config["model_type"].where(), ": '", *type, "' is not supported"), known_models_text);
+    for (const std::string& name : config.strings("architectures"))
         if (name != known->class_name)
             throw input_error(
-                cat(config.source(), ": architectures: '", name, "' is not supported; expected ", known->class_name),
+                cat(config["architectures"].where(), ": '", name, "' is not supported; expected ", known->class_name),
                 known_models_text);
     spec.model_type = *type;
     spec.architecture = known->architecture;
 }
 
-void read_sizes(const ObjectReader& config, spec::ModelSpec& spec) {
-    spec.hidden_size = config.required_integer("hidden_size");
-    spec.intermediate_size = config.required_integer("intermediate_size");
-    spec.num_layers = config.required_integer("num_hidden_layers");
-    spec.num_heads = config.required_integer("num_attention_heads");
-    spec.vocab_size = config.required_integer("vocab_size");
-    spec.max_position_embeddings = config.required_integer("max_position_embeddings");
+void read_sizes(const JsonReader& config, spec::ModelSpec& spec) {
+    spec.hidden_size = config["hidden_size"].integer();
+    spec.intermediate_size = config["intermediate_size"].integer();
+    spec.num_layers = config["num_hidden_layers"].integer();
+    spec.num_heads = config["num_attention_heads"].integer();
+    spec.vocab_size = config["vocab_size"].integer();
+    spec.max_position_embeddings = config["max_position_embeddings"].integer();
     // Only Llama's config class falls back to one key-value head a query head; the others have fixed defaults.
     spec.num_kv_heads = spec.architecture == spec::Architecture::llama
                             ? config.integer("num_key_value_heads").value_or(spec.num_heads)
-                            : config.required_integer("num_key_value_heads");
+                            : config["num_key_value_heads"].integer();
     if (const auto head_dim = config.integer("head_dim")) {
         spec.head_dim = *head_dim;
     } else if (spec.architecture == spec::Architecture::qwen3) {
         spec.head_dim = 128;  // Qwen3Config's default
     } else {
         if (spec.num_heads < 1 || spec.hidden_size % spec.num_heads != 0)
-            throw input_error(cat(config.source(), ": hidden_size ", spec.hidden_size,
+            throw input_error(cat(config["hidden_size"].where(), " ", spec.hidden_size,
                                   " is no multiple of num_attention_heads ", spec.num_heads,
                                   ", and head_dim is absent"));
         spec.head_dim = spec.hidden_size / spec.num_heads;
@@ -65,13 +65,13 @@ void read_sizes(const ObjectReader& config, spec::ModelSpec& spec) {
     spec.rms_norm_eps = config.number("rms_norm_eps").value_or(1e-6);
 }
 
-void read_structure(const ObjectReader& config, spec::ModelSpec& spec) {
-    const std::string activation = config.text("hidden_act").value_or("silu");
+void read_structure(const JsonReader& config, spec::ModelSpec& spec) {
+    const std::string activation = config.string("hidden_act").value_or("silu");
     if (activation != "silu")
-        throw input_error(cat(config.source(), ": hidden_act: '", activation, "' is not supported; expected silu"));
-    spec.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
-    const bool attention_bias = config.boolean("attention_bias", false);
-    const bool mlp_bias = config.boolean("mlp_bias", false);
+        throw input_error(cat(config["hidden_act"].where(), ": '", activation, "' is not supported; expected silu"));
+    spec.tie_word_embeddings = config.boolean("tie_word_embeddings").value_or(false);
+    const bool attention_bias = config.boolean("attention_bias").value_or(false);
+    const bool mlp_bias = config.boolean("mlp_bias").value_or(false);
     switch (spec.architecture) {
         case spec::Architecture::llama:
             spec.qkv_bias = spec.o_bias = attention_bias;
@@ -89,30 +89,24 @@ void read_structure(const ObjectReader& config, spec::ModelSpec& spec) {
     }
 }
 
-spec::RopeSpec::Type rope_type(const ObjectReader& rope) {
-    auto name = rope.text("rope_type");
-    if (!name) name = rope.text("type");
+spec::RopeSpec::Type rope_type(const JsonReader& rope) {
+    auto name = rope.string("rope_type");
+    if (!name) name = rope.string("type");
     if (!name || *name == "default") return spec::RopeSpec::Type::standard;
     if (*name == "linear") return spec::RopeSpec::Type::linear;
     if (*name == "dynamic") return spec::RopeSpec::Type::dynamic;
     if (*name == "yarn") return spec::RopeSpec::Type::yarn;
     if (*name == "llama3") return spec::RopeSpec::Type::llama3;
-    throw input_error(cat(rope.source(), ": ", rope.name("rope_type"), ": '", *name, "' is not supported"),
+    throw input_error(cat(rope["rope_type"].where(), ": '", *name, "' is not supported"),
                       "Supported are default, linear, dynamic, yarn and llama3.");
 }
 
-double required_number(const ObjectReader& rope, const std::string& key) {
-    const auto value = rope.number(key);
-    if (!value) rope.fail(key, "a finite number");
-    return *value;
-}
-
-void refuse_partial_rotation(const ObjectReader& reader) {
+void refuse_partial_rotation(const JsonReader& reader) {
     if (reader.number("partial_rotary_factor").value_or(1.0) != 1.0)
-        reader.fail("partial_rotary_factor", "1 (rotation of whole heads)");
+        reader["partial_rotary_factor"].refuse("1 (rotation of whole heads)");
 }
 
-void read_rope_options(const ObjectReader& rope, spec::ModelSpec& spec) {
+void read_rope_options(const JsonReader& rope, spec::ModelSpec& spec) {
     spec::RopeSpec& out = spec.rope;
     out.type = rope_type(rope);
     refuse_partial_rotation(rope);
@@ -123,24 +117,24 @@ void read_rope_options(const ObjectReader& rope, spec::ModelSpec& spec) {
         out.factor = static_cast<double>(spec.max_position_embeddings) /
                      static_cast<double>(out.original_max_position_embeddings);
     } else {
-        out.factor = required_number(rope, "factor");
+        out.factor = rope["factor"].number();
     }
     if (out.type == spec::RopeSpec::Type::llama3) {
-        out.low_freq_factor = required_number(rope, "low_freq_factor");
-        out.high_freq_factor = required_number(rope, "high_freq_factor");
+        out.low_freq_factor = rope["low_freq_factor"].number();
+        out.high_freq_factor = rope["high_freq_factor"].number();
     } else if (out.type == spec::RopeSpec::Type::yarn) {
         out.attention_factor = rope.number("attention_factor");
         out.mscale = rope.number("mscale");
         out.mscale_all_dim = rope.number("mscale_all_dim");
         out.beta_fast = rope.number("beta_fast").value_or(32.0);
         out.beta_slow = rope.number("beta_slow").value_or(1.0);
-        out.truncate = rope.boolean("truncate", true);
+        out.truncate = rope.boolean("truncate").value_or(true);
     }
 }
 
 /// transformers 5 holds all in rope_parameters; 4.x has rope_theta and rope_scaling. Where a file has both forms,
 /// rope_scaling wins, as in transformers 5.
-void read_rope(const ObjectReader& config, spec::ModelSpec& spec) {
+void read_rope(const JsonReader& config, spec::ModelSpec& spec) {
     refuse_partial_rotation(config);
     spec.rope.theta = config.number("rope_theta").value_or(10000.0);
     const auto parameters = config.object("rope_parameters");
@@ -150,63 +144,63 @@ void read_rope(const ObjectReader& config, spec::ModelSpec& spec) {
     if (scaling) {
         read_rope_options(*scaling, spec);
     } else if (parameters) {
-        for (const auto& item : parameters->json().items())
+        for (const auto& item : parameters->value().items())
             if (item.value().is_object())
-                parameters->fail(item.key(), "a number (parameters per layer type are not supported)");
+                (*parameters)[item.key()].refuse("a number (parameters per layer type are not supported)");
         read_rope_options(*parameters, spec);
     }
 }
 
 /// Qwen's classes: a window for the layers that layer_types names, or for those from max_window_layers on.
-void read_qwen_windows(const ObjectReader& config, spec::ModelSpec& spec) {
-    const auto layer_types = config.texts("layer_types");
+void read_qwen_windows(const JsonReader& config, spec::ModelSpec& spec) {
+    const auto layer_types = config.strings("layer_types");
     if (config.has("layer_types") && static_cast<int64_t>(layer_types.size()) != spec.num_layers)
-        throw input_error(cat(config.source(), ": layer_types has ", layer_types.size(), " entries for ",
+        throw input_error(cat(config["layer_types"].where(), " has ", layer_types.size(), " entries for ",
                               spec.num_layers, " layers"));
-    const bool in_use = config.boolean("use_sliding_window", false);
+    const bool in_use = config.boolean("use_sliding_window").value_or(false);
     const int64_t window =
-        config.integer("sliding_window").value_or(in_use && !config.json().contains("sliding_window") ? 4096 : 0);
+        config.integer("sliding_window").value_or(in_use && !config.value().contains("sliding_window") ? 4096 : 0);
     const int64_t first = config.integer("max_window_layers").value_or(28);
     for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
         bool windowed = in_use && window != 0 && layer >= first;
         if (!layer_types.empty()) {
             const std::string& type = layer_types[static_cast<std::size_t>(layer)];
             if (type != "full_attention" && type != "sliding_attention")
-                throw input_error(cat(config.source(), ": layer_types: '", type, "' is not supported"));
+                throw input_error(cat(config["layer_types"].where(), ": '", type, "' is not supported"));
             windowed = type == "sliding_attention";
             if (windowed && (!in_use || window == 0))
-                throw input_error(cat(config.source(), ": layer_types gives layer ", layer,
+                throw input_error(cat(config["layer_types"].where(), " gives layer ", layer,
                                       " a sliding window, but use_sliding_window and sliding_window do not"));
         }
         spec.sliding_window[static_cast<std::size_t>(layer)] = windowed ? window : 0;
     }
 }
 
-void read_windows(const ObjectReader& config, spec::ModelSpec& spec) {
+void read_windows(const JsonReader& config, spec::ModelSpec& spec) {
     spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), 0);
-    if (config.integer("sliding_window").value_or(1) < 1) config.fail("sliding_window", "a positive integer or null");
+    if (config.integer("sliding_window").value_or(1) < 1) config["sliding_window"].refuse("a positive integer or null");
     if (spec.architecture == spec::Architecture::mistral) {
         // MistralConfig's default is 4096; null means none.
         const int64_t window =
-            config.json().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
+            config.value().contains("sliding_window") ? config.integer("sliding_window").value_or(0) : 4096;
         spec.sliding_window.assign(static_cast<std::size_t>(spec.num_layers), window);
     } else if (spec.architecture != spec::Architecture::llama) {
         read_qwen_windows(config, spec);
     }
 }
 
-spec::DType read_dtype(const ObjectReader& config) {
-    auto name = config.text("dtype");
+spec::DType read_dtype(const JsonReader& config) {
+    auto name = config.string("dtype");
     const char* const key = name ? "dtype" : "torch_dtype";
-    if (!name) name = config.text("torch_dtype");
+    if (!name) name = config.string("torch_dtype");
     if (!name) return spec::DType::f32;
     if (name->starts_with("torch.")) name->erase(0, 6);
     for (const spec::DType type : {spec::DType::f32, spec::DType::bf16, spec::DType::f16})
         if (*name == spec::name_of(type)) return type;
-    config.fail(key, "float32, bfloat16 or float16");
+    config[key].refuse("float32, bfloat16 or float16");
 }
 
-std::optional<int64_t> token_id(const ObjectReader& config, const std::string& key) {
+std::optional<int64_t> token_id(const JsonReader& config, const std::string& key) {
     const auto ids = config.integers(key);
     if (ids.empty() || ids[0] < 0) return std::nullopt;  // early Llama files say -1 for none
     return ids[0];
@@ -269,7 +263,7 @@ void check_model_spec(const spec::ModelSpec& spec, const std::string& source) {
 
 spec::ModelSpec parse_model_spec(const std::string& json_text, const std::string& source) {
     const auto json = parse_json<OrderedJson>(json_text, source);
-    const ObjectReader config(json, source);
+    const JsonReader config(json, source);
     spec::ModelSpec spec;
     read_architecture(config, spec);
     read_sizes(config, spec);
@@ -293,23 +287,23 @@ spec::ModelSpec read_model_spec(const std::filesystem::path& folder) {
 
 std::optional<QuantizationConfig> parse_quantization_config(const std::string& json_text, const std::string& source) {
     const auto json = parse_json<OrderedJson>(json_text, source);
-    const auto reader = ObjectReader(json, source).object("quantization_config");
+    const auto reader = JsonReader(json, source).object("quantization_config");
     if (!reader) return std::nullopt;
     QuantizationConfig config;
-    config.quant_method = reader->text("quant_method").value_or("bitsandbytes");
+    config.quant_method = reader->string("quant_method").value_or("bitsandbytes");
     if (config.quant_method != "bitsandbytes")
         throw input_error(
             cat(source, ": quantization_config.quant_method: '", config.quant_method, "' is not supported"),
             "Use the 16-bit model, or one quantised with bitsandbytes.");
-    config.load_in_4bit = reader->boolean("load_in_4bit", false);
-    config.load_in_8bit = reader->boolean("load_in_8bit", false);
-    config.bnb_4bit_quant_type = reader->text("bnb_4bit_quant_type").value_or("fp4");  // bitsandbytes' default
+    config.load_in_4bit = reader->boolean("load_in_4bit").value_or(false);
+    config.load_in_8bit = reader->boolean("load_in_8bit").value_or(false);
+    config.bnb_4bit_quant_type = reader->string("bnb_4bit_quant_type").value_or("fp4");  // bitsandbytes' default
     if (config.bnb_4bit_quant_type != "nf4" && config.bnb_4bit_quant_type != "fp4")
-        reader->fail("bnb_4bit_quant_type", "nf4 or fp4");
-    config.bnb_4bit_use_double_quant = reader->boolean("bnb_4bit_use_double_quant", false);
-    config.bnb_4bit_compute_dtype = reader->text("bnb_4bit_compute_dtype").value_or("float32");
-    config.bnb_4bit_quant_storage = reader->text("bnb_4bit_quant_storage").value_or("uint8");
-    config.llm_int8_skip_modules = reader->texts("llm_int8_skip_modules");
+        (*reader)["bnb_4bit_quant_type"].refuse("nf4 or fp4");
+    config.bnb_4bit_use_double_quant = reader->boolean("bnb_4bit_use_double_quant").value_or(false);
+    config.bnb_4bit_compute_dtype = reader->string("bnb_4bit_compute_dtype").value_or("float32");
+    config.bnb_4bit_quant_storage = reader->string("bnb_4bit_quant_storage").value_or("uint8");
+    config.llm_int8_skip_modules = reader->strings("llm_int8_skip_modules");
     return config;
 }
 

@@ -149,8 +149,8 @@ bool run_quantised(const std::filesystem::path& adapter_folder) {
     if (!std::filesystem::exists(path)) return false;
     try {
         const auto json = parse_json<OrderedJson>(read_file(path), path.string());
-        const auto model = ObjectReader(json, path.string()).object("model");
-        return model && model->boolean("load_in_4bit", false);
+        const auto model = JsonReader(json, path.string()).object("model");
+        return model && model->boolean("load_in_4bit").value_or(false);
     } catch (const Error&) {  // it only serves a remark in the log
         return false;
     }

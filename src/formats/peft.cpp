@@ -73,56 +73,56 @@ bool is_off(const OrderedJson& value) {
     return value.empty();  // null, [], {}
 }
 
-void refuse_options(const ObjectReader& json) {
-    const auto type = json.text("peft_type");
-    if (type != "LORA") json.fail("peft_type", "\"LORA\" (other adapter types are not supported)");
-    if (json.text("task_type").value_or("CAUSAL_LM") != "CAUSAL_LM") json.fail("task_type", "\"CAUSAL_LM\"");
-    const auto bias = json.find("bias");
-    if (bias != nullptr && *bias != "none") json.fail("bias", "\"none\" (trained biases are not supported)");
+void refuse_options(const JsonReader& json) {
+    const auto type = json.string("peft_type");
+    if (type != "LORA") json["peft_type"].refuse("\"LORA\" (other adapter types are not supported)");
+    if (json.string("task_type").value_or("CAUSAL_LM") != "CAUSAL_LM") json["task_type"].refuse("\"CAUSAL_LM\"");
+    if (json.has("bias") && json["bias"].value() != "none")
+        json["bias"].refuse("\"none\" (trained biases are not supported)");
     for (const auto& [key, meaning] : refused_options) {
-        const OrderedJson* const value = json.find(std::string(key));
-        if (value != nullptr && !is_off(*value) && !(key == "layers_pattern" && *value == "layers"))
-            json.fail(std::string(key), cat("nothing (", meaning, " is not supported)"));
+        const OrderedJson& value = json[key].value();
+        if (!is_off(value) && !(key == "layers_pattern" && value == "layers"))
+            json[key].refuse(cat("nothing (", meaning, " is not supported)"));
     }
-    for (const auto& item : json.json().items()) {
+    for (const auto& item : json.value().items()) {
         const std::string& key = item.key();
         const auto refused = [&](const auto& option) { return option.first == key; };
         if (std::find(known_options.begin(), known_options.end(), key) == known_options.end() &&
             std::none_of(refused_options.begin(), refused_options.end(), refused) && !is_off(item.value()))
-            json.fail(key, "nothing (this option of a later PEFT, or of another program, is not known)");
+            json[key].refuse("nothing (this option of a later PEFT, or of another program, is not known)");
     }
     // These initialisations changed the base weights when the adapter was made: on the plain base it would be wrong.
-    const OrderedJson* const init = json.find("init_lora_weights");
-    if (init == nullptr || !init->is_string()) return;
-    std::string name = init->get<std::string>();
+    const OrderedJson& init = json["init_lora_weights"].value();
+    if (!init.is_string()) return;
+    std::string name = init.get<std::string>();
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const std::string_view known : {"gaussian", "eva", "orthogonal"})
         if (name == known) return;
-    json.fail("init_lora_weights", "an initialisation that leaves the base weights as they are");
+    json["init_lora_weights"].refuse("an initialisation that leaves the base weights as they are");
 }
 
-void read_targets(const ObjectReader& json, spec::LoraSpec& lora) {
-    const OrderedJson* const targets = json.find("target_modules");
-    if (targets == nullptr) json.fail("target_modules", "a list of modules");
-    if (!targets->is_string()) {
-        lora.target_modules = json.texts("target_modules");
-    } else if (*targets == "all-linear") {
+void read_targets(const JsonReader& json, spec::LoraSpec& lora) {
+    if (!json.has("target_modules")) json["target_modules"].refuse("a list of modules");
+    const OrderedJson& targets = json["target_modules"].value();
+    if (!targets.is_string()) {
+        lora.target_modules = json.strings("target_modules");
+    } else if (targets == "all-linear") {
         lora.target_modules.assign(spec::projection_names.begin(), spec::projection_names.end());
     } else {
-        lora.target_modules = {targets->get<std::string>()};
+        lora.target_modules = {targets.get<std::string>()};
         lora.target_is_regex = true;
     }
 }
 
-void read_patterns(const ObjectReader& json, spec::LoraSpec& lora) {
+void read_patterns(const JsonReader& json, spec::LoraSpec& lora) {
     if (const auto ranks = json.object("rank_pattern"))
-        for (const auto& item : ranks->json().items())
-            lora.rank_pattern.emplace_back(item.key(), ranks->required_integer(item.key()));
+        for (const auto& item : ranks->value().items())
+            lora.rank_pattern.emplace_back(item.key(), (*ranks)[item.key()].integer());
     if (const auto alphas = json.object("alpha_pattern"))
-        for (const auto& item : alphas->json().items()) {
+        for (const auto& item : alphas->value().items()) {
             const auto alpha = alphas->number(item.key());
-            if (!alpha) alphas->fail(item.key(), "a finite number");
+            if (!alpha) (*alphas)[item.key()].refuse("a finite number");
             lora.alpha_pattern.emplace_back(item.key(), *alpha);
         }
 }
@@ -188,18 +188,18 @@ void check_tensors(const SafetensorsFile& file, const std::vector<TensorDecl>& e
 
 PeftConfig parse_peft_config(const std::string& json_text, const std::string& source) {
     const auto parsed = parse_json<OrderedJson>(json_text, source);
-    const ObjectReader json(parsed, source);
+    const JsonReader json(parsed, source);
     refuse_options(json);
     PeftConfig config;
     spec::LoraSpec& lora = config.lora;
-    config.base_model_name_or_path = json.text("base_model_name_or_path").value_or("");
+    config.base_model_name_or_path = json.string("base_model_name_or_path").value_or("");
     lora.r = json.integer("r").value_or(8);  // LoraConfig's defaults
     lora.lora_alpha = json.number("lora_alpha").value_or(8.0);
     lora.lora_dropout = json.number("lora_dropout").value_or(0.0);
-    lora.use_rslora = json.boolean("use_rslora", false);
+    lora.use_rslora = json.boolean("use_rslora").value_or(false);
     read_targets(json, lora);
     read_patterns(json, lora);
-    lora.modules_to_save = json.texts("modules_to_save");
+    lora.modules_to_save = json.strings("modules_to_save");
     lora.layers_to_transform = json.integers("layers_to_transform");
     return config;
 }

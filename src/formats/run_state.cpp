@@ -11,19 +11,9 @@ namespace {
 constexpr const char* file_name = "run_state.json";
 constexpr int64_t version = 2;  // 1: `data` did not cover labels and positions
 
-double required_number(const ObjectReader& json, const std::string& key) {
-    if (const auto value = json.number(key)) return *value;
-    json.fail(key, "a finite number");
-}
-
-std::string required_text(const ObjectReader& json, const std::string& key) {
-    if (const auto value = json.text(key)) return *value;
-    json.fail(key, "a string");
-}
-
-int64_t at_least(const ObjectReader& json, const std::string& key, int64_t least) {
-    const int64_t value = json.required_integer(key);
-    if (value < least) json.fail(key, cat("an integer from ", least));
+int64_t at_least(const JsonReader& json, std::string_view key, int64_t least) {
+    const int64_t value = json[key].integer();
+    if (value < least) json[key].refuse(cat("an integer from ", least));
     return value;
 }
 
@@ -80,36 +70,36 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
 RunState read_run_state(const std::filesystem::path& folder) {
     const std::string source = (folder / file_name).string();
     const auto parsed = parse_json<OrderedJson>(read_file(source), source);
-    const ObjectReader json(parsed, source);
-    if (json.required_integer("version") > version)
+    const JsonReader json(parsed, source);
+    if (json["version"].integer() > version)
         throw input_error(
-            cat(source, ": format ", json.required_integer("version"), ", this program knows formats up to ", version),
+            cat(source, ": format ", json["version"].integer(), ", this program knows formats up to ", version),
             "Update unsloth-train.");
-    if (json.required_integer("version") < version)
+    if (json["version"].integer() < version)
         throw input_error(
-            cat(source, ": format ", json.required_integer("version"),
+            cat(source, ": format ", json["version"].integer(),
                 " does not say which labels were trained, so that going on cannot be checked"),
             "Start a new run from its weights: model.adapter_name_or_path, or of full training model.path.");
     RunState state;
     RunProgress& p = state.progress;
     p.step = at_least(json, "step", 0);
-    p.optimizer = {at_least(json, "updates", 0), required_number(json, "loss_scale"), at_least(json, "good_steps", 0)};
-    p.epoch = required_number(json, "epoch");
+    p.optimizer = {at_least(json, "updates", 0), json["loss_scale"].number(), at_least(json, "good_steps", 0)};
+    p.epoch = json["epoch"].number();
     p.seen_tokens = at_least(json, "seen_tokens", 0);
     p.best = {json.number("best_eval"), at_least(json, "best_step", 0)};
     if (const auto sum = json.number("unlogged_loss"))  // older checkpoints have none
         p.unlogged = {*sum, at_least(json, "unlogged_steps", 0)};
     if (const auto plateau = json.object("plateau"))
-        p.plateau = PlateauProgress{required_number(*plateau, "learning_rate"), required_number(*plateau, "best"),
-                                    plateau->boolean("has_best", false), at_least(*plateau, "bad_evaluations", 0),
-                                    at_least(*plateau, "cooldown_left", 0)};
-    p.evaluation_due = json.boolean("evaluation_due", false);
+        p.plateau = PlateauProgress{(*plateau)["learning_rate"].number(), (*plateau)["best"].number(),
+                                    plateau->boolean("has_best").value_or(false),
+                                    at_least(*plateau, "bad_evaluations", 0), at_least(*plateau, "cooldown_left", 0)};
+    p.evaluation_due = json.boolean("evaluation_due").value_or(false);
     state.per_device_train_batch_size = at_least(json, "per_device_train_batch_size", 1);
     state.gradient_accumulation_steps = at_least(json, "gradient_accumulation_steps", 1);
     state.world_size = at_least(json, "world_size", 1);
     state.cpu_threads = json.integer("cpu_threads").value_or(0);
-    state.data = required_text(json, "data");
-    state.parameters = required_text(json, "parameters");
+    state.data = json["data"].string();
+    state.parameters = json["parameters"].string();
     return state;
 }
 

@@ -18,12 +18,12 @@ Json or_null(const std::optional<Value>& value) {
     return value ? Json(*value) : Json(nullptr);
 }
 
-TrainerLogRow read_row(const ObjectReader& row) {
+TrainerLogRow read_row(const JsonReader& row) {
     TrainerLogRow result;
-    for (const auto& item : row.json().items()) {
+    for (const auto& item : row.value().items()) {
         const std::string& key = item.key();
         if (key == "step") {
-            result.step = row.required_integer(key);
+            result.step = row[key].integer();
         } else if (item.value().is_null()) {
             result.values[key] = std::nan("");  // how a number that was not finite is written
         } else {
@@ -78,14 +78,14 @@ void write_trainer_state(const std::filesystem::path& folder, const TrainerState
 TrainerState read_trainer_state(const std::filesystem::path& folder) {
     const std::string source = (folder / trainer_state_file).string();
     const auto parsed = parse_json<OrderedJson>(read_file(source), source);
-    const ObjectReader json(parsed, source);
+    const JsonReader json(parsed, source);
     TrainerState state;
     state.best_global_step = json.integer("best_global_step");
     state.best_metric = json.number("best_metric");
-    state.best_model_checkpoint = json.text("best_model_checkpoint");
+    state.best_model_checkpoint = json.string("best_model_checkpoint");
     state.epoch = json.number("epoch").value_or(0.0);
     state.eval_steps = json.integer("eval_steps").value_or(0);
-    state.global_step = json.required_integer("global_step");
+    state.global_step = json["global_step"].integer();
     state.logging_steps = json.integer("logging_steps").value_or(1);
     state.max_steps = json.integer("max_steps").value_or(0);
     state.num_input_tokens_seen = json.integer("num_input_tokens_seen").value_or(0);
@@ -93,11 +93,8 @@ TrainerState read_trainer_state(const std::filesystem::path& folder) {
     state.save_steps = json.integer("save_steps").value_or(0);
     state.total_flos = json.number("total_flos").value_or(0.0);
     state.train_batch_size = json.integer("train_batch_size").value_or(1);
-    const OrderedJson* const history = json.find("log_history");
-    if (history == nullptr) return state;
-    if (!history->is_array()) json.fail("log_history", "a list of objects");
-    for (std::size_t i = 0; i < history->size(); ++i)
-        state.log_history.push_back(read_row(ObjectReader((*history)[i], source, cat("log_history[", i, "]."))));
+    if (!json.has("log_history")) return state;
+    for (const JsonReader& row : json["log_history"].elements()) state.log_history.push_back(read_row(row));
     return state;
 }
 

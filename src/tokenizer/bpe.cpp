@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "tokenizer/byte_level.h"
+#include "tokenizer/pipeline.h"
 #include "tokenizer/unicode.h"
 
 namespace unsloth::tokenizer {

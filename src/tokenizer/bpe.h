@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "tokenizer/flat_map.h"
 #include "tokenizer/merges.h"
 #include "tokenizer/word_cache.h"
 

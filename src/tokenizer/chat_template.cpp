@@ -9,7 +9,6 @@
 
 #include "tokenizer/assistant_turns.h"
 #include "tokenizer/builtin_templates.h"
-#include "tokenizer/jinja/json_value.h"
 #include "tokenizer/jinja/template.h"
 #include "tokenizer/json_reader.h"
 #include "tokenizer/tool_calls.h"

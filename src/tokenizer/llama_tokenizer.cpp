@@ -4,6 +4,9 @@
 #include <map>
 
 #include "tokenizer/json_reader.h"
+#include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/unicode.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth::tokenizer {
 namespace {
@@ -13,11 +16,11 @@ constexpr const char* space = "\u2581";
 /// "text" or {"content": "text", "lstrip": …}.
 AddedToken read_token(const JsonReader& entry, bool special) {
     if (!entry.value().is_object()) return plain_token(entry.string(), special);
-    AddedToken token = plain_token(entry.at("content").string(), entry.boolean_or("special", special));
-    token.single_word = entry.boolean_or("single_word", false);
-    token.lstrip = entry.boolean_or("lstrip", false);
-    token.rstrip = entry.boolean_or("rstrip", false);
-    token.normalized = entry.boolean_or("normalized", false);
+    AddedToken token = plain_token(entry.at("content").string(), entry.boolean("special").value_or(special));
+    token.single_word = entry.boolean("single_word").value_or(false);
+    token.lstrip = entry.boolean("lstrip").value_or(false);
+    token.rstrip = entry.boolean("rstrip").value_or(false);
+    token.normalized = entry.boolean("normalized").value_or(false);
     return token;
 }
 
@@ -32,23 +35,19 @@ int32_t read_id(const std::string& text, const JsonReader& entry) {
 
 /// added_tokens_decoder, by id.
 void read_added_tokens_decoder(const JsonReader& entries, LlamaSettings& settings) {
-    if (!entries.value().is_object()) entries.refuse("an object of ids and tokens");
+    entries.require(entries.value().is_object(), "an object of ids and tokens");
     std::map<int32_t, AddedToken> by_id;
-    for (const auto& [key, value] : entries.value().items()) {
-        const JsonReader entry(value, cat(entries.where(), "['", key, "']"));
-        by_id[read_id(key, entry)] = read_token(entry, false);
-    }
+    for (const auto& [key, ignored] : entries.value().items())
+        by_id[read_id(key, entries[key])] = read_token(entries[key], false);
     for (const auto& [id, token] : by_id) settings.add(token);
 }
 
 /// added_tokens.json of older versions: {"token": id}.
 void read_added_tokens_file(const JsonReader& root, LlamaSettings& settings) {
     if (root.null()) return;
-    if (!root.value().is_object()) root.refuse("an object of tokens and ids");
+    root.require(root.value().is_object(), "an object of tokens and ids");
     std::map<int32_t, std::string> by_id;
-    for (const auto& [content, value] : root.value().items()) {
-        by_id[JsonReader(value, cat(root.where(), ": key '", content, "'")).id()] = content;
-    }
+    for (const auto& [content, ignored] : root.value().items()) by_id[root[content].id()] = content;
     for (const auto& [id, content] : by_id) {
         AddedToken token = plain_token(content, false);
         token.normalized = true;
@@ -58,17 +57,16 @@ void read_added_tokens_file(const JsonReader& root, LlamaSettings& settings) {
 
 void read_named_tokens(const JsonReader& root, LlamaSettings& settings) {
     for (const std::string_view key : role_keys) {
-        if (!root.has(key.data())) continue;
-        const AddedToken token = read_token(root.at(key.data()), true);
+        if (!root.has(key)) continue;
+        const AddedToken token = read_token(root[key], true);
         settings.add(token);
         for (AddedToken& known : settings.tokens) known.special |= known.content == token.content;
         if (key == "bos_token" && !settings.bos) settings.bos = token.content;
         if (key == "eos_token" && !settings.eos) settings.eos = token.content;
     }
     for (const char* key : {"additional_special_tokens", "extra_special_tokens"}) {
-        if (!root.has(key) || !root.at(key).value().is_array()) continue;
-        const JsonReader list = root.at(key);
-        for (std::size_t i = 0; i < list.size(); ++i) settings.add(read_token(list.at(i), true));
+        if (!root.has(key) || !root[key].value().is_array()) continue;
+        for (const JsonReader& token : root[key].elements()) settings.add(read_token(token, true));
     }
 }
 
@@ -86,6 +84,29 @@ void surround(const std::filesystem::path& folder, const std::optional<bool>& ad
     ids = {found->id};
 }
 
+// --- tokenizer.model without a tokenizer.json
+
+/// Every way to make a piece out of two others is a merge; earlier pieces come first, and of one piece the
+/// shortest left part.
+void make_merges(const std::string& where, BpeSpec& spec) {
+    constexpr std::size_t longest_piece = 4096;  // every split of a piece is looked up: time goes with its square
+    for (const auto& [piece, id] : spec.vocab) {
+        if (piece.size() > longest_piece)
+            throw input_error(
+                cat(where, ": expected pieces of at most ", longest_piece, " bytes, found ", piece.size()));
+        const std::string_view text = piece;
+        for (std::size_t at = unicode::decode(text, 0).size; at < text.size(); at += unicode::decode(text, at).size) {
+            const int32_t left = spec.ids.find(text.substr(0, at)), right = spec.ids.find(text.substr(at));
+            if (left >= 0 && right >= 0) spec.merges.push_back({left, right, id});
+        }
+    }
+}
+
+std::optional<std::string> piece_at(const SentencePieceModel& model, int32_t id) {
+    if (id < 0) return std::nullopt;
+    return model.pieces[static_cast<std::size_t>(id)].text;
+}
+
 }  // namespace
 
 AddedToken plain_token(const std::string& content, bool special) {
@@ -97,15 +118,15 @@ AddedToken plain_token(const std::string& content, bool special) {
 
 LlamaSettings read_llama_settings(const std::filesystem::path& folder,
                                   const std::vector<AddedToken>& of_tokenizer_json) {
-    const OptionalJsonFile config(folder / "tokenizer_config.json"), map(folder / "special_tokens_map.json"),
+    const JsonFile config(folder / "tokenizer_config.json"), map(folder / "special_tokens_map.json"),
         added(folder / "added_tokens.json");
     const JsonReader root = config.root();
     LlamaSettings settings;
-    if (root.has("tokenizer_class")) settings.tokenizer_class = root.at("tokenizer_class").string();
-    settings.legacy = root.boolean_or("legacy", false);
-    if (root.has("add_prefix_space")) settings.add_prefix_space = root.at("add_prefix_space").boolean();
-    if (root.has("add_bos_token")) settings.add_bos = root.at("add_bos_token").boolean();
-    if (root.has("add_eos_token")) settings.add_eos = root.at("add_eos_token").boolean();
+    settings.tokenizer_class = root.string("tokenizer_class").value_or("");
+    settings.legacy = root.boolean("legacy").value_or(false);
+    settings.add_prefix_space = root.boolean("add_prefix_space");
+    settings.add_bos = root.boolean("add_bos_token");
+    settings.add_eos = root.boolean("add_eos_token");
     if (root.has("added_tokens_decoder")) {
         read_added_tokens_decoder(root.at("added_tokens_decoder"), settings);
     } else {
@@ -135,6 +156,42 @@ void make_llama_pipeline(const std::filesystem::path& folder, const LlamaSetting
     }
     surround(folder, settings.add_bos, settings.bos, "add_bos_token", spec.added, spec.prefix_ids);
     surround(folder, settings.add_eos, settings.eos, "add_eos_token", spec.added, spec.suffix_ids);
+}
+
+TokenizerSpec read_sentencepiece_tokenizer(const std::filesystem::path& folder) {
+    const auto path = folder / "tokenizer.model";
+    const SentencePieceModel model = read_sentencepiece_model(path);
+    if (model.has_character_map || model.remove_extra_whitespaces) {
+        log::warning(path.string(),
+                     ": its normalisation of characters and spaces is not applied, as in transformers' "
+                     "LlamaTokenizer");
+    }
+    LlamaSettings settings = read_llama_settings(folder);
+    const std::string& name = settings.tokenizer_class;
+    if (!name.empty() && name != "LlamaTokenizer" && name != "LlamaTokenizerFast")
+        throw input_error(cat(folder.string(),
+                              "/tokenizer_config.json: key tokenizer_class: expected LlamaTokenizer "
+                              "beside a tokenizer.model (others need their tokenizer.json), found \"",
+                              name, "\""));
+
+    TokenizerSpec out;
+    for (const SentencePieceModel::Piece& piece : model.pieces)
+        out.model.vocab.emplace_back(piece.text, static_cast<int32_t>(out.model.vocab.size()));
+    out.model.index();
+    make_merges(path.string(), out.model);
+    if (model.unknown_id >= 0) out.model.unknown = model.unknown_id;
+
+    for (const SentencePieceModel::Piece& piece : model.pieces) {
+        const bool special = piece.kind == spec::TokenKind::control || piece.kind == spec::TokenKind::unknown;
+        if (special || piece.kind == spec::TokenKind::user_defined) settings.add(plain_token(piece.text, special));
+    }
+    if (model.bos_id >= 0) out.bos = model.bos_id;
+    if (model.eos_id >= 0) out.eos = model.eos_id;
+    if (!settings.bos) settings.bos = piece_at(model, model.bos_id);
+    if (!settings.eos) settings.eos = piece_at(model, model.eos_id);
+    settings.add_bos = settings.add_bos.value_or(true);
+    make_llama_pipeline(folder, settings, model.add_dummy_prefix, out);
+    return out;
 }
 
 }  // namespace unsloth::tokenizer

@@ -1,9 +1,10 @@
-#include "tokenizer/pipeline_json.h"
-
+// The parts of a tokenizer.json around its model.
 #include <algorithm>
 #include <iterator>
 #include <string_view>
 
+#include "tokenizer/json_reader.h"
+#include "tokenizer/tokenizer_spec.h"
 #include "tokenizer/unicode.h"
 
 namespace unsloth::tokenizer {
@@ -22,8 +23,7 @@ void add_members(const JsonReader& part, const char* key, int depth, std::vector
     if (part.at("type").string() != "Sequence") return members.push_back(part);
     part.only_keys({"type", key});
     if (depth >= deepest) throw input_error(cat(part.where(), ": sequences nested more than ", deepest, " deep"));
-    const JsonReader list = part.at(key);
-    for (std::size_t i = 0; i < list.size(); ++i) add_members(list.at(i), key, depth + 1, members);
+    for (const JsonReader& member : part.at(key).elements()) add_members(member, key, depth + 1, members);
 }
 std::vector<JsonReader> members_of(const JsonReader& part, const char* key) {
     std::vector<JsonReader> members;
@@ -70,7 +70,7 @@ SpaceReplacement read_metaspace(const JsonReader& part) {
     const Prepend prepend = part.has("prepend_scheme")
                                 ? read_enum<Prepend>(part.at("prepend_scheme"), schemes, "always, never or first")
                                 : Prepend::always;
-    if (!part.boolean_or("add_prefix_space", true) && prepend != Prepend::never) {
+    if (!part.boolean("add_prefix_space").value_or(true) && prepend != Prepend::never) {
         part.at("add_prefix_space").refuse("true, or the prepend_scheme never beside it");
     }
     return {prepend, read_character(part.at("replacement"))};
@@ -78,8 +78,9 @@ SpaceReplacement read_metaspace(const JsonReader& part) {
 
 void read_byte_level(const JsonReader& part, std::vector<PreTokenizerStep>& steps) {
     part.only_keys({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-    if (part.at("add_prefix_space").boolean()) steps.emplace_back(PrefixSpace{});
-    if (part.boolean_or("use_regex", true))
+    if (part.at("add_prefix_space").boolean())
+        steps.emplace_back(SpaceReplacement{SpaceReplacement::Prepend::always, " "});
+    if (part.boolean("use_regex").value_or(true))
         steps.emplace_back(PatternSplit{{Regex(gpt2_pattern, part.where()), {}}, SplitBehavior::isolated, false});
     steps.emplace_back(ByteAlphabet{});
 }
@@ -89,7 +90,7 @@ void add_pre_tokenizer(const JsonReader& part, bool normalized, std::vector<PreT
     if (type == "Split") {
         part.only_keys({"type", "pattern", "behavior", "invert"});
         steps.emplace_back(PatternSplit{read_pattern(part.at("pattern")), read_behavior(part.at("behavior")),
-                                        part.boolean_or("invert", false)});
+                                        part.boolean("invert").value_or(false)});
     } else if (type == "ByteLevel") {
         read_byte_level(part, steps);
     } else if (type == "Metaspace") {
@@ -97,19 +98,19 @@ void add_pre_tokenizer(const JsonReader& part, bool normalized, std::vector<PreT
         if (metaspace.prepend == SpaceReplacement::Prepend::first && (normalized || !steps.empty()))
             part.at("prepend_scheme").refuse("always or never behind a normalizer or another step");
         steps.emplace_back(metaspace);
-        if (part.boolean_or("split", true))
+        if (part.boolean("split").value_or(true))
             steps.emplace_back(
                 PatternSplit{{std::nullopt, metaspace.replacement}, SplitBehavior::merged_with_next, false});
     } else if (type == "Digits") {
         part.only_keys({"type", "individual_digits"});
         const bool individual = part.at("individual_digits").boolean();
-        steps.emplace_back(
-            CharacterSplit{unicode::is_numeric, individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
+        steps.emplace_back(PatternSplit{{std::nullopt, {}, unicode::is_numeric},
+                                        individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
     } else if (type == "Punctuation") {
         part.only_keys({"type", "behavior"});
-        steps.emplace_back(CharacterSplit{unicode::is_punctuation, part.has("behavior")
-                                                                       ? read_behavior(part.at("behavior"))
-                                                                       : SplitBehavior::isolated});
+        steps.emplace_back(
+            PatternSplit{{std::nullopt, {}, unicode::is_punctuation},
+                         part.has("behavior") ? read_behavior(part["behavior"]) : SplitBehavior::isolated});
     } else {
         refuse_type(part, "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation");
     }
@@ -156,8 +157,7 @@ void add_decoder(const JsonReader& part, std::vector<DecoderStep>& steps) {
 }
 
 void append_special(const JsonReader& special_tokens, const JsonReader& name, std::vector<int32_t>& ids) {
-    const JsonReader list = special_tokens.at(name.string().c_str()).at("ids");
-    for (std::size_t i = 0; i < list.size(); ++i) ids.push_back(list.at(i).id());
+    for (const JsonReader& id : special_tokens.at(name.string()).at("ids").elements()) ids.push_back(id.id());
 }
 
 /// Puts ids around what earlier processors made.
@@ -166,11 +166,10 @@ void read_template(const JsonReader& part, std::vector<int32_t>& prefix, std::ve
     const JsonReader single = part.at("single");
     std::vector<int32_t> before, behind;
     bool sequence = false;
-    for (std::size_t i = 0; i < single.size(); ++i) {
-        const JsonReader piece = single.at(i);
+    for (const JsonReader& piece : single.elements()) {
         piece.only_keys({"SpecialToken", "Sequence"});
         if (piece.has("SpecialToken")) {
-            append_special(part.at("special_tokens"), piece.at("SpecialToken").at("id"), sequence ? behind : before);
+            append_special(part.at("special_tokens"), piece["SpecialToken"].at("id"), sequence ? behind : before);
             continue;
         }
         const JsonReader name = piece.at("Sequence").at("id");
@@ -193,26 +192,14 @@ void add_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, st
 
 }  // namespace
 
-std::vector<NormalizerStep> read_normalizer(const JsonReader& part) {
-    std::vector<NormalizerStep> steps;
-    for (const JsonReader& member : members_of(part, "normalizers")) add_normalizer(member, steps);
-    return steps;
-}
-
-std::vector<PreTokenizerStep> read_pre_tokenizer(const JsonReader& part, bool normalized) {
-    std::vector<PreTokenizerStep> steps;
-    for (const JsonReader& member : members_of(part, "pretokenizers")) add_pre_tokenizer(member, normalized, steps);
-    return steps;
-}
-
-Decoder read_decoder(const JsonReader& part) {
-    Decoder decoder{{}, !part.null()};
-    for (const JsonReader& member : members_of(part, "decoders")) add_decoder(member, decoder.steps);
-    return decoder;
-}
-
-void read_post_processor(const JsonReader& part, std::vector<int32_t>& prefix, std::vector<int32_t>& suffix) {
-    for (const JsonReader& member : members_of(part, "processors")) add_post_processor(member, prefix, suffix);
+void read_pipeline(const JsonReader& root, TokenizerSpec& out) {
+    for (const JsonReader& step : members_of(root["normalizer"], "normalizers")) add_normalizer(step, out.normalizer);
+    for (const JsonReader& step : members_of(root["pre_tokenizer"], "pretokenizers"))
+        add_pre_tokenizer(step, !out.normalizer.empty(), out.pre_tokenizer);
+    out.decoder.sequence = root.has("decoder");
+    for (const JsonReader& step : members_of(root["decoder"], "decoders")) add_decoder(step, out.decoder.steps);
+    for (const JsonReader& step : members_of(root["post_processor"], "processors"))
+        add_post_processor(step, out.prefix_ids, out.suffix_ids);
 }
 
 }  // namespace unsloth::tokenizer

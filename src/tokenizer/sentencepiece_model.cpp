@@ -90,7 +90,7 @@ SentencePieceModel::Piece read_piece(Message message) {
         if (message.field() == 1) piece.text = message.text();
         if (message.field() == 2) piece.score = message.real();
         if (message.field() != 3) continue;
-        piece.type = static_cast<PieceType>(message.integer());
+        piece.kind = static_cast<spec::TokenKind>(message.integer());
         if (message.integer() < 1 || message.integer() > 6) message.fail("a type of piece from 1 to 6");
     }
     if (piece.text.empty()) message.fail("the text of a piece");

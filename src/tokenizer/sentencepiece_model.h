@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-namespace unsloth::tokenizer {
+#include "unsloth/spec/vocabulary.h"
 
-enum class PieceType : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+namespace unsloth::tokenizer {
 
 struct SentencePieceModel {
     struct Piece {
         std::string text;  ///< valid UTF-8, not empty
         float score = 0;
-        PieceType type = PieceType::normal;
+        spec::TokenKind kind = spec::TokenKind::normal;
     };
     std::vector<Piece> pieces;                       ///< the place is the id
     int32_t unknown_id = 0, bos_id = 1, eos_id = 2;  ///< -1: none

@@ -12,19 +12,18 @@ namespace {
 using IdOf = std::function<std::optional<int32_t>(std::string_view)>;
 
 /// The content of "KEY": "text" or "KEY": {"content": "text"}.
-std::optional<std::string> token_text(const JsonReader& root, const char* key) {
+std::optional<std::string> token_text(const JsonReader& root, std::string_view key) {
     if (!root.has(key)) return std::nullopt;
-    const JsonReader entry = root.at(key);
-    return entry.value().is_object() ? entry.at("content").string() : entry.string();
+    return root[key].value().is_object() ? root[key].at("content").string() : root[key].string();
 }
 
 /// An id or a list of ids under `eos_token_id`.
 std::vector<int32_t> read_end_ids(const JsonReader& root) {
     std::vector<int32_t> ids;
     if (!root.has("eos_token_id")) return ids;
-    const JsonReader entry = root.at("eos_token_id");
+    const JsonReader entry = root["eos_token_id"];
     if (!entry.value().is_array()) return {entry.id()};
-    for (std::size_t i = 0; i < entry.size(); ++i) ids.push_back(entry.at(i).id());
+    for (const JsonReader& id : entry.elements()) ids.push_back(id.id());
     return ids;
 }
 
@@ -42,9 +41,7 @@ void set(Named& all, const std::string& name, const std::string& text) {
 /// One template, or a list of named ones.
 void read_templates(const JsonReader& entry, Named& out) {
     if (!entry.value().is_array()) return set(out, "default", entry.string());
-    for (std::size_t i = 0; i < entry.size(); ++i) {
-        set(out, entry.at(i).at("name").string(), entry.at(i).at("template").string());
-    }
+    for (const JsonReader& one : entry.elements()) set(out, one.at("name").string(), one.at("template").string());
 }
 
 /// chat_template.jinja and additional_chat_templates/NAME.jinja win over tokenizer_config.json.
@@ -60,14 +57,13 @@ void read_names(const JsonReader& root, const IdOf& id_of, SpecialTokens& out) {
     for (const std::string_view name : role_keys) {
         const bool known =
             std::any_of(out.texts.begin(), out.texts.end(), [&](const auto& e) { return e.first == name; });
-        const std::optional<std::string> text = token_text(root, name.data());
+        const std::optional<std::string> text = token_text(root, name);
         if (known || !text) continue;
         out.texts.emplace_back(name, *text);
         if (text->empty() || (name != "bos_token" && name != "eos_token")) continue;
         std::optional<int32_t>& role = name == "bos_token" ? out.bos : out.eos;
         role = id_of(*text);
-        if (!role)
-            log::warning(root.at(name.data()).where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
+        if (!role) log::warning(root[name].where(), ": '", *text, "' is not in the vocabulary of tokenizer.json");
     }
 }
 
@@ -84,12 +80,12 @@ std::vector<std::filesystem::path> additional_templates(const std::filesystem::p
 
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdOf& id_of) {
     SpecialTokens out;
-    const OptionalJsonFile config(folder / "tokenizer_config.json"), map(folder / "special_tokens_map.json");
-    for (const OptionalJsonFile* file : {&config, &map}) read_names(file->root(), id_of, out);
-    if (config.root().has("chat_template")) read_templates(config.root().at("chat_template"), out.chat_templates);
+    const JsonFile config(folder / "tokenizer_config.json"), map(folder / "special_tokens_map.json");
+    for (const JsonFile* file : {&config, &map}) read_names(file->root(), id_of, out);
+    if (config.root().has("chat_template")) read_templates(config.root()["chat_template"], out.chat_templates);
     read_template_files(folder, out.chat_templates);
-    std::vector<int32_t> ends = read_end_ids(OptionalJsonFile(folder / "generation_config.json").root());
-    if (!out.eos && ends.empty()) ends = read_end_ids(OptionalJsonFile(folder / "config.json").root());
+    std::vector<int32_t> ends = read_end_ids(JsonFile(folder / "generation_config.json").root());
+    if (!out.eos && ends.empty()) ends = read_end_ids(JsonFile(folder / "config.json").root());
     if (!out.eos && !ends.empty()) out.eos = ends.front();
     if (out.eos) ends.insert(ends.begin(), *out.eos);
     for (const int32_t id : ends) {

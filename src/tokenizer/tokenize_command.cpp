@@ -32,12 +32,11 @@ Row tokenize_row(const Tokenizer& tokenizer, const TokenizeOptions& options, con
         return out;
     }
     const JsonReader row(document, where);
-    if (row.has("text")) {
-        out.text = row.at("text").string();
+    if (document.is_object() && row.has("text")) {
+        out.text = row["text"].string();
         out.turns.ids = tokenizer.encode(out.text, !options.no_special);
-    } else if (options.decode && row.has("ids")) {
-        const JsonReader ids = row.at("ids");
-        for (std::size_t i = 0; i < ids.size(); ++i) out.turns.ids.push_back(ids.at(i).id());
+    } else if (options.decode && document.is_object() && row.has("ids")) {
+        for (const JsonReader& id : row["ids"].elements()) out.turns.ids.push_back(id.id());
     } else {
         row.refuse(options.decode ? "an object with text, messages or ids"
                                   : "an object with text or messages (ids only with --decode)");

@@ -4,8 +4,8 @@
 #include <array>
 #include <unordered_set>
 
-#include "tokenizer/byte_level.h"
-#include "tokenizer/flat_map.h"
+#include "tokenizer/merges.h"
+#include "tokenizer/pipeline.h"
 #include "tokenizer/special_tokens.h"
 #include "tokenizer/tokenizer_spec.h"
 #include "tokenizer/unicode.h"

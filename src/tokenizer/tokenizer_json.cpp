@@ -4,11 +4,10 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "tokenizer/byte_level.h"
-#include "tokenizer/flat_map.h"
 #include "tokenizer/json_reader.h"
 #include "tokenizer/llama_tokenizer.h"
-#include "tokenizer/pipeline_json.h"
+#include "tokenizer/merges.h"
+#include "tokenizer/pipeline.h"
 #include "unsloth/core/log.h"
 
 namespace unsloth::tokenizer {
@@ -25,8 +24,7 @@ void read_vocab(const JsonReader& vocab, BpeSpec& spec) {
     for (const auto& [token, value] : vocab.value().items()) {
         const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() < limit;
         if (!is_id)
-            JsonReader(value, cat(vocab.where(), "['", token, "']"))
-                .refuse(cat("an id from 0 to ", limit - 1, " (there are ", vocab.value().size(), " tokens)"));
+            vocab[token].refuse(cat("an id from 0 to ", limit - 1, " (there are ", vocab.value().size(), " tokens)"));
         const auto id = value.get<int32_t>();
         if (static_cast<std::size_t>(id) >= used.size()) used.resize(std::max<std::size_t>(id + 1, used.size() * 2));
         if (used[id]) throw input_error(cat(vocab.where(), ": the id ", id, " of '", token, "' is used twice"));
@@ -82,20 +80,18 @@ bool has_byte_alphabet(const StringTable& vocab) {
 
 /// `spec.reads_bytes` says on entry whether the pipeline in front of the model ends in bytes.
 void read_model(const JsonReader& model, BpeSpec& spec) {
-    if (model.has("type") && model.at("type").string() != "BPE") {
-        throw input_error(cat(model.where(), ": the type '", model.at("type").string(),
-                              "' is not known to this program, which reads BPE models"));
-    }
+    if (const std::string type = model.string("type").value_or("BPE"); type != "BPE")
+        throw input_error(
+            cat(model.where(), ": the type '", type, "' is not known to this program, which reads BPE models"));
     model.only_keys({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                      "byte_fallback", "ignore_merges", "vocab", "merges"});
-    if (model.has("dropout") && model.at("dropout").value() != 0.0) {
-        model.at("dropout").refuse("null: merges are never dropped at random here");
-    }
+    if (model.has("dropout") && model["dropout"].value() != 0.0)
+        model["dropout"].refuse("null: merges are never dropped at random here");
     for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"})
-        if (model.has(affix) && !model.at(affix).string().empty()) model.at(affix).refuse("null or \"\"");
-    spec.fuse_unknown = model.boolean_or("fuse_unk", false);
-    spec.byte_fallback = model.boolean_or("byte_fallback", false);
-    spec.ignore_merges = model.boolean_or("ignore_merges", false);
+        if (!model.string(affix).value_or("").empty()) model[affix].refuse("null or \"\"");
+    spec.fuse_unknown = model.boolean("fuse_unk").value_or(false);
+    spec.byte_fallback = model.boolean("byte_fallback").value_or(false);
+    spec.ignore_merges = model.boolean("ignore_merges").value_or(false);
     read_vocab(model.at("vocab"), spec);
     spec.index();
     read_merges(model.at("merges"), spec);
@@ -136,8 +132,8 @@ void read_added_tokens(const JsonReader& list, TokenizerSpec& out) {
     std::unordered_map<std::string, std::size_t> known;  // place in `tokens`
     std::vector<AddedToken> tokens;
     auto next = static_cast<int32_t>(out.model.vocab.size());
-    for (std::size_t i = 0; i < list.size(); ++i) {
-        AddedToken token = read_added_token(list.at(i), out.normalizer);
+    for (const JsonReader& entry : list.elements()) {
+        AddedToken token = read_added_token(entry, out.normalizer);
         if (token.content.empty()) continue;
         const int32_t stated = token.id;
         const int32_t in_vocab = out.model.ids.find(token.content);
@@ -148,8 +144,8 @@ void read_added_tokens(const JsonReader& list, TokenizerSpec& out) {
             token.id = in_vocab >= 0 ? in_vocab : next++;
         }
         if (token.id != stated) {
-            log::warning(list.at(i).where(), ": the token '", token.content, "' has the id ", token.id, ", not ",
-                         stated, " (as in the tokenizers library: ids count on from the end of model.vocab)");
+            log::warning(entry.where(), ": the token '", token.content, "' has the id ", token.id, ", not ", stated,
+                         " (as in the tokenizers library: ids count on from the end of model.vocab)");
         }
         known[token.content] = tokens.size();
         tokens.push_back(std::move(token));
@@ -170,47 +166,38 @@ void check_surrounding_ids(const TokenizerSpec& spec, const JsonReader& post_pro
 
 /// Whether transformers takes vocabulary, merges and post-processor of this file and makes the rest itself: where
 /// tokenizer_config.json names LlamaTokenizer, nothing works on bytes, and the model's own class is not another.
-bool is_made_as_llama(const std::filesystem::path& folder, const nlohmann::json& document) {
+bool is_made_as_llama(const std::filesystem::path& folder, const JsonReader& root) {
     const auto is_value = [&](const char* file, const char* key, std::string_view value) {
-        const OptionalJsonFile settings(folder / file);
-        return settings.root().has(key) && settings.root().at(key).value() == value;
+        const JsonFile settings(folder / file);
+        return settings.root().has(key) && settings.root()[key].value() == value;
     };
     if (!is_value("tokenizer_config.json", "tokenizer_class", "LlamaTokenizer") &&
         !is_value("tokenizer_config.json", "tokenizer_class", "LlamaTokenizerFast"))
         return false;
     for (const char* part : {"normalizer", "pre_tokenizer", "decoder", "post_processor"})
-        if (const auto found = document.find(part);
-            found != document.end() && found->dump().find("\"ByteLevel\"") != std::string::npos)
-            return false;
+        if (root[part].value().dump().find("\"ByteLevel\"") != std::string::npos) return false;
     return !is_value("config.json", "model_type", "mistral");
 }
 
 }  // namespace
 
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& path) {
-    const nlohmann::json document = parse_json_file(path);
-    const JsonReader root(document, path.string());
-    if (root.has("version") && root.at("version").string() != "1.0") root.at("version").refuse("\"1.0\"");
-    const auto part = [&](const char* key) {
-        static const nlohmann::json null;
-        return root.has(key) ? root.at(key) : JsonReader(null, cat(path.string(), ": key ", key));
-    };
+    const JsonFile file(path);
+    const JsonReader root = file.root();
+    if (root.string("version").value_or("1.0") != "1.0") root["version"].refuse("\"1.0\"");
     TokenizerSpec out;
-    out.normalizer = read_normalizer(part("normalizer"));
-    out.pre_tokenizer = read_pre_tokenizer(part("pre_tokenizer"), !out.normalizer.empty());
-    read_post_processor(part("post_processor"), out.prefix_ids, out.suffix_ids);
-    out.decoder = read_decoder(part("decoder"));
+    read_pipeline(root, out);
     out.model.reads_bytes = ends_in_bytes(out.pre_tokenizer);
     read_model(root.at("model"), out.model);
     if (out.model.reads_bytes) out.pre_tokenizer.pop_back();
-    const bool as_llama = is_made_as_llama(path.parent_path(), document);
+    const bool as_llama = is_made_as_llama(path.parent_path(), root);
     if (as_llama) out.normalizer.clear();
     if (root.has("added_tokens")) read_added_tokens(root.at("added_tokens"), out);
     if (as_llama) {
         make_llama_pipeline(path.parent_path(), read_llama_settings(path.parent_path(), out.added), true, out);
         out.model.ignore_merges = false;
     }
-    check_surrounding_ids(out, part("post_processor"));
+    check_surrounding_ids(out, root["post_processor"]);
     return out;
 }
 

@@ -8,9 +8,8 @@
 
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe.h"
-#include "tokenizer/decoder.h"
-#include "tokenizer/normalizer.h"
-#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/json_reader.h"
+#include "tokenizer/pipeline.h"
 
 namespace unsloth::tokenizer {
 
@@ -27,6 +26,10 @@ struct TokenizerSpec {
 /// tokenizer.json of Hugging Face's `tokenizers`. Input Error that names file and key for what is malformed or not
 /// known.
 TokenizerSpec read_tokenizer_json(const std::filesystem::path& path);
+
+/// Its parts around the model: normalizer, pre_tokenizer, decoder, and the ids that post_processor puts around a single
+/// text. Input Error that names the key for what is malformed or not known.
+void read_pipeline(const JsonReader& root, TokenizerSpec& out);
 
 /// What transformers 5's LlamaTokenizer makes of tokenizer.model and the files beside it: tokenizer_config.json
 /// (`legacy`, `add_prefix_space`, `add_bos_token`, `add_eos_token`, `added_tokens_decoder`, named special tokens),

@@ -3,7 +3,6 @@
 #include <optional>
 #include <string_view>
 
-#include "tokenizer/jinja/json_value.h"
 #include "unsloth/core/error.h"
 #include "unsloth/tokenizer/ordered_row.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "tokenizer/pipeline_json.h"
+#include "tokenizer/pipeline.h"
 #include "tokenizer/sentencepiece_model.h"
 #include "tokenizer/tokenizer_spec.h"
 #include "unsloth/core/log.h"
@@ -78,12 +78,10 @@ const std::vector<Splitting>& known_splittings() {
 
 /// Nullopt for a step that no name covers.
 std::optional<std::string> text_of(const PreTokenizerStep& step) {
-    const auto* characters = std::get_if<CharacterSplit>(&step);
-    if (characters && characters->matches == unicode::is_numeric && characters->behavior == SplitBehavior::isolated)
-        return std::string(digits_step);
     const auto* split = std::get_if<PatternSplit>(&step);
-    const bool plain = split && split->pattern.regex && split->behavior == SplitBehavior::isolated && !split->invert;
-    return plain ? std::optional(split->pattern.regex->source()) : std::nullopt;
+    if (!split || split->behavior != SplitBehavior::isolated || split->invert) return std::nullopt;
+    if (split->pattern.characters == unicode::is_numeric) return std::string(digits_step);
+    return split->pattern.regex ? std::optional(split->pattern.regex->source()) : std::nullopt;
 }
 
 /// llama.cpp's name for the way in which a byte-level tokenizer, read from `path`, splits texts into words. Input Error
@@ -163,7 +161,7 @@ bool take_piece_scores(const std::filesystem::path& folder, spec::Vocabulary& ou
     }
     for (std::size_t id = 0; id < model.pieces.size(); ++id) {
         out.tokens[id].score = model.pieces[id].score;
-        out.tokens[id].kind = static_cast<spec::TokenKind>(model.pieces[id].type);
+        out.tokens[id].kind = model.pieces[id].kind;
     }
     return true;
 }

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/flat_map.h"
 #include "tokenizer/merges.h"
 
 namespace unsloth::tokenizer {

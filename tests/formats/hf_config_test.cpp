@@ -197,7 +197,7 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     expect_input_error({"hidden_size 128", "num_attention_heads 3"},
                        [] { parse(without(changed("small_llama", {{"num_attention_heads", 3}}), "head_dim")); });
     expect_input_error({"config.json", "not valid JSON"}, [] { parse_model_spec("{", "config.json"); });
-    expect_input_error({"must be a JSON object"}, [] { parse_model_spec("3", "config.json"); });
+    expect_input_error({"expected an object"}, [] { parse_model_spec("3", "config.json"); });
     expect_input_error({"'vocab_size'", "twice"},
                        [] { parse_model_spec(R"({"vocab_size": 1, "vocab_size": 2})", "config.json"); });
     expect_input_error({"config.json"}, [] { read_model_spec("/nowhere"); });

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "fuzz/support.h"
-#include "tokenizer/jinja/json_value.h"
 #include "tokenizer/jinja/template.h"
 #include "unsloth/core/files.h"
 

@@ -1,7 +1,6 @@
 // The template engine against transformers' own (tests/golden/jinja/make.py), and its limits.
 #include <chrono>
 
-#include "tokenizer/jinja/json_value.h"
 #include "tokenizer/jinja/template.h"
 #include "tokenizer/support.h"
 

@@ -117,7 +117,7 @@ TEST(SentencePiece, SettingsAreChecked) {
         {R"({"add_bos_token": 1})", "key add_bos_token"},
         {R"({"add_bos_token": true, "bos_token": 7})", "key bos_token"},
         {R"({"added_tokens_decoder": []})", "key added_tokens_decoder"},
-        {R"({"added_tokens_decoder": {"x": {"content": "a"}}})", "added_tokens_decoder['x']"},
+        {R"({"added_tokens_decoder": {"x": {"content": "a"}}})", "added_tokens_decoder.x"},
         {R"({"added_tokens_decoder": {"600": {"lstrip": true}}})", "'content' is missing"}};
     for (const auto& [config, expected] : cases) {
         folder.write("tokenizer_config.json", config);

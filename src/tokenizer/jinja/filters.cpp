@@ -1,7 +1,5 @@
-// Filters: value|name(arguments).
+// Filters of lists and dicts: value|name(arguments).
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "tokenizer/jinja/functions.h"
 #include "tokenizer/jinja/text.h"
@@ -9,44 +7,7 @@
 namespace unsloth::tokenizer::jinja {
 namespace {
 
-// Strings.
-
-template <std::string (*convert)(std::string_view)>
-Value converted(Rendering&, const Bound& a) {
-    return convert(to_string(a[0]));
-}
-
-/// Each word begins in upper case; words also begin behind hyphens and opening brackets (unlike str.title).
-std::string title(std::string_view s) {
-    const auto separates = [](char32_t c) {
-        constexpr std::u32string_view others = U"-({[<";
-        return text::is_space(c) || others.find(c) != others.npos;
-    };
-    return text::convert_runs(s, separates, [](std::string_view word) {
-        const std::size_t first = text::byte_of(word, 1);
-        return text::upper(word.substr(0, first)) + text::lower(word.substr(first));
-    });
-}
-
-Value trim(Rendering&, const Bound& a) {
-    const std::string s = to_string(a[0]);
-    return a.given(1) ? text::strip(s, a.string(1), text::Side::both) : text::strip(s, text::Side::both);
-}
-
-Value replace(Rendering&, const Bound& a) {
-    const int64_t limit = a.given(3) ? a.integer_or(3, -1) : -1;
-    return text::replace(to_string(a[0]), to_string(a[1]), to_string(a[2]), limit);
-}
-
-Value string(Rendering&, const Bound& a) {
-    return a[0].is_string() ? a[0] : Value(to_string(a[0]));
-}
-
-Value escape(Rendering&, const Bound& a) {
-    return a[0].is_markup() ? a[0] : Value(text::escape_html(to_string(a[0])), true);
-}
-
-Value join(Rendering&, const Bound& a) {
+Value join(const Bound& a) {
     const std::string separator = a.has(1) ? to_string(a[1]) : "";
     std::string out;
     bool first = true;
@@ -58,29 +19,7 @@ Value join(Rendering&, const Bound& a) {
     return out;
 }
 
-Value indent(Rendering&, const Bound& a) {
-    const std::string& s = a.string(0);
-    const Value width = a.value_or(1, Value(4));
-    constexpr int64_t widest = 10'000;
-    const int64_t spaces = width.is_string() ? 0 : to_index(width, "an indentation");
-    if (spaces > widest) fail("an indentation of more than 10000 characters");
-    const std::string indention =
-        width.is_string() ? width.string() : std::string(static_cast<std::size_t>(std::max<int64_t>(0, spaces)), ' ');
-    const std::string source = s + "\n";
-    std::string out = a.boolean_or(2, false) ? indention : "";
-    bool first = true;
-    for (const std::string_view line : text::split_lines(source)) {
-        if (!std::exchange(first, false)) {
-            out += '\n';
-            if (a.boolean_or(3, false) || !line.empty()) out += indention;
-        }
-        out += line;
-        check_string(out.size());
-    }
-    return out;
-}
-
-Value to_json_filter(Rendering&, const Bound& a) {
+Value to_json_filter(const Bound& a) {
     JsonStyle style;
     style.ensure_ascii = a.boolean_or(1, false);
     if (a.given(2)) {
@@ -99,65 +38,38 @@ Value to_json_filter(Rendering&, const Bound& a) {
     return to_json(a[0], style);
 }
 
-Value format(Rendering&, const Bound& a) {
-    if (!a.arguments().named.empty()) fail("format() with named values is not supported in chat templates");
-    const Items& given = a.arguments().positional;
-    return format_percent(to_string(a[0]), Value::tuple(Items(given.begin() + 1, given.end())));
-}
-
-/// A number without its fraction, or what a text gives; anything else is the default.
-Value to_int(Rendering&, const Bound& a) {
-    if (a[0].require_defined().is_integral()) return a[0].integer();
-    double number = a[0].is(Value::Kind::floating) ? a[0].floating() : std::nan("");
-    if (a[0].is_string()) {
-        std::string_view digits = text::strip(a[0].string(), text::Side::both);
-        if (digits.find('_') != digits.npos) fail("int of digits with _ is not supported in chat templates");
-        if (digits.starts_with('+') && !digits.starts_with("+-")) digits.remove_prefix(1);
-        const char* const end = digits.data() + digits.size();
-        int64_t whole = 0;
-        if (const auto read = std::from_chars(digits.data(), end, whole); read.ec == std::errc() && read.ptr == end)
-            return Integer{whole};
-        if (std::from_chars(digits.data(), end, number).ptr != end) number = std::nan("");
-    }
-    if (!std::isfinite(number)) return a.value_or(1, Value(0));
-    if (std::fabs(number) > 1e38) fail("integers of more than 127 bits are not supported");
-    return static_cast<Integer>(number);
-}
-
-// Lists and dicts.
-
-Value default_value(Rendering&, const Bound& a) {
+Value default_value(const Bound& a) {
     const bool replaces = a[0].is_undefined() || (a.boolean_or(2, false) && !truthy(a[0]));
     return replaces ? a.value_or(1, Value("")) : a[0];
 }
 
-Value length_of(Rendering&, const Bound& a) {
+Value length_of(const Bound& a) {
     if (const std::optional<std::size_t> n = length(a[0])) return *n;
     fail(cat("object of type '", type_name(a[0]), "' has no len()"));
 }
 
-Value first(Rendering&, const Bound& a) {
+Value first(const Bound& a) {
     Value item;
     if (a[0].is_generator() && take(a[0].sequence(), item)) return item;  // no more than the one
     const Items items = iterate(a[0]);
     return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
 }
 
-Value last(Rendering&, const Bound& a) {
+Value last(const Bound& a) {
     if (a[0].is_generator()) fail("'generator' object is not reversible");
     const Items items = iterate(a[0]);
     return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
 }
 
-Value items(Rendering&, const Bound& a) {
+Value items(const Bound& a) {
     if (a[0].is_undefined()) return Value::generator({});
     if (!a[0].is(Value::Kind::dict)) fail("Can only get item pairs from a mapping.");
     return Value::generator(dict_items(a[0]).items());
 }
 
 /// map(attribute=…, default=…), or map("filter", …) of each.
-Value map(Rendering& rendering, const Bound& a) {
-    const Arguments& given = a.arguments();
+Value map(const Bound& a) {
+    const Arguments& given = a.arguments;
     Items out;
     if (!truthy(a[0])) return Value::generator({});
     if (given.positional.size() == 1) {
@@ -176,14 +88,14 @@ Value map(Rendering& rendering, const Bound& a) {
     const std::string name = to_string(given.positional[1]);
     const Native* const filter = find_filter(name);
     if (!filter) fail(cat("the filter '", name, "' is not supported in chat templates"));
-    for (const Value& item : iterate(a[0])) out.push_back(call(rendering, *filter, a.rest_behind(item, 2)));
+    for (const Value& item : iterate(a[0])) out.push_back(call(a.rendering, *filter, a.rest_behind(item, 2)));
     return Value::generator(std::move(out));
 }
 
 /// select, reject, selectattr, rejectattr: by a test, or by truth without one.
 template <bool wanted, bool by_attribute>
-Value select(Rendering& rendering, const Bound& a) {
-    const Items& given = a.arguments().positional;
+Value select(const Bound& a) {
+    const Items& given = a.arguments.positional;
     constexpr std::size_t test_at = by_attribute ? 2 : 1;
     Items out;
     if (!truthy(a[0])) return Value::generator({});
@@ -194,7 +106,7 @@ Value select(Rendering& rendering, const Bound& a) {
     for (const Value& item : iterate(a[0])) {
         charge(1);
         const Value tested = by_attribute ? at_path(item, given[1]) : item;
-        const bool passes = truthy(test ? call(rendering, *test, a.rest_behind(tested, test_at + 1)) : tested);
+        const bool passes = truthy(test ? call(a.rendering, *test, a.rest_behind(tested, test_at + 1)) : tested);
         if (passes == wanted) out.push_back(item);
     }
     return Value::generator(std::move(out));
@@ -220,19 +132,19 @@ Value sorted(const Items& items, bool reversed, Key key) {
     return Value::list(std::move(out));
 }
 
-Value sort(Rendering&, const Bound& a) {
+Value sort(const Bound& a) {
     if (a.given(3) && to_string(a[3]).find(',') != std::string::npos)
         fail("sort by several attributes is not supported in chat templates");
     return sorted(iterate(a[0]), a.boolean_or(1, false), [&](const Value& item) { return key_of(item, a, 3, 2); });
 }
 
-Value dict_sort(Rendering&, const Bound& a) {
+Value dict_sort(const Bound& a) {
     if (!a[0].require_defined().is(Value::Kind::dict))
         fail(cat("'", type_name(a[0]), "' object has no attribute 'items'"));
     return sorted(dict_items(a[0]).items(), false, [&](const Value& pair) { return key_of(pair.items()[0], a, 1, 1); });
 }
 
-Value unique(Rendering&, const Bound& a) {
+Value unique(const Bound& a) {
     Items out;
     Dict seen;
     for (const Value& item : iterate(a[0])) {
@@ -244,7 +156,7 @@ Value unique(Rendering&, const Bound& a) {
     return Value::generator(std::move(out));
 }
 
-Value min(Rendering&, const Bound& a) {
+Value min(const Bound& a) {
     Value best = Value::undefined("No aggregated item, sequence was empty."), best_key;
     for (const Value& item : iterate(a[0])) {
         const Value key = key_of(item, a, 2, 1);
@@ -256,36 +168,23 @@ Value min(Rendering&, const Bound& a) {
 }
 
 constexpr Native filters[] = {
-    {"capitalize", converted<text::capitalize>, {"s"}, 1},
     {"default", default_value, {"value", "default_value", "boolean"}, 1},
     {"dictsort", dict_sort, {"value"}, 1},
-    {"e", escape, {"s"}, 1},
-    {"escape", escape, {"s"}, 1},
     {"first", first, {"seq"}, 1},
-    {"format", format, {"value", "*"}, 1},
-    {"indent", indent, {"s", "width", "first", "blank"}, 1},
-    {"int", to_int, {"value", "default"}, 1},
     {"items", items, {"value"}, 1},
     {"join", join, {"value", "d", "attribute"}, 1},
     {"last", last, {"seq"}, 1},
     {"length", length_of, {"obj"}, 1},
-    {"list", [](Rendering&, const Bound& a) -> Value { return Value::list(iterate(a[0])); }, {"value"}, 1},
-    {"lower", converted<text::lower>, {"s"}, 1},
+    {"list", [](const Bound& a) -> Value { return Value::list(iterate(a[0])); }, {"value"}, 1},
     {"map", map, {"value", "*"}, 1},
     {"min", min, {"value", "case_sensitive", "attribute"}, 1},
     {"reject", select<false, false>, {"value", "*"}, 1},
     {"rejectattr", select<false, true>, {"value", "*"}, 1},
-    {"replace", replace, {"s", "old", "new", "count"}, 3},
-    {"safe", [](Rendering&, const Bound& a) -> Value { return {to_string(a[0]), true}; }, {"value"}, 1},
     {"select", select<true, false>, {"value", "*"}, 1},
     {"selectattr", select<true, true>, {"value", "*"}, 1},
     {"sort", sort, {"value", "reverse", "case_sensitive", "attribute"}, 1},
-    {"string", string, {"object"}, 1},
-    {"title", converted<title>, {"s"}, 1},
     {"tojson", to_json_filter, {"x", "ensure_ascii", "indent", "separators"}, 1},
-    {"trim", trim, {"value", "chars"}, 1},
     {"unique", unique, {"value", "case_sensitive", "attribute"}, 1},
-    {"upper", converted<text::upper>, {"s"}, 1},
 };
 
 }  // namespace
@@ -302,7 +201,8 @@ Value at_path(const Value& value, const Value& path) {
 }
 
 const Native* find_filter(std::string_view name) {
-    return find_in(filters, name);
+    const Native* const found = find_in(filters, name);
+    return found ? found : find_string_filter(name);
 }
 
 }  // namespace unsloth::tokenizer::jinja

@@ -6,7 +6,8 @@
 
 namespace unsloth::tokenizer::jinja {
 
-Bound::Bound(const Native& native, const Arguments& arguments) : function_(native.name), arguments_(arguments) {
+Bound::Bound(Rendering& of, const Native& native, const Arguments& all)
+    : rendering(of), arguments(all), function_(native.name) {
     const auto known = [&](const char* parameter) { return parameter != nullptr && *parameter != '*'; };
     const auto end = std::find_if_not(native.parameters.begin(), native.parameters.end(), known);
     const bool takes_all = end != native.parameters.end() && *end != nullptr;
@@ -34,15 +35,14 @@ const std::string& Bound::string(std::size_t i) const {
 }
 
 Arguments Bound::rest_behind(const Value& value, std::size_t first) const {
-    Arguments out{{value}, arguments_.named};
-    for (std::size_t i = first; i < arguments_.positional.size(); ++i)
-        out.positional.push_back(arguments_.positional[i]);
+    Arguments out{{value}, arguments.named};
+    for (std::size_t i = first; i < arguments.positional.size(); ++i) out.positional.push_back(arguments.positional[i]);
     return out;
 }
 
 Value call(Rendering& rendering, const Native& native, const Arguments& arguments) {
     for (const Value& argument : arguments.positional) charge(argument);
-    const Value result = native.function(rendering, Bound(native, arguments));
+    const Value result = native.function(Bound(rendering, native, arguments));
     charge(result);
     return result;
 }
@@ -66,30 +66,30 @@ class NativeFunction : public Object {
 // Tests.
 
 template <Value::Kind kind>
-Value of_kind(Rendering&, const Bound& a) {
+Value of_kind(const Bound& a) {
     return a[0].is(kind);
 }
 
 template <Operation operation>
-Value compared(Rendering&, const Bound& a) {
+Value compared(const Bound& a) {
     return compare(operation, a[0], a[1]);
 }
 
 template <bool wanted>
-Value is_boolean(Rendering&, const Bound& a) {
+Value is_boolean(const Bound& a) {
     return a[0].is(Value::Kind::boolean) && a[0].boolean() == wanted;
 }
 
-Value is_sequence(Rendering&, const Bound& a) {  // whatever has a length and takes subscripts
+Value is_sequence(const Bound& a) {  // whatever has a length and takes subscripts
     return a[0].has_subscripts() || a[0].is(Value::Kind::dict) || a[0].is_undefined();
 }
 
-Value is_iterable(Rendering&, const Bound& a) {
+Value is_iterable(const Bound& a) {
     return a[0].is_string() || a[0].is_undefined() || a[0].is(Value::Kind::sequence) || a[0].is(Value::Kind::dict);
 }
 
 constexpr Native tests[] = {
-    {"defined", [](Rendering&, const Bound& a) -> Value { return !a[0].is_undefined(); }, {"value"}, 1},
+    {"defined", [](const Bound& a) -> Value { return !a[0].is_undefined(); }, {"value"}, 1},
     {"undefined", of_kind<Value::Kind::undefined>, {"value"}, 1},
     {"none", of_kind<Value::Kind::none>, {"value"}, 1},
     {"boolean", of_kind<Value::Kind::boolean>, {"value"}, 1},
@@ -97,21 +97,21 @@ constexpr Native tests[] = {
     {"false", is_boolean<false>, {"value"}, 1},
     {"integer", of_kind<Value::Kind::integer>, {"value"}, 1},
     {"float", of_kind<Value::Kind::floating>, {"value"}, 1},
-    {"number", [](Rendering&, const Bound& a) -> Value { return a[0].is_number(); }, {"value"}, 1},
+    {"number", [](const Bound& a) -> Value { return a[0].is_number(); }, {"value"}, 1},
     {"string", of_kind<Value::Kind::string>, {"value"}, 1},
     {"mapping", of_kind<Value::Kind::dict>, {"value"}, 1},
     {"sequence", is_sequence, {"value"}, 1},
     {"iterable", is_iterable, {"value"}, 1},
     {"in", compared<Operation::in>, {"value", "seq"}, 2},
-    {"==", compared<Operation::equal>, {"a", "b"}, 2},
-    {"eq", compared<Operation::equal>, {"a", "b"}, 2},
-    {"equalto", compared<Operation::equal>, {"a", "b"}, 2},
-    {"ne", compared<Operation::not_equal>, {"a", "b"}, 2},
+    {"==", compared<Operation::eq>, {"a", "b"}, 2},
+    {"eq", compared<Operation::eq>, {"a", "b"}, 2},
+    {"equalto", compared<Operation::eq>, {"a", "b"}, 2},
+    {"ne", compared<Operation::ne>, {"a", "b"}, 2},
 };
 
 // Functions.
 
-Value range(Rendering&, const Bound& a) {
+Value range(const Bound& a) {
     constexpr Integer longest = 100'000;  // the sandbox's own limit
     const bool one = !a.has(1);
     const Integer start = one ? 0 : a.integer_or(0, 0), stop = a.integer_or(one ? 0 : 1, 0), step = a.integer_or(2, 1);
@@ -126,22 +126,22 @@ Value range(Rendering&, const Bound& a) {
 }
 
 /// namespace(mapping, **named)
-Value make_namespace(Rendering& rendering, const Bound& a) {
+Value make_namespace(const Bound& a) {
     constexpr std::size_t as_memory = 50;  // it lives until the rendering ends
     charge(as_memory);
     const auto made = std::make_shared<Namespace>();
-    const Arguments& given = a.arguments();
+    const Arguments& given = a.arguments;
     for (const Value& mapping : given.positional) {
         if (given.positional.size() > 1 || !mapping.is(Value::Kind::dict))
             fail("values other than one mapping and named ones are not supported in chat templates");
         for (const auto& [key, value] : mapping.dict().entries()) made->set(to_string(key), value);
     }
     for (const auto& [name, value] : given.named) made->set(name, value);
-    rendering.namespaces.push_back(made);
+    a.rendering.namespaces.push_back(made);
     return std::static_pointer_cast<Object>(made);
 }
 
-Value strftime_now(Rendering&, const Bound& a) {
+Value strftime_now(const Bound& a) {
     if (a.string(0).size() > 1000) fail("a time format of more than 1000 bytes");
     const std::time_t now = std::time(nullptr);
     std::tm local{};
@@ -155,7 +155,7 @@ Value strftime_now(Rendering&, const Bound& a) {
 constexpr Native functions[] = {
     {"range", range, {"", "", ""}, 1},
     {"namespace", make_namespace, {"*"}, 0},
-    {"raise_exception", [](Rendering&, const Bound& a) -> Value { fail(to_string(a[0])); }, {"message"}, 1},
+    {"raise_exception", [](const Bound& a) -> Value { fail(to_string(a[0])); }, {"message"}, 1},
     {"strftime_now", strftime_now, {"format"}, 1},
 };
 

@@ -14,15 +14,15 @@ class Bound;
 
 /// A function of this program. What is filtered or tested and a method's object is the first argument.
 struct Native {
-    static constexpr std::size_t most_parameters = 4;
     std::string_view name;
-    Value (*function)(Rendering&, const Bound&);
-    /// In order; one that begins with * takes all that are left, and all named ones.
-    std::array<const char*, most_parameters> parameters;
+    Value (*function)(const Bound&);
+    /// In order; one that begins with * takes all that are left, and all named ones. Those of methods have no name.
+    std::array<const char*, 4> parameters;
     std::size_t required;
 };
 /// Null for another name.
 const Native* find_filter(std::string_view name);
+const Native* find_string_filter(std::string_view name);
 const Native* find_test(std::string_view name);
 const Native* find_method(const Value& value, std::string_view name);
 std::optional<Value> find_global(std::string_view name);
@@ -35,7 +35,10 @@ Value bind_method(const Native& method, const Value& self);
 /// Arguments put into place by position and name as Python does.
 class Bound {
   public:
-    Bound(const Native& native, const Arguments& arguments);
+    Bound(Rendering& rendering, const Native& native, const Arguments& arguments);
+
+    Rendering& rendering;
+    const Arguments& arguments;  ///< all, as they were given
 
     bool has(std::size_t i) const { return values_[i].has_value(); }
     /// Given, and not none.
@@ -48,23 +51,18 @@ class Bound {
     }
     /// A string; Failure for another type.
     const std::string& string(std::size_t i) const;
-    /// All, as they were given.
-    const Arguments& arguments() const { return arguments_; }
     /// Those from `first` on by position, and the named ones, behind `value`.
     Arguments rest_behind(const Value& value, std::size_t first) const;
 
   private:
     std::string_view function_;
-    const Arguments& arguments_;
-    std::array<std::optional<Value>, Native::most_parameters> values_;
+    std::array<std::optional<Value>, 4> values_;
 };
 
 template <std::size_t n>
 const Native* find_in(const Native (&table)[n], std::string_view name) {
-    for (const Native& entry : table) {
-        if (entry.name == name) return &entry;
-    }
-    return nullptr;
+    const auto found = std::ranges::find(table, name, &Native::name);
+    return found == std::end(table) ? nullptr : found;
 }
 
 Value dict_items(const Value& dict);  ///< the view that dict.items() gives

@@ -52,20 +52,18 @@ Value concatenated(const Value& a, const Value& b) {
     return of_kind(a, std::move(items));
 }
 
-Value repeated(const Value& value, const Value& times) {
+/// `part`, a text or a list, so many times over; `check` refuses sizes beyond `longest`.
+template <class Part>
+Part repeated(const Part& part, const Value& times, std::size_t longest, void (*check)(std::size_t)) {
     const auto count = static_cast<std::size_t>(std::max<int64_t>(0, to_index(times, "a repetition")));
-    if (value.is_string()) {
-        const std::string& part = value.string();
-        if (!part.empty() && count > longest_string / part.size()) check_string(longest_string + 1);
-        std::string out;
-        for (std::size_t i = 0; i < count && !part.empty(); ++i) out += part;
-        return {std::move(out), value.is_markup()};
-    }
-    const Items& part = value.items();
-    if (!part.empty() && count > longest_sequence / part.size()) check_sequence(longest_sequence + 1);
-    Items items;
-    for (std::size_t i = 0; i < count && !part.empty(); ++i) items.insert(items.end(), part.begin(), part.end());
-    return of_kind(value, std::move(items));
+    if (!part.empty() && count > longest / part.size()) check(longest + 1);
+    Part out;
+    for (std::size_t i = 0; i < count && !part.empty(); ++i) out.insert(out.end(), part.begin(), part.end());
+    return out;
+}
+Value repeated(const Value& value, const Value& times) {
+    if (!value.is_string()) return of_kind(value, repeated(value.items(), times, longest_sequence, check_sequence));
+    return {repeated(value.string(), times, longest_string, check_string), value.is_markup()};
 }
 
 bool contains(const Value& container, const Value& value) {
@@ -133,22 +131,12 @@ Value negate(const Value& value) {
 }
 
 bool compare(Operation operation, const Value& a, const Value& b) {
-    switch (operation) {
-        case Operation::equal:
-            return equal(a, b);
-        case Operation::not_equal:
-            return !equal(a, b);
-        case Operation::less:
-        case Operation::less_equal:
-            return less(a, b, operation == Operation::less_equal, symbol(operation));
-        case Operation::greater:
-        case Operation::greater_equal:
-            return less(b, a, operation == Operation::greater_equal, symbol(operation));
-        case Operation::in:
-            return contains(b, a);
-        default:
-            return !contains(b, a);
-    }
+    const bool or_equal = operation == Operation::le || operation == Operation::ge;
+    if (operation == Operation::eq || operation == Operation::ne) return equal(a, b) == (operation == Operation::eq);
+    if (operation == Operation::in || operation == Operation::not_in)
+        return contains(b, a) == (operation == Operation::in);
+    if (operation == Operation::lt || operation == Operation::le) return less(a, b, or_equal, symbol(operation));
+    return less(b, a, or_equal, symbol(operation));
 }
 
 Value slice(const Value& value, const Value& start, const Value& stop, const Value& step) {

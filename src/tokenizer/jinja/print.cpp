@@ -1,4 +1,4 @@
-// Values as text: Python's str and repr, and JSON.
+// Values as text: Python's str and repr, and JSON, which values also come from.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -159,6 +159,24 @@ std::string to_string(const Value& value) {
 
 std::string to_json(const Value& value, const JsonStyle& style) {
     return Writer(&style).take(value);
+}
+
+Value from_json(const nlohmann::ordered_json& json) {
+    const Level level = value_level();
+    if (json.is_boolean()) return json.get<bool>();
+    if (json.is_number_unsigned()) return Integer{json.get<uint64_t>()};
+    if (json.is_number_integer()) return Integer{json.get<int64_t>()};
+    if (json.is_number()) return json.get<double>();
+    if (json.is_string()) return json.get_ref<const std::string&>();
+    if (json.is_array()) {
+        Items items;
+        for (const auto& item : json) items.push_back(from_json(item));
+        return Value::list(std::move(items));
+    }
+    if (!json.is_object()) return {};
+    auto dict = std::make_shared<Dict>();
+    for (const auto& [key, value] : json.items()) dict->set(Value(key), from_json(value));
+    return dict;
 }
 
 }  // namespace unsloth::tokenizer::jinja

@@ -130,25 +130,13 @@ struct Program {
     Body body;
     bool has_generation = false;
 };
+/// Failure with the line for what Jinja's parser refuses, and for what is not used in chat templates.
+Program parse(std::string_view source);
 
 // What operators, dots and brackets do.
-enum class Operation {
-    add,
-    subtract,
-    multiply,
-    modulo,
-    equal,
-    not_equal,
-    less,
-    less_equal,
-    greater,
-    greater_equal,
-    in,
-    not_in
-};
+enum class Operation { add, subtract, multiply, modulo, eq, ne, lt, le, gt, ge, in, not_in };
 Value arithmetic(Operation operation, const Value& a, const Value& b);
 Value negate(const Value& value);
-/// == != < <= > >= in, not in.
 bool compare(Operation operation, const Value& a, const Value& b);
 /// value[start:stop:step]; none where a part is absent.
 Value slice(const Value& value, const Value& start, const Value& stop, const Value& step);

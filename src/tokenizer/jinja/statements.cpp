@@ -1,59 +1,7 @@
-// Tokens, names and statements.
-#include <algorithm>
-
-#include "tokenizer/jinja/parser.h"
-#include "tokenizer/jinja/text.h"
+// Statements: {% … %}, and what stands between them.
+#include "tokenizer/jinja/expressions.h"
 
 namespace unsloth::tokenizer::jinja {
-
-bool ExpressionParser::skip_op(std::string_view op) {
-    const bool found = current().is_op(op);
-    if (found) next();
-    return found;
-}
-
-bool ExpressionParser::skip_name(std::string_view name) {
-    const bool found = current().is_name(name);
-    if (found) next();
-    return found;
-}
-
-void ExpressionParser::expect_op(std::string_view op) {
-    if (!skip_op(op)) refuse(cat("expected '", op, "', got ", describe(current())));
-}
-
-std::string ExpressionParser::expect_name() {
-    if (current().kind != Token::Kind::name) refuse(cat("expected a name, got ", describe(current())));
-    std::string name = current().text;
-    next();
-    return name;
-}
-
-void ExpressionParser::expect(Token::Kind kind) {
-    if (current().kind != kind) {
-        refuse(cat("expected ", kind == Token::Kind::block_end ? "end of statement block" : "end of print statement",
-                   ", got ", describe(current())));
-    }
-    next();
-}
-
-void ExpressionParser::refuse(const std::string& message, int line) const {
-    throw Failure(message, line > 0 ? line : current().line);
-}
-
-std::string ExpressionParser::describe(const Token& token) {
-    if (token.kind == Token::Kind::end) return "the end of the template";
-    if (token.kind == Token::Kind::data) return "template text";
-    if (token.kind == Token::Kind::integer) return "a number";
-    return token.kind == Token::Kind::string ? cat("the string ", text::repr(token.text)) : cat("'", token.text, "'");
-}
-
-int ExpressionParser::name_id(const std::string& name) {
-    const auto [it, added] = ids_.emplace(name, static_cast<int>(program_.names.size()));
-    if (added) program_.names.push_back(name);
-    return it->second;
-}
-
 namespace {
 
 /// A statement that runs `run(frame)`; what fails in it is in `line`.
@@ -90,18 +38,22 @@ class Parser : public ExpressionParser {
         const int first_line = current().line;
         for (;;) {
             const int line = current().line;
-            if (current().kind == Token::Kind::data) {
+            if (current().kind == Kind::data) {
                 out.push_back(statement_at(line, [text = current().text](const Frame& f) { f.rendering.write(text); }));
                 next();
-            } else if (current().kind == Token::Kind::variable_begin) {
+            } else if (current().kind == Kind::variable_begin) {
                 next();
-                out.push_back(output(current().line, tuple(true)));
-                expect(Token::Kind::variable_end);
-            } else if (current().kind == Token::Kind::block_begin) {
+                const int value_line = current().line;
+                out.push_back(statement_at(value_line, [value = tuple(true)](const Frame& frame) {
+                    const Value written = value->evaluate(frame);
+                    frame.rendering.write(written.is_string() ? written.string() : to_string(written));
+                }));
+                expect(Kind::variable_end);
+            } else if (current().kind == Kind::block_begin) {
                 next();
-                if (is_one_of(ends)) return out;
+                if (current().kind == Kind::name && std::ranges::find(ends, current().text) != ends.end()) return out;
                 out.push_back(statement(ends));
-                expect(Token::Kind::block_end);
+                expect(Kind::block_end);
             } else if (ends.size() != 0) {
                 refuse(cat("unexpected end of template: the block that began in line ", first_line, " needs ",
                            listed(ends)));
@@ -111,15 +63,12 @@ class Parser : public ExpressionParser {
         }
     }
 
-    static Statement output(int line, const ExpressionPtr& value) {
-        return statement_at(line, [value](const Frame& frame) {
-            const Value written = value->evaluate(frame);
-            frame.rendering.write(written.is_string() ? written.string() : to_string(written));
-        });
-    }
-
-    bool is_one_of(Ends ends) const {
-        return current().kind == Token::Kind::name && std::find(ends.begin(), ends.end(), current().text) != ends.end();
+    void expect(Kind kind) {
+        if (current().kind != kind) {
+            refuse(cat("expected ", kind == Kind::block_end ? "end of statement block" : "end of print statement",
+                       ", got ", describe(current())));
+        }
+        next();
     }
 
     static std::string listed(Ends ends) {
@@ -131,7 +80,7 @@ class Parser : public ExpressionParser {
     /// Behind a statement's head: its body, with the end tag's name left as the current token.
     Body block(Ends ends) {
         skip_op(":");
-        expect(Token::Kind::block_end);
+        expect(Kind::block_end);
         return body(ends);
     }
     Body closed_block(std::string_view end) {
@@ -165,6 +114,30 @@ class Parser : public ExpressionParser {
         refuse(cat("{% ", tag, " %} is not supported in chat templates",
                    enclosing.size() == 0 ? std::string() : cat("; looking for ", listed(enclosing))),
                line);
+    }
+
+    Target target(bool with_member) {
+        const Level level = nested();
+        Target made{current().line, -1, {}, {}, {}};
+        bool comma = false;
+        while (current().kind == Kind::name || current().is_op("(")) {
+            Target& part = made.parts.emplace_back(Target{current().line, -1, {}, {}, {}});
+            if (skip_op("(")) {
+                part = target(with_member);
+                expect_op(")");
+            } else {
+                static constexpr std::string_view constants[] = {"true", "True", "false", "False", "none", "None"};
+                part.name = expect_name();
+                if (std::ranges::find(constants, part.name) != std::end(constants))
+                    refuse(cat("cannot assign to ", part.name), part.line);
+                part.id = name_id(part.name);
+                if (with_member && skip_op(".")) part.member = expect_name();
+            }
+            if (!skip_op(",")) break;
+            comma = true;
+        }
+        if (made.parts.empty()) refuse(cat("expected a name to assign to, got ", describe(current())));
+        return comma ? made : Target(made.parts.front());
     }
 
     Statement for_loop(int line) {
@@ -210,10 +183,16 @@ class Parser : public ExpressionParser {
             return statement_at(line, [=](const Frame& frame) { assign(to, value->evaluate(frame), frame); });
         }
         if (current().is_op("|")) unsupported("a {% set %} block with filters");
-        return statement_at(line, [to, block = closed_block("endset")](const Frame& frame) {
+        return capturing(line, "endset", [to](const Frame& frame, const Value& text) { assign(to, text, frame); });
+    }
+
+    /// A statement that hands what its block writes to `use(frame, text)`, unless the block leaves a loop.
+    template <class Use>
+    Statement capturing(int line, std::string_view end, Use use) {
+        return statement_at(line, [use, block = closed_block(end)](const Frame& frame) {
             Flow flow = Flow::normal;
             const Value text = frame.rendering.captured([&] { flow = run(block, frame.inner()); });
-            if (flow == Flow::normal) assign(to, text, frame);
+            if (flow == Flow::normal) use(frame, text);
             return flow;
         });
     }
@@ -265,12 +244,9 @@ class Parser : public ExpressionParser {
     Statement filter_block(int line) {
         const ExpressionPtr text = node(line, {}, [](const Frame& frame) { return *frame.rendering.filtered; });
         const ExpressionPtr filtered = filters(text, true);
-        return statement_at(line, [filtered, block = closed_block("endfilter")](const Frame& frame) {
-            Flow flow = Flow::normal;
-            const Value body = frame.rendering.captured([&] { flow = run(block, frame.inner()); });
+        return capturing(line, "endfilter", [filtered](const Frame& frame, const Value& body) {
             frame.rendering.filtered = &body;
-            if (flow == Flow::normal) frame.rendering.write(to_string(filtered->evaluate(frame)));
-            return flow;
+            frame.rendering.write(to_string(filtered->evaluate(frame)));
         });
     }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tokenizer/jinja/parser.h"
+#include "tokenizer/jinja/runtime.h"
 #include "tokenizer/jinja/text.h"
 #include "unsloth/core/memory_budget.h"
 #include "unsloth/core/utf8.h"

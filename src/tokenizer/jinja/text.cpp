@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "tokenizer/jinja/limits.h"
+#include "tokenizer/jinja/value.h"
 #include "tokenizer/unicode.h"
 
 namespace unsloth::tokenizer::jinja::text {
@@ -228,40 +228,28 @@ std::string title(std::string_view s) {
 }
 
 std::string repr(std::string_view s) {
-    const bool double_quotes = s.find('\'') != s.npos && s.find('"') == s.npos;
-    const char32_t quote = double_quotes ? '"' : '\'';
-    std::string out(1, static_cast<char>(quote));
-    const auto escape = [&](const char* format, char32_t c) {
-        char buffer[16];
-        std::snprintf(buffer, sizeof buffer, format, static_cast<unsigned>(c));
-        out += buffer;
-    };
+    static constexpr std::u32string_view special = U"\n\r\t\\";
+    const char quote = s.find('\'') != s.npos && s.find('"') == s.npos ? '"' : '\'';
+    std::string out(1, quote);
     // str.isprintable: neither other (C) nor separator (Z), but for the space.
     const auto printable = [](char32_t c) {
         return c == ' ' || !(U_GET_GC_MASK(static_cast<UChar32>(c)) & (U_GC_C_MASK | U_GC_Z_MASK));
     };
     for (const char32_t c : decode(s)) {
-        if (c == quote || c == '\\') {
-            out += '\\';
-            out += static_cast<char>(c);
-        } else if (c == '\n') {
-            out += "\\n";
-        } else if (c == '\r') {
-            out += "\\r";
-        } else if (c == '\t') {
-            out += "\\t";
+        if (const std::size_t at = special.find(c); at != special.npos) {
+            out += {'\\', "nrt\\"[at]};
+        } else if (c == static_cast<char32_t>(quote)) {
+            out += {'\\', quote};
         } else if (printable(c)) {
             unicode::append(out, c);
-        } else if (c < 0x100) {
-            escape("\\x%02x", c);
-        } else if (c < 0x10000) {
-            escape("\\u%04x", c);
         } else {
-            escape("\\U%08x", c);
+            char escape[16];
+            const auto number = static_cast<unsigned>(c);
+            std::snprintf(escape, sizeof escape, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", number);
+            out += escape;
         }
     }
-    out += static_cast<char>(quote);
-    return out;
+    return out += quote;
 }
 
 }  // namespace unsloth::tokenizer::jinja::text

@@ -1,0 +1,434 @@
+// Expressions: what stands between {{ and }} and in the heads of statements.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/jinja/functions.h"
+#include "tokenizer/jinja/lexer.h"
+#include "tokenizer/jinja/runtime.h"
+
+namespace unsloth::tokenizer::jinja {
+
+/// Recursive descent over a template's tokens. Failure with the line for what Jinja's parser refuses, and for what is
+/// not used in chat templates.
+class ExpressionParser : public TokenStream {
+  public:
+    using TokenStream::TokenStream;
+
+  protected:
+    /// Recursive descent is bounded.
+    Level nested() { return {depth_, 150, "the template nests deeper than 150 levels", current().line}; }
+    int name_id(const std::string& name) {
+        const auto [it, added] = ids_.emplace(name, static_cast<int>(program_.names.size()));
+        if (added) program_.names.push_back(name);
+        return it->second;
+    }
+
+    /// An expression of these children; what fails in it is in `line`.
+    template <class Run>
+    ExpressionPtr node(int line, const std::vector<ExpressionPtr>& children, Run run) const {
+        constexpr int highest = 400;  // chains such as a + b + c … make trees that are high without being nested
+        int height = 1;
+        for (const ExpressionPtr& child : children) height = std::max(height, child ? child->height + 1 : 1);
+        if (height > highest) refuse(cat("an expression of more than ", highest, " operations in a row"), line);
+        return std::make_shared<Expression>(
+            Expression{[line, run = std::move(run)](const Frame& frame) { return run_at(line, frame, run); }, height});
+    }
+
+    ExpressionPtr expression(bool with_conditional = true) {
+        const Level level = nested();
+        const int line = current().line;
+        ExpressionPtr value = junction(true);
+        while (with_conditional && skip_name("if")) {
+            const ExpressionPtr test = junction(true), otherwise = skip_name("else") ? expression() : nullptr;
+            value = node(line, {value, test, otherwise}, [=](const Frame& frame) {
+                if (truthy(test->evaluate(frame))) return value->evaluate(frame);
+                if (otherwise) return otherwise->evaluate(frame);
+                return Value::undefined(cat("the inline if-expression in line ", line,
+                                            " evaluated to false and no else section was defined."));
+            });
+        }
+        return value;
+    }
+
+    /// An expression, or a tuple where commas follow.
+    ExpressionPtr tuple(bool with_conditional, bool parenthesized = false) {
+        const Level level = nested();
+        const int line = current().line;
+        std::vector<ExpressionPtr> children;
+        bool comma = false;
+        while (current().kind != Kind::variable_end && current().kind != Kind::block_end && !current().is_op(")")) {
+            children.push_back(expression(with_conditional));
+            if (!skip_op(",")) break;
+            comma = true;
+        }
+        if (!comma && children.size() == 1) return children[0];
+        if (!comma && !parenthesized) refuse(cat("expected an expression, got ", describe(current())));
+        return sequence(line, std::move(children), Value::tuple);
+    }
+
+    ExpressionPtr filters(ExpressionPtr value, bool first_inline = false) {
+        while (std::exchange(first_inline, false) || skip_op("|")) {
+            const int line = current().line;
+            const std::string name = expect_name();
+            value = applied(line, "filter", name, find_filter(name), value,
+                            current().is_op("(") ? arguments() : CallArguments());
+        }
+        return value;
+    }
+
+    Program program_;
+
+  private:
+    struct CallArguments {
+        std::vector<ExpressionPtr> positional;
+        std::vector<std::pair<std::string, ExpressionPtr>> named;
+        ExpressionPtr more;  ///< *expression, may be null
+
+        std::vector<ExpressionPtr> children(ExpressionPtr first) const {
+            std::vector<ExpressionPtr> all = positional;
+            for (const auto& [name, value] : named) all.push_back(value);
+            all.insert(all.end(), {std::move(first), more});
+            return all;
+        }
+        void evaluate(const Frame& frame, Arguments& out) const {
+            for (const ExpressionPtr& value : positional) out.positional.push_back(value->evaluate(frame));
+            for (const auto& [name, value] : named) out.named.emplace_back(name, value->evaluate(frame));
+            if (!more) return;
+            for (Value& value : iterate(more->evaluate(frame))) out.positional.push_back(std::move(value));
+        }
+    };
+
+    // Operators by precedence, the loosest first.
+
+    /// `or`, else `and`: the value that decides.
+    ExpressionPtr junction(bool any) {
+        const auto operand = [&] { return any ? junction(false) : negation(); };
+        ExpressionPtr left = operand();
+        for (int line = current().line; skip_name(any ? "or" : "and"); line = current().line) {
+            const ExpressionPtr right = operand();
+            left = node(line, {left, right}, [=](const Frame& frame) {
+                Value value = left->evaluate(frame);
+                return truthy(value) == any ? value : right->evaluate(frame);
+            });
+        }
+        return left;
+    }
+
+    ExpressionPtr negation() {
+        if (!current().is_name("not")) return comparison();
+        const Level level = nested();
+        const int line = current().line;
+        next();
+        const ExpressionPtr value = negation();
+        return node(line, {value}, [=](const Frame& frame) { return Value(!truthy(value->evaluate(frame))); });
+    }
+
+    /// Reads the operator of a comparison, if one follows.
+    std::optional<Operation> comparing() {
+        static constexpr std::pair<std::string_view, Operation> operators[] = {
+            {"==", Operation::eq}, {"!=", Operation::ne}, {"<", Operation::lt},
+            {"<=", Operation::le}, {">", Operation::gt},  {">=", Operation::ge}};
+        for (const auto& [symbol, operation] : operators) {
+            if (skip_op(symbol)) return operation;
+        }
+        if (skip_name("in")) return Operation::in;
+        if (!current().is_name("not") || !ahead().is_name("in")) return std::nullopt;
+        next(), next();
+        return Operation::not_in;
+    }
+
+    ExpressionPtr comparison() {
+        std::vector<ExpressionPtr> operands = {arithmetic()};
+        std::vector<Operation> operations;
+        const int line = current().line;
+        while (const std::optional<Operation> operation = comparing()) {
+            operations.push_back(*operation);
+            operands.push_back(arithmetic());
+        }
+        if (operations.empty()) return operands[0];
+        return node(line, operands, [=](const Frame& frame) -> Value {
+            Value left = operands[0]->evaluate(frame);
+            for (std::size_t i = 0; i < operations.size(); ++i) {
+                Value right = operands[i + 1]->evaluate(frame);
+                if (!compare(operations[i], left, right)) return false;
+                left = std::move(right);
+            }
+            return true;
+        });
+    }
+
+    /// Sums, or products.
+    ExpressionPtr arithmetic(bool product = false) {
+        struct Operator {
+            std::string_view symbol;
+            Operation operation;
+        };
+        static constexpr Operator sums[] = {{"+", Operation::add}, {"-", Operation::subtract}};
+        static constexpr Operator products[] = {{"*", Operation::multiply}, {"%", Operation::modulo}};
+        const auto operand = [&] { return product ? unary(true) : concatenation(); };
+        ExpressionPtr left = operand();
+        for (;;) {
+            const auto& operators = product ? products : sums;
+            const auto found = std::ranges::find_if(operators, [&](auto& op) { return current().is_op(op.symbol); });
+            if (found == std::end(operators)) return left;
+            const int line = current().line;
+            next();
+            const ExpressionPtr right = operand();
+            left = node(line, {left, right}, [=, operation = found->operation](const Frame& frame) {
+                const Value a = left->evaluate(frame), b = right->evaluate(frame);
+                Value result = jinja::arithmetic(operation, a, b);
+                charge(result);
+                return result;
+            });
+        }
+    }
+
+    ExpressionPtr concatenation() {
+        std::vector<ExpressionPtr> parts = {arithmetic(true)};
+        const int line = current().line;
+        while (skip_op("~")) parts.push_back(arithmetic(true));
+        if (parts.size() == 1) return parts[0];
+        return node(line, parts, [=](const Frame& frame) {
+            std::string joined;
+            for (const ExpressionPtr& part : parts) {
+                joined += to_string(part->evaluate(frame));
+                check_string(joined.size());
+            }
+            Value result(std::move(joined));
+            charge(result);
+            return result;
+        });
+    }
+
+    ExpressionPtr unary(bool with_filters) {
+        ExpressionPtr value;
+        const int line = current().line;
+        if (skip_op("-")) {
+            const Level level = nested();
+            const ExpressionPtr positive = unary(false);
+            value = node(line, {positive}, [=](const Frame& frame) { return negate(positive->evaluate(frame)); });
+        } else {
+            value = primary();
+        }
+        value = postfix(std::move(value));
+        for (bool more = with_filters; more;) {
+            if (current().is_op("|")) {
+                value = filters(std::move(value));
+            } else if (skip_name("is")) {
+                value = test(std::move(value));
+            } else if (current().is_op("(")) {
+                value = call_of(std::move(value));
+            } else {
+                more = false;
+            }
+        }
+        for (const std::string_view op : {"/", "//", "**"}) {
+            if (current().is_op(op)) unsupported(cat("the operator ", op));
+        }
+        return value;
+    }
+
+    // What operators combine: literals, names, calls, subscripts, filters, tests.
+
+    ExpressionPtr constant(Value value) const {
+        return node(current().line, {}, [value = std::move(value)](const Frame&) { return value; });
+    }
+
+    ExpressionPtr variable(const Token& name) {
+        return node(name.line, {},
+                    [id = name_id(name.text), name = name.text, global = find_global(name.text)](const Frame& frame) {
+                        if (const Value* found = frame.scope->find(id)) return *found;
+                        return global ? *global : Value::undefined(cat("'", name, "' is undefined"));
+                    });
+    }
+
+    ExpressionPtr primary() {
+        const Token token = current();
+        next();
+        if (token.kind == Kind::name) {
+            if (token.text == "true" || token.text == "True") return constant(true);
+            if (token.text == "false" || token.text == "False") return constant(false);
+            return token.text == "none" || token.text == "None" ? constant({}) : variable(token);
+        }
+        if (token.kind == Kind::integer) return constant(token.number);
+        if (token.kind == Kind::string) {
+            std::string joined = token.text;
+            for (; current().kind == Kind::string; next()) joined += current().text;
+            return constant(std::move(joined));
+        }
+        if (token.is_op("(")) {
+            ExpressionPtr made = tuple(true, true);
+            expect_op(")");
+            return made;
+        }
+        if (token.is_op("[")) return sequence(token.line, elements("]"), Value::list);
+        if (token.is_op("{")) return dict();
+        refuse(cat("unexpected ", describe(token)), token.line);
+    }
+
+    /// Up to and with `close`; with `pairs` keys and values in turn.
+    std::vector<ExpressionPtr> elements(std::string_view close, bool pairs = false) {
+        std::vector<ExpressionPtr> children;
+        while (!skip_op(close)) {
+            if (!children.empty()) expect_op(",");
+            if (skip_op(close)) break;
+            children.push_back(expression());
+            if (!pairs) continue;
+            expect_op(":");
+            children.push_back(expression());
+        }
+        return children;
+    }
+
+    ExpressionPtr sequence(int line, std::vector<ExpressionPtr> children, Value (*make)(Items)) const {
+        return node(line, children, [children, make](const Frame& frame) {
+            Items items;
+            items.reserve(children.size());
+            for (const ExpressionPtr& child : children) items.push_back(child->evaluate(frame));
+            return make(std::move(items));
+        });
+    }
+
+    ExpressionPtr dict() {
+        const int line = current().line;
+        const std::vector<ExpressionPtr> children = elements("}", true);
+        return node(line, children, [children](const Frame& frame) -> Value {
+            auto made = std::make_shared<Dict>();
+            for (std::size_t i = 0; i < children.size(); i += 2) {
+                const Value key = children[i]->evaluate(frame);
+                made->set(key, children[i + 1]->evaluate(frame));
+            }
+            return made;
+        });
+    }
+
+    ExpressionPtr postfix(ExpressionPtr value) {
+        for (;;) {
+            if (current().is_op(".") || current().is_op("[")) {
+                value = subscript(std::move(value));
+            } else if (current().is_op("(")) {
+                value = call_of(std::move(value));
+            } else {
+                return value;
+            }
+        }
+    }
+
+    ExpressionPtr subscript(ExpressionPtr value) {
+        const int line = current().line;
+        const auto item_of = [&](const ExpressionPtr& key) {
+            return node(line, {value, key}, [value, key](const Frame& frame) {
+                const Value owner = value->evaluate(frame);
+                return item(owner, key->evaluate(frame));
+            });
+        };
+        if (skip_op(".")) {
+            if (current().kind == Kind::integer) return item_of(primary());
+            return node(line, {value}, [value, name = expect_name()](const Frame& frame) {
+                return member(value->evaluate(frame), name);
+            });
+        }
+        expect_op("[");
+        ExpressionPtr parts[3];  // start, stop, step; a missing one is null
+        bool is_slice = false;
+        for (ExpressionPtr& part : parts) {
+            if (!current().is_op(":") && !current().is_op("]")) part = expression();
+            if (!skip_op(":")) break;
+            is_slice = true;
+        }
+        if (current().is_op(",") || (!is_slice && !parts[0])) unsupported("[ ] with other than one key or slice");
+        expect_op("]");
+        if (!is_slice) return item_of(parts[0]);
+        return node(line, {value, parts[0], parts[1], parts[2]},
+                    [value, start = parts[0], stop = parts[1], step = parts[2]](const Frame& frame) {
+                        const auto part = [&](const ExpressionPtr& e) { return e ? e->evaluate(frame) : Value(); };
+                        const Value owner = value->evaluate(frame), from = part(start), to = part(stop);
+                        return slice(owner, from, to, part(step));
+                    });
+    }
+
+    CallArguments arguments() {
+        const Level level = nested();
+        const int line = current().line;
+        CallArguments out;
+        expect_op("(");
+        for (bool first = true; !skip_op(")"); first = false) {
+            if (!first) expect_op(",");
+            if (skip_op(")")) break;
+            if (current().is_op("**")) unsupported("**");
+            const bool named = current().kind == Kind::name && ahead().is_op("=");
+            if (out.more || (!named && !out.named.empty())) refuse("invalid syntax for function call expression", line);
+            if (skip_op("*")) {
+                out.more = expression();
+            } else if (!named) {
+                out.positional.push_back(expression());
+            } else {
+                std::string name = expect_name();
+                next();
+                for (const auto& [other, ignored] : out.named) {
+                    if (other == name) refuse(cat("keyword argument repeated: ", name), line);
+                }
+                out.named.emplace_back(std::move(name), expression());
+            }
+        }
+        return out;
+    }
+
+    ExpressionPtr call_of(ExpressionPtr callee) {
+        const int line = current().line;
+        const CallArguments given = arguments();
+        const ExpressionPtr made = node(line, given.children(callee), [callee, given](const Frame& frame) {
+            const Value* const caller = std::exchange(frame.rendering.caller, nullptr);
+            const Value function = callee->evaluate(frame);
+            Arguments all;
+            given.evaluate(frame, all);
+            if (caller) all.named.emplace_back("caller", *caller);
+            return call(frame.rendering, function, all);
+        });
+        return std::make_shared<Expression>(Expression{made->evaluate, made->height, true});
+    }
+
+    /// A filter's or test's value; `function` is null for a name that is not known.
+    ExpressionPtr applied(int line, const char* what, const std::string& name, const Native* function,
+                          const ExpressionPtr& value, const CallArguments& given) const {
+        return node(line, given.children(value), [=](const Frame& frame) {
+            Arguments all;
+            all.positional.push_back(value->evaluate(frame));
+            given.evaluate(frame, all);
+            if (!function) fail(cat("the ", what, " '", name, "' is not supported in chat templates"));
+            return call(frame.rendering, *function, all);
+        });
+    }
+
+    ExpressionPtr test(ExpressionPtr value) {
+        const int line = current().line;
+        const bool negated = skip_name("not");
+        const std::string name = expect_name();
+        const Token& token = current();
+        CallArguments given;
+        const bool argument = token.kind == Kind::name || token.kind == Kind::string || token.kind == Kind::integer ||
+                              token.is_op("[") || token.is_op("{");
+        if (token.is_op("(")) {
+            given = arguments();
+        } else if (argument && !token.is_name("else") && !token.is_name("or") && !token.is_name("and")) {
+            if (token.is_name("is")) refuse("tests cannot be chained with is");
+            given.positional.push_back(postfix(primary()));
+        }
+        const ExpressionPtr holds = applied(line, "test", name, find_test(name), value, given);
+        if (!negated) return holds;
+        return node(line, {holds}, [holds](const Frame& frame) { return Value(!truthy(holds->evaluate(frame))); });
+    }
+
+    int depth_ = 0;
+    std::map<std::string, int, std::less<>> ids_;
+};
+
+}  // namespace unsloth::tokenizer::jinja
