@@ -23,6 +23,19 @@ function(unsloth_module name)
   endif()
 endfunction()
 
+# cards/*.json as texts of the program: `built_in` in cards.inc.
+function(unsloth_cards name)
+  file(GLOB cards CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cards/*.json")
+  set(texts "")
+  foreach(card IN LISTS cards)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${card}")
+    file(READ "${card}" text)
+    string(APPEND texts "R\"card(${text})card\",\n")
+  endforeach()
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/cards/cards.inc" CONTENT "constexpr const char* built_in[] = {\n@texts@};\n" @ONLY)
+  target_include_directories(${name} PRIVATE "${PROJECT_BINARY_DIR}/cards")
+endfunction()
+
 # Most of a test's build is the compiler at work on GoogleTest's and LibTorch's templates; what is tested is compiled elsewhere.
 set(unsloth_test_options $<$<CONFIG:Release>:-O0>)
 set(unsloth_quick_options $<$<CONFIG:Release>:-O1>)

@@ -6,7 +6,7 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report | weights | model | objective | train | bench | engine | app; kernels stand beside spec, and
+           memory, comm, data, report, planner | weights | model | objective | train | bench | engine | app; kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
   torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, train, bench and
@@ -34,6 +34,7 @@ RANK = {
     "comm": 3,
     "data": 3,
     "report": 3,
+    "planner": 3,
     "weights": 4,
     "model": 5,
     "objective": 6,

@@ -1,0 +1,69 @@
+// How long a training step takes on a card: predicted from what is multiplied, read and copied, and the card's rates.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "unsloth/planner/card.h"
+#include "unsloth/spec/model_spec.h"
+#include "unsloth/spec/run_plan.h"
+
+namespace unsloth::planner {
+
+/// What the passes of a step have in common.
+struct StepWork {
+    spec::ModelSpec model;
+    int64_t tokens = 0;         ///< of a micro-batch
+    int64_t longest = 0;        ///< row; all are taken to be as long
+    int64_t head_rows = 0;      ///< of a micro-batch, with a target
+    int64_t micro_batches = 1;  ///< of a step
+    int64_t trained_parameters = 0;
+    bool adapters = true;  ///< of low rank, beside the base's products
+    bool in_4bit = false;  ///< the base is expanded for its products where it is not cached
+    bool fp8 = false;      ///< base products
+    bool trains_head = false;
+};
+
+/// Of a layer's passes for one micro-batch, in ms; what is copied goes on beside what is computed.
+struct LayerTime {
+    double forward = 0, backward = 0;        ///< computing; backward with what is made again
+    double out = 0;                          ///< copies to the host in the forward pass
+    double in_forward = 0, in_backward = 0;  ///< copies to the device
+    double computing() const { return forward + backward; }
+    LayerTime& add(const LayerTime& other, double times = 1);
+};
+
+/// Bytes of a layer that are not always on the device.
+struct MovedBytes {
+    int64_t activations = 0;  ///< of a micro-batch, that the host keeps
+    int64_t weights = 0;      ///< its image
+};
+
+class StepTime {
+  public:
+    StepTime(Card card, StepWork work);
+    LayerTime layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const;
+    /// Embeddings, lm_head and loss of a micro-batch, and its share of the optimizer's step.
+    double outside() const { return outside_; }
+    /// The step: its micro-batches' layers, with copies hidden behind the computing of the layers that they belong to.
+    /// `layers`: sums over the layers that compute on the device alone, that keep activations on the host, and that
+    /// have weights elsewhere (a layer may be in both of the last).
+    struct Sums {
+        LayerTime all, offloaded, streamed, either;
+    };
+    double step_ms(const Sums& sums) const;
+    const Card& card() const { return card_; }
+    const StepWork& work() const { return work_; }
+
+  private:
+    double products_ms(double parameters, double tokens) const;
+    double bytes_ms(double bytes) const;
+    Card card_;
+    StepWork work_;
+    double outside_ = 0;
+};
+
+/// What copies add to the computing of a micro-batch's layers, in ms.
+double exposed_ms(const StepTime::Sums& sums);
+
+}  // namespace unsloth::planner

@@ -1,0 +1,177 @@
+#include "unsloth/planner/card.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cards.inc"  // built_in: {file's text, …}, made by CMake from cards/*.json
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+
+namespace unsloth::planner {
+namespace {
+
+using Json = nlohmann::json;
+
+/// A card's fields, each checked for its kind.
+class CardReader {
+  public:
+    CardReader(const Json& card, const std::string& source) : card_(card), source_(source) {
+        if (!card.is_object()) throw input_error(cat(source, ": a card is a JSON object"));
+    }
+
+    std::string text(const char* key) const {
+        const Json& value = required(key);
+        if (!value.is_string()) fail(key, "a text");
+        return value.get<std::string>();
+    }
+    double number(const char* key) const {
+        const Json& value = required(key);
+        if (!value.is_number() || !(value.get<double>() > 0)) fail(key, "a number above 0");
+        return value.get<double>();
+    }
+    RateBySize rates(const char* key, bool may_be_absent = false) const {
+        if (may_be_absent && !card_.contains(key)) return {};
+        const Json& value = required(key);
+        if (!value.is_object() || value.empty()) fail(key, "an object of rates by size");
+        RateBySize rates;
+        for (const auto& [size, rate] : value.items()) {
+            char* end = nullptr;
+            const double at = std::strtod(size.c_str(), &end);
+            if (*end != '\0' || !(at > 0) || !rate.is_number() || !(rate.get<double>() > 0))
+                fail(key, "rates above 0 by sizes above 0");
+            rates[at] = rate.get<double>();
+        }
+        return rates;
+    }
+    bool flag(const char* key) const {
+        const Json& value = required(key);
+        if (!value.is_boolean()) fail(key, "true or false");
+        return value.get<bool>();
+    }
+
+  private:
+    const Json& required(const char* key) const {
+        const auto found = card_.find(key);
+        if (found == card_.end()) fail(key, "a value");
+        return *found;
+    }
+    [[noreturn]] void fail(const char* key, const char* expected) const {
+        throw input_error(cat(source_, ": ", key, ": expected ", expected),
+                          "The files in cards/ of the source show a card's form.");
+    }
+    const Json& card_;
+    const std::string& source_;
+};
+
+/// "NVIDIA GeForce RTX 4090" and "rtx_4090" are one name.
+std::string plain(const std::string& name) {
+    std::string letters;
+    for (const char c : name)
+        if (std::isalnum(static_cast<unsigned char>(c)))
+            letters += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    for (const char* word : {"nvidia", "geforce"})
+        if (const std::size_t at = letters.find(word); at != std::string::npos)
+            letters.erase(at, std::string(word).size());
+    return letters;
+}
+
+const std::vector<Card>& built_in_cards() {
+    static const std::vector<Card> cards = [] {
+        std::vector<Card> all;
+        for (const char* text : built_in) all.push_back(parse_card(text, "a built-in card"));
+        return all;
+    }();
+    return cards;
+}
+
+const Card* built_in_card(const std::string& name) {
+    const std::string wanted = plain(name);
+    const Card* found = nullptr;  // the longest name that the wanted one begins with: "NVIDIA H100 80GB HBM3"
+    for (const Card& card : built_in_cards()) {
+        const std::string own = plain(card.name);
+        if (wanted.starts_with(own) && (found == nullptr || own.size() > plain(found->name).size())) found = &card;
+    }
+    return found;
+}
+
+}  // namespace
+
+double rate_at(const RateBySize& rates, double size) {
+    UNSLOTH_CHECK(!rates.empty(), "no rates");
+    const auto above = rates.lower_bound(size);
+    if (above == rates.end()) return rates.rbegin()->second;
+    if (above == rates.begin()) return above->second;
+    const auto below = std::prev(above);
+    const double share = std::log(size / below->first) / std::log(above->first / below->first);
+    return below->second + share * (above->second - below->second);
+}
+
+Card parse_card(const std::string& text, const std::string& source) {
+    Json json;
+    try {
+        json = Json::parse(text);
+    } catch (const Json::parse_error&) {
+        throw input_error(cat(source, ": is no JSON"));
+    }
+    const CardReader read(json, source);
+    constexpr double gib = 1 << 30;
+    Card card;
+    card.name = read.text("name");
+    card.source = read.text("source");
+    card.measured = read.flag("measured");
+    card.compute_capability = read.number("compute_capability");
+    card.memory_bytes = static_cast<int64_t>(read.number("memory_gib") * gib);
+    card.context_bytes = static_cast<int64_t>(read.number("context_gib") * gib);
+    card.products = read.rates("products_tflops");
+    card.fp8_products = read.rates("fp8_products_tflops", /*may_be_absent=*/true);
+    card.attention_forward = read.rates("attention_forward_tflops");
+    card.attention_backward = read.rates("attention_backward_tflops");
+    card.copy = read.number("copy_gbs");
+    card.thin = read.number("thin_gbs");
+    card.dequantise = read.number("dequantise_gbs");
+    card.link = read.number("link_gbs");
+    card.disk = read.number("disk_gbs");
+    card.layer_gap_us = read.number("layer_gap_us");
+    if (card.context_bytes >= card.memory_bytes)
+        throw input_error(cat(source, ": context_gib leaves nothing of memory_gib"));
+    return card;
+}
+
+std::vector<std::string> card_names() {
+    std::vector<std::string> names;
+    for (const Card& card : built_in_cards()) names.push_back(card.name);
+    return names;
+}
+
+Card find_card(const std::string& name_or_file) {
+    if (name_or_file.ends_with(".json")) return parse_card(read_file(name_or_file), name_or_file);
+    if (const Card* card = built_in_card(name_or_file)) return *card;
+    std::string names;
+    for (const std::string& name : card_names()) names += (names.empty() ? "" : ", ") + name;
+    throw usage_error(
+        cat("--gpu: '", name_or_file, "' is not known"),
+        cat("Known are ", names, "; another one is described by a JSON file of the form of cards/*.json."));
+}
+
+Card card_of_driver(const std::string& name, double compute_capability, bool& known) {
+    if (const Card* card = built_in_card(name)) {
+        known = true;
+        return *card;
+    }
+    known = false;
+    const std::vector<Card>& cards = built_in_cards();
+    const Card* like = &cards.front();
+    const auto distance = [&](const Card& card) {  // an older card rather than a newer one: too slow is the safer guess
+        const double ahead = card.compute_capability - compute_capability;
+        return ahead > 0 ? 100 * ahead : -ahead;
+    };
+    for (const Card& card : cards)
+        if (distance(card) < distance(*like)) like = &card;
+    Card result = *like;
+    result.name = name;
+    return result;
+}
+
+}  // namespace unsloth::planner

@@ -1,0 +1,117 @@
+#include "unsloth/planner/step_time.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::planner {
+namespace {
+
+constexpr double tera = 1e12, giga = 1e9;
+constexpr double element = 2;                   // bytes of a 16-bit activation
+constexpr double packed = 0.516, expanded = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
+constexpr double logits_passes = 3.5;           // over the logits: written, read twice, written in half
+constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
+constexpr double backward_attention = 2.5;      // of the forward's operations
+
+double as_double(int64_t value) {
+    return static_cast<double>(value);
+}
+
+}  // namespace
+
+LayerTime& LayerTime::add(const LayerTime& other, double times) {
+    forward += times * other.forward;
+    backward += times * other.backward;
+    out += times * other.out;
+    in_forward += times * other.in_forward;
+    in_backward += times * other.in_backward;
+    return *this;
+}
+
+StepTime::StepTime(Card card, StepWork work) : card_(std::move(card)), work_(std::move(work)) {
+    UNSLOTH_CHECK(work_.tokens > 0 && work_.longest > 0 && work_.micro_batches > 0, "a step without tokens");
+    const double rows = as_double(work_.head_rows), hidden = as_double(work_.model.hidden_size),
+                 vocabulary = as_double(work_.model.vocab_size);
+    const double products = work_.trains_head ? 3 : 2;
+    outside_ = products * 2 * rows * hidden * vocabulary / (rate_at(card_.products, rows) * tera) * 1e3 +
+               bytes_ms(logits_passes * element * rows * vocabulary + 12 * element * rows * hidden) +
+               bytes_ms(optimizer_bytes * as_double(work_.trained_parameters)) / as_double(work_.micro_batches);
+}
+
+double StepTime::bytes_ms(double bytes) const {
+    return bytes / (card_.copy * giga) * 1e3;
+}
+
+/// A product by so many parameters; with few tokens reading them takes longer.
+double StepTime::products_ms(double parameters, double tokens) const {
+    const RateBySize& rates = work_.fp8 && !card_.fp8_products.empty() ? card_.fp8_products : card_.products;
+    const double computing = 2 * parameters * tokens / (rate_at(rates, tokens) * tera) * 1e3;
+    return std::max(computing, bytes_ms(parameters * (work_.fp8 ? 1 : expanded)));
+}
+
+LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const {
+    const spec::ModelSpec& m = work_.model;
+    const double tokens = as_double(work_.tokens), hidden = as_double(m.hidden_size),
+                 middle = as_double(m.intermediate_size), q = as_double(m.q_size()), kv = as_double(m.kv_size());
+    const double qkv_parameters = hidden * (q + 2 * kv), o_parameters = hidden * q,
+                 gate_up_parameters = 2 * hidden * middle, down_parameters = hidden * middle,
+                 parameters = qkv_parameters + o_parameters + gate_up_parameters + down_parameters;
+    const spec::LayerSteps again = spec::recompute_of(plan.keep);
+
+    // Attention over the causal half of each row.
+    const double longest = as_double(work_.longest), scores = tokens * longest / 2 * q * 4;
+    const double attention = scores / (rate_at(card_.attention_forward, longest) * tera) * 1e3;
+    const double attention_backward =
+        backward_attention * scores / (rate_at(card_.attention_backward, longest) * tera) * 1e3;
+
+    // Passes over memory: two norms, RoPE, SwiGLU.
+    const double norm = bytes_ms(2 * hidden * element * tokens), rope = bytes_ms(2 * (q + kv) * element * tokens),
+                 swiglu = bytes_ms(3 * middle * element * tokens);
+    const double norm_backward = 3 * norm, swiglu_backward = 2 * swiglu;
+
+    // The adapters' thin products: x·Aᵀ reads inputs; dy·sB and dB read gradients, dA inputs again.
+    const double inputs = (2 * hidden + q + middle) * element * tokens,
+                 gradients = (q + 2 * kv + 2 * hidden + 2 * middle) * element * tokens;
+    const double thin_forward = work_.adapters ? inputs / (card_.thin * giga) * 1e3 : 0,
+                 thin_backward = work_.adapters ? (inputs + gradients) / (card_.thin * giga) * 1e3 : 0;
+
+    // A layer is expanded once a pass of all micro-batches in flight.
+    const double expanding =
+        work_.in_4bit && !plan.cached && !work_.fp8
+            ? (packed + expanded) * parameters / (card_.dequantise * giga) * 1e3 / as_double(in_flight)
+            : 0;
+    LayerTime time;
+    time.forward = products_ms(parameters, tokens) + attention + 2 * norm + rope + swiglu + thin_forward + expanding +
+                   card_.layer_gap_us / 2e3;
+    time.backward = products_ms(parameters, tokens) + attention_backward + 2 * norm_backward + rope + swiglu_backward +
+                    thin_backward + expanding + card_.layer_gap_us / 2e3;
+    if (!work_.adapters) time.backward += products_ms(parameters, tokens);  // gradients of the weights
+    if (again.qkv) time.backward += products_ms(qkv_parameters, tokens) + norm + rope;
+    if (again.attention) time.backward += attention;
+    if (again.mid) time.backward += products_ms(o_parameters, tokens);
+    if (again.gate_up) time.backward += products_ms(gate_up_parameters, tokens) + norm;
+
+    const double link = card_.link * giga / 1e3;  // bytes a ms
+    if (plan.activations_at == spec::Place::host) time.out = time.in_backward = as_double(moved.activations) / link;
+    if (plan.weights_at != spec::Place::device) {
+        const double rate = plan.weights_at == spec::Place::disk ? card_.disk * giga / 1e3 : link;
+        const double fetch = as_double(moved.weights) / rate / as_double(in_flight);
+        time.in_forward += fetch;
+        time.in_backward += fetch;
+    }
+    return time;
+}
+
+double exposed_ms(const StepTime::Sums& sums) {
+    const auto beyond = [](double copies, double computing) { return std::max(0.0, copies - computing); };
+    return beyond(sums.offloaded.out, sums.offloaded.forward) +
+           beyond(sums.streamed.in_forward, sums.streamed.forward) +
+           beyond(sums.either.in_backward, sums.either.backward);
+}
+
+double StepTime::step_ms(const Sums& sums) const {
+    return as_double(work_.micro_batches) * (sums.all.computing() + exposed_ms(sums) + outside_);
+}
+
+}  // namespace unsloth::planner

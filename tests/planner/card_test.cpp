@@ -1,0 +1,89 @@
+// Cards, and predicted times against measured ones.
+#include "unsloth/planner/card.h"
+
+#include <gtest/gtest.h>
+
+#include "unsloth/core/error.h"
+#include "unsloth/planner/step_time.h"
+#include "unsloth/spec/shapes.h"
+
+namespace unsloth::planner {
+namespace {
+
+TEST(Card, IsFoundByTheNamesThatPeopleAndDriversUse) {
+    for (const char* name : {"H200", "nvidia h200", "NVIDIA H200"}) EXPECT_EQ(find_card(name).name, "NVIDIA H200");
+    EXPECT_EQ(find_card("rtx_4090").name, "NVIDIA GeForce RTX 4090");
+    bool known = false;
+    EXPECT_EQ(card_of_driver("NVIDIA H100 80GB HBM3", 9.0, known).name, "NVIDIA H100");
+    EXPECT_TRUE(known);
+    const Card other = card_of_driver("NVIDIA RTX 4070", 8.9, known);
+    EXPECT_FALSE(known);
+    EXPECT_EQ(other.name, "NVIDIA RTX 4070");
+    EXPECT_EQ(other.compute_capability, 8.9);
+    EXPECT_GE(card_names().size(), 8U);
+    try {
+        find_card("Voodoo 2");
+        FAIL();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::usage);
+        EXPECT_NE(std::string(error.what()).find("NVIDIA H200"), std::string::npos) << error.what();
+    }
+}
+
+TEST(Card, RefusesWhatIsNone) {
+    for (const char* text : {"", "[]", R"({"name": "x"})"}) EXPECT_THROW(parse_card(text, "card.json"), Error) << text;
+}
+
+TEST(Card, RatesLieBetweenTheirEntries) {
+    const RateBySize rates = {{128, 100}, {512, 300}, {2048, 400}};
+    EXPECT_EQ(rate_at(rates, 1), 100);
+    EXPECT_EQ(rate_at(rates, 1e9), 400);
+    EXPECT_NEAR(rate_at(rates, 256), 200, 1e-9);
+    EXPECT_NEAR(rate_at(rates, 1024), 350, 1e-9);
+}
+
+/// Steps of Llama-3.1-8B that docs/benchmarks.md has (H200) or that were measured beside it (H100).
+struct Measured {
+    const char* card;
+    int64_t tokens, longest;
+    spec::LayerPlan layer;
+    double ms;
+};
+
+TEST(StepTime, IsWithinATenthOfWhatWasMeasured) {
+    using spec::Keep, spec::Place;
+    const Measured all[] = {
+        {"H200", 16384, 2048, {Keep::everything, Place::device, true}, 881.5},
+        {"H200", 16384, 2048, {Keep::everything}, 865.8},
+        {"H200", 16384, 2048, {Keep::but_mlp, Place::host}, 1070.2},
+        {"H200", 4096, 2048, {Keep::everything, Place::device, true}, 224.5},
+        {"H200", 4096, 2048, {Keep::but_mlp, Place::host}, 282.9},
+        {"H200", 512, 512, {Keep::everything, Place::device, true}, 31.3},
+        {"H200", 128, 128, {Keep::everything, Place::device, true}, 13.5},
+        {"H200", 16384, 16384, {Keep::everything, Place::device, true}, 1263.5},
+        {"H200", 131072, 131072, {Keep::attention}, 37459},
+        {"H100", 16384, 2048, {Keep::everything, Place::device, true}, 926},
+        {"H100", 16384, 2048, {Keep::but_mlp, Place::host}, 1132},
+        {"H100", 4096, 2048, {Keep::everything, Place::device, true}, 238.5},
+        {"H100", 512, 512, {Keep::everything, Place::device, true}, 31.8},
+        {"H100", 16384, 16384, {Keep::everything, Place::device, true}, 1325},
+    };
+    for (const Measured& m : all) {
+        StepWork work;
+        work.model = spec::builtin_shape("llama-3.1-8b");
+        work.tokens = work.head_rows = m.tokens;
+        work.longest = m.longest;
+        work.in_4bit = true;
+        work.trained_parameters = 42'000'000;
+        const StepTime time(find_card(m.card), work);
+        const LayerTime layer = time.layer(m.layer, {m.tokens * 37'000, 0}, 1);
+        StepTime::Sums sums;
+        sums.all.add(layer, 32);
+        if (m.layer.activations_at == Place::host) sums.offloaded = sums.either = sums.all;
+        EXPECT_NEAR(time.step_ms(sums) / m.ms, 1, 0.1)
+            << m.card << " " << m.tokens << " " << m.ms << " predicted " << time.step_ms(sums);
+    }
+}
+
+}  // namespace
+}  // namespace unsloth::planner
