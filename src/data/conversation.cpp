@@ -146,7 +146,21 @@ Json calls_of(const Json& value, const std::string& where) {
     return calls;
 }
 
-/// A turn {from, value} or {role, content} as a message of OpenAI's; what else the turn has stays as it is.
+}  // namespace
+
+std::string sharegpt_role(const std::string& name, const std::string& where) {
+    static const std::map<std::string, std::string> roles = {
+        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"},        {"assistant", "assistant"},
+        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"},        {"tool", "tool"},
+        {"observation", "tool"},  {"function", "tool"},   {function_call, "assistant"}};
+    const auto found = roles.find(name);
+    if (found != roles.end()) return found->second;
+    std::string known;
+    for (const auto& [from, role] : roles) known += cat(known.empty() ? "" : ", ", from);
+    throw BadRow{cat(where, ": unknown speaker \"", name.substr(0, 40), "\""), cat("Known are ", known, ".")};
+}
+
+/// What else the turn has stays as it is.
 Json message_of(const Json& turn, const std::string& where) {
     if (!turn.is_object()) throw BadRow{cat(where, ": expected an object {from, value}, found ", shown(turn)), ""};
     const bool openai = turn.contains("role");
@@ -165,20 +179,6 @@ Json message_of(const Json& turn, const std::string& where) {
     for (const auto& [key, other] : turn.items())
         if (key != from && key != value && !message.contains(key)) message[key] = Json::parse(dumped(other, where));
     return message;
-}
-
-}  // namespace
-
-std::string sharegpt_role(const std::string& name, const std::string& where) {
-    static const std::map<std::string, std::string> roles = {
-        {"human", "user"},        {"user", "user"},       {"gpt", "assistant"},        {"assistant", "assistant"},
-        {"chatgpt", "assistant"}, {"model", "assistant"}, {"system", "system"},        {"tool", "tool"},
-        {"observation", "tool"},  {"function", "tool"},   {function_call, "assistant"}};
-    const auto found = roles.find(name);
-    if (found != roles.end()) return found->second;
-    std::string known;
-    for (const auto& [from, role] : roles) known += cat(known.empty() ? "" : ", ", from);
-    throw BadRow{cat(where, ": unknown speaker \"", name.substr(0, 40), "\""), cat("Known are ", known, ".")};
 }
 
 WeightedConversation openai_conversation(const Json& row, const ReadsColumn& reads) {

@@ -21,6 +21,9 @@ struct WeightedConversation {
 /// "user", "assistant", "system" or "tool" for a speaker of ShareGPT's; BadRow, which begins with `where`, for others.
 std::string sharegpt_role(const std::string& name, const std::string& where);
 
+/// A turn {from, value} or {role, content} of ShareGPT's as a message of OpenAI's; BadRow for other shapes.
+nlohmann::ordered_json message_of(const nlohmann::ordered_json& turn, const std::string& where);
+
 /// Whether a column that the format itself does not know is wanted: see RowEncoder::reads.
 using ReadsColumn = std::function<bool(std::string_view column)>;
 

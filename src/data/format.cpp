@@ -150,13 +150,16 @@ std::string format_name(config::DataFormat format) {
     UNSLOTH_CHECK(false, "format ", static_cast<int>(format));
 }
 
-config::DataFormat detect_format(const Json& row) {
+config::DataFormat detect_format(const Json& row, bool pairs) {
+    const auto of_ids = [&](const char* column) { return has(row, column) && is_ids(row[column]); };
+    const bool is_pair = (has(row, "chosen") && has(row, "rejected")) ||
+                         (has(row, "preferred_output") && has(row, "non_preferred_output"));
+    const auto of_pair = of_ids("chosen") ? config::DataFormat::tokenized : config::DataFormat::preference;
     if (has(row, "input_ids")) return config::DataFormat::tokenized;
+    if (pairs && is_pair) return of_pair;
     if (has(row, "messages")) return config::DataFormat::messages;
     if (has(row, "conversations")) return config::DataFormat::sharegpt;
-    const auto of_ids = [&](const char* column) { return has(row, column) && is_ids(row[column]); };
-    if (has(row, "chosen") && has(row, "rejected"))
-        return of_ids("chosen") ? config::DataFormat::tokenized : config::DataFormat::preference;
+    if (is_pair) return of_pair;
     if (has(row, "instruction") && has(row, "output")) return config::DataFormat::alpaca;
     if (has(row, "prompt") && has(row, "completion"))
         return of_ids("completion") ? config::DataFormat::tokenized : config::DataFormat::prompt_completion;

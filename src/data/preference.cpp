@@ -4,6 +4,7 @@
 #include <string>
 
 #include "data/columns.h"
+#include "data/conversation.h"
 #include "unsloth/core/error.h"
 #include "unsloth/data/format.h"
 #include "unsloth/data/reader.h"
@@ -108,7 +109,91 @@ bool is_ids(const Json& value) {
     return value.is_array() && !value.empty() && value.front().is_number_integer();
 }
 
-Pair pair_of(const Json& row) {
+namespace {
+
+/// A column's messages in OpenAI's words, where they are ShareGPT's.
+void name_roles(Json& row, const char* column) {
+    if (!holds(row, column)) return;
+    Json value = value_of(row, column);
+    if (!value.is_array()) return;
+    for (std::size_t i = 0; i < value.size(); ++i)
+        if (value[i].is_object() && value[i].contains("from"))
+            value[i] = message_of(value[i], cat(column, "[", i, "]"));
+    row[column] = std::move(value);
+}
+
+/// OpenAI's rows: {"input": {"messages", "tools"?}, "preferred_output", "non_preferred_output"}.
+void name_openai_columns(Json& row) {
+    if (!holds(row, "preferred_output") || holds(row, "chosen")) return;
+    const Json input = required(row, "input", config::DataFormat::preference);
+    if (!input.is_object() || !input.contains("messages"))
+        throw BadRow{cat("column \"input\": expected an object {\"messages\"}, found ", shown(input)), ""};
+    row["prompt"] = input["messages"];
+    if (input.contains("tools") && !holds(row, "tools")) row["tools"] = input["tools"];
+    row["chosen"] = required(row, "preferred_output", config::DataFormat::preference);
+    row["rejected"] = required(row, "non_preferred_output", config::DataFormat::preference);
+    for (const char* column : {"input", "preferred_output", "non_preferred_output"}) row.erase(column);
+}
+
+/// The conversation before the answers, from columns that say it in other ways: conversations or messages, or an
+/// instruction (a question) with its input, after a system's text and earlier turns; empty: none of them.
+Json prompt_messages(const Json& row) {
+    Json messages = Json::array();
+    const auto say = [&](const char* role, const std::string& content) {
+        if (!content.empty()) messages.push_back({{"role", role}, {"content", content}});
+    };
+    say("system", optional_string(row, "system"));
+    for (const char* column : {"conversations", "messages"})
+        if (holds(row, column)) {
+            for (const Json& message : value_of(row, column)) messages.push_back(message);
+            return messages;
+        }
+    for (const char* column : {"instruction", "question"})
+        if (holds(row, column)) {
+            if (holds(row, "history"))
+                for (const Json& turn : value_of(row, "history")) {
+                    if (!turn.is_array() || turn.size() != 2)
+                        throw BadRow{
+                            cat("column \"history\": expected pairs of question and answer, found ", shown(turn)), ""};
+                    say("user", as_string(turn[0], "history"));
+                    say("assistant", as_string(turn[1], "history"));
+                }
+            const std::string input = optional_string(row, "input");
+            say("user", cat(optional_string(row, column), input.empty() ? "" : "\n", input));
+            return messages;
+        }
+    return Json::array();
+}
+
+/// Gives a row without a prompt the one that its other columns hold, and its answers the form of messages.
+void find_prompt(Json& row) {
+    const Json chosen = value_of(row, "chosen"), rejected = value_of(row, "rejected");
+    const Kind kind = kind_of(chosen, "chosen");
+    // Whole conversations bring their prompt themselves.
+    if (kind == Kind::ids || (kind == Kind::messages && rejected.is_array() && common_elements(chosen, rejected) > 0))
+        return;
+    Json prompt = prompt_messages(row);
+    if (prompt.empty()) return;
+    row["prompt"] = std::move(prompt);
+    for (const char* column : {"chosen", "rejected"})
+        if (const Json answer = value_of(row, column); answer.is_string() && answer != "")
+            row[column] = Json::array({Json{{"role", "assistant"}, {"content", answer}}});
+    for (const char* column : {"instruction", "question", "input", "history", "system"}) row.erase(column);
+}
+
+/// A row of any of the forms that data sets have, with the columns prompt, chosen and rejected.
+Json in_our_columns(Json row) {
+    name_openai_columns(row);
+    for (const char* column : {"conversations", "messages", "prompt", "chosen", "rejected"}) name_roles(row, column);
+    if (!holds(row, "prompt")) find_prompt(row);
+    for (const char* column : {"conversations", "messages"}) row.erase(column);  // a template has its own `messages`
+    return row;
+}
+
+}  // namespace
+
+Pair pair_of(const Json& given) {
+    const Json row = in_our_columns(given);
     Json chosen = value_of(row, "chosen"), rejected = value_of(row, "rejected");
     const Kind kind = kind_of(chosen, "chosen");
     if (kind != kind_of(rejected, "rejected"))

@@ -10,11 +10,13 @@ struct Pair {
     nlohmann::ordered_json chosen, rejected;
 };
 
-/// A row {prompt?, chosen, rejected}. The answers are texts, lists of messages {role, content}, or lists of ids. The
-/// prompt is of the same kind, or a text beside messages; where it is absent it is what both answers begin with: the
-/// messages that are equal, the ids, or the characters (without a space at the end). Messages of the prompt that the
-/// answers repeat are left out of them. BadRow for other forms, an answer of nothing, and answers without anything in
-/// common where the prompt is absent.
+/// A row {prompt?, chosen, rejected}, or one of the other usual forms: ShareGPT's turns {from, value}; conversations or
+/// messages as the prompt; LLaMA-Factory's {instruction, input?, system?, history?, chosen, rejected} (question as
+/// instruction); OpenAI's {input: {messages, tools?}, preferred_output, non_preferred_output}. The answers are texts,
+/// lists of messages {role, content}, or lists of ids. The prompt is of the same kind, or a text beside messages; where
+/// it is absent it is what both answers begin with: the messages that are equal, the ids, or the characters (without a
+/// space at the end). Messages of the prompt that the answers repeat are left out of them. BadRow for other forms, an
+/// answer of nothing, and answers without anything in common where the prompt is absent.
 Pair pair_of(const nlohmann::ordered_json& row);
 
 /// Whether a value is a list of ids, which need no tokenizer.

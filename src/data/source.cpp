@@ -254,14 +254,14 @@ namespace {
 
 /// The format that a file's first readable row tells; nothing where no row does. `first`: what was wrong with the first
 /// row of all that does not.
-std::optional<config::DataFormat> format_of_file(RowReader& file, bool skip_bad_rows, std::optional<Error>& first,
-                                                 std::string& columns) {
+std::optional<config::DataFormat> format_of_file(RowReader& file, bool pairs, bool skip_bad_rows,
+                                                 std::optional<Error>& first, std::string& columns) {
     for (RowChunk chunk = file.next(); !chunk.empty(); chunk = file.next()) {
         for (std::size_t i = 0; i < chunk.size(); ++i) {
             const RawRow raw = chunk.row(i);
             try {
                 const nlohmann::ordered_json row = file.parse(raw);
-                const config::DataFormat format = detect_format(row);
+                const config::DataFormat format = detect_format(row, pairs);
                 for (const auto& [name, value] : row.items()) columns += cat(columns.empty() ? "" : ", ", name);
                 return format;
             } catch (const BadRow& bad) {
@@ -285,7 +285,7 @@ config::DataFormat find_format(const SourceFiles& source, const ReaderOptions& o
         own.columns = source.columns;
         const std::unique_ptr<RowReader> file = open_rows(path, own);
         std::string columns;
-        const auto format = format_of_file(*file, skip_bad_rows, first, columns);
+        const auto format = format_of_file(*file, options.pairs, skip_bad_rows, first, columns);
         if (!format) continue;
         if (found && *format != *found)
             throw input_error(cat(source.name, ": its files are not of one format: ", found_in, " has rows of format ",

@@ -32,7 +32,9 @@ DatasetOptions dataset_options(const config::Config& config, const ModelLimits& 
     DatasetOptions options;
     options.objective = config.training.objective;
     options.format = config.data.format;
-    options.reader = {config.data.text_unit, config.data.invalid_utf8, config.data.columns};
+    options.reader = {
+        config.data.text_unit, config.data.invalid_utf8, config.data.columns,
+        config.training.objective == config::Objective::dpo || config.training.objective == config::Objective::orpo};
     options.train_on_prompt = config.data.train_on_prompt;
     options.train_on_last_turn_only = config.data.train_on_last_turn_only;
     options.skip_bad_rows = config.data.skip_bad_rows;

@@ -23,7 +23,7 @@ const RowOptions dpo = of(config::Objective::dpo);
 
 FormattedRow pair(const std::string& row, const RowOptions& options = dpo) {
     const nlohmann::ordered_json columns = parse_row(row);
-    return RowFormatter(detect_format(columns), options, &encoder).format(columns);
+    return RowFormatter(detect_format(columns, /*pairs=*/true), options, &encoder).format(columns);
 }
 
 std::string refused(const std::string& row, const RowOptions& options = dpo) {
@@ -72,6 +72,40 @@ TEST(PreferenceRows, ThePromptIsWhatBothBeginWithWhereItIsAbsent) {
     EXPECT_EQ(pair(R"({"chosen": [5, 6, 7], "rejected": [5, 6, 8, 9]})").labels,
               (Ints{-100, -100, 7, -100, -100, 8, 9}));
     EXPECT_NE(refused(R"({"chosen": "a", "rejected": "b"})").find("no common beginning"), std::string::npos);
+}
+
+TEST(PreferenceRows, FormsOfOtherProgramsAreTheSamePair) {
+    const Texts expected{{"user:qassistant:", "b"}, {"user:qassistant:", "c"}};
+    for (const char* row :
+         {// LLaMA-Factory's and axolotl's ShareGPT
+          R"({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "b"},
+                 "rejected": {"from": "gpt", "value": "c"}})",
+          R"({"messages": [{"role": "user", "content": "q"}], "chosen": {"role": "assistant", "content": "b"},
+                 "rejected": {"role": "assistant", "content": "c"}})",
+          // UltraFeedback's: whole conversations, and the chosen one once more
+          R"({"prompt": "q", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}],
+                 "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}],
+                 "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "c"}]})",
+          R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "b"}],
+                 "chosen": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "b"}],
+                 "rejected": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "c"}]})",
+          // LLaMA-Factory's Alpaca, Orca's
+          R"({"instruction": "q", "input": "", "chosen": "b", "rejected": "c"})",
+          R"({"question": "q", "chosen": "b", "rejected": "c"})",
+          // OpenAI's
+          R"({"input": {"messages": [{"role": "user", "content": "q"}], "parallel_tool_calls": true},
+                 "preferred_output": [{"role": "assistant", "content": "b"}],
+                 "non_preferred_output": [{"role": "assistant", "content": "c"}]})"})
+        EXPECT_EQ(texts(pair(row)), expected) << row;
+    EXPECT_EQ(texts(pair(R"({"system": "s", "history": [["p", "a"]], "instruction": "q", "input": "i",
+                             "chosen": "b", "rejected": "c"})")),
+              (Texts{{"system:suser:passistant:auser:q\niassistant:", "b"},
+                     {"system:suser:passistant:auser:q\niassistant:", "c"}}));
+    EXPECT_NE(refused(R"({"input": "q", "preferred_output": "b", "non_preferred_output": "c"})").find("\"messages\""),
+              std::string::npos);
+    // Rows of both kinds are messages where answers are not compared.
+    EXPECT_EQ(detect_format(parse_row(R"({"messages": [], "chosen": "b", "rejected": "c"})")),
+              config::DataFormat::messages);
 }
 
 TEST(PreferenceRows, PromptsOfAllForms) {

@@ -47,10 +47,11 @@ std::string format_name(config::DataFormat format);
 
 /// Recognises the format from a row's columns: tokenized {input_ids} (beside it labels, position_ids, attention_mask,
 /// completion_mask and assistant_masks), messages {messages}, sharegpt {conversations},
-/// preference {chosen, rejected} (of ids: tokenized, as {prompt, completion} of ids), alpaca {instruction, output},
-/// prompt_completion {prompt, completion}, text {text}, in this order. BadRow names the columns found, and for shapes
-/// known elsewhere how to rename them.
-config::DataFormat detect_format(const nlohmann::ordered_json& row);
+/// preference {chosen, rejected} or {preferred_output, non_preferred_output} (of ids: tokenized, as {prompt,
+/// completion} of ids), alpaca {instruction, output}, prompt_completion {prompt, completion}, text {text}, in this
+/// order; `pairs`: preference before messages and sharegpt, which then are a pair's prompt. BadRow names the columns
+/// found, and for shapes known elsewhere how to rename them.
+config::DataFormat detect_format(const nlohmann::ordered_json& row, bool pairs = false);
 
 struct WeightedConversation;
 

@@ -30,6 +30,7 @@ struct ReaderOptions {
     config::TextUnit text_unit = config::TextUnit::paragraph;  ///< what a row of a plain text file is
     config::InvalidUtf8 invalid_utf8 = config::InvalidUtf8::refuse;
     ColumnNames columns;  ///< renamed while parsing
+    bool pairs = false;   ///< rows are taken for pairs of answers where they have them, whatever else they hold
 };
 
 /// A row as it lies in the file.
