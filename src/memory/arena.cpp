@@ -7,6 +7,7 @@
 
 #include "unsloth/core/cgroup.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/numa.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/memory/plan.h"
 
@@ -54,11 +55,13 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
                            "0 and save_minutes 0 plans no copies for checkpoints.");
 }
 
-/// Fresh memory in huge pages where the system has them. Each page is made by the thread that writes it first: several
-/// threads, because one makes about 4 GB a second.
-[[maybe_unused]] void* map_memory(std::size_t bytes) {
+/// Fresh memory in huge pages where the system has them, of this NUMA node if one is named. Each page is made by the
+/// thread that writes it first: several threads, because one makes about 4 GB a second; without a node pages would come
+/// from wherever those threads run.
+[[maybe_unused]] void* map_memory(std::size_t bytes, std::optional<int> node) {
     void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) return nullptr;
+    if (node) prefer_numa_node(data, bytes, *node);
     ::madvise(data, bytes, MADV_HUGEPAGE);
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     parallel_ranges(static_cast<int64_t>(bytes / huge_page), 16, [&](int64_t begin, int64_t end) {
@@ -70,6 +73,13 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
     return data;
 }
 
+#ifdef UNSLOTH_CUDA
+std::string pci_address(at::Device device) {
+    char text[32] = "";
+    return cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess ? text : "";
+}
+#endif
+
 }  // namespace
 
 Arena Arena::host(Plan plan, at::Device device) {
@@ -77,7 +87,7 @@ Arena Arena::host(Plan plan, at::Device device) {
 #ifdef UNSLOTH_CUDA
     const int64_t bytes = std::max<int64_t>(plan.total_bytes(), 1);
     const std::size_t mapped = (static_cast<std::size_t>(bytes) + huge_page - 1) / huge_page * huge_page;
-    void* const data = map_memory(mapped);
+    void* const data = map_memory(mapped, numa_node_of(pci_address(device)));
     if (data == nullptr) throw host_memory_failure(plan, bytes, std::strerror(errno));
     if (cudaHostRegister(data, mapped, cudaHostRegisterDefault) != cudaSuccess) {
         // Some sandboxes lock no pages that are there already: then the driver makes them, which takes longer.
