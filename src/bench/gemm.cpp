@@ -81,36 +81,32 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const confi
     const at::Device device = train::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
-        const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
-        const weights::LayerLayout layout =
-            weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
+        ProductBench bench(loaded, device);
         const at::ScalarType dtype = ops::scalar_type(loaded.config.model.dtype);
-        ops::Context ctx(device);
-        ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
         if (!request.json)
             std::printf("%s\n%-12s %-22s %8s %8s\n", train::describe_device(device).c_str(), "product", "shape",
                         "library", "ours");
         WaveCosts costs;
         std::vector<std::string> lines;
-        const auto bench = [&](const Product& product) {
-            ops::GemmTrials trials(ctx, product.sets[0]);
+        const auto time_product = [&](const Product& product) {
+            ops::GemmTrials trials(bench.ctx, product.sets[0]);
             std::vector<std::size_t> timed;
             if (request.tune) {
                 std::vector<std::size_t> all(trials.count());
                 std::iota(all.begin(), all.end(), std::size_t{0});
                 const std::vector<double> ns =
-                    time_trials(ctx, trials, product, all, std::clamp<int64_t>(request.steps, 3, 7));
+                    time_trials(bench.ctx, trials, product, all, std::clamp<int64_t>(request.steps, 3, 7));
                 costs.add(trials, product, ns);
                 std::sort(all.begin(), all.end(), [&](std::size_t x, std::size_t y) { return ns[x] < ns[y]; });
                 timed.assign(all.begin(),
                              all.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(all.size(), 6)));
             }
-            const double library = time_alone(ctx, trials, product, trials.first()),
-                         ours = time_alone(ctx, trials, product, trials.ours());
+            const double library = time_alone(bench.ctx, trials, product, trials.first()),
+                         ours = time_alone(bench.ctx, trials, product, trials.ours());
             std::size_t best = trials.ours();
             double least = ours;
             for (const std::size_t trial : timed) {
-                const double ns = time_alone(ctx, trials, product, trial);
+                const double ns = time_alone(bench.ctx, trials, product, trial);
                 if (ns < least) least = ns, best = trial;
             }
             print(request, product, library, ours, least, trials.name(best));
@@ -118,8 +114,8 @@ void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const confi
                 lines.push_back(trials.product_line(best, product.m(), product.m(), product.k_base));
         };
         const int64_t rows = request.batch * request.seq;
-        for_each_layer_product(layout, device, dtype, rows, bench);
-        for_each_head_product(spec, device, dtype, rows, bench);
+        for_each_layer_product(bench.layout, device, dtype, rows, time_product);
+        for_each_head_product(bench.spec, device, dtype, rows, time_product);
         for (const std::string& line : costs.lines()) lines.push_back(line);
         for (const std::string& line : lines) (request.json ? std::cerr : std::cout) << line << "\n";
         std::cout.flush();

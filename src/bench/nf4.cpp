@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/ops.h"
+#include "bench/products.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/ops/gemm.h"
@@ -191,20 +192,17 @@ void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config
     const at::Device device = train::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
-        const spec::ModelSpec spec = benched_spec(loaded, "llama-3.1-8b");
-        const weights::LayerLayout layout =
-            weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
-        ops::Context ctx(device);
-        ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
+        ProductBench bench(loaded, device);
+        const weights::LayerLayout& layout = bench.layout;
         if (!request.json)
             std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", train::describe_device(device).c_str(), "product",
                         "tokens", "library us", "dequant+ us", "tiles us", "of lib.");
         for (const weights::Group g : weights::all_groups) {
-            const std::vector<WeightForms> sets = make_weights(ctx, layout[g]);
+            const std::vector<WeightForms> sets = make_weights(bench.ctx, layout[g]);
             for (const bool transposed : {false, true}) {
                 std::vector<Measured> measured;
                 for (const int64_t m : {1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192, 16384}) {
-                    measured.push_back(measure(ctx, layout[g], sets, transposed, m));
+                    measured.push_back(measure(bench.ctx, layout[g], sets, transposed, m));
                     print(request, cat(name_of(g), transposed ? " dx" : ""), layout[g], measured.back());
                 }
                 if (const std::string line = table_line(layout[g], transposed, measured); !line.empty())

@@ -46,6 +46,15 @@ class Operands {
 
 }  // namespace
 
+weights::LayerLayout adapted_layout(const config::LoadedConfig& loaded, const spec::ModelSpec& spec) {
+    return weights::make_layout(spec, spec::resolve_lora(train::lora_spec(loaded.config.lora), spec));
+}
+
+ProductBench::ProductBench(const config::LoadedConfig& loaded, at::Device device)
+    : spec(benched_spec(loaded, "llama-3.1-8b")), layout(adapted_layout(loaded, spec)), ctx(device) {
+    ctx.workspace = at::empty({ops::gemm_workspace(device)}, at::TensorOptions(at::kByte).device(device));
+}
+
 void for_each_layer_product(const weights::LayerLayout& layout, at::Device device, at::ScalarType dtype, int64_t rows,
                             const std::function<void(const Product&)>& visit) {
     const Operands make(device, dtype);

@@ -7,11 +7,23 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/config/engine.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::bench {
+
+/// The groups of a layer of such a model, with lora.*'s adapters.
+weights::LayerLayout adapted_layout(const config::LoadedConfig& loaded, const spec::ModelSpec& spec);
+
+/// What benches of single products work with on a GPU: shapes of model.path, or of llama-3.1-8b where there is none.
+struct ProductBench {
+    ProductBench(const config::LoadedConfig& loaded, at::Device device);
+    spec::ModelSpec spec;
+    weights::LayerLayout layout;
+    ops::Context ctx;  ///< with a workspace for products
+};
 
 /// A product with several sets of operands, so that small ones come from memory as in a step, not from the cache.
 struct Product {

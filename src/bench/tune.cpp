@@ -52,8 +52,7 @@ void tune_products([[maybe_unused]] BenchedModel& benched, [[maybe_unused]] Step
                    [[maybe_unused]] const config::BenchRequest& request) {
 #if UNSLOTH_CUDA
     ops::Context& ctx = benched.ctx();
-    const weights::LayerLayout layout =
-        weights::make_layout(benched.spec(), spec::resolve_lora(train::lora_spec(loaded.config.lora), benched.spec()));
+    const weights::LayerLayout layout = adapted_layout(loaded, benched.spec());
     const at::ScalarType dtype = benched.request().dtype;
     std::vector<std::string> lines;
     for_each_layer_product(layout, ctx.device(), dtype, benched.request().sizes.tokens, [&](const Product& product) {

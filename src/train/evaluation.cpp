@@ -8,7 +8,6 @@
 #include "unsloth/train/step.h"
 
 namespace unsloth::train {
-
 namespace {
 
 using Sums = std::vector<objective::Objective::Sums>;  // by evaluation set
