@@ -66,6 +66,7 @@ class Search {
 
     std::optional<Solution> run() {
         counts_.assign(options_.size(), 0);
+        try_pairs();
         descend(0, problem_.layers, {}, 0, 0, 0);
         return best_;
     }
@@ -134,6 +135,21 @@ class Search {
             least_[i] = {std::min(after.device, option.device), std::min(after.host, option.host),
                          std::min(after.computing, option.time.computing), std::min(after.priced, option.priced)};
         }
+    }
+
+    /// The best of two options alone, so that the search begins with something to beat.
+    void try_pairs() {
+        for (std::size_t a = 0; a < options_.size(); ++a)
+            for (std::size_t b = a; b < options_.size(); ++b)
+                for (int64_t n = a == b ? problem_.layers : 1; n <= problem_.layers - (a == b ? 0 : 1); ++n) {
+                    const auto with_a = static_cast<double>(n), with_b = static_cast<double>(problem_.layers - n);
+                    if (with_a * options_[a].device + with_b * options_[b].device > device_) continue;
+                    if (with_a * options_[a].host + with_b * options_[b].host > host_) continue;
+                    counts_[a] = n;
+                    if (a != b) counts_[b] = problem_.layers - n;
+                    finish(Times().plus(options_[a].time, with_a).plus(options_[b].time, with_b));
+                    counts_[a] = counts_[b] = 0;
+                }
     }
 
     void descend(std::size_t i, int64_t left, const Times& time, double device, double host, double priced) {

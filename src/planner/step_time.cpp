@@ -12,7 +12,8 @@ constexpr double element = 2;                   // bytes of a 16-bit activation
 constexpr double packed = 0.516, expanded = 2;  // bytes of a parameter in 4 bit with its scales, and in 16
 constexpr double logits_passes = 3.5;           // over the logits: written, read twice, written in half
 constexpr double optimizer_bytes = 40;          // of a trained parameter: values, gradients, moments
-constexpr double backward_attention = 2.5;      // of the forward's operations
+constexpr double beside = 0.015;  // of a hidden copy's time: it takes the memory's bandwidth from what computes
+constexpr double backward_attention = 2.5;  // of the forward's operations
 
 double as_double(int64_t value) {
     return static_cast<double>(value);
@@ -100,6 +101,8 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
         time.in_forward += fetch;
         time.in_backward += fetch;
     }
+    time.forward += beside * (time.out + time.in_forward);
+    time.backward += beside * time.in_backward;
     return time;
 }
 

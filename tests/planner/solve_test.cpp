@@ -152,6 +152,7 @@ TEST(Solve, HalfTheLinkIsAnotherPlan) {
     };
     EXPECT_LT(moved(slow, *with_slow), moved(fast, *with_fast));
     EXPECT_GT(with_slow->ms, with_fast->ms);
+    EXPECT_LT(with_slow->ms, 1.2 * with_fast->ms);
 }
 
 TEST(Solve, ManyLayersWithManyOptionsTakeNoTime) {
