@@ -1,5 +1,5 @@
-// Which part of a rendered conversation the assistant's turns are, for templates that do not say so
-// themselves.
+// What is found out about a template by rendering a conversation in more than one way: which part of the text the
+// assistant's turns are, where the template does not say so itself, and what it makes of calls of tools.
 #pragma once
 
 #include <cstddef>
@@ -45,5 +45,15 @@ std::optional<std::string> try_render(const TemplateInput& conversation, jinja::
 /// template writes around it is compared. Input Error when that fails too: nothing is guessed.
 std::vector<std::pair<std::size_t, std::size_t>> find_assistant_turns(const TemplateInput& conversation,
                                                                       const std::string& text, bool last_only);
+
+// Calls of tools: tool_calls.cpp.
+
+/// OpenAI's `arguments` are an object's JSON text. Where the template does not write such a text as it is (it quotes
+/// it, goes through its keys, or refuses it) they become objects. Input Error for a text that is none.
+void parse_arguments(TemplateInput& input);
+
+/// What `text`, the rendering of `input`, would be the same without: "tools", "messages[3].tool_calls"; empty when the
+/// template writes all of it.
+std::string left_out_tools(const TemplateInput& input, const std::string& text);
 
 }  // namespace unsloth::tokenizer

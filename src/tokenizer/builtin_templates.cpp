@@ -152,8 +152,7 @@ std::span<const BuiltinTemplate> builtin_template_table() {
 }
 
 const BuiltinTemplate* find_builtin_template(std::string_view name) {
-    const auto found =
-        std::find_if(table.begin(), table.end(), [&](const BuiltinTemplate& t) { return t.name == name; });
+    const auto found = std::ranges::find(table, name, &BuiltinTemplate::name);
     return found == table.end() ? nullptr : &*found;
 }
 

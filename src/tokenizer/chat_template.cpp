@@ -11,7 +11,6 @@
 #include "tokenizer/builtin_templates.h"
 #include "tokenizer/jinja/template.h"
 #include "tokenizer/json_reader.h"
-#include "tokenizer/tool_calls.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/suggest.h"

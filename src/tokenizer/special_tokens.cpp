@@ -30,7 +30,7 @@ std::vector<int32_t> read_end_ids(const JsonReader& root) {
 using Named = std::vector<std::pair<std::string, std::string>>;
 
 void set(Named& all, const std::string& name, const std::string& text) {
-    const auto found = std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.first == name; });
+    const auto found = std::ranges::find(all, name, &Named::value_type::first);
     if (found == all.end()) {
         all.emplace_back(name, text);
     } else {
@@ -55,8 +55,7 @@ void read_template_files(const std::filesystem::path& folder, Named& out) {
 /// The named special tokens that a template can use, and the ids of two of them; those of the first file win.
 void read_names(const JsonReader& root, const IdOf& id_of, SpecialTokens& out) {
     for (const std::string_view name : role_keys) {
-        const bool known =
-            std::any_of(out.texts.begin(), out.texts.end(), [&](const auto& e) { return e.first == name; });
+        const bool known = std::ranges::find(out.texts, name, &Named::value_type::first) != out.texts.end();
         const std::optional<std::string> text = token_text(root, name);
         if (known || !text) continue;
         out.texts.emplace_back(name, *text);
@@ -88,9 +87,8 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const IdO
     if (!out.eos && ends.empty()) ends = read_end_ids(JsonFile(folder / "config.json").root());
     if (!out.eos && !ends.empty()) out.eos = ends.front();
     if (out.eos) ends.insert(ends.begin(), *out.eos);
-    for (const int32_t id : ends) {
-        if (std::find(out.stop.begin(), out.stop.end(), id) == out.stop.end()) out.stop.push_back(id);
-    }
+    for (const int32_t id : ends)
+        if (std::ranges::find(out.stop, id) == out.stop.end()) out.stop.push_back(id);
     return out;
 }
 

@@ -244,10 +244,8 @@ std::string Tokenizer::token(int32_t id) const {
 }
 
 std::optional<int32_t> Tokenizer::added_token_id(std::string_view token) const {
-    for (const AddedToken& added : impl_->spec.added) {
-        if (added.content == token) return added.id;
-    }
-    return std::nullopt;
+    const auto found = std::ranges::find(impl_->spec.added, token, &AddedToken::content);
+    return found == impl_->spec.added.end() ? std::nullopt : std::optional(found->id);
 }
 
 bool Tokenizer::is_special(int32_t id) const {

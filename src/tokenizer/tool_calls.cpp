@@ -1,8 +1,9 @@
-#include "tokenizer/tool_calls.h"
-
+// Calls of tools in a conversation: the form of their arguments, and whether a template writes them at all.
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
+#include "tokenizer/assistant_turns.h"
 #include "unsloth/core/error.h"
 #include "unsloth/tokenizer/ordered_row.h"
 

@@ -87,25 +87,6 @@ class ExpressionParser : public TokenStream {
     Program program_;
 
   private:
-    struct CallArguments {
-        std::vector<ExpressionPtr> positional;
-        std::vector<std::pair<std::string, ExpressionPtr>> named;
-        ExpressionPtr more;  ///< *expression, may be null
-
-        std::vector<ExpressionPtr> children(ExpressionPtr first) const {
-            std::vector<ExpressionPtr> all = positional;
-            for (const auto& [name, value] : named) all.push_back(value);
-            all.insert(all.end(), {std::move(first), more});
-            return all;
-        }
-        void evaluate(const Frame& frame, Arguments& out) const {
-            for (const ExpressionPtr& value : positional) out.positional.push_back(value->evaluate(frame));
-            for (const auto& [name, value] : named) out.named.emplace_back(name, value->evaluate(frame));
-            if (!more) return;
-            for (Value& value : iterate(more->evaluate(frame))) out.positional.push_back(std::move(value));
-        }
-    };
-
     // Operators by precedence, the loosest first.
 
     /// `or`, else `and`: the value that decides.

@@ -38,21 +38,16 @@ std::string to_decimal(Integer value) {
 }
 
 /// Of what is no string and holds nothing.
-std::string repr_of_scalar(const Value& value) {
-    if (value.is_none()) return "None";
-    if (value.is_undefined()) return "Undefined";
-    if (value.is(Value::Kind::boolean)) return value.boolean() ? "True" : "False";
+std::string scalar(const Value& value, bool json) {
+    if (value.is_none()) return json ? "null" : "None";
+    if (value.is(Value::Kind::boolean))
+        return json ? (value.boolean() ? "true" : "false") : value.boolean() ? "True" : "False";
     if (value.is(Value::Kind::integer)) return to_decimal(value.integer());
     if (value.is(Value::Kind::floating)) return repr(value.floating());
+    if (json) fail(cat("Object of type ", type_name(value), " is not JSON serializable"));
+    if (value.is_undefined()) return "Undefined";
     if (value.is(Value::Kind::object)) return cat("<", value.object()->type_name(), ">");
     fail(cat("a ", type_name(value), " as text is not supported in chat templates"));
-}
-
-std::string json_of_scalar(const Value& value) {
-    if (value.is_none()) return "null";
-    if (value.is(Value::Kind::boolean)) return value.boolean() ? "true" : "false";
-    if (value.is_number()) return repr_of_scalar(value);
-    fail(cat("Object of type ", type_name(value), " is not JSON serializable"));
 }
 
 /// json.dumps, or Python's repr.
@@ -81,7 +76,7 @@ class Writer {
                 write(entry.second);
             });
         } else {
-            out_ += json_ ? json_of_scalar(value) : repr_of_scalar(value);
+            out_ += scalar(value, json_);
         }
     }
 
@@ -89,7 +84,7 @@ class Writer {
         if (!json_ || value.is_string()) return write(value);
         if (!value.is_none() && !value.is_number())
             fail(cat("keys must be str, int, float, bool or None, not ", type_name(value)));
-        out_ += cat('"', json_of_scalar(value), '"');
+        out_ += cat('"', scalar(value, true), '"');
     }
 
     void string(const Value& value) {

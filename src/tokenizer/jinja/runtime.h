@@ -72,6 +72,26 @@ struct Expression {
 };
 using ExpressionPtr = std::shared_ptr<const Expression>;
 
+/// What stands between the parentheses of a call.
+struct CallArguments {
+    std::vector<ExpressionPtr> positional;
+    std::vector<std::pair<std::string, ExpressionPtr>> named;
+    ExpressionPtr more;  ///< *expression, may be null
+
+    std::vector<ExpressionPtr> children(ExpressionPtr first) const {
+        std::vector<ExpressionPtr> all = positional;
+        for (const auto& [name, value] : named) all.push_back(value);
+        all.insert(all.end(), {std::move(first), more});
+        return all;
+    }
+    void evaluate(const Frame& frame, Arguments& out) const {
+        for (const ExpressionPtr& value : positional) out.positional.push_back(value->evaluate(frame));
+        for (const auto& [name, value] : named) out.named.emplace_back(name, value->evaluate(frame));
+        if (!more) return;
+        for (Value& value : iterate(more->evaluate(frame))) out.positional.push_back(std::move(value));
+    }
+};
+
 enum class Flow { normal, break_loop, continue_loop };
 using Statement = std::function<Flow(const Frame&)>;
 using Body = std::vector<Statement>;
