@@ -8,62 +8,31 @@
 #include "cards.inc"  // built_in: {file's text, …}, made by CMake from cards/*.json
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/json_reader.h"
 
 namespace unsloth::planner {
 namespace {
 
 using Json = nlohmann::json;
+using Reader = JsonReader<Json>;
 
-/// A card's fields, each checked for its kind.
-class CardReader {
-  public:
-    CardReader(const Json& card, const std::string& source) : card_(card), source_(source) {
-        if (!card.is_object()) throw input_error(cat(source, ": a card is a JSON object"));
-    }
+double positive(const Reader& value) {
+    const double number = value.number();
+    value.require(number > 0, "a number above 0");
+    return number;
+}
 
-    std::string text(const char* key) const {
-        const Json& value = required(key);
-        if (!value.is_string()) fail(key, "a text");
-        return value.get<std::string>();
+RateBySize rates_of(const Reader& value) {
+    value.require(value.value().is_object() && !value.value().empty(), "an object of rates by size");
+    RateBySize rates;
+    for (const auto& [size, rate] : value.value().items()) {
+        char* end = nullptr;
+        const double at = std::strtod(size.c_str(), &end);
+        value.require(*end == '\0' && at > 0, "sizes above 0 as keys");
+        rates[at] = positive(value[size]);
     }
-    double number(const char* key) const {
-        const Json& value = required(key);
-        if (!value.is_number() || !(value.get<double>() > 0)) fail(key, "a number above 0");
-        return value.get<double>();
-    }
-    RateBySize rates(const char* key, bool may_be_absent = false) const {
-        if (may_be_absent && !card_.contains(key)) return {};
-        const Json& value = required(key);
-        if (!value.is_object() || value.empty()) fail(key, "an object of rates by size");
-        RateBySize rates;
-        for (const auto& [size, rate] : value.items()) {
-            char* end = nullptr;
-            const double at = std::strtod(size.c_str(), &end);
-            if (*end != '\0' || !(at > 0) || !rate.is_number() || !(rate.get<double>() > 0))
-                fail(key, "rates above 0 by sizes above 0");
-            rates[at] = rate.get<double>();
-        }
-        return rates;
-    }
-    bool flag(const char* key) const {
-        const Json& value = required(key);
-        if (!value.is_boolean()) fail(key, "true or false");
-        return value.get<bool>();
-    }
-
-  private:
-    const Json& required(const char* key) const {
-        const auto found = card_.find(key);
-        if (found == card_.end()) fail(key, "a value");
-        return *found;
-    }
-    [[noreturn]] void fail(const char* key, const char* expected) const {
-        throw input_error(cat(source_, ": ", key, ": expected ", expected),
-                          "The files in cards/ of the source show a card's form.");
-    }
-    const Json& card_;
-    const std::string& source_;
-};
+    return rates;
+}
 
 /// "NVIDIA GeForce RTX 4090" and "rtx_4090" are one name.
 std::string plain(const std::string& name) {
@@ -115,25 +84,25 @@ Card parse_card(const std::string& text, const std::string& source) {
     } catch (const Json::parse_error&) {
         throw input_error(cat(source, ": is no JSON"));
     }
-    const CardReader read(json, source);
+    const Reader read(json, source);
     constexpr double gib = 1 << 30;
     Card card;
-    card.name = read.text("name");
-    card.source = read.text("source");
-    card.measured = read.flag("measured");
-    card.compute_capability = read.number("compute_capability");
-    card.memory_bytes = static_cast<int64_t>(read.number("memory_gib") * gib);
-    card.context_bytes = static_cast<int64_t>(read.number("context_gib") * gib);
-    card.products = read.rates("products_tflops");
-    card.fp8_products = read.rates("fp8_products_tflops", /*may_be_absent=*/true);
-    card.attention_forward = read.rates("attention_forward_tflops");
-    card.attention_backward = read.rates("attention_backward_tflops");
-    card.copy = read.number("copy_gbs");
-    card.thin = read.number("thin_gbs");
-    card.dequantise = read.number("dequantise_gbs");
-    card.link = read.number("link_gbs");
-    card.disk = read.number("disk_gbs");
-    card.layer_gap_us = read.number("layer_gap_us");
+    card.name = read.at("name").string();
+    card.source = read.at("source").string();
+    card.measured = read.at("measured").boolean();
+    card.compute_capability = positive(read.at("compute_capability"));
+    card.memory_bytes = static_cast<int64_t>(positive(read.at("memory_gib")) * gib);
+    card.context_bytes = static_cast<int64_t>(positive(read.at("context_gib")) * gib);
+    card.products = rates_of(read.at("products_tflops"));
+    if (read.has("fp8_products_tflops")) card.fp8_products = rates_of(read.at("fp8_products_tflops"));
+    card.attention_forward = rates_of(read.at("attention_forward_tflops"));
+    card.attention_backward = rates_of(read.at("attention_backward_tflops"));
+    card.copy = positive(read.at("copy_gbs"));
+    card.thin = positive(read.at("thin_gbs"));
+    card.dequantise = positive(read.at("dequantise_gbs"));
+    card.link = positive(read.at("link_gbs"));
+    card.disk = positive(read.at("disk_gbs"));
+    card.layer_gap_us = positive(read.at("layer_gap_us"));
     if (card.context_bytes >= card.memory_bytes)
         throw input_error(cat(source, ": context_gib leaves nothing of memory_gib"));
     return card;
