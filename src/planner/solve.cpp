@@ -1,7 +1,6 @@
 #include "unsloth/planner/solve.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
@@ -10,7 +9,6 @@
 namespace unsloth::planner {
 namespace {
 
-constexpr int copy_count = 3;            // to the host, and to the device in the forward and in the backward pass
 constexpr int64_t most_nodes = 200'000;  // of a search: a tenth of a second
 
 bool offloads(const spec::LayerPlan& plan) {
@@ -18,32 +16,6 @@ bool offloads(const spec::LayerPlan& plan) {
 }
 bool streams(const spec::LayerPlan& plan) {
     return plan.weights_at != spec::Place::device;
-}
-
-/// Of an option: its computing, and by how much each of its copies is longer than what hides it.
-struct Times {
-    double computing = 0;
-    std::array<double, copy_count> beyond{};
-
-    Times plus(const Times& other, double times) const {
-        Times sum = *this;
-        sum.computing += times * other.computing;
-        for (std::size_t c = 0; c < copy_count; ++c) sum.beyond[c] += times * other.beyond[c];
-        return sum;
-    }
-    double ms() const {
-        double sum = computing;
-        for (const double copy : beyond) sum += std::max(0.0, copy);
-        return sum;
-    }
-};
-
-Times times_of(const LayerOption& option) {
-    const LayerTime& t = option.time;
-    const bool out = offloads(option.plan), in = streams(option.plan);
-    return {
-        t.computing(),
-        {out ? t.out - t.forward : 0, in ? t.in_forward - t.forward : 0, out || in ? t.in_backward - t.backward : 0}};
 }
 
 class Search {
@@ -56,7 +28,7 @@ class Search {
         for (std::size_t i = 0; i < problem.options.size(); ++i) {
             const LayerOption& option = problem.options[i];
             options_.push_back({i, static_cast<double>(option.bytes.device), static_cast<double>(option.bytes.host),
-                                times_of(option), 0});
+                                option.time.both(), 0});
         }
         choose_prices();
         std::stable_sort(options_.begin(), options_.end(),
@@ -67,7 +39,7 @@ class Search {
     std::optional<Solution> run() {
         counts_.assign(options_.size(), 0);
         try_pairs();
-        descend(0, problem_.layers, {}, 0, 0, 0);
+        descend(0, problem_.layers, 0, 0, 0, 0);
         return best_;
     }
 
@@ -75,19 +47,14 @@ class Search {
     struct Option {
         std::size_t index = 0;
         double device = 0, host = 0;
-        Times time;
+        double time = 0;
         double priced = 0;  ///< time and bytes at the prices
     };
 
-    /// What a copy's excess and a byte cost in the bound.
+    /// What a byte costs in the bound, in ms; at least 0.
     struct Prices {
-        std::array<double, copy_count> copies{};  ///< between 0 and 1
-        double device = 0, host = 0;              ///< ms a byte, at least 0
-        double of(const Option& option) const {
-            double sum = option.time.computing + device * option.device + host * option.host;
-            for (std::size_t c = 0; c < copy_count; ++c) sum += copies[c] * option.time.beyond[c];
-            return sum;
-        }
+        double device = 0, host = 0;
+        double of(const Option& option) const { return option.time + device * option.device + host * option.host; }
     };
 
     /// Prices that make the Lagrangian bound large, by subgradients: each is moved by what the cheapest option is above
@@ -96,7 +63,7 @@ class Search {
         const auto layers = static_cast<double>(problem_.layers);
         double time = 0, bytes = 1;
         for (const Option& option : options_) {
-            time = std::max(time, option.time.ms());
+            time = std::max(time, option.time);
             bytes = std::max({bytes, std::abs(option.device), std::abs(option.host)});
         }
         Prices prices;
@@ -111,11 +78,7 @@ class Search {
                 most = bound;
                 prices_ = prices;
             }
-            const double step = 1.0 / (1 + round / 20.0);
-            for (std::size_t c = 0; c < copy_count; ++c)
-                prices.copies[c] =
-                    std::clamp(prices.copies[c] + step * cheapest->time.beyond[c] / std::max(time, 1e-30), 0.0, 1.0);
-            const double rate = step * time / bytes;
+            const double rate = time / bytes / (1 + round / 20.0);
             prices.device = std::max(0.0, prices.device + rate * (cheapest->device - device_ / layers) / bytes);
             prices.host = std::max(0.0, prices.host + rate * (cheapest->host - host_ / layers) / bytes);
         }
@@ -125,7 +88,7 @@ class Search {
     /// What a layer takes at least in one of the options from i on.
     struct Least {
         double device = std::numeric_limits<double>::infinity();
-        double host = device, computing = device, priced = device;
+        double host = device, time = device, priced = device;
     };
     void find_least() {
         least_.assign(options_.size() + 1, {});
@@ -133,7 +96,7 @@ class Search {
             const Least& after = least_[i + 1];
             const Option& option = options_[i];
             least_[i] = {std::min(after.device, option.device), std::min(after.host, option.host),
-                         std::min(after.computing, option.time.computing), std::min(after.priced, option.priced)};
+                         std::min(after.time, option.time), std::min(after.priced, option.priced)};
         }
     }
 
@@ -147,12 +110,12 @@ class Search {
                     if (with_a * options_[a].host + with_b * options_[b].host > host_) continue;
                     counts_[a] = n;
                     if (a != b) counts_[b] = problem_.layers - n;
-                    finish(Times().plus(options_[a].time, with_a).plus(options_[b].time, with_b));
+                    finish(with_a * options_[a].time + with_b * options_[b].time);
                     counts_[a] = counts_[b] = 0;
                 }
     }
 
-    void descend(std::size_t i, int64_t left, const Times& time, double device, double host, double priced) {
+    void descend(std::size_t i, int64_t left, double time, double device, double host, double priced) {
         if (left == 0) return finish(time);
         if (i == options_.size()) return;
         const Option& option = options_[i];
@@ -165,10 +128,10 @@ class Search {
             const double with = device + times * option.device, with_host = host + times * option.host,
                          with_priced = priced + times * option.priced;
             if (at_least(with, after.device) > device_ || at_least(with_host, after.host) > host_) continue;
-            const Times sum = time.plus(option.time, times);
+            const double sum = time + times * option.time;
             if (best_) {
                 const double bound =
-                    std::max(at_least(sum.computing, after.computing),
+                    std::max(at_least(sum, after.time),
                              at_least(with_priced, after.priced) - prices_.device * device_ - prices_.host * host_);
                 if (bound >= best_->ms * (1 - tolerance_)) continue;
             }
@@ -178,8 +141,7 @@ class Search {
         }
     }
 
-    void finish(const Times& time) {
-        const double ms = time.ms();
+    void finish(double ms) {
         if (best_ && ms >= best_->ms) return;
         std::vector<int64_t> counts(options_.size(), 0);
         spec::MemoryNeed need;
@@ -213,44 +175,18 @@ std::optional<Solution> solve(const Problem& problem, double tolerance) {
     return Search(problem, tolerance).run();
 }
 
-StepTime::Sums sums_of(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts) {
-    StepTime::Sums sums;
-    for (std::size_t i = 0; i < options.size(); ++i) {
-        const auto times = static_cast<double>(counts[i]);
-        const bool out = offloads(options[i].plan), in = streams(options[i].plan);
-        sums.all.add(options[i].time, times);
-        if (out) sums.offloaded.add(options[i].time, times);
-        if (in) sums.streamed.add(options[i].time, times);
-        if (out || in) sums.either.add(options[i].time, times);
-    }
-    return sums;
-}
-
 double layers_ms(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts) {
-    const StepTime::Sums sums = sums_of(options, counts);
-    return sums.all.computing() + exposed_ms(sums);
+    double ms = 0;
+    for (std::size_t i = 0; i < options.size(); ++i) ms += static_cast<double>(counts[i]) * options[i].time.both();
+    return ms;
 }
 
 std::vector<spec::LayerPlan> arrange(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts) {
     std::vector<spec::LayerPlan> layers;
     const auto place = [&](bool out, bool in) {
-        // Spread evenly, so that the copies of one layer find the computing of another: the option that is furthest
-        // behind its share comes next.
-        std::vector<std::size_t> chosen;
-        int64_t total = 0;
         for (std::size_t i = 0; i < options.size(); ++i)
-            if (counts[i] > 0 && offloads(options[i].plan) == out && streams(options[i].plan) == in) {
-                chosen.push_back(i);
-                total += counts[i];
-            }
-        std::vector<int64_t> placed(options.size(), 0);
-        for (int64_t at = 1; at <= total; ++at) {
-            const auto behind = [&](std::size_t i) { return counts[i] * at - placed[i] * total; };
-            const std::size_t next = *std::max_element(
-                chosen.begin(), chosen.end(), [&](std::size_t a, std::size_t b) { return behind(a) < behind(b); });
-            ++placed[next];
-            layers.push_back(options[next].plan);
-        }
+            if (offloads(options[i].plan) == out && streams(options[i].plan) == in)
+                layers.insert(layers.end(), static_cast<std::size_t>(counts[i]), options[i].plan);
     };
     place(true, false);
     place(true, true);

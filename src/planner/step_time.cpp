@@ -21,15 +21,6 @@ double as_double(int64_t value) {
 
 }  // namespace
 
-LayerTime& LayerTime::add(const LayerTime& other, double times) {
-    forward += times * other.forward;
-    backward += times * other.backward;
-    out += times * other.out;
-    in_forward += times * other.in_forward;
-    in_backward += times * other.in_backward;
-    return *this;
-}
-
 StepTime::StepTime(Card card, StepWork work) : card_(std::move(card)), work_(std::move(work)) {
     UNSLOTH_CHECK(work_.tokens > 0 && work_.longest > 0 && work_.micro_batches > 0, "a step without tokens");
     const double rows = as_double(work_.head_rows), hidden = as_double(work_.model.hidden_size),
@@ -94,27 +85,21 @@ LayerTime StepTime::layer(const spec::LayerPlan& plan, const MovedBytes& moved, 
     if (again.gate_up) time.backward += products_ms(gate_up_parameters, tokens) + norm;
 
     const double link = card_.link * giga / 1e3;  // bytes a ms
-    if (plan.activations_at == spec::Place::host) time.out = time.in_backward = as_double(moved.activations) / link;
+    double out = 0, in_forward = 0, in_backward = 0;
+    if (plan.activations_at == spec::Place::host) out = in_backward = as_double(moved.activations) / link;
     if (plan.weights_at != spec::Place::device) {
         const double rate = plan.weights_at == spec::Place::disk ? card_.disk * giga / 1e3 : link;
         const double fetch = as_double(moved.weights) / rate / as_double(in_flight);
-        time.in_forward += fetch;
-        time.in_backward += fetch;
+        in_forward += fetch;
+        in_backward += fetch;
     }
-    time.forward += beside * (time.out + time.in_forward);
-    time.backward += beside * time.in_backward;
+    time.forward = std::max({time.forward + beside * (out + in_forward), out, in_forward});
+    time.backward = std::max(time.backward + beside * in_backward, in_backward);
     return time;
 }
 
-double exposed_ms(const StepTime::Sums& sums) {
-    const auto beyond = [](double copies, double computing) { return std::max(0.0, copies - computing); };
-    return beyond(sums.offloaded.out, sums.offloaded.forward) +
-           beyond(sums.streamed.in_forward, sums.streamed.forward) +
-           beyond(sums.either.in_backward, sums.either.backward);
-}
-
-double StepTime::step_ms(const Sums& sums) const {
-    return as_double(work_.micro_batches) * (sums.all.computing() + exposed_ms(sums) + outside_);
+double StepTime::step_ms(double layers_ms) const {
+    return as_double(work_.micro_batches) * (layers_ms + outside_);
 }
 
 }  // namespace unsloth::planner

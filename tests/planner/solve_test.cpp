@@ -30,9 +30,7 @@ Problem random_problem(std::mt19937& random, std::size_t options) {
         option.plan.activations_at = draw(0, 1) == 0 ? spec::Place::device : spec::Place::host;
         option.plan.weights_at = draw(0, 3) == 0 ? spec::Place::host : spec::Place::device;
         option.bytes = {draw(-5, 40), draw(0, 20)};
-        option.time = {time(), time(), 0, 0, 0};
-        if (option.plan.activations_at == spec::Place::host) option.time.out = option.time.in_backward = time();
-        if (option.plan.weights_at == spec::Place::host) option.time.in_forward = time();
+        option.time = {time(), time()};
         problem.options.push_back(option);
     }
     problem.budget = {draw(10, 40 * problem.layers), draw(5, 20 * problem.layers)};
@@ -129,7 +127,7 @@ TEST(Solve, TakesEverythingWhereThereIsRoomAndMixesWhereThereIsNot) {
     std::vector<int64_t> one(small.options.size());
     for (std::size_t i = 0; i < one.size(); ++i)
         if (small.options[i].plan == spec::LayerPlan{spec::Keep::but_mlp, spec::Place::host, false}) one[i] = 32;
-    EXPECT_LT(found->ms, 0.97 * layers_ms(small.options, one));
+    EXPECT_LT(found->ms, 0.98 * layers_ms(small.options, one));
     bool on_device = false;
     for (const spec::LayerPlan& layer : mixed) {
         on_device = on_device || layer.activations_at == spec::Place::device;

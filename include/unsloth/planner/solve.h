@@ -35,17 +35,15 @@ struct Solution {
 };
 
 /// The counts with the least predicted time among those that fit, to a share of `tolerance` of it; nullopt: none fits.
-/// Branch and bound with a Lagrangian bound: bytes, and copies that nothing hides, have prices. Where hundreds of
-/// thousands of plans lie within the bound's distance, the best of the 200,000 that were tried first.
+/// Branch and bound with a Lagrangian bound: bytes have prices. Where hundreds of thousands of plans lie within the
+/// bound's distance, the best of the 200,000 that were tried first.
 std::optional<Solution> solve(const Problem& problem, double tolerance = 0.002);
 
 /// The time that solve() minimises.
 double layers_ms(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts);
-/// Sums over so many layers of each option, for StepTime::step_ms.
-StepTime::Sums sums_of(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts);
 
 /// The layers of a solution in the order that runs need: those with activations on the host lowest, those whose weights
-/// lie elsewhere last; what remains alternates.
+/// lie elsewhere last.
 std::vector<spec::LayerPlan> arrange(const std::vector<LayerOption>& options, const std::vector<int64_t>& counts);
 
 }  // namespace unsloth::planner

@@ -24,13 +24,11 @@ struct StepWork {
     bool trains_head = false;
 };
 
-/// Of a layer's passes for one micro-batch, in ms; what is copied goes on beside what is computed.
+/// Of a layer's passes for one micro-batch, in ms. What is copied goes on beside what is computed; the longer of the
+/// two counts, layer by layer: a slot is waited for two layers on, and fetched again one layer ahead (model/offload.h).
 struct LayerTime {
-    double forward = 0, backward = 0;        ///< computing; backward with what is made again
-    double out = 0;                          ///< copies to the host in the forward pass
-    double in_forward = 0, in_backward = 0;  ///< copies to the device
-    double computing() const { return forward + backward; }
-    LayerTime& add(const LayerTime& other, double times = 1);
+    double forward = 0, backward = 0;  ///< backward with what is made again
+    double both() const { return forward + backward; }
 };
 
 /// Bytes of a layer that are not always on the device.
@@ -45,13 +43,8 @@ class StepTime {
     LayerTime layer(const spec::LayerPlan& plan, const MovedBytes& moved, int64_t in_flight) const;
     /// Embeddings, lm_head and loss of a micro-batch, and its share of the optimizer's step.
     double outside() const { return outside_; }
-    /// The step: its micro-batches' layers, with copies hidden behind the computing of the layers that they belong to.
-    /// `layers`: sums over the layers that compute on the device alone, that keep activations on the host, and that
-    /// have weights elsewhere (a layer may be in both of the last).
-    struct Sums {
-        LayerTime all, offloaded, streamed, either;
-    };
-    double step_ms(const Sums& sums) const;
+    /// The step, where a micro-batch's layers take so long.
+    double step_ms(double layers_ms) const;
     const Card& card() const { return card_; }
     const StepWork& work() const { return work_; }
 
@@ -62,8 +55,5 @@ class StepTime {
     StepWork work_;
     double outside_ = 0;
 };
-
-/// What copies add to the computing of a micro-batch's layers, in ms.
-double exposed_ms(const StepTime::Sums& sums);
 
 }  // namespace unsloth::planner
