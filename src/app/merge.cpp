@@ -62,8 +62,8 @@ void describe_values(const config::MergeRequest& request, const formats::WeightF
                             : file_8bit                ? ", dequantised"
                                                        : "";
     log::info("merging ", request.adapter, " (r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha,
-              adapter.lora.use_rslora ? ", rsLoRA" : "", ") into ", base.checkpoint.folder().string(), ": ",
-              words_for(into), how);
+              adapter.lora.use_rslora ? ", rsLoRA" : "", adapter.lora.use_dora ? ", DoRA" : "", ") into ",
+              base.checkpoint.folder().string(), ": ", words_for(into), how);
     Values trained = Values::plain;
     std::string was = "in 16/32 bit", advice;
     switch (formats::trained_on(formats::resolve_model_path(request.adapter), adapter)) {

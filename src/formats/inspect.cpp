@@ -119,6 +119,7 @@ void describe_adapter(Inspection& inspection, const PeftConfig& config) {
     facts["lora_alpha"] = cat(lora.lora_alpha);
     facts["lora_dropout"] = cat(lora.lora_dropout);
     facts["use_rslora"] = lora.use_rslora ? "true" : "false";
+    facts["use_dora"] = lora.use_dora ? "true" : "false";
     facts["target_modules"] = joined(lora.target_modules);
     facts["modules_to_save"] = joined(lora.modules_to_save);
     facts["rank_pattern"] = cat(lora.rank_pattern.size(), " entries");

@@ -1,6 +1,7 @@
 #include "unsloth/formats/merge.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "formats/json.h"
@@ -59,6 +60,17 @@ void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_
     for (; row < rows; ++row) add_tile<1>(b + row * r, a, r, scale, cols, w + row * cols);
 }
 
+void set_row_norms(const float* magnitude, int64_t rows, int64_t cols, float* w) {
+    for (int64_t row = 0; row < rows; ++row) {
+        float* const values = w + row * cols;
+        double squares = 0;
+        for (int64_t k = 0; k < cols; ++k) squares += static_cast<double>(values[k]) * static_cast<double>(values[k]);
+        if (squares == 0) continue;
+        const auto factor = static_cast<float>(static_cast<double>(magnitude[row]) / std::sqrt(squares));
+        for (int64_t k = 0; k < cols; ++k) values[k] *= factor;
+    }
+}
+
 void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) const {
     UNSLOTH_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows(), rule_.hf_name, ": rows ", row_begin,
                   " to ", row_end);
@@ -72,6 +84,7 @@ void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
         base_->read_f32(row_begin, row_end, out);
     }
     if (r_ > 0) add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
+    if (!magnitude_.empty()) set_row_norms(magnitude_.data() + row_begin, row_end - row_begin, cols(), out);
 }
 
 void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
@@ -129,6 +142,7 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     tensor.scale_ = static_cast<float>(lora.scale);
     tensor.a_ = floats_of(adapter_->a(rule.layer, rule.projection));
     tensor.b_ = floats_of(adapter_->b(rule.layer, rule.projection));
+    if (lora.dora) tensor.magnitude_ = floats_of(adapter_->magnitude(rule.layer, rule.projection));
     return tensor;
 }
 

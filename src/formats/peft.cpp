@@ -20,8 +20,7 @@ constexpr const char* weights_file = "adapter_model.safetensors";
 
 /// Options of PEFT that change what an adapter computes or which weights it has. Absent, null, false and empty mean
 /// off.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 17> refused_options = {{
-    {"use_dora", "DoRA"},
+constexpr std::array<std::pair<std::string_view, std::string_view>, 16> refused_options = {{
     {"use_qalora", "QALoRA"},
     {"use_bdlora", "block-diagonal LoRA"},
     {"lora_bias", "biases on lora_B"},
@@ -41,13 +40,14 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 17> refused_
 }};
 
 /// Keys that are read here, or that say nothing about what a finished adapter computes.
-constexpr std::array<std::string_view, 24> known_options = {"peft_type",
+constexpr std::array<std::string_view, 25> known_options = {"peft_type",
                                                             "task_type",
                                                             "bias",
                                                             "r",
                                                             "lora_alpha",
                                                             "lora_dropout",
                                                             "use_rslora",
+                                                            "use_dora",
                                                             "target_modules",
                                                             "rank_pattern",
                                                             "alpha_pattern",
@@ -197,6 +197,7 @@ PeftConfig parse_peft_config(const std::string& json_text, const std::string& so
     lora.lora_alpha = json.number("lora_alpha").value_or(8.0);
     lora.lora_dropout = json.number("lora_dropout").value_or(0.0);
     lora.use_rslora = json.boolean("use_rslora").value_or(false);
+    lora.use_dora = json.boolean("use_dora").value_or(false);
     read_targets(json, lora);
     read_patterns(json, lora);
     lora.modules_to_save = json.strings("modules_to_save");
@@ -251,7 +252,7 @@ std::string write_peft_config(const PeftConfig& config) {
         {"task_type", "\"CAUSAL_LM\""},
         {"trainable_token_indices", "null"},
         {"use_bdlora", "null"},
-        {"use_dora", "false"},
+        {"use_dora", lora.use_dora ? "true" : "false"},
         {"use_qalora", "false"},
         {"use_rslora", lora.use_rslora ? "true" : "false"},
         {"velora_config", "null"},
@@ -270,6 +271,10 @@ std::string lora_b_name(int layer, spec::Projection p) {
     return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_B.weight");
 }
 
+std::string magnitude_name(int layer, spec::Projection p) {
+    return cat("base_model.model.model.layers.", layer, ".", spec::path_of(p), ".lora_magnitude_vector");
+}
+
 std::string saved_module_name(const std::string& module) {
     return cat("base_model.model.", module == "lm_head" ? "" : "model.", module, ".weight");
 }
@@ -280,10 +285,11 @@ std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::
     for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
         for (int i = 0; i < spec::projection_count; ++i) {
             const auto p = static_cast<spec::Projection>(i);
-            const int64_t r = layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(i)].r;
-            if (r == 0) continue;
-            tensors.push_back({lora_a_name(layer, p), dtype, {r, model.in_features(p)}});
-            tensors.push_back({lora_b_name(layer, p), dtype, {model.out_features(p), r}});
+            const spec::LoraModule& module = layers[static_cast<std::size_t>(layer)][static_cast<std::size_t>(i)];
+            if (module.r == 0) continue;
+            tensors.push_back({lora_a_name(layer, p), dtype, {module.r, model.in_features(p)}});
+            tensors.push_back({lora_b_name(layer, p), dtype, {model.out_features(p), module.r}});
+            if (module.dora) tensors.push_back({magnitude_name(layer, p), dtype, {model.out_features(p)}});
         }
     }
     for (const std::string& module : lora.modules_to_save)

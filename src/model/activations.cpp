@@ -7,6 +7,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/decoder_layer.h"
+#include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 
@@ -121,6 +122,10 @@ class Lister {
                keeps == spec::Keep::everything, a.gate_up_full);
         statistic("u_down", {t, layout_[Group::down].r}, dtype_, true,
                   a.u_down_TR);  // so that a recompute ends before the activation
+        if (!layout_.dora) return;
+        matrix("z_qkv", layout_[Group::qkv].n, rest, a.z_qkv_TN);
+        matrix("z_o", d, rest, a.z_o_TD);
+        matrix("z_down", d, true, a.z_down_TD);
     }
 
     void scratch(Scratch& s) {
@@ -141,6 +146,7 @@ class Lister {
         if (!sizes_.training) return;
         const int64_t rank = std::max(layout_[Group::o].r, layout_[Group::down].r);
         own(buffer("g", spec_.hidden_size + rank, memory::head | memory::backward), s.g_full);
+        if (layout_.dora) add(buffer("dz", spec_.hidden_size + rank, memory::backward), s.dz_full);
         add(buffer("dqkv", layout_[Group::qkv].n + layout_[Group::qkv].r, memory::backward), s.dqkv_full);
     }
 
@@ -250,7 +256,10 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
     });
     const int64_t norm = ops::norm_backward_workspace(device, std::max(sizes.tokens * spec.num_heads, sizes.head_rows),
                                                       std::max(spec.hidden_size, spec.head_dim));
-    return std::max({attention, norm, products_workspace(spec, layout, sizes, run, dtype, device)});
+    int64_t dora = 0;
+    for (const Group g : all_groups)
+        if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));
+    return std::max({attention, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "unsloth/core/error.h"
+#include "unsloth/ops/dora.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
@@ -92,6 +93,18 @@ void normalise_heads_backward(const LayerContext& c, const weights::LayerWeights
                             norm_gradient(c, spec::TensorRole::k_norm));
 }
 
+/// The gradient of a product that is added onto the residual stream, with its R columns: the stream's own, or what
+/// DoRA's scale leaves of it, elsewhere, because the stream's goes on.
+at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Operand& w, const at::Tensor& z_TD) {
+    const int64_t hidden = c.spec.hidden_size, columns = hidden + c.group.layout[g].r;
+    const at::Tensor g_full = c.scratch.g_full.narrow(1, 0, columns);
+    if (!scales_outputs(c.group)) return g_full;
+    const at::Tensor dz_full = c.scratch.dz_full.narrow(1, 0, columns);
+    ops::dora_backward(c.group.ctx, g_full.narrow(1, 0, hidden), z_TD, w.scale, dz_full.narrow(1, 0, hidden),
+                       magnitude_gradients(c.group, g));
+    return dz_full;
+}
+
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
     const QkvViews v = qkv_views(c.spec, a.qkv_TN);
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
@@ -136,7 +149,7 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         // 2 q, k, v
         const at::Tensor h_qkv = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::qkv].r);
         fill_adapter_columns(c.group, Group::qkv, w[Group::qkv], h_qkv, a.u_qkv_TR);
-        linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, a.qkv_TN);
+        linear_forward(c.group, Group::qkv, w[Group::qkv], h_qkv, h_codes, {.y_TN = a.qkv_TN, .z_TN = a.z_qkv_TN});
         observe_group(c, Group::qkv, a.qkv_TN);
         if (spec.qk_norm) normalise_heads(c, w, a);
         // 3 rotary embedding
@@ -152,7 +165,8 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         ++c.counts.mid;
         // 5 output projection, onto the residual stream
         const ops::Fp8Matrix o_codes = encoded(c, w[Group::o], a.o_full.narrow(1, 0, spec.q_size()));
-        linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes, a.mid_TD, a.x_TD);
+        linear_forward(c.group, Group::o, w[Group::o], a.o_full, o_codes,
+                       {.y_TN = a.mid_TD, .residual_TN = a.x_TD, .z_TN = a.z_o_TD});
     }
     if (steps.gate_up) {
         ++c.counts.gate_up;
@@ -165,7 +179,8 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         const at::Tensor h_gate_up = c.scratch.h_full.narrow(1, 0, hidden + layout[Group::gate_up].r);
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         fill_adapter_columns(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, a.u_gate_up_TR);
-        linear_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h_codes, gate_up_T2F);
+        linear_forward(c.group, Group::gate_up, w[Group::gate_up], h_gate_up, h_codes,
+                       {.y_TN = gate_up_T2F, .z_TN = gate_up_T2F});  // DoRA's scale is the activation's to apply
         observe_group(c, Group::gate_up, gate_up_T2F);
     }
     if (steps.down) {
@@ -174,10 +189,15 @@ void layer_forward(const LayerContext& c, const weights::LayerWeights& w, const 
         const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
         const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
         const ops::Fp8Matrix act_codes = codes_of(c, w[Group::down], act_TF);
-        ops::swiglu_forward(ctx, gate_up_T2F, act_TF, act_codes);
+        if (scales_outputs(c.group)) {
+            ops::dora_swiglu_forward(ctx, gate_up_T2F, w[Group::gate_up].scale, act_TF);
+        } else {
+            ops::swiglu_forward(ctx, gate_up_T2F, act_TF, act_codes);
+        }
         // 9 down, onto the residual stream
         fill_adapter_columns(c.group, Group::down, w[Group::down], c.scratch.act_full, a.u_down_TR);
-        linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes, x_next_TD, a.mid_TD);
+        linear_forward(c.group, Group::down, w[Group::down], c.scratch.act_full, act_codes,
+                       {.y_TN = x_next_TD, .residual_TN = a.mid_TD, .z_TN = a.z_down_TD});
     }
 }
 
@@ -193,11 +213,16 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
 
     layer_forward(c, w, a, {}, spec::recompute_of(keep));
     // 9 down: dact lies where the activation will be made again
-    const at::Tensor g_down = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::down].r);
+    const at::Tensor g_down = product_gradient(c, Group::down, w[Group::down], a.z_down_TD);
     input_backward(c.group, Group::down, w[Group::down], g_down, encoded(c, w[Group::down], g_TD), a.u_down_TR, act_TF);
     // 8 activation: gate and up become their gradients
     const ops::Fp8Matrix dgate_up_codes = codes_of(c, w[Group::gate_up], gate_up_T2F);
-    ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes);
+    if (scales_outputs(c.group)) {
+        ops::dora_swiglu_backward(ctx, act_TF, gate_up_T2F, w[Group::gate_up].scale, act_TF,
+                                  magnitude_gradients(c.group, Group::gate_up));
+    } else {
+        ops::swiglu_backward(ctx, act_TF, gate_up_T2F, act_TF, dgate_up_codes);
+    }
     weight_backward(c.group, Group::down, g_down, act_TF);
     // 7 gate and up
     input_backward(c.group, Group::gate_up, w[Group::gate_up], a.gate_up_full, dgate_up_codes, a.u_gate_up_TR, h_TD);
@@ -206,7 +231,7 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
                            norm_gradient(c, spec::TensorRole::post_norm), backward_site(c, 1), /*y_TD=*/h_TD);
     weight_backward(c.group, Group::gate_up, a.gate_up_full, h_TD);
     // 5 output projection
-    const at::Tensor g_o = c.scratch.g_full.narrow(1, 0, hidden + layout[Group::o].r);
+    const at::Tensor g_o = product_gradient(c, Group::o, w[Group::o], a.z_o_TD);
     const at::Tensor o_TN = a.o_full.narrow(1, 0, spec.q_size()),
                      u_o = a.o_full.narrow(1, spec.q_size(), layout[Group::o].r);
     const at::Tensor do_TN = c.scratch.h_full.narrow(1, 0, spec.q_size());
@@ -228,6 +253,9 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
         ops::quantize_rows_fp8(ctx, dqkv_TN, dqkv_codes);
     }
     // 2 q, k, v
+    if (scales_outputs(c.group))
+        ops::dora_backward(ctx, dqkv_TN, a.z_qkv_TN, w[Group::qkv].scale, dqkv_TN,
+                           magnitude_gradients(c.group, Group::qkv));
     input_backward(c.group, Group::qkv, w[Group::qkv], c.scratch.dqkv_full, dqkv_codes, a.u_qkv_TR,
                    input_gradient ? h_TD : at::Tensor());
     // 1 norm, onto the residual stream's gradient

@@ -134,15 +134,30 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
     }
 }
 
+bool scales_outputs(const GroupContext& c) {
+    return c.layout.dora && c.adapters != nullptr;
+}
+
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::Fp8Matrix& codes, const at::Tensor& y_TN, const at::Tensor& residual_TN) {
+                    const ops::Fp8Matrix& codes, const Outputs& out) {
+    const bool scaled = scales_outputs(c);
     weights::multiply_forward(c.ctx, w,
                               {.input = x_full,
                                .codes = codes,
                                .adapters = c.layout[g].r > 0 && c.adapters != nullptr,
-                               .out = y_TN,
-                               .residual = residual_TN,
+                               .out = scaled ? out.z_TN : out.y_TN,
+                               .bias = !scaled,
+                               .residual = scaled ? at::Tensor() : out.residual_TN,
                                .label = label(Product::forward, g)});
+    if (scaled && !out.z_TN.is_same(out.y_TN)) ops::dora_forward(c.ctx, out.z_TN, w.scale, out.residual_TN, out.y_TN);
+}
+
+std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, Group g) {
+    std::vector<ops::MagnitudeGradient> gradients;
+    for (const weights::Slice& slice : c.layout[g].slices)
+        if (const weights::Parameter* const magnitude = c.adapters->magnitude(c.layer, slice.projection))
+            gradients.push_back({slice.n_begin, c.parameters->gradient(*magnitude)});
+    return gradients;
 }
 
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,

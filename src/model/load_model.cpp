@@ -92,6 +92,10 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     if (!host_.entries().empty())
         parts.host_memory = std::make_unique<memory::Arena>(memory::Arena::host(host_, request_.device));
     network.pager = base_->load_layers(ctx, arena, parts.host_memory.get(), network.adapters.get(), trained, shared);
+    if (!adapter_ && layout_.dora)
+        for (const weights::Parameter& p : table_->parameters())
+            if (p.kind == weights::Parameter::Kind::magnitude)
+                network.parameters->value(p).copy_(network.pager->dora()->norms(p.layer, p.projection));
     if (request_.saves && table_)
         parts.copies = weights::Parameters::copies(*table_, request_.optim, *parts.host_memory);
     network.outer = base_->load_outer(arena, parts.host_memory.get(), trained, shared);

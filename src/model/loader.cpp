@@ -40,6 +40,11 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
         request_.lora = adapter_->config.lora;
         request_.lora->lora_dropout = dropout;
     }
+    if (request_.trains && request_.lora && request_.lora->use_dora && request_.lora->lora_dropout > 0)
+        throw usage_error(
+            "lora.use_dora does not go with lora.lora_dropout: PEFT's DoRA drops the base product's input "
+            "too, which would take each of them twice",
+            "Set lora.lora_dropout to 0.");
     if (full && request_.trains) {
         table_ = weights::ParameterTable::full(spec());
     } else if (request_.lora) {

@@ -105,7 +105,7 @@ LoraModule make_module(const LoraSpec& lora, int64_t r, double alpha, const std:
     if (!std::isfinite(alpha))
         throw usage_error(cat("lora.alpha_pattern gives ", path, " an alpha that is not finite"));
     const auto rank = static_cast<double>(r);
-    return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank)};
+    return {r, alpha, alpha / (lora.use_rslora ? std::sqrt(rank) : rank), lora.use_dora};
 }
 
 }  // namespace

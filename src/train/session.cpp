@@ -41,6 +41,7 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
     require("r", asked.r == adapter.r);
     require("lora_alpha", asked.lora_alpha == adapter.lora_alpha);
     require("use_rslora", asked.use_rslora == adapter.use_rslora);
+    require("use_dora", asked.use_dora == adapter.use_dora);
     require("target_modules", sorted(asked.target_modules) == sorted(adapter.target_modules));
     require("modules_to_save", sorted(asked.modules_to_save) == sorted(adapter.modules_to_save));
     require("rank_pattern", asked.rank_pattern == adapter.rank_pattern);
@@ -137,6 +138,7 @@ spec::LoraSpec lora_spec(const config::LoraOptions& options) {
     lora.lora_alpha = options.lora_alpha;
     lora.lora_dropout = options.lora_dropout;
     lora.use_rslora = options.use_rslora;
+    lora.use_dora = options.use_dora;
     lora.target_modules = options.target_modules;
     lora.modules_to_save = options.modules_to_save;
     lora.rank_pattern = options.rank_pattern;

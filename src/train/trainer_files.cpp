@@ -155,6 +155,7 @@ config::Config Trainer::effective_config() const {
         effective.lora.lora_alpha = lora.lora_alpha;
         effective.lora.lora_dropout = lora.lora_dropout;
         effective.lora.use_rslora = lora.use_rslora;
+        effective.lora.use_dora = lora.use_dora;
         effective.lora.target_modules = target_names(lora, opened_.file->spec);
         effective.lora.modules_to_save = lora.modules_to_save;
         effective.lora.rank_pattern = lora.rank_pattern;

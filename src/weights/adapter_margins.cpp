@@ -82,11 +82,12 @@ Adapters::Adapters(const Parameters& parameters, const std::vector<spec::LayerLo
     : parameters_(parameters),
       lora_(lora),
       a_(lora.size() * spec::projection_count),
-      b_(lora.size() * spec::projection_count) {
+      b_(lora.size() * spec::projection_count),
+      magnitude_(lora.size() * spec::projection_count) {
     for (const Parameter& p : parameters.table().parameters()) {
         if (p.kind == Parameter::Kind::base) continue;
         const auto index = static_cast<std::size_t>(p.layer * spec::projection_count + static_cast<int>(p.projection));
-        (p.kind == Parameter::Kind::lora_a ? a_ : b_)[index] = &p;
+        (p.kind == Parameter::Kind::lora_a ? a_ : p.kind == Parameter::Kind::lora_b ? b_ : magnitude_)[index] = &p;
     }
 }
 

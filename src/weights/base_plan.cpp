@@ -39,6 +39,9 @@ void BasePlan::require_fp8() const {
         if (layout_[g].n % 16 != 0 || layout_[g].k % 16 != 0)
             refuse(cat("needs sizes that are multiples of 16; ", name_of(g), " is ", layout_[g].n, " x ", layout_[g].k),
                    "Leave compute_dtype out.");
+    if (layout_.dora)
+        refuse("holds the base as codes, whose rows have other norms than DoRA's magnitudes were made for",
+               "Leave compute_dtype out, or take an adapter without use_dora.");
     const int64_t longest = ops::fp8_longest_row(request_.device);
     for (const Group g : all_groups)
         if (const int64_t row = std::max(layout_[g].n, layout_[g].k); row > longest)
@@ -225,6 +228,7 @@ void BasePlan::submit(memory::Plan& resident) const {
     if (request_.unties_head)
         resident.add("embeddings", untied_head_name, file_->spec.vocab_size * file_->spec.hidden_size * item);
     if (!lora_.empty()) AdapterMargins::plan(layout_, lora_, request_.device, request_.fp8, resident);
+    if (layout_.dora) DoraNorms::plan(layout_, file_->spec.num_layers, resident);
     if (std::find(ready_.begin(), ready_.end(), false) != ready_.end())
         Pager::plan_slot(layout_, request_.dtype, resident);
 }

@@ -34,6 +34,9 @@ Group group_of(spec::Projection p) {
 
 LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora) {
     LayerLayout layout;
+    for (const spec::LayerLora& layer : lora)
+        layout.dora = layout.dora || std::any_of(layer.begin(), layer.end(),
+                                                 [](const spec::LoraModule& module) { return module.dora; });
     for (int index = 0; index < spec::projection_count; ++index) {
         const auto p = static_cast<spec::Projection>(index);
         GroupLayout& group = layout.groups[static_cast<std::size_t>(group_of(p))];

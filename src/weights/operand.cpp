@@ -22,7 +22,7 @@ void forward(ops::Context& ctx, const Operand& o, const DenseBase& base, const P
         product.beta = 1.0;
         product.c = p.residual;
     }
-    if (o.bias_N.defined()) product.bias = o.bias_N;
+    if (p.bias && o.bias_N.defined()) product.bias = o.bias_N;
     ops::gemm(ctx, product);
 }
 
@@ -38,7 +38,7 @@ void forward(ops::Context& ctx, const Operand& o, const TiledBase& base, const P
     ops::Nf4Gemm product{.weights = base.tiles, .x = columns(p, base.tiles.front().cols, o.b_NR.size(1)), .out = p.out};
     if (p.adapters) product.tail_weight = o.b_NR;
     if (p.residual.defined()) product.residual = p.residual;
-    if (o.bias_N.defined()) product.bias = o.bias_N;
+    if (p.bias && o.bias_N.defined()) product.bias = o.bias_N;
     ops::nf4_gemm(ctx, product, base.forward);
 }
 
@@ -58,7 +58,7 @@ void forward(ops::Context& ctx, const Operand& o, const CodedBase& base, const P
         product.b = o.b_NR;
     }
     if (p.residual.defined()) product.residual = p.residual;
-    if (o.bias_N.defined()) product.bias = o.bias_N;
+    if (p.bias && o.bias_N.defined()) product.bias = o.bias_N;
     ops::gemm_fp8(ctx, product);
 }
 

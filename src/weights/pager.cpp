@@ -60,7 +60,28 @@ Pager::Pager(ops::Context& ctx, const LayerLayout& layout, at::ScalarType dtype,
         LayerMargins& of_layer = margins.emplace_back();
         for (const Group g : all_groups) of_layer[at_group(g)] = weights[g].margins();
     }
-    if (adapters != nullptr) margins_.emplace(ctx, *adapters, layout, margins, arena);
+    if (adapters == nullptr) return;
+    margins_.emplace(ctx, *adapters, layout, margins, arena);
+    if (!layout.dora) return;
+    dora_.emplace(layout_, *adapters, arena);
+    for (std::size_t layer = 0; layer < weights_.size(); ++layer)
+        for (const Group g : all_groups) {
+            Operand& operand = weights_[layer][g];
+            operand.scale = dora_->scale(static_cast<int>(layer), g);
+            operand.scale.bias_N = operand.bias_N;
+        }
+    expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
+        for (const Group g : all_groups) dora_->measure(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK);
+    });
+}
+
+/// The layers with magnitudes, each with its base expanded, whatever products may read instead.
+void Pager::expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights&)>& visit) {
+    std::vector<int> layers;
+    for (int layer = 0; layer < static_cast<int>(weights_.size()); ++layer)
+        if (dora_->adapts(layer)) layers.push_back(layer);
+    begin(ctx, layers);
+    for (const int layer : layers) visit(layer, lay_out(ctx, layer, std::nullopt));
 }
 
 /// The slot is what the group's products read, and tiles are what they may read instead.
@@ -120,11 +141,22 @@ void Pager::begin(ops::Context& ctx, const std::vector<int>& pass) {
 }
 
 const LayerWeights& Pager::ready(ops::Context& ctx, int layer, int64_t tokens) {
+    return lay_out(ctx, layer, tokens);
+}
+
+/// `tokens`: of the products that will read it, which may choose tiles; nullopt: its base is expanded.
+const LayerWeights& Pager::lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens) {
     LayerWeights& weights = weights_.at(static_cast<std::size_t>(layer));
     if (images_) images_->enter(ctx, layer);
     const std::optional<Paged>& paged = paged_[static_cast<std::size_t>(layer)];
     if (!paged) return weights;
-    for (const Group g : all_groups) choose_tiles(*paged, g, tokens, weights[g]);
+    for (const Group g : all_groups) {
+        if (tokens) {
+            choose_tiles(*paged, g, *tokens, weights[g]);
+        } else if (!paged->groups[at_group(g)].empty()) {
+            weights[g].base = slot_[at_group(g)]->base;
+        }
+    }
     expand_into_slot(ctx, layer);
     // What was expanded has been read; tiles are read until the next layer is asked for.
     if (images_ && !reads_tiles(*paged)) images_->release();
@@ -182,6 +214,12 @@ void Pager::refresh(ops::Context& ctx) {
         while (layer < layers && !paged_[static_cast<std::size_t>(layer)]) ++layer;
         if (layer > first) margins_->fill(ctx, first, layer - first);
     }
+    if (!dora_) return;
+    expand_in_turn(ctx, [&](int layer, const LayerWeights& expanded) {
+        for (const Group g : all_groups)
+            dora_->update(ctx, layer, g, std::get<DenseBase>(expanded[g].base).w_NK, expanded[g].a_RK,
+                          expanded[g].b_NR);
+    });
 }
 
 }  // namespace unsloth::weights

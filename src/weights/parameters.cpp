@@ -84,7 +84,7 @@ int64_t Parameter::elements() const {
 }
 
 Parameter::RateGroup Parameter::rate_group() const {
-    if (kind == Kind::lora_b) return lora_b_rate;
+    if (kind == Kind::lora_b || kind == Kind::magnitude) return lora_b_rate;
     return role == spec::TensorRole::embed_tokens ? embedding_rate : usual_rate;
 }
 
@@ -98,20 +98,29 @@ ParameterTable ParameterTable::lora(const spec::ModelSpec& spec, const std::vect
                                     const std::vector<std::string>& modules_to_save) {
     ParameterTable table;
     for (std::size_t layer = 0; layer < lora.size(); ++layer) {
-        const auto add = [&](spec::Projection p, Parameter::Kind kind) {
-            const int64_t r = lora[layer][static_cast<std::size_t>(p)].r;
-            if (r == 0) return;
-            const bool is_a = kind == Parameter::Kind::lora_a;
-            std::vector<int64_t> shape =
-                is_a ? std::vector{r, spec.in_features(p)} : std::vector{spec.out_features(p), r};
-            table.add({kind,
-                       is_a ? formats::lora_a_name(static_cast<int>(layer), p)
-                            : formats::lora_b_name(static_cast<int>(layer), p),
-                       spec::TensorRole::linear, static_cast<int>(layer), p, std::move(shape)});
+        const auto index = static_cast<int>(layer);
+        const auto add = [&](Parameter::Kind kind) {
+            for (int i = 0; i < spec::projection_count; ++i) {
+                const auto p = static_cast<spec::Projection>(i);
+                const spec::LoraModule& module = lora[layer][static_cast<std::size_t>(i)];
+                if (module.r == 0 || (kind == Parameter::Kind::magnitude && !module.dora)) continue;
+                const int64_t n = spec.out_features(p);
+                Parameter parameter{kind, formats::lora_a_name(index, p), spec::TensorRole::linear, index,
+                                    p,    {module.r, spec.in_features(p)}};
+                if (kind == Parameter::Kind::lora_b) {
+                    parameter.name = formats::lora_b_name(index, p);
+                    parameter.shape = {n, module.r};
+                } else if (kind == Parameter::Kind::magnitude) {
+                    parameter.name = formats::magnitude_name(index, p);
+                    parameter.shape = {n};
+                }
+                table.add(std::move(parameter));
+            }
         };
         // A's of a group lie together, so that one product can yield all their gradients.
-        for (int p = 0; p < spec::projection_count; ++p) add(static_cast<spec::Projection>(p), Parameter::Kind::lora_a);
-        for (int p = 0; p < spec::projection_count; ++p) add(static_cast<spec::Projection>(p), Parameter::Kind::lora_b);
+        add(Parameter::Kind::lora_a);
+        add(Parameter::Kind::lora_b);
+        add(Parameter::Kind::magnitude);
     }
     for (const std::string& module : modules_to_save) {
         const spec::TensorRole role =

@@ -407,7 +407,7 @@ class Adapter(EndToEnd):
         config.write_text(text.replace('"use_dora": false', '"use_dora": true'))
         self.fail_with(
             INPUT,
-            ["adapter_config.json", "DoRA"],
+            ["adapter_model.safetensors", "lora_magnitude_vector"],
             *self.train_arguments(model(LLAMA), rows, "--adapter_name_or_path", adapter),
         )
         config.write_text(text.replace('"LORA"', '"LOHA"'))

@@ -16,6 +16,7 @@ SAVED = ["--r", "4", "--modules_to_save", "embed_tokens,lm_head", "--layers_to_t
 KINDS = {
     "lora": ["--r", "4", "--lora_alpha", "16"],
     "rank-stabilised": ["--r", "4", "--use_rslora", "true"],
+    "DoRA": ["--r", "4", "--use_dora", "true"],
     "patterns": PATTERNS,
     "saved modules": SAVED,
     "all of it": [*PATTERNS, "--use_rslora", "true", "--modules_to_save", "lm_head"],

@@ -49,6 +49,7 @@ class Reference(Peers):
                 ["--r", "4", "--modules_to_save", "embed_tokens,lm_head", "--layers_to_transform", "1"],
             ),
             "qwen3": (QWEN3, ["--r", "4"]),
+            "qwen3, DoRA": (QWEN3, ["--r", "4", "--use_dora", "true", "--use_rslora", "true"]),
             "mistral, window": (MISTRAL, ["--r", "4"]),
         }
         cases = []

@@ -162,6 +162,29 @@ TEST_F(WrittenPair, RankStabilisedScale) {
     expect_close(merged_values(model, name), expected, 4, name);  // one rounding more: of the scale itself
 }
 
+// PEFT's: m / ‖W + sBA‖ · (W + sBA), by rows.
+TEST_F(WrittenPair, DoraGivesRowsTheirMagnitudes) {
+    spec::LoraSpec lora = lora_with({});
+    lora.use_dora = true;
+    write(false, lora);
+    const MergedModel model(*base_, &*adapter_);
+    const std::string name = "model.layers.1.self_attn.q_proj.weight";
+    const auto sum = reference(base_values(name), floats_of(adapter_->b(1, spec::Projection::q)),
+                               floats_of(adapter_->a(1, spec::Projection::q)), 3, 5 / 3.0, 24);
+    const auto magnitude = floats_of(adapter_->magnitude(1, spec::Projection::q));
+    const auto merged = merged_values(model, name);
+    ASSERT_EQ(merged.size(), magnitude.size() * 24);
+    for (std::size_t row = 0; row < magnitude.size(); ++row) {
+        double squares = 0;
+        for (std::size_t k = row * 24; k < (row + 1) * 24; ++k) squares += sum.values[k] * sum.values[k];
+        for (std::size_t k = row * 24; k < (row + 1) * 24; ++k)
+            EXPECT_NEAR(static_cast<double>(merged[k]),
+                        static_cast<double>(magnitude[row]) / std::sqrt(squares) * sum.values[k], 1e-5)
+                << k;
+    }
+    EXPECT_NE(merged, base_values(name));
+}
+
 TEST_F(WrittenPair, SavedModulesReplaceTheBases) {
     write(false, lora_with({"lm_head"}));
     const MergedModel model(*base_, &*adapter_);

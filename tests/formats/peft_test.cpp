@@ -67,9 +67,18 @@ TEST(PeftConfig, ReadsTheOtherFormsOfTargets) {
     EXPECT_EQ(back.base_model_name_or_path, odd.base_model_name_or_path);
 }
 
+TEST(PeftConfig, DoraComesBackWithAMagnitudeForEachModule) {
+    const PeftConfig dora = read_peft_config(golden("formats/adapters/dora"));
+    EXPECT_TRUE(dora.lora.use_dora);
+    EXPECT_EQ(write_peft_config(dora), read_file(golden("formats/adapters/dora/adapter_config.json")));
+    const spec::ModelSpec spec = small_llama();
+    const auto tensors = adapter_tensors(dora.lora, spec);
+    ASSERT_EQ(tensors.size(), static_cast<std::size_t>(3 * 7 * spec.num_layers));
+    EXPECT_EQ(tensors[2].name, "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector");
+    EXPECT_EQ(tensors[2].shape, std::vector<int64_t>{spec.out_features(spec::Projection::q)});
+}
+
 TEST(PeftConfig, RefusesByNameWhatItDoesNotTrain) {
-    expect_input_error({"adapters/dora/adapter_config.json", "use_dora", "DoRA"},
-                       [] { read_peft_config(golden("formats/adapters/dora")); });
     const auto refuse = [](const json& changes, const std::string& word) {
         expect_input_error({"adapter_config.json", word}, [&] { parse(changed(changes)); });
     };

@@ -5,6 +5,7 @@
 
 #include "gpu/gpu_testing.h"
 #include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/dora.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/rope.h"
 #include "unsloth/ops/rows.h"
@@ -79,6 +80,27 @@ TEST_F(ElementwiseSpeedGpu, RopeAndSwiglu) {
     const double bytes = static_cast<double>(act.nbytes());
     report("swiglu_forward", 3 * bytes, [&] { ops::swiglu_forward(ctx, gu, act); });
     report("swiglu_backward", 5 * bytes, [&] { ops::swiglu_backward(ctx, act, gu); });
+}
+
+TEST_F(ElementwiseSpeedGpu, Dora) {
+    ops::Context ctx(at::kCUDA);
+    ctx.workspace = at::empty({ops::dora_backward_workspace(ctx.device(), tokens, 2 * intermediate)},
+                              at::TensorOptions(at::kByte).device(at::kCUDA));
+    const auto scale_of = [](int64_t columns) {
+        return ops::OutputScale{fp32({columns}).fill_(1), fp32({columns}).fill_(1), {}};
+    };
+    const at::Tensor x = bf16({tokens, hidden}), y = bf16({tokens, hidden}), dm = fp32({hidden});
+    const double bytes = static_cast<double>(x.nbytes());
+    const ops::OutputScale narrow = scale_of(hidden);
+    report("dora_forward onto the residual", 3 * bytes, [&] { ops::dora_forward(ctx, x, narrow, y, y); });
+    report("dora_backward", 3 * bytes, [&] { ops::dora_backward(ctx, x, y, narrow, x, {{0, dm}}); });
+    const at::Tensor z = bf16({tokens, 2 * intermediate}), act = bf16({tokens, intermediate}),
+                     dm_f = fp32({intermediate});
+    const double wide = static_cast<double>(act.nbytes());
+    const ops::OutputScale scale = scale_of(2 * intermediate);
+    report("dora_swiglu_forward", 3 * wide, [&] { ops::dora_swiglu_forward(ctx, z, scale, act); });
+    report("dora_swiglu_backward", 6 * wide,
+           [&] { ops::dora_swiglu_backward(ctx, act, z, scale, act, {{0, dm_f}, {intermediate, dm_f}}); });
 }
 
 TEST_F(ElementwiseSpeedGpu, Rows) {

@@ -1,6 +1,6 @@
 // The whole model's gradients against central differences of its loss, for what the reference trajectories do not
 // train: biases, q and k norms, sliding windows, tied embeddings, every norm; and adapters on each architecture, with
-// and without dropout.
+// and without dropout, and DoRA's magnitudes.
 #include "train/support.h"
 
 namespace unsloth {
@@ -38,7 +38,7 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
     const auto& [name, kind, device] = GetParam();
     UNSLOTH_NEEDS_XZ();
     UNSLOTH_NEEDS_DEVICE(device);
-    const bool full = kind == "full", dropout = kind == "dropout";
+    const bool full = kind == "full", dropout = kind == "dropout", dora = kind == "dora";
     const ScratchFolder folder;
     write_rows(folder / "rows.jsonl", rows_of(name));
     train::Trainer trainer(make_config({"--model.path",
@@ -49,6 +49,8 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
                                         full ? "full" : "lora",
                                         "--lora.lora_dropout",
                                         dropout ? "0.25" : "0",
+                                        "--lora.use_dora",
+                                        dora ? "true" : "false",
                                         "--model.load_in_4bit",
                                         "false",
                                         "--training.num_train_epochs",
@@ -86,6 +88,8 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
         const double norm = l2(gradient);
         squares += norm * norm;
         ASSERT_GT(norm, 1e-4) << p.name;
+        // DoRA's norms count as constants: the gradients of A and B are no slopes.
+        if (dora && p.kind != weights::Parameter::Kind::magnitude) continue;
         const at::Tensor direction = gradient / norm;
         // A step that moves the loss by about a hundredth: far above fp32's noise, well inside the linear range.
         const double h = std::min(0.01 / norm, 0.02 * std::max(l2(kept), 0.1));
@@ -104,7 +108,7 @@ TEST_P(GradientTest, EqualCentralDifferencesOfTheLoss) {
 INSTANTIATE_TEST_SUITE_P(
     All, GradientTest,
     ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2", "qwen3"),
-                       ::testing::Values("full", "lora", "dropout"), ::testing::ValuesIn(built_devices())),
+                       ::testing::Values("full", "lora", "dropout", "dora"), ::testing::ValuesIn(built_devices())),
     [](const auto& info) {
         return std::get<0>(info.param) + "_" + std::get<1>(info.param) + "_" + std::get<2>(info.param);
     });

@@ -12,9 +12,10 @@ namespace unsloth::test {
 /// How a step's rows are divided. Other splits round otherwise: they agree within a bound, not in bits.
 struct StepSplit {
     int micro_batches = 1, ranks = 1;
-    bool equal_rows = true;
+    bool equal_rows = true, dora = false;
     std::string name() const {
-        return cat(micro_batches, "_micro_", ranks, "_ranks_", equal_rows ? "equal" : "unequal", "_rows");
+        return cat(micro_batches, "_micro_", ranks, "_ranks_", equal_rows ? "equal" : "unequal", "_rows",
+                   dora ? "_dora" : "");
     }
 };
 inline void PrintTo(const StepSplit& split, std::ostream* out) {
@@ -26,6 +27,7 @@ inline std::vector<StepSplit> step_splits(int most_ranks) {
     for (const bool equal : {true, false})
         for (int ranks = 1; ranks <= most_ranks; ++ranks)
             for (const int micro : {1, 2}) splits.push_back({micro, ranks, equal});
+    splits.push_back({.micro_batches = 2, .ranks = most_ranks, .dora = true});
     return splits;
 }
 
@@ -144,7 +146,8 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
     request.dtype = dtype;
     request.lora.emplace();
     request.lora->r = 8;
-    request.lora->lora_dropout = 0.1;
+    request.lora->lora_dropout = split.dora ? 0 : 0.1;
+    request.lora->use_dora = split.dora;
     request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
     request.trains = true;
     request.optim = config::Optimizer::adamw_torch;

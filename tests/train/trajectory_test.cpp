@@ -117,7 +117,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(All, TrajectoryTest,
                          ::testing::Combine(::testing::Values("lora", "rslora", "patterns", "modules_to_save", "packed",
-                                                              "full", "lora_plus", "dpo"),
+                                                              "full", "lora_plus", "dora", "dpo"),
                                             ::testing::ValuesIn(built_devices()),
                                             ::testing::Values(at::kFloat, at::kBFloat16)),
                          case_name);

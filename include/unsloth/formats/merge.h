@@ -1,6 +1,7 @@
 // A base model with an adapter merged into it: the values of its tensors, some rows at a time.
 //
-// Source: Hu et al., "LoRA" (2021), section 4.1: W' = W + scale · B·A; PEFT's merge_and_unload for what modules_to_save
+// Source: Hu et al., "LoRA" (2021), section 4.1: W' = W + scale · B·A; Liu et al., "DoRA" (2024), equation 5, for rows
+// with a magnitude: W' = m / ‖W + scale · B·A‖ · (W + scale · B·A); PEFT's merge_and_unload for what modules_to_save
 // replace. Everything is computed in fp32; a 4-bit base counts with its dequantised values in fp32, never rounded to
 // 16 bit in between.
 #pragma once
@@ -20,6 +21,9 @@ namespace unsloth::formats {
 /// product and sum rounded to fp32; the scale comes last. Single-threaded; call it for disjoint rows from several
 /// threads.
 void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_t rows, int64_t cols, float* w);
+
+/// Gives every row of w[rows, cols] the norm magnitude[row]; a row of zeros stays.
+void set_row_norms(const float* magnitude, int64_t rows, int64_t cols, float* w);
 
 /// One tensor of a merged model. Holds what it needs in fp32: the adapter's A and B, and with base_in_4bit the base's
 /// 4-bit codes; the rest stays mapped.
@@ -43,7 +47,8 @@ class MergedTensor {
     const TensorView* saved_ = nullptr;             ///< of modules_to_save
     int64_t r_ = 0;
     float scale_ = 0.0F;
-    std::vector<float> a_, b_;  ///< [r, cols], [rows, r]
+    std::vector<float> a_, b_;      ///< [r, cols], [rows, r]
+    std::vector<float> magnitude_;  ///< [rows]; empty: none
 };
 
 /// The tensors of a base model with an adapter, or of the base alone. Refers to both, which must outlive it.

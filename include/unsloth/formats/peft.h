@@ -16,7 +16,7 @@ struct PeftConfig {
     std::string base_model_name_or_path;  ///< as the user gave it
 };
 
-/// Input Error, naming file and key, for what this program does not train: DoRA, biases, fan_in_fan_out, other adapter
+/// Input Error, naming file and key, for what this program does not train: biases, fan_in_fan_out, other adapter
 /// types, other initialisations that change the base, and options of PEFT that change the computation.
 PeftConfig read_peft_config(const std::filesystem::path& folder);
 PeftConfig parse_peft_config(const std::string& json_text, const std::string& source);
@@ -27,11 +27,13 @@ std::string write_peft_config(const PeftConfig& config);
 /// "base_model.model.model.layers.{i}.{path}.lora_A.weight" [r, K] and "….lora_B.weight" [N, r].
 std::string lora_a_name(int layer, spec::Projection p);
 std::string lora_b_name(int layer, spec::Projection p);
+/// DoRA's "….lora_magnitude_vector" [N].
+std::string magnitude_name(int layer, spec::Projection p);
 /// For "embed_tokens" and "lm_head" [V, D]: "base_model.model.model.embed_tokens.weight",
 /// "base_model.model.lm_head.weight".
 std::string saved_module_name(const std::string& module);
 
-/// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A before B, then modules_to_save.
+/// Names and shapes of an adapter's tensors in `dtype`, layer by layer, A, B, magnitude, then modules_to_save.
 std::vector<TensorDecl> adapter_tensors(const spec::LoraSpec& lora, const spec::ModelSpec& model,
                                         spec::DType dtype = spec::DType::f32);
 
@@ -43,6 +45,7 @@ struct Adapter {
 
     const TensorView& a(int layer, spec::Projection p) const { return file.at(lora_a_name(layer, p)); }
     const TensorView& b(int layer, spec::Projection p) const { return file.at(lora_b_name(layer, p)); }
+    const TensorView& magnitude(int layer, spec::Projection p) const { return file.at(magnitude_name(layer, p)); }
     const TensorView& saved_module(const std::string& module) const { return file.at(saved_module_name(module)); }
 };
 

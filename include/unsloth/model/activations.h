@@ -36,6 +36,7 @@ struct LayerSaved {
     at::Tensor u_gate_up_TR;
     at::Tensor gate_up_full;  ///< [T, 2F + R]; the backward pass turns it into its gradient
     at::Tensor u_down_TR;
+    at::Tensor z_qkv_TN, z_o_TD, z_down_TD;  ///< DoRA: products before their scale; gate and up are left unscaled above
 };
 
 /// Buffers that no layer keeps.
@@ -43,6 +44,7 @@ struct Scratch {
     at::Tensor h_full;     ///< [T, max(D, Nq) + R]: norm outputs; in the backward pass dh and d(attention output)
     at::Tensor act_full;   ///< [T, F + R]: SwiGLU's output, then its gradient
     at::Tensor g_full;     ///< [T, D + R]: gradient of the residual stream
+    at::Tensor dz_full;    ///< [T, D + R]: the same of a product before DoRA's scale; undefined without
     at::Tensor dqkv_full;  ///< [T, N + R]
     at::Tensor dropped;    ///< [T, max K]; undefined without dropout
     ops::Fp8Matrix codes;  ///< [T, widest input of a base product]; undefined where no product reads codes

@@ -35,10 +35,23 @@ struct GroupContext {
 void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                           const at::Tensor& u_TR);
 
-/// y_TN = x_full · [W | sB]ᵀ + bias (+ residual_TN). x_full [T, K+R] with its adapter columns filled; `codes` of x
-/// where w asks for them (Operand::codes).
+/// Whether DoRA scales what products give (ops/dora.h).
+bool scales_outputs(const GroupContext& c);
+
+/// What a product gives: y_TN = its outputs + bias (+ residual_TN).
+struct Outputs {
+    at::Tensor y_TN;
+    at::Tensor residual_TN = {};
+    at::Tensor z_TN = {};  ///< DoRA: where the outputs are kept before their scale; y itself: they are left there alone
+};
+
+/// x_full · [W | sB]ᵀ to `out`. x_full [T, K+R] with its adapter columns filled; `codes` of x where w asks for them
+/// (Operand::codes).
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
-                    const ops::Fp8Matrix& codes, const at::Tensor& y_TN, const at::Tensor& residual_TN = {});
+                    const ops::Fp8Matrix& codes, const Outputs& out);
+
+/// DoRA: where the gradients of a group's magnitudes go.
+std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, Group g);
 
 /// The backward in two halves, because a layer makes x again together with the step that follows dx.
 ///

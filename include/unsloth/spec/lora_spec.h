@@ -16,6 +16,7 @@ struct LoraSpec {
     double lora_alpha = 16;
     double lora_dropout = 0.0;
     bool use_rslora = false;                   ///< scale alpha/sqrt(r) instead of alpha/r
+    bool use_dora = false;                     ///< a trained magnitude for each output
     std::vector<std::string> target_modules;   ///< names of projections ("q_proj", …) or ends of module paths
     bool target_is_regex = false;              ///< target_modules is one regular expression over whole module paths
     std::vector<std::string> modules_to_save;  ///< "embed_tokens", "lm_head"
@@ -29,6 +30,7 @@ struct LoraModule {
     int64_t r = 0;
     double alpha = 0;
     double scale = 0;
+    bool dora = false;  ///< with a magnitude
 };
 
 /// The adapters of one layer, indexed by Projection.

@@ -26,6 +26,8 @@ class Adapters {
     /// A projection's parameters in a layer; nullptr where it has no adapter.
     const Parameter* a(int layer, spec::Projection p) const { return at(a_, layer, p); }
     const Parameter* b(int layer, spec::Projection p) const { return at(b_, layer, p); }
+    /// DoRA's; nullptr without.
+    const Parameter* magnitude(int layer, spec::Projection p) const { return at(magnitude_, layer, p); }
 
   private:
     const Parameter* at(const std::vector<const Parameter*>& list, int layer, spec::Projection p) const {
@@ -33,7 +35,7 @@ class Adapters {
     }
     const Parameters& parameters_;
     std::vector<spec::LayerLora> lora_;
-    std::vector<const Parameter*> a_, b_;
+    std::vector<const Parameter*> a_, b_, magnitude_;
 };
 
 class AdapterMargins {

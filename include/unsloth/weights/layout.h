@@ -54,6 +54,7 @@ struct GroupLayout {
 
 struct LayerLayout {
     std::array<GroupLayout, group_count> groups;
+    bool dora = false;  ///< outputs are scaled after the product (weights/dora_norms.h)
     const GroupLayout& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
     int64_t elements() const;     ///< of one layer's four buffers
     int64_t widest_rank() const;  ///< the largest group's r

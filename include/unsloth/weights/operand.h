@@ -6,6 +6,7 @@
 #include <array>
 #include <variant>
 
+#include "unsloth/ops/dora.h"
 #include "unsloth/ops/gemm_fp8.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/weights/adapter_margins.h"
@@ -35,9 +36,10 @@ struct CodedBase {
 
 struct Operand {
     std::variant<DenseBase, TiledBase, CodedBase> base;
-    at::Tensor a_RK;    ///< compute dtype
-    at::Tensor b_NR;    ///< s·B, block diagonal over the group's projections
-    at::Tensor bias_N;  ///< compute dtype; undefined: none
+    at::Tensor a_RK;         ///< compute dtype
+    at::Tensor b_NR;         ///< s·B, block diagonal over the group's projections
+    at::Tensor bias_N;       ///< compute dtype; undefined: none
+    ops::OutputScale scale;  ///< DoRA's, with the bias; undefined without
     GroupMargins margins() const;
 
     /// Where whoever makes an input of these products puts its codes, [rows, columns] of `scratch`: operators that take
@@ -55,10 +57,11 @@ struct Product {
     ops::Fp8Matrix codes;        ///< of its first K (N) columns, where the operand asks for them
     bool adapters = false;       ///< the last R columns take part
     at::Tensor out;              ///< [T, N]; backward [T, K]
+    bool bias = true;            ///< the operand's is added. Forward alone
     at::Tensor residual = {};    ///< added to it; undefined: none. Forward alone
     const char* label = "gemm";  ///< its name in a profile
 };
-/// out = input · [W | sB]ᵀ + bias (+ residual)
+/// out = input · [W | sB]ᵀ (+ bias) (+ residual)
 void multiply_forward(ops::Context& ctx, const Operand& operand, const Product& product);
 /// out = input · [W ; A]
 void multiply_backward(ops::Context& ctx, const Operand& operand, const Product& product);

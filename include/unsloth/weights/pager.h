@@ -4,10 +4,12 @@
 // kept in the margins of either.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "unsloth/weights/dora_norms.h"
 #include "unsloth/weights/image_stream.h"
 #include "unsloth/weights/operand.h"
 #include "unsloth/weights/parameters.h"
@@ -48,6 +50,9 @@ class Pager {
     /// call, until the next layer's are asked for.
     const LayerWeights& ready(ops::Context& ctx, int layer, int64_t tokens);
 
+    /// DoRA's norms; nullptr without.
+    const DoraNorms* dora() const { return dora_ ? &*dora_ : nullptr; }
+
     /// What the slots hold. Work that was recorded leaves the same behind each time it is issued: `assume_held` says
     /// so. Before recording, `forget` says that no layer is expanded.
     struct Held {
@@ -66,6 +71,8 @@ class Pager {
     };
     void take_slot(Paged& paged, Group g, Operand& operand);
     void choose_tiles(const Paged& paged, Group g, int64_t tokens, Operand& operand) const;
+    const LayerWeights& lay_out(ops::Context& ctx, int layer, std::optional<int64_t> tokens);
+    void expand_in_turn(ops::Context& ctx, const std::function<void(int layer, const LayerWeights& weights)>& visit);
     void expand_into_slot(ops::Context& ctx, int layer);
     bool reads_tiles(const Paged& paged) const;
     void assume_expanded(int layer);
@@ -80,6 +87,7 @@ class Pager {
     uint64_t held_version_ = 0;              ///< of the adapters there
     uint64_t ready_version_ = 0;             ///< of masters and adapters in what lies ready
     std::optional<AdapterMargins> margins_;
+    std::optional<DoraNorms> dora_;
     const Parameters* masters_;
     TilePolicy policy_;
     std::unique_ptr<ImageStream> images_;  ///< nullptr: all layers lie on the device

@@ -17,7 +17,7 @@ namespace unsloth::weights {
 
 /// One trainable tensor.
 struct Parameter {
-    enum class Kind : uint8_t { lora_a, lora_b, base };
+    enum class Kind : uint8_t { lora_a, lora_b, magnitude, base };
     Kind kind = Kind::base;
     std::string name;  ///< as it is saved: PEFT's key for adapters, the HF name for a full model
     spec::TensorRole role = spec::TensorRole::linear;
@@ -27,8 +27,8 @@ struct Parameter {
     int64_t offset = 0;  ///< in elements, a multiple of 256
     bool decays = true;  ///< weight decay applies
     int64_t elements() const;
-    /// Which of the optimizer's learning rates it has: LoRA+ gives those of B and of the embeddings factors of their
-    /// own.
+    /// Which of the optimizer's learning rates it has: LoRA+ gives those of B (and of DoRA's magnitudes, as PEFT does)
+    /// and of the embeddings factors of their own.
     enum RateGroup : uint8_t { usual_rate, lora_b_rate, embedding_rate };
     RateGroup rate_group() const;
 };
@@ -36,8 +36,8 @@ struct Parameter {
 /// What is trained, before any memory exists: the list and the flat layout.
 class ParameterTable {
   public:
-    /// Adapters (A [r, K], B [N, r] per module) in layer order, then modules_to_save under PEFT's names. Decay on all,
-    /// as torch.optim.AdamW over PEFT's parameters.
+    /// Adapters (A [r, K], B [N, r] per module, with DoRA m [N]) in layer order, then modules_to_save under PEFT's
+    /// names. Decay on all, as torch.optim.AdamW over PEFT's parameters.
     static ParameterTable lora(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
                                const std::vector<std::string>& modules_to_save);
     /// Every tensor of the model; decay on 2-D tensors only.

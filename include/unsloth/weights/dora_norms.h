@@ -1,0 +1,42 @@
+// What DoRA scales a layer's outputs by, m / ‖W + sBA‖ by rows (ops/dora.h): the base's norms once, the rest whenever
+// the adapters changed.
+#pragma once
+
+#include "unsloth/memory/plan.h"
+#include "unsloth/ops/dora.h"
+#include "unsloth/weights/adapter_margins.h"
+
+namespace unsloth::weights {
+
+class DoraNorms {
+  public:
+    /// Submits three vectors for all layers' outputs, and room for one group's products with A.
+    static void plan(const LayerLayout& layout, int64_t layers, memory::Plan& plan);
+    /// Outputs without an adapter keep the scale 1.
+    DoraNorms(const LayerLayout& layout, const Adapters& adapters, const memory::Arena& arena);
+
+    /// Whether any projection of a layer has magnitudes.
+    bool adapts(int layer) const;
+    /// From the base of a layer's group in any floating dtype.
+    void measure(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK);
+    /// The measured norms [N], which are a new adapter's magnitudes: its B is 0.
+    at::Tensor norms(int layer, spec::Projection p) const;
+    /// From the same base, and its margins of the current adapters.
+    void update(ops::Context& ctx, int layer, Group g, const at::Tensor& w_NK, const at::Tensor& a_RK,
+                const at::Tensor& b_NR);
+    /// For a group's outputs; without bias.
+    ops::OutputScale scale(int layer, Group g) const;
+
+  private:
+    struct Vectors {
+        at::Tensor base_N, scale_N, inverse_N;
+    };
+    Vectors of(int layer, Group g) const;
+
+    const LayerLayout& layout_;
+    const Adapters& adapters_;
+    at::Tensor base_LN, scale_LN, inverse_LN;  ///< fp32 [layers, all groups' outputs]
+    at::Tensor products_, gram_;               ///< fp32, of the largest group
+};
+
+}  // namespace unsloth::weights
