@@ -70,7 +70,8 @@ void remove_leftovers(const fs::path& folder) {
     for (const auto& entry : fs::directory_iterator(folder, none)) files.push_back(entry.path());
     for (const fs::path& file : files) {
         const std::string name = file.filename().string();
-        bool left = name.ends_with(".rows.lock") || name.find(".rows.tmp-") != std::string::npos;
+        bool left = name.ends_with(".rows.lock") || name.find(".rows.tmp-") != std::string::npos ||
+                    name.find(".values.tmp-") != std::string::npos;
         if (name.starts_with("hash-")) {
             const auto memo = read_memo(file);
             left = !memo || memo->identity != file_identity(memo->file);
@@ -85,7 +86,8 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(folder, none)) {
         struct stat status{};
-        if (entry.path().extension() != ".rows" || ::lstat(entry.path().c_str(), &status) != 0) continue;
+        const fs::path kind = entry.path().extension();
+        if ((kind != ".rows" && kind != ".values") || ::lstat(entry.path().c_str(), &status) != 0) continue;
         files.push_back({status.st_mtim, entry.path(), status.st_size});
         bytes += status.st_size;
     }
@@ -98,7 +100,7 @@ void prune_cache(const fs::path& folder, int64_t max_bytes) {
         removed_bytes += file.bytes;
     }
     if (removed > 0)
-        log::info("removed ", removed, " files of encoded rows (", removed_bytes >> 20,
+        log::info("removed ", removed, " files of rows (", removed_bytes >> 20,
                   " MiB), those not used for longest, from the cache ", folder.string(), " (data.cache_max_gib)");
 }
 

@@ -38,9 +38,9 @@ std::optional<HashMemo> read_memo(const std::filesystem::path& memo);
 /// of files that are gone or have changed.
 void remove_leftovers(const std::filesystem::path& folder);
 
-/// Removes files of rows (*.rows) from a cache's folder, those that were used longest ago first, until they take no
-/// more than `max_bytes` together. Files in use stay, whatever they take. Logs what was removed; what cannot be removed
-/// stays.
+/// Removes files of rows and of values kept of them (*.rows, *.values) from a cache's folder, those that were used
+/// longest ago first, until they take no more than `max_bytes` together. Files in use stay, whatever they take. Logs
+/// what was removed; what cannot be removed stays.
 void prune_cache(const std::filesystem::path& folder, int64_t max_bytes);
 
 }  // namespace unsloth::data

@@ -13,6 +13,7 @@
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
+#include "unsloth/core/version.h"
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
@@ -211,11 +212,32 @@ void Trainer::score_references() {
     const Clock::time_point start = Clock::now();
     const bool of_base = config().preference.reference == config::Reference::base;
     const model::PolicyScope scope = of_base ? model::PolicyScope::base : model::PolicyScope::policy;
-    references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get());
+    const ReferenceCache cache = reference_cache(scope);
+    references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get(), cache);
     if (evaluator_)
-        eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get());
-    log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(), " rows scored in ",
+        eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get(), cache);
+    log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
+              model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
               duration_text(seconds_since(start)));
+}
+
+/// Named by the model's values, how it computes, and how many rows share a batch: what bits depend on.
+ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
+    ReferenceCache cache;
+    if (!config().preference.cache_reference) return cache;
+    cache.files = data::cache_options(config().data.cache_dir);
+    cache.files.max_bytes = static_cast<int64_t>(config().data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
+    constexpr int64_t bytes_of_token = 4;  // of text, about: the bound is on the data's files
+    if (loader_->dataset().stats().tokens * bytes_of_token < cache.files.least_bytes) cache.files.folder.clear();
+    const model::LoadRequest& request = plan_->request();
+    const std::string adapters =
+        scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->state().params_P);
+    cache.key =
+        cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ", plan_->base_description(), " ",
+            name_of(config().model.dtype), " adapters ", adapters, " ", describe_device(device_), " ",
+            static_cast<int>(config().hardware.kernels), " ", request.sizes.deterministic, " tokens ",
+            request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
+    return cache;
 }
 
 namespace {

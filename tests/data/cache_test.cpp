@@ -453,6 +453,30 @@ TEST(Cache, ANewFileDrivesOutTheOnesUnusedForLongest) {
     EXPECT_EQ(setting.rows().size(), 2u) << "no bound";
 }
 
+TEST(Cache, KeepsValuesByTheirKey) {
+    BoundedCache setting;
+    const std::vector<float> values{1, 2, -0.5F};
+    EXPECT_EQ(kept_values(setting.cache, "key", 3), std::nullopt);
+    keep_values(setting.cache, "key", values);
+    EXPECT_EQ(kept_values(setting.cache, "key", 3), values);
+    EXPECT_EQ(kept_values(setting.cache, "key", 2), std::nullopt);
+    EXPECT_EQ(kept_values(setting.cache, "other", 3), std::nullopt);
+    const fs::path file = setting.cache.folder / "key.values";
+    BoundedCache::set_age(file, 3);
+    setting.cache.max_bytes = 1;
+    setting.made_with(1000);
+    EXPECT_FALSE(fs::exists(file)) << "counts for the cache's bound";
+    setting.cache.max_bytes = 0;
+    keep_values(setting.cache, "key", values);
+    std::string content = read_file(file);
+    content.back() ^= 1;
+    write_file_atomically(file, content);
+    EXPECT_EQ(kept_values(setting.cache, "key", 3), std::nullopt) << "damaged";
+    const CacheOptions none;
+    keep_values(none, "key", values);
+    EXPECT_EQ(kept_values(none, "key", 3), std::nullopt);
+}
+
 TEST(Cache, AFileInUseByAnotherProcessStays) {
     BoundedCache setting;
     const fs::path used = setting.made_with(1000), unused = setting.made_with(1001);

@@ -313,6 +313,32 @@ TEST_P(PreferenceTest, ARunGoesOnWithTheReferenceItBeganWith) {
     expect_same_bits(adapter(), whole);
 }
 
+TEST_P(PreferenceTest, AReferenceIsScoredOnceForTheSameRowsAndModel) {
+    const auto with = [&](const Flags& more) {
+        return make_config(
+            flags("dpo", {"--training.max_steps", "2", "--data.cache_dir", (folder / "cache").string()}) + more);
+    };
+    const auto scores = [&](const Flags& more) {
+        train::Trainer trainer(with(more));
+        trainer.load();
+        return trainer.model().counts().qkv > 0;
+    };
+    EXPECT_TRUE(scores({}));
+    EXPECT_FALSE(scores({}));
+    EXPECT_TRUE(scores({"--model.dtype", "bfloat16"}));
+    EXPECT_TRUE(scores({"--preference.cache_reference", "false"}));
+    EXPECT_TRUE(scores({"--data.val_size", "0", "--training.max_steps", "3"})) << "other rows";
+    expect_same_course(train_all(with({})), train_all(with({"--preference.cache_reference", "false"})));
+    for (const auto& entry : fs::directory_iterator(folder / "cache")) {
+        if (entry.path().extension() != ".values") continue;
+        std::string content = read_file(entry.path());
+        content.back() ^= 1;
+        write_text(entry.path(), content);
+    }
+    EXPECT_TRUE(scores({})) << "damaged";
+    EXPECT_FALSE(scores({})) << "and made again";
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PreferenceTest, ::testing::ValuesIn(built_devices()),
                          [](const auto& info) { return info.param; });
 

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,5 +37,12 @@ CacheOptions cache_options(const std::string& cache_dir);
 /// when the file cannot be written (a full disk): nothing is left behind.
 Dataset load_cached(const std::vector<config::DataSource>& sources, const DatasetOptions& options,
                     const EncoderOnDemand& encoder, const CacheOptions& cache);
+
+/// Values that a pass over rows gave, in the cache's folder under a hash of all that they depend on. Nothing where
+/// there are none of so many, or their file is damaged.
+std::optional<std::vector<float>> kept_values(const CacheOptions& cache, const std::string& key, std::size_t count);
+/// Keeps them for the next run, and may drive out other files (CacheOptions::max_bytes). Where they cannot be written
+/// that is only warned of: they are at hand.
+void keep_values(const CacheOptions& cache, const std::string& key, std::span<const float> values);
 
 }  // namespace unsloth::data

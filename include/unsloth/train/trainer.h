@@ -21,6 +21,8 @@
 
 namespace unsloth::train {
 
+struct ReferenceCache;
+
 class Trainer {
   public:
     /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input,
@@ -54,6 +56,7 @@ class Trainer {
     void make_plan();
     void plan_references(data::BatchLimits& limits);
     void score_references();
+    ReferenceCache reference_cache(model::PolicyScope scope) const;
     void banner() const;
     config::Config effective_config() const;
     void restore();
