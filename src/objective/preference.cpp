@@ -133,7 +133,7 @@ class Preference final : public Objective {
         const std::vector<float> reference = references.of(batch);
         const at::Tensor logp = at::empty({sequences}, at::kDouble), starts = at::tensor(batch.target_starts, at::kInt),
                          reference_S = at::tensor(reference, at::kFloat);
-        sums.measures.resize(ops::preference_measures);
+        UNSLOTH_CHECK(sums.measures.size() == ops::preference_measures, sums.measures.size(), " measures");
         ops::PreferenceLoss loss{
             .rule = rule_,
             .logp_S = logp,

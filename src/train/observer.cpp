@@ -259,8 +259,10 @@ class JsonLines final : public Observer {
         write(row);
     }
     void on_eval(const EvalReport& r) override {
-        write(
-            {{"event", "evaluation"}, {"step", r.step}, {"eval_loss", number(r.loss)}, {"seconds", number(r.seconds)}});
+        nlohmann::ordered_json row{
+            {"event", "evaluation"}, {"step", r.step}, {"eval_loss", number(r.loss)}, {"seconds", number(r.seconds)}};
+        for (const auto& [name, value] : further_values(r)) row[name] = number(value);
+        write(row);
     }
     void on_summary(const RunSummary& s) override {
         nlohmann::ordered_json row{{"event", "summary"},

@@ -241,6 +241,20 @@ class Reports(EndToEnd):
         self.assertEqual(rows[-1]["exit_reason"], "finished")
         self.assertEqual([line for line in result.err.splitlines() if "] I " in line], [], "what is no warning")
 
+    def test_programs_are_told_all_that_an_evaluation_says(self):
+        pairs = [{"prompt": [5, 6], "chosen": [7 + i % 9, 8], "rejected": [30 + i % 7, 31]} for i in range(8)]
+        pairs = write_rows(self.folder / "pairs.jsonl", pairs)
+        files = json.dumps({"a": str(pairs), "b": str(pairs)})
+        extra = ["--objective", "dpo", "--eval_files", files, "--max_steps", "2", "--progress", "json"]
+        result = self.succeed("train", *self.train_arguments(model(LLAMA), pairs, *extra))
+        rows = [json.loads(line) for line in result.out.splitlines()]
+        told = next(row for row in rows if row["event"] == "evaluation")
+        self.assertIn("rewards/accuracies", rows[0])
+        (written,) = self.evaluations(self.folder / "out")
+        self.assertLess({"eval_a_loss", "eval_b_loss", "eval_rewards/margins"}, set(written))
+        self.assertEqual({key: told[key] for key in written if key not in ("epoch", "eval_tokens")},
+                         {key: written[key] for key in written if key not in ("epoch", "eval_tokens")})  # fmt: skip
+
     def test_the_endpoint_while_a_run_goes_on(self):
         arguments = self.train_arguments(model(LLAMA), self.rows(), "--max_steps", "100000", "--logging_steps", "1")
         env = environment()

@@ -33,7 +33,7 @@ class Objective : public model::HeadObjective {
     /// Of an evaluation.
     struct Sums {
         double loss = 0;
-        std::vector<float> measures;
+        std::vector<float> measures;  ///< as many as measures() has
     };
     /// Adds a batch of rows with these -log p (fp32 [labels], on the CPU) and references of these rows.
     virtual void evaluate(const data::Batch& batch, const at::Tensor& losses, const References& references,
