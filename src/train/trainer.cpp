@@ -272,7 +272,10 @@ void Trainer::banner() const {
     log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
     log::info("data       ", data::describe(*loader_));
-    log::info("steps      ", total_steps_);
+    if (config().training.max_steps == 0)
+        log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");
+    else
+        log::info("steps      ", total_steps_);
     log::info("keeps      ", describe_layers(plan_->request().run.layers.front()));
     if (const std::string places = describe_places(*plan_); !places.empty())
         log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
