@@ -1,5 +1,6 @@
 #include "unsloth/report/page.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -65,6 +66,22 @@ std::string tiles(const Run& run) {
     return text + tile(cat(shown(last.memory_gib), of_plan), of_plan.empty() ? "memory, GiB" : "memory / plan, GiB");
 }
 
+/// What the run answered to each prompt, from its last step back.
+std::string samples(const Run& run) {
+    std::vector<std::string> prompts;
+    for (const SampleRow& row : run.samples)
+        if (std::find(prompts.begin(), prompts.end(), row.prompt) == prompts.end()) prompts.push_back(row.prompt);
+    std::string text;
+    for (const std::string& prompt : prompts) {
+        text += cat("<details class=\"card\" open><summary>", escaped(prompt), "</summary><table class=\"answers\">\n");
+        for (auto row = run.samples.rbegin(); row != run.samples.rend(); ++row)
+            if (row->prompt == prompt)
+                text += cat("<tr><td>step ", row->step, "</td><td>", escaped(row->answer), "</td></tr>\n");
+        text += "</table></details>\n";
+    }
+    return text;
+}
+
 std::string configuration(const Run& run) {
     const Json config = Json::parse(run.config, nullptr, false);
     if (!config.is_object()) return "";
@@ -94,8 +111,8 @@ std::string page(const Run& run, int refresh_seconds) {
         text += cat("<div class=\"bar\"><div style=\"width: ", std::lround(100 * share), "%\"></div></div>\n");
     text += cat("<div class=\"tiles\">\n", tiles(run), "</div>\n<div class=\"charts\">\n");
     for (const Chart& chart : charts_of(run)) text += card(chart);
-    return cat(text, "</div>\n", configuration(run), "<footer>unsloth-train ", version, "</footer>\n</main>\n<script>",
-               page_script, "</script></body></html>\n");
+    return cat(text, "</div>\n", samples(run), configuration(run), "<footer>unsloth-train ", version,
+               "</footer>\n</main>\n<script>", page_script, "</script></body></html>\n");
 }
 
 std::string picture(const Run& run) {

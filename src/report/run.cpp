@@ -134,7 +134,23 @@ bool RunReader::update() {
     for (std::size_t end; (end = begun_.find('\n', start)) != std::string::npos; start = end + 1)
         read_line(begun_.substr(start, end - start));
     begun_.erase(0, start);
+    read_samples();
     return !content.empty();
+}
+
+/// Anew where the file has another size: it is small.
+void RunReader::read_samples() {
+    std::error_code failed;
+    const std::filesystem::path file = run_.folder / samples_file;
+    const std::uintmax_t bytes = std::filesystem::file_size(file, failed);
+    if (failed || bytes == samples_bytes_) return;
+    samples_bytes_ = bytes;
+    run_.samples.clear();
+    std::istringstream lines(read_file(file));
+    for (std::string line; std::getline(lines, line);) {
+        const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+        if (row.is_object()) run_.samples.push_back({integer(row, "step"), text(row, "prompt"), text(row, "answer")});
+    }
 }
 
 void RunReader::read_line(const std::string& line) {

@@ -1,24 +1,17 @@
 #include "unsloth/train/observer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <sstream>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "train/row_file.h"
 #include "unsloth/core/error.h"
-#include "unsloth/core/files.h"
 #include "unsloth/core/gpu_monitor.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/open_file.h"
 #include "unsloth/core/progress.h"
 #include "unsloth/report/sinks.h"
 
@@ -40,56 +33,11 @@ objective::Figures further_values(const EvalReport& r) {
 
 class MetricsFile final : public report::RowSink {
   public:
-    MetricsFile(const std::filesystem::path& path, int64_t after_step) : path_(path) {
-        write_file_atomically(path, rows_until(path, after_step));
-        file_ = open_own_file(path, O_WRONLY | O_APPEND);
-        if (!file_.open()) throw runtime_failure(cat("cannot create ", path.string(), ": ", std::strerror(errno)));
-    }
-    ~MetricsFile() override {
-        const int error = write_waiting();
-        if (!waiting_.empty())
-            log::warning(path_.string(), " lacks its last ", std::count(waiting_.begin(), waiting_.end(), '\n'),
-                         " rows: ", std::strerror(error));
-    }
-    MetricsFile(const MetricsFile&) = delete;
-    MetricsFile& operator=(const MetricsFile&) = delete;
-
-    void row(const nlohmann::ordered_json& row) override {
-        waiting_ +=  // an error may quote a file's bytes
-            row.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-        if (const int error = write_waiting(); error != 0 && !std::exchange(warned_, true))
-            log::warning("cannot write ", path_.string(), ": ", std::strerror(error),
-                         "; training goes on, and rows are written once that is possible again");
-    }
+    MetricsFile(const std::filesystem::path& path, int64_t after_step) : file_(path, after_step) {}
+    void row(const nlohmann::ordered_json& row) override { file_.add(row); }
 
   private:
-    /// The system's error, when some of it still waits.
-    int write_waiting() {
-        while (!waiting_.empty()) {
-            const ssize_t written = ::write(file_.get(), waiting_.data(), waiting_.size());
-            if (written < 0 && errno != EINTR) return errno;
-            waiting_.erase(0, static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
-        }
-        return 0;
-    }
-    /// A last line that was cut by a kill is no row.
-    static std::string rows_until(const std::filesystem::path& path, int64_t step) {
-        if (step == 0 || !std::filesystem::exists(path)) return "";
-        std::istringstream lines(read_file(path));
-        std::string kept;
-        for (std::string line; std::getline(lines, line);) {
-            const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-            if (row.is_object() && row.contains("step") && row["step"].is_number_integer() &&
-                row["step"].get<int64_t>() <= step)
-                kept += line + "\n";
-        }
-        return kept;
-    }
-
-    std::filesystem::path path_;
-    Descriptor file_;
-    std::string waiting_;  ///< rows, of which the first may be written in part
-    bool warned_ = false;
+    RowFile file_;
 };
 
 /// Makes the rows of metrics, for all that take them.

@@ -182,6 +182,12 @@ void Trainer::make_plan() {
     }
     if (objective::needs_references(config())) plan_references(limits);
     model::ActivationSizes& sizes = request.sizes;
+    if (config().training.sample_prompts) {  // on all ranks: their plans are alike
+        samples_ = std::make_unique<Samples>(config(), opened_);
+        limits.tokens = std::max(limits.tokens, samples_->longest());
+        limits.longest = std::max(limits.longest, samples_->longest());
+        sizes.cache_tokens = samples_->room();
+    }
     sizes.tokens = limits.tokens;
     sizes.segments = limits.segments;
     sizes.longest = limits.longest;
@@ -361,9 +367,13 @@ void Trainer::run_together() {
         observers_.push_back(make_metrics(config(), progress_.step, pci_address(device_)));
     }
     starting.reset();
-    if (progress_.evaluation_due || (t.eval_on_start && progress_.step == 0)) maybe_evaluate(progress_.step);
+    if (progress_.evaluation_due || (t.eval_on_start && progress_.step == 0)) {
+        maybe_evaluate(progress_.step);
+        answer_prompts(progress_.step);
+    }
     loop();
     maybe_evaluate(total_steps_);
+    answer_prompts(total_steps_);
     const Clock::time_point saving = Clock::now();
     if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
     // A finished result whose checkpoint was not complete would be one that nothing can go on from.
@@ -402,6 +412,7 @@ void Trainer::loop() {
         if (signal == 0 && !evaluates && !saves && !profiles(step)) continue;
         drain(true);
         if (evaluates) maybe_evaluate(step);
+        if (evaluates && signal == 0 && agreed_signal_ == 0) answer_prompts(step);
         if (signal != 0) stop_for(signal);
         if (saves) save_while_training();
         stepper_->start_clock();
@@ -445,6 +456,15 @@ void Trainer::maybe_evaluate(int64_t step) {
     time_left_.evaluated(report->seconds);
     if (plateau_) plateau_->observe(report->loss);
     progress_.best.observe(report->step, report->loss);
+}
+
+/// The rank that leads answers, and the others wait for it.
+void Trainer::answer_prompts(int64_t step) {
+    if (!samples_ || !leads()) return;
+    const comm::Busy answering(group_.get(), "answering training.sample_prompts");
+    const Clock::time_point start = Clock::now();
+    samples_->answer(*model_, step, progress_.epoch, resume_ ? resume_->state.progress.step : 0);
+    summary_.eval_seconds += seconds_since(start);
 }
 
 }  // namespace unsloth::train

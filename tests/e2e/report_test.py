@@ -230,6 +230,34 @@ class Reports(EndToEnd):
         self.succeed("report", out, "--out", page)
         self.assertEqual(page.read_text(), html)
 
+    def test_answers_as_the_run_goes_on(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"text": "This licence"}, {"text": "The seller shall"}])
+        rows = self.rows(16, vocab=50)
+        extra = ["--val_size", "2", "--eval_steps", "2", "--eval_on_start", "--max_steps", "4", "--save_steps", "2"]
+        samples = ["--sample_prompts", prompts, "--sample_max_new_tokens", "6", "--report_to", "html"]
+        out = self.train(base, rows, *extra, *samples)
+        answers = read_rows(out / "samples.jsonl")
+        self.assertEqual([row["step"] for row in answers], [0, 0, 2, 2, 4, 4])
+        self.assertEqual({row["prompt"] for row in answers}, {"This licence", "The seller shall"})
+        generated = self.succeed(
+            "generate", "--model.path", base, "--adapter_name_or_path", out, "--file", prompts, "--max_new_tokens",
+            "6", "--device", "cpu", "--json", *FP32,
+        )  # fmt: skip
+        texts = [json.loads(line)["text"] for line in generated.out.splitlines()]
+        self.assertEqual([row["answer"] for row in answers[4:]], texts)
+        self.assertIn("<summary>The seller shall</summary>", (out / "report.html").read_text())
+        # The run is what it is without.
+        without = self.train(base, rows, *extra, out="without")
+        self.assertEqual([s["loss"] for s in self.steps(out)], [s["loss"] for s in self.steps(without)])
+        # Going on from a checkpoint keeps the answers up to there.
+        again = ["--resume_from_checkpoint", out / "checkpoint-2"]
+        shutil.rmtree(out / "checkpoint-4"), (out / "trainer_state.json").unlink()
+        self.train(base, rows, *extra, *samples, *again)
+        self.assertEqual(read_rows(out / "samples.jsonl"), answers)
+        long = ["--sample_prompts", prompts, "--sample_max_new_tokens", "600"]
+        self.fail_with(USAGE, "sample_max_new_tokens", *self.train_arguments(base, rows, *long, out="long"))
+
     def test_progress_for_programs(self):
         arguments = self.train_arguments(model(LLAMA), self.rows(), "--val_size", "2", "--progress", "json", "--quiet")
         result = self.succeed("train", *arguments)

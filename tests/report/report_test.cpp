@@ -149,6 +149,21 @@ TEST(Page, HoldsAllThatItShowsAndNothingFromElsewhere) {
                  contains(html, " src=") || contains(html, "nan") || contains(html, "inf"));
 }
 
+TEST(Page, ShowsWhatTheRunAnsweredLastFirst) {
+    Folder folder;
+    example(folder);
+    folder.write(samples_file, R"({"step": 50, "prompt": "Who <are> you?", "answer": "a clause"}
+{"step": 100, "prompt": "Who <are> you?", "answer": "a licence"}
+{"step": 100, "prompt": "And?", "answer": ""}
+)");
+    const std::string html = page(read_run(folder.path()), 0);
+    EXPECT_CONTAINS(html, "<summary>Who &lt;are&gt; you?</summary>");
+    EXPECT_LT(html.find("<td>step 100</td><td>a licence</td>"), html.find("<td>step 50</td><td>a clause</td>"));
+    EXPECT_CONTAINS(html, "<summary>And?</summary>");
+    folder.write(samples_file, "");
+    EXPECT_FALSE(contains(page(read_run(folder.path()), 0), "a licence"));
+}
+
 TEST(Page, OfARunThatEnded) {
     Folder folder;
     example(folder).append(R"({"event": "summary", "exit_reason": "error", "error": "step 101: <loss> is not finite"})"

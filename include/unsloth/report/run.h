@@ -27,6 +27,13 @@ struct EvalRow {
     double loss = absent;
 };
 
+/// An answer to one of training.sample_prompts.
+struct SampleRow {
+    int64_t step = 0;
+    std::string prompt, answer;
+};
+inline constexpr const char* samples_file = "samples.jsonl";
+
 /// The last line of a run that has ended.
 struct Ending {
     std::string exit_reason, error;
@@ -40,6 +47,7 @@ struct Run {
     std::string config;  ///< run_config.json as it is; empty where there is none
     std::vector<StepRow> steps;
     std::vector<EvalRow> evals;
+    std::vector<SampleRow> samples;  ///< by step
     std::optional<Ending> ending;
     int64_t total_steps = 0;      ///< 0: not known
     double planned_gib = absent;  ///< of the device's memory, by the plan
@@ -69,10 +77,11 @@ class RunReader {
   private:
     void read_facts();
     void read_line(const std::string& line);
+    void read_samples();
 
     Run run_;
     std::filesystem::path metrics_;
-    std::uintmax_t read_ = 0, inode_ = 0;
+    std::uintmax_t read_ = 0, inode_ = 0, samples_bytes_ = 0;
     std::string begun_;
 };
 

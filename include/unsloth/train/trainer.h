@@ -15,6 +15,7 @@
 #include "unsloth/train/resume.h"
 #include "unsloth/train/run_record.h"
 #include "unsloth/train/run_saver.h"
+#include "unsloth/train/samples.h"
 #include "unsloth/train/schedule.h"
 #include "unsloth/train/session.h"
 #include "unsloth/train/step.h"
@@ -73,6 +74,7 @@ class Trainer {
     void report(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
     void maybe_evaluate(int64_t step);
+    void answer_prompts(int64_t step);
     RunFiles run_files() const;
     RunMoment moment() const;
     void save_result();
@@ -91,6 +93,7 @@ class Trainer {
     OpenedModel opened_;
     std::unique_ptr<data::StepLoader> loader_;
     std::optional<Evaluator> evaluator_;
+    std::unique_ptr<Samples> samples_;  ///< nullptr: there are no prompts
     data::Dataset eval_rows_;
     std::optional<data::EvalLoader> reference_rows_;  ///< the training rows to come, where a reference scores them
     objective::References references_, eval_references_;

@@ -1,0 +1,40 @@
+// What a run answers to a few prompts as it goes on: training.sample_prompts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "unsloth/config/config.h"
+#include "unsloth/model/model.h"
+#include "unsloth/train/session.h"
+
+namespace unsloth::train {
+
+class RowFile;
+
+class Samples {
+  public:
+    /// Reads the prompts. Input Error for a file that is none; usage Error where a prompt and its answer take more
+    /// positions than the model has.
+    Samples(const config::Config& config, const OpenedModel& opened);
+    ~Samples();
+
+    int64_t longest() const { return longest_; }                 ///< prompt, in tokens
+    int64_t room() const { return longest_ + max_new_tokens_; }  ///< of a cache that holds an answer too
+    /// Answers with the model as it is and adds {"step", "epoch", "prompt", "answer"} to output_dir/samples.jsonl for
+    /// each. `after_step`: the step that the run began with. The model's plan has a cache of room() tokens.
+    void answer(model::Model& model, int64_t step, double epoch, int64_t after_step);
+
+  private:
+    std::string file_;
+    int64_t max_new_tokens_;
+    tokenizer::Tokenizer tokenizer_;
+    std::vector<std::vector<int32_t>> prompts_;
+    std::vector<int32_t> stops_;
+    int64_t longest_ = 0;
+    std::unique_ptr<RowFile> rows_;  ///< nullptr: nothing was answered yet
+};
+
+}  // namespace unsloth::train

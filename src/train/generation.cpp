@@ -1,0 +1,79 @@
+#include "train/generation.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "unsloth/core/error.h"
+#include "unsloth/core/files.h"
+#include "unsloth/tokenizer/chat.h"
+#include "unsloth/tokenizer/ordered_row.h"
+
+namespace unsloth::train {
+namespace {
+
+Prompt encode_row(const nlohmann::ordered_json& row, const tokenizer::Tokenizer& tokenizer,
+                  const tokenizer::ChatTemplate& chat, const std::string& where) {
+    if (row.contains("text") && row["text"].is_string()) return tokenizer.encode(row["text"].get<std::string>(), true);
+    if (!row.contains("messages") || !row["messages"].is_array())
+        throw input_error(cat(where, ": expected {\"text\"} or {\"messages\"}"));
+    nlohmann::ordered_json prompt = row;
+    prompt["add_generation_prompt"] = true;
+    return tokenizer::encode_rendered(tokenizer, chat.render(prompt, tokenizer::TrainedTurns::none)).ids;
+}
+
+}  // namespace
+
+std::vector<Prompt> read_prompts(const std::filesystem::path& file, const tokenizer::Tokenizer& tokenizer,
+                                 const config::DataOptions& data) {
+    const tokenizer::ChatTemplate chat =
+        tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
+    const std::string content = read_file(file);
+    const std::size_t first = content.find_first_not_of(" \t\r\n");
+    if (first == std::string::npos) throw input_error(cat(file.string(), ": the file is empty"));
+    if (content[first] != '{') return {tokenizer.encode(content, true)};
+    std::vector<Prompt> prompts;
+    std::istringstream lines(content);
+    std::string line;
+    for (int64_t number = 1; std::getline(lines, line); ++number) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        const std::string where = cat(file.string(), ":", number);
+        const auto row = tokenizer::try_parse_ordered(line);
+        if (!row.is_object()) throw input_error(cat(where, ": not a JSON object"));
+        prompts.push_back(encode_row(row, tokenizer, chat, where));
+    }
+    return prompts;
+}
+
+std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec) {
+    std::vector<int32_t> stops = tokenizer.stop_ids();
+    for (const int64_t id : spec.eos_token_ids) stops.push_back(static_cast<int32_t>(id));
+    // Chat models end a turn with a token of its own.
+    for (const char* name : {"<|eot_id|>", "<|im_end|>"})
+        if (const auto id = tokenizer.added_token_id(name)) stops.push_back(*id);
+    return stops;
+}
+
+std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, int64_t max_new_tokens,
+                                     const std::vector<int32_t>& stops) {
+    std::vector<model::KvCache> caches = model.make_caches(static_cast<int64_t>(prompt.size()) + max_new_tokens);
+    std::vector<int32_t> made, next = prompt;
+    while (static_cast<int64_t>(made.size()) < max_new_tokens) {
+        const int32_t id = model.next_token(next, caches);
+        if (std::find(stops.begin(), stops.end(), id) != stops.end()) break;
+        made.push_back(id);
+        next = {id};
+    }
+    return made;
+}
+
+int64_t longest_of(const std::vector<Prompt>& prompts) {
+    std::size_t longest = 1;
+    for (const Prompt& prompt : prompts) {
+        if (prompt.empty()) throw input_error("a prompt has no tokens, and the tokenizer adds none");
+        longest = std::max(longest, prompt.size());
+    }
+    return static_cast<int64_t>(longest);
+}
+
+}  // namespace unsloth::train
