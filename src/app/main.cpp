@@ -94,6 +94,9 @@ int run(const config::CommandLine& line) {
         case config::Command::report:
             run_report(line);
             break;
+        case config::Command::replay:
+            run_replay(line);
+            break;
         case config::Command::help:
             print(config::help_text(line.help_topic));
             break;

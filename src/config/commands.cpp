@@ -381,6 +381,18 @@ void declare_report(OptionSet& options, CommandLine& line) {
         .path("FILE");
 }
 
+void declare_replay(OptionSet& options, CommandLine& line) {
+    options
+        .add("file", line.replay.file,
+             "What a run wrote of a step that was not finite, or a spike: RUN/anomalies/step-N.json. Of the run's "
+             "folder run_config.json and the checkpoints are needed too.")
+        .path("FILE")
+        .argument()
+        .must_be_given();
+    options.add("device", line.replay.device, "auto, cpu, cuda or cuda:N; empty: as the run had it.").value("DEVICE");
+    options.add("json", line.replay.json, "Print the findings as one JSON object.");
+}
+
 void declare_doctor(OptionSet& options, CommandLine& line) {
     options.add("json", line.doctor.json, "Print the findings as one JSON object.");
 }
@@ -430,6 +442,8 @@ const std::vector<CommandInfo>& commands() {
          "Lay runs over each other: losses, figures, and the options that differ.", false, declare_compare},
         {Command::report, "report", "RUN [--out FILE | --svg FILE]",
          "Write a run's page: one HTML file with its curves and configuration.", false, declare_report},
+        {Command::replay, "replay", "RUN/anomalies/step-N.json [--device DEVICE] [--json]",
+         "Run a step that was not finite, or a spike, again: which layer, which row.", false, declare_replay},
         {Command::doctor, "doctor", "[--config FILE] [--json]",
          "Look at this machine: what is missing, what is scarce, and what to say in a report.", true, declare_doctor},
     };

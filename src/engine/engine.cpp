@@ -34,6 +34,9 @@ class EngineImpl final : public config::Engine {
     void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
         guarded([&] { train::run_generate(loaded, request); });
     }
+    void replay(const config::ReplayRequest& request) override {
+        guarded([&] { train::run_replay(request); });
+    }
     config::LogitComparison compare_logits(const config::CompareRequest& request) override {
         config::LogitComparison found;
         guarded([&] { found = train::compare_logits(request); });

@@ -17,6 +17,18 @@ int64_t at_least(const JsonReader& json, std::string_view key, int64_t least) {
     return value;
 }
 
+/// Triples of step, loss and gradient norm; older checkpoints have none.
+std::vector<StepMeasure> measures_of(const JsonReader& list) {
+    std::vector<StepMeasure> measures;
+    if (list.null()) return measures;
+    for (const JsonReader& one : list.elements()) {
+        one.require(one.size() == 3, "a step, its loss and its gradient norm");
+        measures.push_back(
+            {one.at(std::size_t{0}).integer(), one.at(std::size_t{1}).number(), one.at(std::size_t{2}).number()});
+    }
+    return measures;
+}
+
 }  // namespace
 
 void LossMean::add(double loss) {
@@ -43,6 +55,7 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"updates", p.optimizer.updates},
                      {"loss_scale", p.optimizer.loss_scale},
                      {"good_steps", p.optimizer.good_steps},
+                     {"recent_steps", OrderedJson::array()},
                      {"epoch", p.epoch},
                      {"seen_tokens", p.seen_tokens},
                      {"best_eval", nullptr},
@@ -57,6 +70,8 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"cpu_threads", state.cpu_threads},
                      {"data", state.data},
                      {"parameters", state.parameters}};
+    for (const StepMeasure& m : p.optimizer.recent)
+        json["recent_steps"].push_back(OrderedJson::array({m.step, m.loss, m.grad_norm}));
     if (p.best.loss) json["best_eval"] = *p.best.loss;
     if (const auto& plateau = p.plateau)
         json["plateau"] = {{"learning_rate", plateau->learning_rate},
@@ -83,7 +98,8 @@ RunState read_run_state(const std::filesystem::path& folder) {
     RunState state;
     RunProgress& p = state.progress;
     p.step = at_least(json, "step", 0);
-    p.optimizer = {at_least(json, "updates", 0), json["loss_scale"].number(), at_least(json, "good_steps", 0)};
+    p.optimizer = {at_least(json, "updates", 0), json["loss_scale"].number(), at_least(json, "good_steps", 0),
+                   measures_of(json["recent_steps"])};
     p.epoch = json["epoch"].number();
     p.seen_tokens = at_least(json, "seen_tokens", 0);
     p.best = {json.number("best_eval"), at_least(json, "best_step", 0)};

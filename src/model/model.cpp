@@ -209,6 +209,12 @@ int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>&
     return best.cpu().item<int32_t>();
 }
 
+std::optional<int64_t> Model::layer_of_site(uint32_t code) const {
+    const auto layers = static_cast<uint32_t>(spec().num_layers);
+    if (code == 0 || code == 2 * layers + 1 || code > 4 * layers + 1) return std::nullopt;
+    return code <= 2 * layers ? (code - 1) / 2 : layers - 1 - (code - 2 * layers - 2) / 2;
+}
+
 std::string Model::describe_site(uint32_t code) const {
     const auto layers = static_cast<uint32_t>(spec().num_layers);
     if (code == spec::all_finite) return "nowhere";
@@ -217,10 +223,10 @@ std::string Model::describe_site(uint32_t code) const {
     // What enters a layer is what the one before made: a reader should look there.
     if (code == 0) return "the embeddings (forward)";
     if (code <= 2 * layers)
-        return cat("layer ", (code - 1) / 2, ", output of its ", code % 2 == 0 ? "MLP" : "attention", " (forward)");
+        return cat("layer ", *layer_of_site(code), ", output of its ", code % 2 == 0 ? "MLP" : "attention",
+                   " (forward)");
     if (code == 2 * layers + 1) return "the loss";
-    const uint32_t back = code - 2 * layers - 2;
-    return cat("layer ", layers - 1 - back / 2, ", gradient of its ", back % 2 == 0 ? "MLP" : "attention",
+    return cat("layer ", *layer_of_site(code), ", gradient of its ", code % 2 == 0 ? "MLP" : "attention",
                " (backward)");
 }
 

@@ -62,6 +62,7 @@ std::string tiles(const Run& run) {
     text += tile(shown(last.epoch), "epoch") + tile(shown(last.loss), "loss");
     if (!run.evals.empty()) text += tile(shown(run.evals.back().loss), "evaluation loss");
     text += tile(shown(last.tokens_per_second), "tokens per second");
+    if (std::isfinite(last.mfu)) text += tile(cat(shown(100 * last.mfu), " %"), "of the GPU's rate (MFU)");
     const std::string of_plan = std::isfinite(run.planned_gib) ? cat(" / ", shown(run.planned_gib)) : "";
     return text + tile(cat(shown(last.memory_gib), of_plan), of_plan.empty() ? "memory, GiB" : "memory / plan, GiB");
 }

@@ -54,6 +54,10 @@ constexpr Exported of_steps[] = {
     {"tokens_per_second", "unsloth_train_tokens_per_second",
      "Input tokens of the last step, over all ranks, by its time.", 1},
     {"step_ms", "unsloth_train_step_seconds", "Time of the last step.", 1e-3},
+    {"mfu", "unsloth_train_model_flops_utilization_ratio",
+     "Floating-point operations of rank 0's rows by definition, by the step's time and the dense bf16 rate of its GPU.",
+     1},
+    {"skipped_steps", "unsloth_train_skipped_steps", "Steps of this process whose update was skipped as a spike.", 1},
     {"memory_gib", "unsloth_train_memory_bytes", "Peak of the allocator on rank 0.", 1024.0 * 1024 * 1024}};
 
 class PrometheusSink final : public RowSink {
@@ -79,6 +83,13 @@ class PrometheusSink final : public RowSink {
         if (row.contains("eval_loss"))
             return set("unsloth_train_eval_loss", "Loss of the last evaluation.", row["eval_loss"]);
         for (const Exported& one : of_steps) set(one.name, one.help, row.value(one.key, Json(nullptr)), one.factor);
+        const Json times = row.value("rank_work_ms", Json::array());
+        for (std::size_t rank = 0; rank < times.size(); ++rank)
+            if (times[rank].is_number())
+                library_.set(metrics_, "unsloth_train_rank_work_seconds",
+                             "How long a rank worked at a step before it waited for the others: the longest is waited "
+                             "for.",
+                             0, "rank", std::to_string(rank).c_str(), 1e-3 * times[rank].get<double>());
         tokens_ += row.value("tokens", int64_t{0});
         trained_ += row.value("trained_tokens", int64_t{0});
         count("unsloth_train_tokens_total", "Input tokens of the logged steps of this process, over all ranks.",

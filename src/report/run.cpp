@@ -170,7 +170,8 @@ void RunReader::read_line(const std::string& line) {
         run_.ending.reset();  // rows behind a summary are of a run that went on
         run_.steps.push_back({integer(row, "step"), number(row, "epoch"), number(row, "loss"), number(row, "grad_norm"),
                               number(row, "learning_rate"), number(row, "tokens_per_second"), number(row, "step_ms"),
-                              number(row, "memory_gib"), integer(row, "tokens"), integer(row, "trained_tokens")});
+                              number(row, "memory_gib"), number(row, "mfu"), integer(row, "tokens"),
+                              integer(row, "trained_tokens")});
     }
 }
 

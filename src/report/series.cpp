@@ -86,6 +86,7 @@ const std::vector<Curve>& curves() {
                                            {"learning_rate", "Learning rate", "", &StepRow::learning_rate},
                                            {"grad_norm", "Gradient norm, before clipping", "", &StepRow::grad_norm},
                                            {"tokens_per_second", "Tokens per second", "", &StepRow::tokens_per_second},
+                                           {"mfu", "Share of the GPU's rate (MFU)", "", &StepRow::mfu},
                                            {"step_ms", "Time of a step", "ms", &StepRow::step_ms},
                                            {"memory_gib", "Memory", "GiB", &StepRow::memory_gib}};
     return all;

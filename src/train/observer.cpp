@@ -40,6 +40,18 @@ class MetricsFile final : public report::RowSink {
     RowFile file_;
 };
 
+/// What only some runs have to say of a step: the objective's figures, norms of layers, …
+void add_to(nlohmann::ordered_json& row, const StepReport& r) {
+    for (const auto& [name, value] : r.figures) row[name] = number(value);
+    if (r.mfu) row["mfu"] = number(r.mfu);
+    if (r.skipped_steps) row["skipped_steps"] = *r.skipped_steps;
+    if (!r.rank_seconds.empty()) {
+        nlohmann::ordered_json& times = row["rank_work_ms"] = nlohmann::ordered_json::array();
+        for (const double seconds : r.rank_seconds) times.push_back(number(1000 * seconds));
+    }
+    for (const auto& [name, norm] : r.layer_norms) row["grad_norm/" + name] = number(norm);
+}
+
 /// Makes the rows of metrics, for all that take them.
 class Rows final : public Observer {
   public:
@@ -56,7 +68,7 @@ class Rows final : public Observer {
                                    {"tokens_per_second", number(r.tokens_per_second)},
                                    {"step_ms", number(r.step_ms)},
                                    {"memory_gib", number(r.memory_gib)}};
-        for (const auto& [name, value] : r.figures) row[name] = number(value);
+        add_to(row, r);
         write(row);
     }
     void on_eval(const EvalReport& r) override {
@@ -85,6 +97,7 @@ class Rows final : public Observer {
                                    {"final_eval_loss", number(s.final_eval_loss)},
                                    {"best_eval_loss", number(s.best_eval_loss)},
                                    {"best_step", nullptr},
+                                   {"skipped_steps", s.skipped_steps},
                                    {"memory_gib", number(s.memory_gib)}};
         if (s.best_eval_loss) row["best_step"] = s.best_step;
         if (!s.error.empty()) row["error"] = s.error;
@@ -115,6 +128,7 @@ std::string step_text(const StepReport& r) {
     char text[160];
     std::snprintf(text, sizeof text, "loss %.4f  lr %.2e  grad norm %.3f  %.0f tok/s", r.loss, r.learning_rate,
                   r.grad_norm, r.tokens_per_second);
+    if (r.mfu) std::snprintf(text + std::strlen(text), sizeof text - std::strlen(text), "  MFU %.1f %%", 100 * *r.mfu);
     return text + figures_text(r.figures);
 }
 
@@ -162,6 +176,11 @@ std::vector<ProgressField> bar_fields(const StepReport& r, const std::string& gp
     std::snprintf(speed, sizeof speed, "%.0f tok/s", r.tokens_per_second);
     std::vector<ProgressField> fields = {
         {cat(r.step, "/", r.total_steps), 6}, {loss, 5}, {rate, 1}, {norm, 0}, {speed, 3}};
+    char share[32];
+    if (r.mfu) {
+        std::snprintf(share, sizeof share, "MFU %.0f %%", 100 * *r.mfu);
+        fields.push_back({share, 0});
+    }
     if (!gpu.empty()) fields.push_back({gpu, 2});
     fields.push_back({cat("left ", duration_text(r.seconds_left)), 4});
     return fields;
@@ -200,6 +219,7 @@ class JsonLines final : public Observer {
                                    {"tokens_per_second", number(r.tokens_per_second)},
                                    {"memory_gib", number(r.memory_gib)},
                                    {"seconds_left", number(r.seconds_left)}};
+        add_to(row, r);
         if (const auto gpu = gpu_.sample()) {
             row["gpu_utilization"] = gpu->utilization;
             row["gpu_memory_gib"] = static_cast<double>(gpu->memory_used) / (1 << 30);

@@ -11,10 +11,11 @@
 namespace unsloth::train {
 namespace {
 
-// Of the sums: the loss, the flags, and whether a rank met a value that is not finite.
+// Of the sums: the loss, whether a rank met a value that is not finite, and what the host says of each rank: flags (a
+// save is due; it was sent this signal) and a place for each rank's seconds.
 constexpr auto signal_count = static_cast<int64_t>(stop_signals.size());
-constexpr int64_t flag_count = 1 + signal_count;  // a save is due; a rank was sent this signal
-constexpr int64_t bad_value = 1 + flag_count, sum_count = bad_value + 1;
+constexpr int64_t flag_count = 1 + signal_count;
+constexpr int64_t bad_value = 1, first_flag = 2, first_second = first_flag + flag_count;
 
 /// A rank's flags for the signal that it was sent, to be summed over the ranks.
 void flag_signal(float* flags) {
@@ -44,26 +45,27 @@ int agree_on_signal(comm::Group* group, at::Device device, const std::string& wh
 
 RankSums::RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets)
     : ctx_(ctx), group_(group), buckets_(buckets) {
-    sums_ = at::zeros({sum_count}, at::TensorOptions(at::kFloat).device(ctx.device()));
+    sums_ = at::zeros({first_second + group.size()}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
         *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
 }
 
 RankSums::Host RankSums::make_host() const {
     const auto options = at::TensorOptions(at::kFloat).pinned_memory(ctx_.is_cuda());
-    return {at::zeros({flag_count}, options), at::zeros({sum_count}, options)};
+    return {at::zeros({sums_.numel() - first_flag}, options), at::zeros({sums_.numel()}, options)};
 }
 
-void RankSums::issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step,
-                     bool save_due) {
+void RankSums::issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step, bool save_due,
+                     double own_seconds) {
     const ops::Region region(ctx_, "all-reduce");
     float* const flags = host.flags.mutable_data_ptr<float>();
     flags[0] = save_due ? 1.0F : 0.0F;
     flag_signal(flags + 1);
+    flags[flag_count + group_.rank()] = static_cast<float>(own_seconds);
     static_assert(offsetof(spec::StepOutcome, loss) == 0);
     const at::Tensor loss = outcome.narrow(0, 0, sizeof(float)).view(at::kFloat);
     sums_.narrow(0, 0, 1).copy_(loss);
-    sums_.narrow(0, 1, flag_count).copy_(host.flags, /*non_blocking=*/true);
+    sums_.narrow(0, first_flag, host.flags.numel()).copy_(host.flags, /*non_blocking=*/true);
     const at::Tensor site =
         outcome.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(spec::all_finite));
@@ -86,7 +88,9 @@ void RankSums::issue(Host& host, const at::Tensor& gradients_P, const at::Tensor
 
 RankSums::Agreed RankSums::agreed(const Host& host) {
     const float* sums = host.sums.const_data_ptr<float>();
-    return {.signal = signal_of(sums + 2), .save_due = sums[1] > 0};
+    return {.signal = signal_of(sums + first_flag + 1),
+            .save_due = sums[first_flag] > 0,
+            .seconds = {sums + first_second, sums + host.sums.numel()}};
 }
 
 }  // namespace unsloth::train

@@ -1,6 +1,8 @@
 // What the ranks of a step add up: gradients and loss, and what all of them must know of each other.
 #pragma once
 
+#include <vector>
+
 #include "unsloth/comm/group.h"
 #include "unsloth/model/gradient_buckets.h"
 
@@ -18,14 +20,17 @@ class RankSums {
     Host make_host() const;
 
     /// Issues a step's sums: of the gradients, of the loss in `outcome`; and tells all ranks of a signal that one was
-    /// sent, of a save that one asks for, and of a value that is not finite: sums need not show it, and those of the
-    /// next step do not. Nothing synchronises.
-    void issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step, bool save_due);
+    /// sent, of a save that one asks for, of how long each worked (`own_seconds`: this one, in the last step that it
+    /// knows of), and of a value that is not finite: sums need not show it, and those of the next step do not. Nothing
+    /// synchronises.
+    void issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step, bool save_due,
+               double own_seconds);
 
     /// What issue() brought back, once the step is done.
     struct Agreed {
         int signal = 0;  ///< that some rank was sent before it issued the step
         bool save_due = false;
+        std::vector<double> seconds;  ///< of each rank, as it said
     };
     static Agreed agreed(const Host& host);
 
@@ -33,8 +38,8 @@ class RankSums {
     ops::Context& ctx_;
     comm::Group& group_;
     const model::GradientBuckets* buckets_;
-    at::Tensor sums_;  ///< fp32: the loss; how many ranks ask for a save, were sent each stop signal, met a value that
-                       ///< is not finite
+    at::Tensor sums_;  ///< fp32: the loss; how many ranks met a value that is not finite, ask for a save, were sent
+                       ///< each stop signal; each rank's seconds
     at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1]
 };
 

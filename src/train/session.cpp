@@ -88,14 +88,17 @@ at::Device choose_device(const std::string& option, int local_rank) {
 
 std::string describe_device(at::Device device) {
     const std::string memory = memory::human_bytes(memory::device_memory(device).total);
-#ifdef UNSLOTH_CUDA
-    if (device.is_cuda()) {
-        cudaDeviceProp properties{};
-        if (cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
-            return cat(properties.name, " (", memory, ")");
-    }
-#endif
+    if (const std::string name = device_name(device); !name.empty()) return cat(name, " (", memory, ")");
     return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
+}
+
+std::string device_name(at::Device device) {
+#ifdef UNSLOTH_CUDA
+    cudaDeviceProp properties{};
+    if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess) return properties.name;
+#endif
+    (void)device;
+    return "";
 }
 
 std::string pci_address(at::Device device) {

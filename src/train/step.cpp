@@ -26,15 +26,35 @@ T& as(const at::Tensor& tensor) {
     return *reinterpret_cast<T*>(tensor.data_ptr<uint8_t>());
 }
 
+spec::TrainedShare trained_share(const weights::ParameterTable& table, bool head_is_embedding) {
+    spec::TrainedShare share;
+    for (const weights::Parameter& p : table.parameters()) {
+        const bool base = p.kind == weights::Parameter::Kind::base;
+        share.layers = share.layers || (base && p.role == spec::TensorRole::linear);
+        share.head = share.head || (base && p.role == spec::TensorRole::lm_head);
+        if (!base) share.adapter_parameters += p.elements();
+    }
+    share.head = share.head || (head_is_embedding && share.layers);
+    return share;
+}
+
+/// What completes with this level (model/gradient_buckets.h).
+std::string level_name(int level, int64_t layers) {
+    if (level < 0) return "embed_tokens";
+    return level < layers ? cat("layers.", level) : "head";
+}
+
 }  // namespace
 
 /// Host memory of one step under way.
 struct Stepper::Slot {
-    explicit Slot(const ops::Context& ctx) : end(ctx) {}
+    explicit Slot(const ops::Context& ctx) : worked(ctx), end(ctx) {}
     at::Tensor scalars, outcome_start, outcome;  ///< pinned on CUDA
     at::Tensor measures;                         ///< the objective's, pinned on CUDA; undefined: none
     RankSums::Host sums;                         ///< with a group
-    Moment end;
+    at::Tensor limits;                           ///< with skip_on_spike
+    at::Tensor layer_norms;                      ///< pinned on CUDA
+    Moment worked, end;                          ///< with a group: before it waits for the others; always
 };
 
 Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& settings)
@@ -42,7 +62,9 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
       model_(model),
       settings_(settings),
       supervised_(settings.objective == nullptr ? objective::make_supervised() : nullptr),
-      objective_(settings.objective == nullptr ? *supervised_ : *settings.objective) {
+      objective_(settings.objective == nullptr ? *supervised_ : *settings.objective),
+      flops_(model.spec(), trained_share(model.parameters()->table(), model.spec().tie_word_embeddings)),
+      spikes_(settings.skip_on_spike) {
     const bool cuda = ctx.is_cuda();
     device_scalars_ = bytes(sizeof(spec::StepScalars), ctx.device(), false);
     device_outcome_ = bytes(sizeof(spec::StepOutcome), ctx.device(), false);
@@ -52,6 +74,11 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         if (settings.bucket_bytes > 0) buckets_ = &model.cut_gradients(settings.bucket_bytes);
         sums_ = std::make_unique<RankSums>(ctx, *settings.group, buckets_);
     }
+    if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
+    // With no byte to join, one stretch a layer.
+    stretches_ = model::cut_gradients(model.parameters()->table(), model.spec().num_layers, /*most_bytes=*/1);
+    layer_norms_ =
+        at::zeros({static_cast<int64_t>(stretches_.size())}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (int i = 0; i < 3; ++i) {
         auto slot = std::make_unique<Slot>(ctx);
         slot->scalars = bytes(sizeof(spec::StepScalars), at::kCPU, cuda);
@@ -61,6 +88,8 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
         if (const at::Tensor measures = objective_.measures(); measures.defined())
             slot->measures = at::zeros(measures.sizes(), at::TensorOptions(at::kFloat).pinned_memory(cuda));
         if (sums_) slot->sums = sums_->make_host();
+        if (spike_guard_) slot->limits = spike_guard_->make_host();
+        slot->layer_norms = at::zeros(layer_norms_.sizes(), at::TensorOptions(at::kFloat).pinned_memory(cuda));
         slots_.push_back(std::move(slot));
     }
     if (settings.loss_scaling) loss_scale_ = initial_loss_scale;
@@ -102,33 +131,65 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     }
     if (count == 0 && buckets_ != nullptr) buckets_->reached_all();
     // 4 sums over the ranks
+    if (sums_) slot.worked.record();
     if (sums_ && shares_) {
-        sums_->issue(slot.sums, parameters.state().grads_P, device_outcome_, step, options.save_due);
+        sums_->issue(slot.sums, parameters.state().grads_P, device_outcome_, step, options.save_due, own_seconds_);
         if (slot.measures.defined())
             settings_.group->all_reduce(objective_.measures(), cat("the measures of step ", step));
     }
-    // 5 norm and update; a step that is not finite changes nothing
+    // 5 norm and update; a step that is not finite, or a spike, changes nothing
+    const SpikeLimits limits = spike_guard_ ? spikes_.limits(step) : SpikeLimits{};
     {
         const ops::Region region(ctx_, "update");
         ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
+        if (spike_guard_) spike_guard_->issue(slot.limits, limits, device_outcome_);
         ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
         model_.parameters_changed();
     }
     // 6 what take() reads when the device is here
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
     if (slot.measures.defined()) slot.measures.copy_(objective_.measures(), /*non_blocking=*/true);
+    if (options.layer_norms) measure_layers(slot);
     slot.end.record();
     StepResult result{.step = step,
                       .epoch = batch.epoch,
                       .learning_rate = learning_rate,
                       .tokens = batch.tokens,
                       .labels = batch.labels,
-                      .loss_scale = loss_scale_};
-    for (const data::Batch& micro : batch.micro)
+                      .loss_scale = loss_scale_,
+                      .limits = limits};
+    for (const data::Batch& micro : batch.micro) {
         result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
-    pending_.push_back({next_slot_, std::move(result)});
+        result.flops += flops_.of(micro.segments, micro.labels);
+    }
+    pending_.push_back({next_slot_, std::move(result), options.layer_norms});
     next_slot_ = (next_slot_ + 1) % slots_.size();
     return true;
+}
+
+/// The norms of each layer's gradient, summed over the ranks; loss scaling's factor is still in them.
+void Stepper::measure_layers(Slot& slot) {
+    const at::Tensor& gradients_P = model_.parameters()->state().grads_P;
+    for (std::size_t i = 0; i < stretches_.size(); ++i) {
+        at::Tensor norm = layer_norms_.select(0, static_cast<int64_t>(i));
+        at::linalg_vector_norm_out(norm,
+                                   gradients_P.narrow(0, stretches_[i].begin, stretches_[i].end - stretches_[i].begin));
+    }
+    slot.layer_norms.copy_(layer_norms_, /*non_blocking=*/true);
+}
+
+/// In the order of the model. What one level completes may lie in several stretches.
+Stepper::LayerNorms Stepper::read_layer_norms(const Slot& slot, double loss_scale) const {
+    LayerNorms norms;
+    for (std::size_t i = stretches_.size(); i-- > 0;) {
+        const std::string name = level_name(stretches_[i].level, model_.spec().num_layers);
+        const double norm = slot.layer_norms.const_data_ptr<float>()[i] / loss_scale;
+        if (!norms.empty() && norms.back().first == name)
+            norms.back().second = std::hypot(norms.back().second, norm);
+        else
+            norms.emplace_back(name, norm);
+    }
+    return norms;
 }
 
 void Stepper::start_clock() {
@@ -167,6 +228,7 @@ std::optional<StepResult> Stepper::take(bool must) {
     const Slot& slot = *slots_[pending_.front().slot];
     const Slot& earlier = *slots_[before(pending_.front().slot)];
     StepResult result = std::move(pending_.front().result);
+    const bool layer_norms = pending_.front().layer_norms;
     pending_.pop_front();
     slot.end.wait();
     if (settings_.group != nullptr) settings_.group->check();
@@ -175,11 +237,15 @@ std::optional<StepResult> Stepper::take(bool must) {
     if (slot.measures.defined())
         result.figures = objective_.figures(
             {slot.measures.const_data_ptr<float>(), static_cast<std::size_t>(slot.measures.numel())});
+    if (layer_norms) result.layer_norms = read_layer_norms(slot, result.loss_scale);
     if (sums_) {
-        const RankSums::Agreed agreed = RankSums::agreed(slot.sums);
+        RankSums::Agreed agreed = RankSums::agreed(slot.sums);
         result.save_due = agreed.save_due;
         result.signal = agreed.signal;
+        result.rank_seconds = std::move(agreed.seconds);
+        own_seconds_ = slot.worked.seconds_since(earlier.end);
     }
+    if (spike_guard_) spikes_.observe({result.step, result.outcome.loss, result.outcome.grad_norm});
     if (settings_.loss_scaling) adjust_loss_scale(result.outcome);
     return result;
 }
@@ -187,11 +253,12 @@ std::optional<StepResult> Stepper::take(bool must) {
 void Stepper::restore(const State& state) {
     updates_ = state.updates;
     good_steps_ = state.good_steps;
+    spikes_.restore(state.recent);
     if (settings_.loss_scaling) loss_scale_ = state.loss_scale;
 }
 
 void Stepper::adjust_loss_scale(const spec::StepOutcome& outcome) {
-    if (outcome.skipped != 0) {
+    if (outcome.skipped != 0 && outcome.skipped != skipped_spike) {
         loss_scale_ /= 2;
         good_steps_ = 0;
         --updates_;

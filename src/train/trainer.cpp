@@ -17,6 +17,7 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/run.h"
 #include "unsloth/spec/finite_sites.h"
 #include "unsloth/train/agreement.h"
@@ -64,8 +65,9 @@ report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const dat
 
 }  // namespace
 
-Trainer::Trainer(const config::LoadedConfig& loaded)
+Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
     : loaded_(loaded),
+      purpose_(purpose),
       environment_(comm::read_launch_environment()),
       device_(choose_device(loaded.config.hardware.device, environment_.local_rank)) {
     if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
@@ -80,13 +82,13 @@ Trainer::Trainer(const config::LoadedConfig& loaded)
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = open_model(config());
         settle_learning_rate();
-        require_own_output();
+        if (purpose_ == Purpose::trains) require_own_output();
         open_output();
         const comm::Busy reading(group_.get(), "reading the data");
         open_data();
         require_agreement();
         make_plan();
-        require_disk();
+        if (purpose_ == Purpose::trains) require_disk();
         if (resume_) require_same_run(effective_config(), *resume_);
     });
 }
@@ -182,7 +184,7 @@ void Trainer::make_plan() {
     }
     if (objective::needs_references(config())) plan_references(limits);
     model::ActivationSizes& sizes = request.sizes;
-    if (config().training.sample_prompts) {  // on all ranks: their plans are alike
+    if (config().training.sample_prompts && purpose_ == Purpose::trains) {  // on all ranks: their plans are alike
         samples_ = std::make_unique<Samples>(config(), opened_);
         limits.tokens = std::max(limits.tokens, samples_->longest());
         limits.longest = std::max(limits.longest, samples_->longest());
@@ -309,7 +311,9 @@ void Trainer::load() {
     settings.group = group_.get();
     settings.bucket_bytes = bucket_bytes(config(), group_.get());
     settings.loss_scaling = config().model.dtype == spec::DType::f16;
+    settings.skip_on_spike = t.skip_on_spike;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
+    hardware_rate_ = report::dense_bf16_rate(device_name(device_));
     if (resume_) restore();
     if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state(), model_->parts().copies);
 }
@@ -433,38 +437,12 @@ bool Trainer::issue(const data::StepBatch& batch, int64_t step) {
         profile(*ctx_, config().logging.profile, [&] { stepper_->issue(batch, step, rate); });
         return true;
     }
-    IssueOptions options{.save_due = leads() && save_time_has_come()};
+    IssueOptions options{.save_due = leads() && save_time_has_come(),
+                         .layer_norms = config().logging.layer_norms && is_logged(step)};
     // A short step is done sooner than it could be dropped.
     if (group_ == nullptr && 2 * step_seconds_ > grace)
         options.abandon = [&](double left) { return interrupt_requested() != 0 && left * step_seconds_ > grace; };
     return stepper_->issue(batch, step, rate, options);
-}
-
-// --- evaluation and saving -----------------------------------------------------------------------------------------
-
-void Trainer::maybe_evaluate(int64_t step) {
-    if (!evaluator_) return;
-    const auto [report, signal] =
-        evaluator_->run(*model_, device_, *objective_, eval_references_, step, progress_.epoch);
-    agreed_signal_ = signal;
-    progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
-    if (!report) stop_for(agreed_signal_);
-    for (const auto& observer : observers_) observer->on_eval(*report);
-    history_.on_eval(*report);
-    summary_.eval_seconds += report->seconds;
-    summary_.final_eval_loss = report->loss;
-    time_left_.evaluated(report->seconds);
-    if (plateau_) plateau_->observe(report->loss);
-    progress_.best.observe(report->step, report->loss);
-}
-
-/// The rank that leads answers, and the others wait for it.
-void Trainer::answer_prompts(int64_t step) {
-    if (!samples_ || !leads()) return;
-    const comm::Busy answering(group_.get(), "answering training.sample_prompts");
-    const Clock::time_point start = Clock::now();
-    samples_->answer(*model_, step, progress_.epoch, resume_ ? resume_->state.progress.step : 0);
-    summary_.eval_seconds += seconds_since(start);
 }
 
 }  // namespace unsloth::train

@@ -94,6 +94,12 @@ void Trainer::require_disk() const {
 void Trainer::open_output() {
     config::TrainingOptions& training = loaded_.config.training;
     if (training.max_steps == 0) return;
+    if (purpose_ == Purpose::examines) {
+        resume_ = find_resume_point(training);
+        if (resume_)
+            training.gradient_accumulation_steps = accumulation_for(training, resume_->state, environment_.world_size);
+        return;
+    }
     const fs::path folder = training.output_dir;
     std::string chosen;
     if (leads()) {
@@ -111,6 +117,7 @@ void Trainer::open_output() {
                 throw usage_error(cat(folder.string(), " holds a run already"), ways_on(folder));
             for (const formats::CheckpointFolder& old : formats::list_checkpoints(folder)) fs::remove_all(old.path);
         }
+        if (chosen.empty()) fs::remove_all(folder / anomalies_folder);  // of the run that was there before
     }
     if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
     if (chosen.empty()) return;

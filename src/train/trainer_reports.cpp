@@ -1,7 +1,10 @@
 // What the trainer says of its steps, and of how the run ended.
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <utility>
 
+#include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/memory/plan.h"
@@ -13,8 +16,11 @@ namespace unsloth::train {
 void Trainer::report(const StepResult& result) {
     agreed_signal_ = result.signal;
     agreed_save_ = agreed_save_ || result.save_due;
-    if (result.outcome.skipped != 0 && config().model.dtype != spec::DType::f16) stop_at_bad_step(result);
-    if (result.outcome.skipped != 0) {
+    const bool spike = result.outcome.skipped == skipped_spike, bad = result.outcome.skipped != 0 && !spike;
+    if (bad && config().model.dtype != spec::DType::f16) stop_at_bad_step(result);
+    summary_.skipped_steps += spike || bad ? 1 : 0;
+    if (spike) pass_over_spike(result);
+    if (bad) {
         log::warning("step ", result.step, ": gradients overflowed at loss scale ", result.loss_scale,
                      "; the update was skipped, the scale is now ", stepper_->loss_scale());
     }
@@ -33,8 +39,7 @@ void Trainer::report(const StepResult& result) {
     progress_.unlogged.add(result.outcome.loss);
     if (const auto risen = loss_watch_.observe(result.step, result.outcome.loss); risen && leads())
         log::warning(*risen);
-    const int64_t every = config().training.logging_steps;
-    if (every <= 0 || (result.step % every != 0 && result.step != total_steps_)) return;
+    if (!is_logged(result.step)) return;
     StepReport report;
     report.step = result.step;
     report.total_steps = total_steps_;
@@ -49,10 +54,21 @@ void Trainer::report(const StepResult& result) {
     report.memory_gib = peak_gib();
     report.seconds_left = time_left_.after(result.step);
     report.figures = result.figures;
+    if (hardware_rate_ > 0) report.mfu = result.flops / result.seconds / hardware_rate_;
+    if (config().training.skip_on_spike > 0) report.skipped_steps = summary_.skipped_steps;
+    report.layer_norms = result.layer_norms;
+    const auto& times = result.rank_seconds;
+    if (std::all_of(times.begin(), times.end(), [](double seconds) { return seconds > 0; }))
+        report.rank_seconds = times;
     progress_.unlogged = {};
     summary_.final_loss = report.loss;
     for (const auto& observer : observers_) observer->on_step(report);
     history_.on_step(report);
+}
+
+bool Trainer::is_logged(int64_t step) const {
+    const int64_t every = config().training.logging_steps;
+    return every > 0 && (step % every == 0 || step == total_steps_);
 }
 
 double Trainer::peak_gib() const {
@@ -80,28 +96,80 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
     }
 }
 
+/// What each rank saw of a step that was skipped; called by all.
+std::vector<RankView> Trainer::gather_views(const StepResult& result) const {
+    const uint32_t site = result.outcome.first_bad_site;
+    RankView own{environment_.rank, "", model_->layer_of_site(site), result.rows};
+    const bool elsewhere = group_ && (site == spec::bad_elsewhere || site == spec::bad_gradient_norm);
+    if (site != spec::all_finite && !elsewhere) own.place = model_->describe_site(site);
+    if (!group_) return {own};
+    std::vector<RankView> views;
+    for (const std::string& text : group_->gather(view_text(own), "what the ranks saw of a skipped step"))
+        views.push_back(parse_view(text));
+    return views;
+}
+
+/// Writes it down for `replay`, on the rank that leads, and says so.
+std::string Trainer::keep_anomaly(const StepResult& result, std::vector<RankView> views) const {
+    const config::TrainingOptions& t = config().training;
+    Anomaly anomaly;
+    anomaly.kind = result.outcome.skipped == skipped_spike ? Anomaly::Kind::spike : Anomaly::Kind::not_finite;
+    anomaly.step = result.step;
+    anomaly.epoch = result.epoch;
+    anomaly.learning_rate = result.learning_rate;
+    anomaly.loss_scale = result.loss_scale;
+    anomaly.loss = result.outcome.loss;
+    anomaly.grad_norm = result.outcome.grad_norm;
+    anomaly.limits = result.limits;
+    anomaly.seed = t.seed;
+    anomaly.world_size = environment_.world_size;
+    anomaly.gradient_accumulation_steps = t.gradient_accumulation_steps;
+    anomaly.config = config_hash(config::config_to_json(effective_config()));
+    anomaly.ranks = std::move(views);
+    try {
+        return cat("; unsloth-train replay ", write_anomaly(t.output_dir, anomaly).string(), " looks at it again");
+    } catch (const std::exception& failure) {  // a full disk is not what the step is to be remembered by
+        return cat("; it could not be written down for replay: ", failure.what());
+    }
+}
+
+void Trainer::pass_over_spike(const StepResult& result) {
+    std::vector<RankView> views = gather_views(result);
+    if (!leads()) return;
+    char text[160];
+    std::snprintf(text, sizeof text, "loss %.4g (limit %.4g), gradient norm %.4g (limit %.4g)", result.outcome.loss,
+                  result.limits.loss, result.outcome.grad_norm, result.limits.grad_norm);
+    log::warning("step ", result.step, " is a spike: ", text, "; its update was skipped",
+                 keep_anomaly(result, std::move(views)));
+}
+
+namespace {
+
+std::string describe_view(const RankView& view, const std::string& place) {
+    std::string rows;
+    for (std::size_t i = 0; i < view.rows.size() && i <= 32; ++i)
+        rows += cat(i ? ", " : "", i < 32 ? std::to_string(view.rows[i]) : "…");
+    return cat("First seen at: ", place, ". Rows of the step: ", rows);
+}
+
+}  // namespace
+
 void Trainer::stop_at_bad_step(const StepResult& result) {
     save_result();
     finish_saving();
-    std::string rows;
-    for (std::size_t i = 0; i < result.rows.size(); ++i)
-        rows += cat(i ? ", " : "", i < 32 ? std::to_string(result.rows[i]) : "…");
-    std::string where =
-        cat("First seen at: ", model_->describe_site(result.outcome.first_bad_site), ". Rows of the step: ", rows);
-    if (group_) {
-        const uint32_t site = result.outcome.first_bad_site;
-        const std::string own = site == spec::bad_elsewhere || site == spec::bad_gradient_norm
-                                    ? ""
-                                    : cat("Rank ", environment_.rank, ": ", where);
-        std::string places;
-        for (const std::string& text : group_->gather(own, "the place of a value that is not finite"))
-            places += text.empty() ? "" : cat("\n  ", text);
-        if (!places.empty()) where = places;
-    }
+    const std::vector<RankView> views = gather_views(result);
+    std::string where;
+    if (group_)
+        for (const RankView& view : views)
+            if (!view.place.empty()) where += cat("\n  Rank ", view.rank, ": ", describe_view(view, view.place));
+    if (where.empty())
+        where = describe_view(views[group_ ? static_cast<std::size_t>(environment_.rank) : 0],
+                              model_->describe_site(result.outcome.first_bad_site));
+    const std::string kept = leads() ? keep_anomaly(result, views) : "";
     throw runtime_failure(
         cat("step ", result.step, ": the ", std::isfinite(result.outcome.loss) ? "gradient" : "loss",
             " is not finite. ", where, "\n  The update was skipped; the last good ", full() ? "model" : "adapter",
-            " is in ", config().training.output_dir),
+            " is in ", config().training.output_dir, kept),
         "Look at those rows; lower learning_rate or max_grad_norm; float16 overflows where bfloat16 does not.");
 }
 

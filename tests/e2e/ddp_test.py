@@ -142,7 +142,7 @@ class Distributed(EndToEnd):
             (one, adapter), (two, others) = results
             self.assertEqual(len(one), 7 + 1)
             for expected, got in zip(one, two):
-                self.assertEqual(expected.keys(), got.keys())
+                self.assertEqual(expected.keys(), got.keys() - {"rank_work_ms"})  # of several ranks alone
                 for key, value in expected.items():
                     # An evaluation's batches follow from the batch size, and kto's divergence is a batch's.
                     if objective == "kto" and key.startswith("eval_"):

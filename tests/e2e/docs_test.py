@@ -18,6 +18,7 @@ ELSEWHERE = {
     "make_rows.py": "examples/legal/check_rows.py and its own tests",
     "init --model_config examples": "trains the example's base for minutes",
     "dmesg": "of the system",
+    "replay": "anomaly_test",
 }
 # The program as a page's reader has it in the PATH, but that training runs take two steps on the CPU.
 SHIM = """#!/bin/bash

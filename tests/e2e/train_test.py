@@ -60,6 +60,7 @@ SUMMARY_FIELDS = [
     "final_eval_loss",
     "best_eval_loss",
     "best_step",
+    "skipped_steps",
     "memory_gib",
 ]
 

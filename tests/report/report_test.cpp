@@ -9,6 +9,7 @@
 #include "common/files.h"
 #include "unsloth/core/error.h"
 #include "unsloth/report/event_file.h"
+#include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/page.h"
 #include "unsloth/report/plot.h"
 
@@ -162,6 +163,28 @@ TEST(Page, ShowsWhatTheRunAnsweredLastFirst) {
     EXPECT_CONTAINS(html, "<summary>And?</summary>");
     folder.write(samples_file, "");
     EXPECT_FALSE(contains(page(read_run(folder.path()), 0), "a licence"));
+}
+
+TEST(Page, ShareOfTheHardwareIsThereWhereItIsKnown) {
+    Folder folder;
+    EXPECT_FALSE(contains(page(read_run(example(folder).path()), 0), "MFU"));
+    folder.append(R"({"step": 101, "loss": 2, "mfu": 0.425})"
+                  "\n");
+    const std::string html = page(read_run(folder.path()), 0);
+    EXPECT_CONTAINS(html, "<b>42.5 %</b><span>of the GPU's rate (MFU)");
+    EXPECT_CONTAINS(html, "Share of the GPU's rate (MFU)");
+}
+
+TEST(HardwareRate, OfCardsByTheDriversNames) {
+    EXPECT_EQ(dense_bf16_rate("NVIDIA H200"), 989e12);
+    EXPECT_EQ(dense_bf16_rate("NVIDIA H100 80GB HBM3"), 989e12);
+    EXPECT_EQ(dense_bf16_rate("NVIDIA H100 PCIe"), 756e12);
+    EXPECT_EQ(dense_bf16_rate("NVIDIA A100-SXM4-80GB"), 312e12);
+    EXPECT_EQ(dense_bf16_rate("NVIDIA A10G"), 70e12);
+    EXPECT_EQ(dense_bf16_rate("NVIDIA GeForce RTX 4090"), 165.2e12);
+    for (const char* unknown :
+         {"", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce GTX 1080"})
+        EXPECT_EQ(dense_bf16_rate(unknown), 0) << unknown;
 }
 
 TEST(Page, OfARunThatEnded) {

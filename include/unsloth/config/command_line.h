@@ -32,6 +32,7 @@ enum class Command {
     watch,
     compare,
     report,
+    replay,
     help,
     version
 };
@@ -201,6 +202,7 @@ struct CommandLine {
     WatchRequest watch;
     CompareRunsRequest compare;
     ReportRequest report;
+    ReplayRequest replay;
     DoctorRequest doctor;
 };
 

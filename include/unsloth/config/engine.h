@@ -29,6 +29,12 @@ struct GenerateRequest {
     bool json = false;  ///< one object {"prompt_ids", "ids", "text"} a prompt on stdout instead of the text
 };
 
+struct ReplayRequest {
+    std::string file;    ///< RUN/anomalies/step-N.json; never empty
+    std::string device;  ///< hardware.device; empty: the run's
+    bool json = false;
+};
+
 enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
 
 struct BenchRequest {
@@ -81,6 +87,7 @@ class __attribute__((visibility("default"))) Engine {
     virtual void train(const LoadedConfig& loaded) = 0;
     virtual void score(const LoadedConfig& loaded, const ScoreRequest& request) = 0;
     virtual void generate(const LoadedConfig& loaded, const GenerateRequest& request) = 0;
+    virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
     /// Of each GPU, or of the CPU where there is none: takes about `seconds` each.

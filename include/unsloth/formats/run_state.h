@@ -6,14 +6,23 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace unsloth::formats {
+
+/// What a step was measured by.
+struct StepMeasure {
+    int64_t step = 0;
+    double loss = 0, grad_norm = 0;
+    bool operator==(const StepMeasure&) const = default;
+};
 
 /// The optimizer's counters.
 struct OptimizerProgress {
     int64_t updates = 0;  ///< Adam's t
     double loss_scale = 1;
-    int64_t good_steps = 0;  ///< since the loss scale was changed
+    int64_t good_steps = 0;           ///< since the loss scale was changed
+    std::vector<StepMeasure> recent;  ///< steps that training.skip_on_spike compares the next with; empty without it
 };
 
 /// The mean of losses that are finite: a step skipped by fp16's loss scale may have none.

@@ -63,6 +63,8 @@ class Model {
 
     /// Which place of the network a site code names ("layer 3, input norm (forward)").
     std::string describe_site(uint32_t code) const;
+    /// The layer that it lies in; nothing for what is in none.
+    std::optional<int64_t> layer_of_site(uint32_t code) const;
 
     /// The flat parameters changed: compute copies are stale.
     void parameters_changed();

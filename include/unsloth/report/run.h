@@ -18,7 +18,7 @@ inline constexpr double absent = std::numeric_limits<double>::quiet_NaN();
 struct StepRow {
     int64_t step = 0;
     double epoch = absent, loss = absent, grad_norm = absent, learning_rate = absent, tokens_per_second = absent,
-           step_ms = absent, memory_gib = absent;
+           step_ms = absent, memory_gib = absent, mfu = absent;
     int64_t tokens = 0, trained_tokens = 0;
 };
 

@@ -9,6 +9,9 @@ namespace unsloth::train {
 void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
 /// Greedy continuation of prompts with a KV cache.
 void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request);
+/// Runs a step that was skipped again, and says which layer was the first with a value that is not finite. Input Error
+/// for a file that is no anomaly's.
+void run_replay(const config::ReplayRequest& request);
 /// How far the logits of two models are apart. Input Error for texts that cannot be read or encoded.
 config::LogitComparison compare_logits(const config::CompareRequest& request);
 

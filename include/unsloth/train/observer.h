@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,10 @@ struct StepReport {
     double tokens_per_second = 0, step_ms = 0, memory_gib = 0;
     double seconds_left = 0;  ///< of the run, with its evaluations and saves
     objective::Figures figures;
+    std::optional<double> mfu;                                ///< model FLOPs of this rank over its GPU's rate
+    std::optional<int64_t> skipped_steps;                     ///< so far, with training.skip_on_spike
+    std::vector<std::pair<std::string, double>> layer_norms;  ///< StepResult's
+    std::vector<double> rank_seconds;                         ///< StepResult's, where all are known
 };
 
 struct EvalReport {

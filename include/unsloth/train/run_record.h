@@ -27,6 +27,7 @@ struct RunSummary {
     std::optional<double> final_eval_loss, best_eval_loss;
     int64_t best_step = 0;
     double memory_gib = 0;
+    int64_t skipped_steps = 0;  ///< spikes, and overflows of fp16's loss scale
 
     double tokens_per_second() const { return static_cast<double>(tokens) / train_seconds; }
 };

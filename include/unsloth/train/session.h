@@ -25,6 +25,8 @@ int gpu_count();
 std::string describe_device(at::Device device);
 /// "0000:17:00.0", as NVML takes it; empty for the CPU.
 std::string pci_address(at::Device device);
+/// "NVIDIA H200"; empty for the CPU.
+std::string device_name(at::Device device);
 
 /// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
 struct OpenedModel {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "unsloth/comm/group.h"
@@ -14,6 +15,8 @@
 #include "unsloth/model/model.h"
 #include "unsloth/objective/objective.h"
 #include "unsloth/ops/optimizer.h"
+#include "unsloth/spec/model_flops.h"
+#include "unsloth/train/spikes.h"
 
 namespace unsloth::train {
 
@@ -22,6 +25,7 @@ struct StepSettings {
     double max_grad_norm = 1.0;
     uint64_t seed = 0;                          ///< dropout's key
     bool loss_scaling = false;                  ///< fp16: a dynamic factor on the loss
+    double skip_on_spike = 0;                   ///< standard deviations (train/spikes.h); 0: no step is one
     objective::Objective* objective = nullptr;  ///< nullptr: the mean over targets
     comm::Group* group = nullptr;               ///< ranks that share the step; nullptr: alone
     int64_t bucket_bytes =
@@ -37,16 +41,25 @@ struct StepResult {
     double seconds = 0;  ///< from the end of the step before it, or from start_clock(), to its own
     spec::StepOutcome outcome{};
     double loss_scale = 1.0;
+    double flops = 0;            ///< model FLOPs of this rank's rows (spec/model_flops.h)
     objective::Figures figures;  ///< of all ranks
     std::vector<int64_t> rows;   ///< source rows of this rank, for messages
-    int signal = 0;              ///< with a group: stop signal that some rank was sent before it issued the step
-    bool save_due = false;       ///< with a group: some rank asked for a checkpoint after this step
+    SpikeLimits limits;          ///< what it was compared with
+    /// Of the gradients before clipping, where IssueOptions asked: of each layer ("layers.0"), what the head completes
+    /// ("head": norm and lm_head) and the embeddings ("embed_tokens"), of those that are trained.
+    std::vector<std::pair<std::string, double>> layer_norms;
+    /// With a group: how long each rank worked at an earlier step (the last that it knew of) before it had to wait for
+    /// the others; 0: not known yet.
+    std::vector<double> rank_seconds;
+    int signal = 0;         ///< with a group: stop signal that some rank was sent before it issued the step
+    bool save_due = false;  ///< with a group: some rank asked for a checkpoint after this step
 };
 
 class RankSums;
 
 struct IssueOptions {
-    bool save_due = false;  ///< this rank asks all for a checkpoint after the step
+    bool save_due = false;     ///< this rank asks all for a checkpoint after the step
+    bool layer_norms = false;  ///< StepResult has them
     /// Without a group, for long steps: the host stays at most one micro-batch ahead of the device and asks this
     /// between micro-batches, with the share of the step that is left. Once it says yes, the step is dropped.
     std::function<bool(double)> abandon;
@@ -84,7 +97,7 @@ class Stepper {
 
     /// What a checkpoint must keep of it; to be asked when nothing is under way.
     using State = formats::OptimizerProgress;
-    State state() const { return {updates_, loss_scale_, good_steps_}; }
+    State state() const { return {updates_, loss_scale_, good_steps_, spikes_.measures()}; }
     void restore(const State& state);
 
   private:
@@ -92,9 +105,13 @@ class Stepper {
     struct Pending {
         std::size_t slot = 0;
         StepResult result;
+        bool layer_norms = false;  ///< to be read
     };
+    using LayerNorms = std::vector<std::pair<std::string, double>>;
+    LayerNorms read_layer_norms(const Slot& slot, double loss_scale) const;
     std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
     void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
+    void measure_layers(Slot& slot);
     void adjust_loss_scale(const spec::StepOutcome& outcome);
 
     ops::Context& ctx_;
@@ -108,10 +125,16 @@ class Stepper {
     at::Tensor device_scalars_, device_outcome_;
     model::GradientBuckets* buckets_ = nullptr;  ///< the model's; nullptr: gradients are summed after the backward pass
     std::unique_ptr<RankSums> sums_;             ///< nullptr: alone
+    double own_seconds_ = 0;                     ///< with a group: that this rank worked at the last step it knows of
     bool shares_ = true;
+    spec::ModelFlops flops_;
+    SpikeWindow spikes_;
+    std::optional<SpikeGuard> spike_guard_;          ///< nothing: skip_on_spike is 0
+    std::vector<model::GradientStretch> stretches_;  ///< of the layers
+    at::Tensor layer_norms_;                         ///< fp32, one a stretch
     double loss_scale_ = 1.0;
     int64_t good_steps_ = 0;
-    int64_t updates_ = 0;  ///< Adam's t: steps that were not skipped by loss scaling
+    int64_t updates_ = 0;  ///< Adam's t: steps but those skipped by loss scaling (a spike is known too late)
 };
 
 }  // namespace unsloth::train

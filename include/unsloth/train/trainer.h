@@ -9,6 +9,7 @@
 #include "unsloth/comm/group.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
+#include "unsloth/train/anomaly.h"
 #include "unsloth/train/doubts.h"
 #include "unsloth/train/evaluation.h"
 #include "unsloth/train/observer.h"
@@ -26,9 +27,13 @@ struct ReferenceCache;
 
 class Trainer {
   public:
+    enum class Purpose : uint8_t {
+        trains,
+        examines,  ///< steps of a run are looked at again: nothing is written, and its folder is left alone
+    };
     /// Meets the other ranks if the environment names some, opens the model and the data, and plans memory. Input,
     /// usage or runtime Error; nothing large is allocated yet.
-    explicit Trainer(const config::LoadedConfig& loaded);
+    explicit Trainer(const config::LoadedConfig& loaded, Purpose purpose = Purpose::trains);
     /// The whole run; with max_steps 0 it ends after the plan. Throws Interrupted after saving when a signal asked to
     /// stop.
     void run();
@@ -41,6 +46,9 @@ class Trainer {
     Stepper& stepper() { return *stepper_; }
     double learning_rate(int64_t step) const;  ///< of step number `step`, from 1
     int64_t total_steps() const { return total_steps_; }
+    int64_t steps_done() const { return progress_.step; }
+    /// Takes the next step and waits for its result; evaluates where the schedule follows evaluations.
+    StepResult take_step(const IssueOptions& options = {});
     const model::ModelPlan& plan() const { return *plan_; }
 
   private:
@@ -64,6 +72,7 @@ class Trainer {
     int64_t cpu_threads() const;
     void loop();
     bool issue(const data::StepBatch& batch, int64_t step);
+    bool is_logged(int64_t step) const;
     bool save_time_has_come() const;
     void checkpoint();
     [[noreturn]] void stop_for(int signal);
@@ -72,6 +81,9 @@ class Trainer {
     double peak_gib() const;
     void summarise(const std::string& exit_reason, const std::string& error);
     void report(const StepResult& result);
+    std::vector<RankView> gather_views(const StepResult& result) const;
+    std::string keep_anomaly(const StepResult& result, std::vector<RankView> views) const;
+    void pass_over_spike(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
     void maybe_evaluate(int64_t step);
     void answer_prompts(int64_t step);
@@ -83,6 +95,7 @@ class Trainer {
     const config::Config& config() const { return loaded_.config; }
 
     config::LoadedConfig loaded_;
+    Purpose purpose_;
     comm::LaunchEnvironment environment_;
     at::Device device_;
     std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
@@ -115,6 +128,7 @@ class Trainer {
     formats::LossMean losses_;              ///< of this process' steps
     formats::RunProgress progress_;         ///< after the last step whose result was read
     std::optional<int64_t> compared_step_;  ///< with a group: after it all ranks had the same values
+    double hardware_rate_ = 0;              ///< of this process' GPU (report/hardware_rate.h); 0: not known
     bool started_ = false;                  ///< a step of this process is done
     double step_seconds_ = 0;               ///< of the last step
     int agreed_signal_ = 0;                 ///< with a group: as all ranks saw it with the last result

@@ -1,0 +1,12 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+#include "unsloth/core/interrupt.h"
+
+namespace unsloth::app {
+
+void run_replay(const config::CommandLine& line) {
+    install_interrupt_handlers("Stopping");
+    load_engine()->replay(line.replay);
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,38 @@
+#include "unsloth/spec/model_flops.h"
+
+#include <algorithm>
+
+namespace unsloth::spec {
+namespace {
+
+/// Pairs of a position and one that it sees, in a sequence; `window` 0: all before it.
+double pairs_of(int64_t length, int64_t window) {
+    const int64_t rising = window == 0 ? length : std::min(length, window);
+    return static_cast<double>(rising) * static_cast<double>(rising + 1) / 2 +
+           static_cast<double>(length - rising) * static_cast<double>(rising);
+}
+
+}  // namespace
+
+ModelFlops::ModelFlops(const ModelSpec& model, const TrainedShare& trained) : model_(model) {
+    double weights = 0;
+    for (int p = 0; p < projection_count; ++p)
+        weights += static_cast<double>(model.out_features(static_cast<Projection>(p)) *
+                                       model.in_features(static_cast<Projection>(p)));
+    token_ = (trained.layers ? 6 : 4) * weights * static_cast<double>(model.num_layers) +
+             6 * static_cast<double>(trained.adapter_parameters);
+    target_ = (trained.head ? 6 : 4) * static_cast<double>(model.vocab_size * model.hidden_size);
+}
+
+double ModelFlops::of(std::span<const int32_t> segments, int64_t targets) const {
+    if (segments.empty()) return 0;
+    double pairs = 0;
+    for (std::size_t s = 0; s + 1 < segments.size(); ++s)
+        for (std::size_t layer = 0; layer < static_cast<std::size_t>(model_.num_layers); ++layer)
+            pairs += pairs_of(segments[s + 1] - segments[s],
+                              layer < model_.sliding_window.size() ? model_.sliding_window[layer] : 0);
+    return token_ * static_cast<double>(segments.back()) + target_ * static_cast<double>(targets) +
+           12 * static_cast<double>(model_.q_size()) * pairs;
+}
+
+}  // namespace unsloth::spec
