@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
@@ -182,6 +183,18 @@ void ask_peers(config::DeviceReport& report, int device, int count) {
 }
 #endif
 
+/// What operators tell of their choices is a run's to log: `doctor` prints what it finds.
+class QuietOperators {
+  public:
+    QuietOperators() { log::set_level(std::max(before_, log::Level::warning)); }
+    ~QuietOperators() { log::set_level(before_); }
+    QuietOperators(const QuietOperators&) = delete;
+    QuietOperators& operator=(const QuietOperators&) = delete;
+
+  private:
+    log::Level before_ = log::level();
+};
+
 config::DeviceReport examine(at::Device device, int count, double seconds) {
     config::DeviceReport report;
     try {
@@ -208,6 +221,7 @@ config::DeviceReport examine(at::Device device, int count, double seconds) {
 }  // namespace
 
 std::vector<config::DeviceReport> examine_devices(double seconds) {
+    const QuietOperators quiet;
     const int count = gpu_count();
     if (count == 0) return {examine(at::kCPU, 0, seconds)};
     std::vector<config::DeviceReport> reports;
