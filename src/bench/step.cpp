@@ -96,6 +96,28 @@ Ceilings measure_ceilings(ops::Context& ctx, at::ScalarType dtype, bool fp8) {
     return rates;
 }
 
+/// Where layers lie on the disk: what the steps read a second, what reading alone reaches just after them, and how much
+/// of it came from the page cache.
+void add_disk_rates(const model::Model& model, weights::DiskStream::Counts read, double seconds,
+                    nlohmann::ordered_json& result) {
+    const weights::ImageStream* const images = model.parts().network.pager->images();
+    if (images == nullptr || images->disk() == nullptr || seconds <= 0) return;
+    const auto begin = Clock::now();
+    const weights::DiskStream::Counts alone =
+        images->disk()->read_alone(images->disk_images(), std::chrono::seconds(5));
+    const double alone_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double rate = static_cast<double>(read.bytes) / seconds,
+                 ceiling = static_cast<double>(alone.bytes) / alone_seconds;
+    const auto share = [](int64_t part, int64_t of) {
+        return of > 0 ? static_cast<double>(part) / static_cast<double>(of) : 0;
+    };
+    result["disk_gb_per_s"] = rate / 1e9;
+    result["disk_ceiling_gb_per_s"] = ceiling / 1e9;
+    result["share_of_disk"] = rate / ceiling;
+    result["from_page_cache"] = share(read.cached, read.bytes);
+    result["ceiling_from_page_cache"] = share(alone.cached, alone.bytes);
+}
+
 void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
@@ -111,7 +133,14 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     StepTimer timer(benched, loaded.config, lengths, nullptr, request.accumulate);
     timer.run(request.warmup);
     if (request.tune) tune_products(benched, timer, loaded, request);
+    const auto disk_counts = [&] {
+        const weights::ImageStream* const images = benched.model().parts().network.pager->images();
+        return images != nullptr && images->disk() != nullptr ? images->disk()->counts()
+                                                              : weights::DiskStream::Counts{};
+    };
+    const weights::DiskStream::Counts before = disk_counts();
     const StepTimes times = timer.run(request.steps);
+    const weights::DiskStream::Counts after = disk_counts();
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
         train::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
@@ -123,36 +152,38 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
                             (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const std::string places = train::describe_places(plan);
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-    const nlohmann::ordered_json result{{"bench", "step"},
-                                        {"device", train::describe_device(device)},
-                                        {"model", loaded.config.model.path},
-                                        {"base", plan.base_description()},
-                                        {"dtype", name_of(loaded.config.model.dtype)},
-                                        {"r", load.lora ? load.lora->r : 0},
-                                        {"compute_dtype", load.fp8 ? "fp8" : name_of(loaded.config.model.dtype)},
-                                        {"batch", batch},
-                                        {"seq", seq},
-                                        {"min_seq", request.min_seq},
-                                        {"accumulate", request.accumulate},
-                                        {"in_flight", load.run.in_flight},
-                                        {"tokens", tokens},
-                                        {"gradient_checkpointing", name_of(layer)},
-                                        {"weight_cache", layer.cached && device.is_cuda()},
-                                        {"weights_at", places.empty() ? "the device" : places},
-                                        {"deterministic", loaded.config.training.deterministic},
-                                        {"resident_gib", gib(plan.resident().total_bytes())},
-                                        {"host_gib", gib(plan.host().total_bytes())},
-                                        {"steps", request.steps},
-                                        {"step_ms", ms},
-                                        {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
-                                        {"peak_gib", gib(peak)},
-                                        {"planned_gib", gib(plan.total_bytes())},
-                                        {"gemm_ceiling_tflops", rates.compute / 1e12},
-                                        {"base_gemm_ceiling_tflops", rates.base / 1e12},
-                                        {"floor_ms", floor_ms},
-                                        {"share_of_floor", floor_ms / ms},
-                                        {"loss", times.loss},
-                                        {"skipped", times.skipped}};
+    nlohmann::ordered_json result{{"bench", "step"},
+                                  {"device", train::describe_device(device)},
+                                  {"model", loaded.config.model.path},
+                                  {"base", plan.base_description()},
+                                  {"dtype", name_of(loaded.config.model.dtype)},
+                                  {"r", load.lora ? load.lora->r : 0},
+                                  {"compute_dtype", load.fp8 ? "fp8" : name_of(loaded.config.model.dtype)},
+                                  {"batch", batch},
+                                  {"seq", seq},
+                                  {"min_seq", request.min_seq},
+                                  {"accumulate", request.accumulate},
+                                  {"in_flight", load.run.in_flight},
+                                  {"tokens", tokens},
+                                  {"gradient_checkpointing", name_of(layer)},
+                                  {"weight_cache", layer.cached && device.is_cuda()},
+                                  {"weights_at", places.empty() ? "the device" : places},
+                                  {"deterministic", loaded.config.training.deterministic},
+                                  {"resident_gib", gib(plan.resident().total_bytes())},
+                                  {"host_gib", gib(plan.host().total_bytes())},
+                                  {"steps", request.steps},
+                                  {"step_ms", ms},
+                                  {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
+                                  {"peak_gib", gib(peak)},
+                                  {"planned_gib", gib(plan.total_bytes())},
+                                  {"gemm_ceiling_tflops", rates.compute / 1e12},
+                                  {"base_gemm_ceiling_tflops", rates.base / 1e12},
+                                  {"floor_ms", floor_ms},
+                                  {"share_of_floor", floor_ms / ms},
+                                  {"loss", times.loss},
+                                  {"skipped", times.skipped}};
+    add_disk_rates(benched.model(), {after.bytes - before.bytes, after.cached - before.cached},
+                   ms * static_cast<double>(request.steps) / 1000, result);
     if (request.json) {
         std::cout << result.dump() << std::endl;
         return;

@@ -150,7 +150,8 @@ class Choice {
 
     /// Micro-batches that share a layer's copy: so many that their products take longer. Two traversals of a 4-bit base
     /// hide behind 2,030 tokens on an H200 (650 TFLOP/s, 55 GB/s) and behind fewer on cards with a slower link; twice
-    /// that leaves room, and a base of more bytes takes as many times more.
+    /// that leaves room, and a base of more bytes takes as many times more. A disk is about eight times slower than the
+    /// link.
     int64_t worth_in_flight(const std::vector<spec::Place>& places) const {
         const auto place =
             std::find_if(places.begin(), places.end(), [](spec::Place at) { return at != spec::Place::device; });
@@ -158,7 +159,9 @@ class Choice {
         const formats::ModelTensors& tensors = plan_.tensors();
         const bool in_4bit =
             tensors.quantised_linears() > 0 || (plan_.request().load_in_4bit && tensors.int8_linears() == 0);
-        const int64_t tokens = in_4bit ? 4096 : 16384, each = std::max<int64_t>(1, plan_.request().sizes.tokens);
+        const bool disk = std::find(places.begin(), places.end(), spec::Place::disk) != places.end();
+        const int64_t tokens = (in_4bit ? 4096 : 16384) * (disk ? 8 : 1),
+                      each = std::max<int64_t>(1, plan_.request().sizes.tokens);
         return std::clamp<int64_t>((tokens + each - 1) / each, 1, micro_batches_);
     }
 

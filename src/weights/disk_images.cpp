@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +36,12 @@ int64_t read_fully(int fd, std::byte* to, int64_t bytes, int64_t offset) {
     return done;
 }
 
+/// As much as the page cache has of it, without a read of the disk; -1, with errno.
+ssize_t read_cached(int fd, std::byte* to, int64_t bytes, int64_t offset) {
+    const iovec part{to, static_cast<std::size_t>(bytes)};
+    return ::preadv2(fd, &part, 1, offset, RWF_NOWAIT);
+}
+
 }  // namespace
 
 int DiskFiles::add(const std::filesystem::path& path) {
@@ -42,11 +49,16 @@ int DiskFiles::add(const std::filesystem::path& path) {
         if (files_[i].path == path) return static_cast<int>(i);
     files_.push_back(
         {path, Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK)), open_to_read(path)});
+    File& file = files_.back();
+    std::byte first{};
+    file.asks_cache = read_cached(file.buffered.get(), &first, 1, 0) >= 0 || errno == EAGAIN;
     return static_cast<int>(files_.size()) - 1;
 }
 
-std::byte* DiskFiles::read(int number, int64_t offset, int64_t bytes, std::byte* buffer) {
+std::byte* DiskFiles::read(int number, int64_t offset, int64_t bytes, std::byte* buffer, bool& cached) {
     File& file = files_.at(static_cast<std::size_t>(number));
+    cached = file.asks_cache && read_cached(file.buffered.get(), buffer, bytes, offset) == bytes;
+    if (cached) return buffer;
     const auto require = [&](int64_t got, int64_t wanted) {
         if (got < 0)
             throw runtime_failure(cat(file.path.string(), " cannot be read any more: ", std::strerror(errno)),
@@ -84,9 +96,15 @@ DiskStream::~DiskStream() {
     changed_.notify_all();
 }
 
-void DiskStream::fetch(const DiskImage& image, const at::Tensor& slot_memory, int mark) {
+std::shared_ptr<DiskStream::Job> DiskStream::job_of(const DiskImage& image, const at::Tensor& slot_memory,
+                                                    int mark) const {
     const auto job = std::make_shared<Job>(Job{&image, slot_memory, mark});
     for (const FileRange& range : image.ranges) job->left += ceil_to(range.bytes, buffer_bytes) / buffer_bytes;
+    return job;
+}
+
+void DiskStream::fetch(const DiskImage& image, const at::Tensor& slot_memory, int mark) {
+    const auto job = job_of(image, slot_memory, mark);
     const std::lock_guard lock(guard_);
     if (image.rest.numel() > 0) copies_.copy(image.rest, slot_memory.narrow(0, image.rest_to, image.rest.numel()));
     if (job->left == 0) {
@@ -99,14 +117,50 @@ void DiskStream::fetch(const DiskImage& image, const at::Tensor& slot_memory, in
 }
 
 void DiskStream::wait(int mark) {
+    std::shared_ptr<Job> job;
+    {
+        const std::lock_guard lock(guard_);
+        job = latest_.at(mark);
+    }
+    wait_for(*job);
+}
+
+DiskStream::Counts DiskStream::counts() const {
+    const std::lock_guard lock(guard_);
+    return counts_;
+}
+
+DiskStream::Counts DiskStream::read_alone(const std::vector<const DiskImage*>& images,
+                                          std::chrono::duration<double> time) {
+    const Counts before = counts();
+    std::deque<std::shared_ptr<Job>> under_way;
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::size_t i = 0; std::chrono::steady_clock::now() - begin < time; ++i) {
+        const DiskImage& image = *images[i % images.size()];
+        if (image.ranges.empty()) break;
+        under_way.push_back(job_of(image, {}, -1));
+        {
+            const std::lock_guard lock(guard_);
+            jobs_.push_back(under_way.back());
+        }
+        changed_.notify_all();
+        if (under_way.size() < 3) continue;  // the threads never run out
+        wait_for(*under_way.front());
+        under_way.pop_front();
+    }
+    for (const std::shared_ptr<Job>& job : under_way) wait_for(*job);
+    const Counts after = counts();
+    return {after.bytes - before.bytes, after.cached - before.cached};
+}
+
+void DiskStream::wait_for(const Job& job) {
     using Clock = std::chrono::steady_clock;
     std::unique_lock lock(guard_);
-    const std::shared_ptr<Job> job = latest_.at(mark);
-    const auto ready = [&] { return job->left == 0 || failure_ != nullptr; };
+    const auto ready = [&] { return job.left == 0 || failure_ != nullptr; };
     const Clock::time_point begin = Clock::now();
     while (!changed_.wait_for(lock, patience_, ready))
         log::warning("waiting for the disk: a layer's weights in ",
-                     files_.path(job->image->ranges.front().file).string(), " have not come for ",
+                     files_.path(job.image->ranges.front().file).string(), " have not come for ",
                      std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin).count(), " s");
     if (failure_) std::rethrow_exception(failure_);
 }
@@ -137,13 +191,18 @@ void DiskStream::work(int buffer) {
         while (const std::optional<Piece> piece = next_piece()) {
             const auto& [job, range] = *piece;
             copies_.host_waits(first_mark_ + buffer);
-            std::byte* const bytes = files_.read(range.file, range.offset, range.bytes, own);
+            bool cached = false;
+            std::byte* const bytes = files_.read(range.file, range.offset, range.bytes, own, cached);
             const std::lock_guard lock(guard_);
-            copies_.copy(at::from_blob(bytes, {range.bytes}, at::kByte),
-                         job->slot_memory.narrow(0, range.to, range.bytes));
-            copies_.mark(first_mark_ + buffer);
+            counts_.bytes += range.bytes;
+            if (cached) counts_.cached += range.bytes;
+            if (job->slot_memory.defined()) {
+                copies_.copy(at::from_blob(bytes, {range.bytes}, at::kByte),
+                             job->slot_memory.narrow(0, range.to, range.bytes));
+                copies_.mark(first_mark_ + buffer);
+            }
             if (--job->left > 0) continue;
-            copies_.mark(job->mark);
+            if (job->mark >= 0) copies_.mark(job->mark);
             changed_.notify_all();
         }
     } catch (...) {

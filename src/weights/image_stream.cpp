@@ -17,6 +17,13 @@ ImageStream::ImageStream(std::unique_ptr<ops::CopyStream> copies, std::vector<st
     state_.in_slots.resize(static_cast<std::size_t>(slots), -1);
 }
 
+std::vector<const DiskImage*> ImageStream::disk_images() const {
+    std::vector<const DiskImage*> images;
+    for (const auto& layer : layers_)
+        if (layer && layer->disk) images.push_back(&*layer->disk);
+    return images;
+}
+
 void ImageStream::fetch(int layer) {
     const auto& [image, slot_memory, slot, disk] = at(layer);
     if (disk) {

@@ -61,6 +61,27 @@ TEST_F(DiskImagesTest, AnyRangesOfAnyFilesBecomeAnImage) {
     }
 }
 
+TEST_F(DiskImagesTest, CountsWhatItReadsAndReadsAlone) {
+    const int64_t bytes = DiskStream::buffer_bytes + 777;
+    const at::Tensor content = make_file(folder / "a", bytes);
+    DiskFiles files;
+    const DiskImage image{{{files.add(folder / "a"), 0, bytes, 0}}, at::empty({0}, at::kByte), 0};
+    const auto disk = stream(std::move(files));
+    const at::Tensor slot = at::zeros({bytes}, at::kByte);
+    disk->fetch(image, slot, 0);
+    disk->wait(0);
+    EXPECT_EQ(disk->counts().bytes, bytes);
+    const DiskStream::Counts alone = disk->read_alone({&image}, std::chrono::milliseconds(20));
+    EXPECT_GE(alone.bytes, bytes);
+    EXPECT_EQ(alone.bytes % bytes, 0);
+    EXPECT_LE(alone.cached, alone.bytes);
+    EXPECT_EQ(disk->counts().bytes, bytes + alone.bytes);
+    slot.zero_();
+    disk->fetch(image, slot, 1);  // and it goes on as before
+    disk->wait(1);
+    EXPECT_TRUE(slot.equal(content));
+}
+
 TEST_F(DiskImagesTest, AFileThatBecomesShorterIsNamed) {
     make_file(folder / "a", 100'000);
     DiskFiles files;

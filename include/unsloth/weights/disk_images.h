@@ -1,5 +1,5 @@
-// Layers' images on the disk: read by several threads, past the page cache where the file system allows it, through a
-// ring of page-locked buffers into slots on the device.
+// Layers' images on the disk: read by several threads, from the page cache what it has as it is, the rest past it where
+// the file system allows that, through a ring of page-locked buffers into slots on the device.
 //
 // Threads that each wait in a read are as fast here as io_uring: a request is as large as a buffer, and the kernel cuts
 // it into as many as the disk takes at a time.
@@ -33,7 +33,8 @@ struct DiskImage {
     int64_t rest_to = 0;
 };
 
-/// Files that images are read from, without the page cache where that can be; input Error as open_to_read.
+/// Files that images are read from, which leaves the page cache as it is where that can be; input Error as
+/// open_to_read.
 class DiskFiles {
   public:
     /// The file's number; the same for the same path.
@@ -41,7 +42,8 @@ class DiskFiles {
     /// Fills `buffer` (aligned to `alignment`, with `alignment` bytes more on either side of `bytes`) and returns where
     /// the bytes at `offset` begin in it. Runtime Error, with the name, for a file that has become shorter or
     /// cannot be read. Several threads may call it.
-    std::byte* read(int file, int64_t offset, int64_t bytes, std::byte* buffer);
+    /// `cached` says whether the page cache had them all.
+    std::byte* read(int file, int64_t offset, int64_t bytes, std::byte* buffer, bool& cached);
     const std::filesystem::path& path(int file) const { return files_.at(static_cast<std::size_t>(file)).path; }
     static constexpr int64_t alignment = 4096;
 
@@ -50,6 +52,7 @@ class DiskFiles {
         std::filesystem::path path;
         Descriptor direct;  ///< not open: the file system has no direct reads
         Descriptor buffered;
+        bool asks_cache = false;  ///< the file system can tell what the page cache has
     };
     std::deque<File> files_;
 };
@@ -77,12 +80,21 @@ class DiskStream {
     /// to time that it waits. Throws what reading threw.
     void wait(int mark);
 
+    /// Bytes so far, and how many of them the page cache had.
+    struct Counts {
+        int64_t bytes = 0, cached = 0;
+    };
+    Counts counts() const;
+    /// Reads the images, again and again for about so long, as fetch() does but for the copies: what reading alone
+    /// reaches. Nothing may be under way.
+    Counts read_alone(const std::vector<const DiskImage*>& images, std::chrono::duration<double> time);
+
   private:
     struct Job {
         const DiskImage* image;
-        at::Tensor slot_memory;
-        int mark = 0;
-        std::size_t range = 0;  ///< what is to be read next
+        at::Tensor slot_memory;  ///< undefined: what is read is not copied
+        int mark = -1;           ///< -1: none
+        std::size_t range = 0;   ///< what is to be read next
         int64_t in_range = 0;
         int64_t left = 0;  ///< pieces that are not copied yet
     };
@@ -90,6 +102,8 @@ class DiskStream {
         std::shared_ptr<Job> job;
         FileRange range;
     };
+    std::shared_ptr<Job> job_of(const DiskImage& image, const at::Tensor& slot_memory, int mark) const;
+    void wait_for(const Job& job);
     std::optional<Piece> next_piece();
     void work(int buffer);
 
@@ -99,7 +113,8 @@ class DiskStream {
     int first_mark_;
     at::Device device_;
     std::chrono::milliseconds patience_;
-    std::mutex guard_;
+    mutable std::mutex guard_;
+    Counts counts_;
     std::condition_variable changed_;
     std::deque<std::shared_ptr<Job>> jobs_;                 ///< with something to read
     std::unordered_map<int, std::shared_ptr<Job>> latest_;  ///< by mark

@@ -39,6 +39,10 @@ class ImageStream {
     /// pass that takes it. enter() does it where the caller did not.
     void release();
 
+    /// What is read from the disk: nullptr where nothing is, and its images.
+    DiskStream* disk() const { return disk_.get(); }
+    std::vector<const DiskImage*> disk_images() const;
+
     /// Which layers the slots hold, and how far the pass is. Work that was recorded leaves the same behind each time.
     struct State {
         std::vector<int> in_slots;

@@ -52,6 +52,8 @@ class Pager {
 
     /// DoRA's norms; nullptr without.
     const DoraNorms* dora() const { return dora_ ? &*dora_ : nullptr; }
+    /// Brings the weights of layers that lie elsewhere; nullptr: there are none.
+    const ImageStream* images() const { return images_.get(); }
 
     /// What the slots hold. Work that was recorded leaves the same behind each time it is issued: `assume_held` says
     /// so. Before recording, `forget` says that no layer is expanded.
