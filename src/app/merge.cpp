@@ -53,6 +53,7 @@ const char* words_for(Values values) {
 /// Says what the adapter is merged into, and whether those are the values that it was trained on.
 void describe_values(const config::MergeRequest& request, const formats::WeightFile& base,
                      const formats::PeftConfig& adapter) {
+    const bool as_named = !request.precision.empty();
     const bool file_4bit = base.tensors.quantised_linears() > 0, file_8bit = base.tensors.int8_linears() > 0;
     const Values into = file_4bit || (request.load_in_4bit && !file_8bit) ? Values::four_bit
                         : file_8bit                                       ? Values::eight_bit
@@ -63,7 +64,11 @@ void describe_values(const config::MergeRequest& request, const formats::WeightF
                                                        : "";
     log::info("merging ", request.adapter, " (r ", adapter.lora.r, ", alpha ", adapter.lora.lora_alpha,
               adapter.lora.use_rslora ? ", rsLoRA" : "", adapter.lora.use_dora ? ", DoRA" : "", ") into ",
-              base.checkpoint.folder().string(), ": ", words_for(into), how);
+              base.checkpoint.folder().string(), ": ",
+              as_named ? "weights rounded as --precision says" : words_for(into), as_named ? "" : how);
+    if (formats::trained_with_precision(formats::resolve_model_path(request.adapter)) != as_named)
+        log::warning("the adapter was trained ", as_named ? "without" : "with", " model.precision, and is merged ",
+                     as_named ? "with" : "without", " --precision: other values than it learnt to correct");
     Values trained = Values::plain;
     std::string was = "in 16/32 bit", advice;
     switch (formats::trained_on(formats::resolve_model_path(request.adapter), adapter)) {
@@ -82,13 +87,18 @@ void describe_values(const config::MergeRequest& request, const formats::WeightF
             was = "quantised to 4 bit while loading";
             advice = ". With --load_in_4bit it is merged into those that it was trained on";
             break;
+        case formats::TrainedOn::quantised_to_8bit_while_loading:
+            trained = Values::eight_bit;
+            was = "quantised to 8 bit while loading";
+            advice = ". With --precision {\"default\": \"int8\"} it is merged into those that it was trained on";
+            break;
         case formats::TrainedOn::unknown:
             trained = into;
             log::info("the adapter was trained on ", adapter.base_model_name_or_path,
                       ", which is not here: whether that was quantised is not known");
             break;
     }
-    if (trained != into)
+    if (trained != into && !as_named)
         log::warning("the adapter was trained on ", adapter.base_model_name_or_path, " ", was, ", and is merged into ",
                      words_for(into), ": other values than it learnt to correct", advice);
     if (base.spec.tie_word_embeddings && !adapter.lora.modules_to_save.empty())
@@ -114,6 +124,8 @@ void write_weights(const formats::MergedModel& model, const StagedFolder& staged
               name_of(formats::resolve_weight_type(options.type, model.spec())), ": ", three_digits(seconds), " s, ",
               three_digits(static_cast<double>(written.tensor_bytes) / 1e9 / seconds), " GB/s; memory held at most ",
               megabytes(peak_memory()));
+    for (const std::string& what : written.unknown_to_transformers)
+        log::warning("transformers cannot load this folder: ", what, ". This program can");
 }
 
 /// How far rounding to this type may move the logits, relative to their spread.
@@ -135,6 +147,7 @@ void verify(const config::MergeRequest& request, const std::string& base, spec::
     compare.base = base;
     compare.adapter = request.adapter;
     compare.base_in_4bit = request.load_in_4bit;
+    compare.base_precision = request.precision;
     compare.merged = staged.path().string();
     compare.texts = request.verify;
     compare.device = request.device;
@@ -176,7 +189,8 @@ void run_merge(const config::CommandLine& line) {
     const formats::WeightFile base = formats::WeightFile::open(base_path);
     const formats::Adapter adapter = formats::read_adapter(adapter_folder, base.spec);
     describe_values(request, base, adapter.config);
-    const formats::MergedModel model(base, &adapter, request.load_in_4bit);
+    const formats::MergedModel model(
+        base, &adapter, {.load_in_4bit = request.load_in_4bit, .precision = spec::PrecisionMap(request.precision)});
     log::info(model.changed_tensors(), " of ", model.tensors().size(), " tensors change");
     write_weights(model, staged, {request.dtype, static_cast<std::size_t>(request.max_shard_bytes), 0});
     copy_companions(base.checkpoint.folder(), adapter_folder, staged.path());
@@ -195,7 +209,13 @@ void run_quantize(const config::CommandLine& line) {
         throw input_error(cat(request.model, ": ", quantised, " linears are quantised already"),
                           "Quantise the 16-bit model.");
     const formats::MergedModel model(base, nullptr);
-    write_weights(model, staged, {request.type, static_cast<std::size_t>(request.max_shard_bytes), 0});
+    const spec::PrecisionMap precision(request.precision);
+    precision.check(base.spec);
+    const spec::WeightType by_default = precision.of_default();
+    write_weights(model, staged,
+                  {.type = by_default != spec::WeightType::automatic ? by_default : request.type,
+                   .shard_bytes = static_cast<std::size_t>(request.max_shard_bytes),
+                   .precision = precision});
     copy_companions(base.checkpoint.folder(), {}, staged.path());
     stop_if_interrupted();
     staged.commit();

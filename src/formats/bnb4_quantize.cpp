@@ -40,9 +40,10 @@ std::string quant_state_text(const Quant4Owned& weight, spec::DType dtype) {
 
 /// fill(packed, absmax, blocks) quantises all blocks once; the rest is the double quantisation of their maxima.
 template <class Fill>
-Quant4Owned quantize_blocks(int64_t rows, int64_t cols, const Fill& fill) {
+Quant4Owned quantize_blocks(Quant4Type type, int64_t rows, int64_t cols, const Fill& fill) {
     UNSLOTH_CHECK(rows > 0 && cols > 0, "a weight [", rows, ", ", cols, "]");
     Quant4Owned result;
+    result.type = type;
     result.rows = rows;
     result.cols = cols;
     const int64_t blocks = result.view().blocks();
@@ -56,7 +57,7 @@ Quant4Owned quantize_blocks(int64_t rows, int64_t cols, const Fill& fill) {
     if (!std::isfinite(result.nested_offset))
         throw input_error(
             cat("a weight ", shape_text({rows, cols}), " to be quantised holds values that are not finite"));
-    result.tables.assign(std::begin(spec::nf4_code), std::end(spec::nf4_code));
+    result.tables.assign(spec::code_of(type), spec::code_of(type) + 16);
     const auto& map = spec::dynamic_map_256(true);
     result.tables.insert(result.tables.end(), map.begin(), map.end());
     return result;
@@ -91,22 +92,23 @@ spec::Quant4View Quant4Owned::view() const {
 }
 
 Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads) {
-    return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
+    return quantize_blocks(Quant4Type::nf4, rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
         parallel_ranges(
             blocks, blocks_per_thread,
             [&](int64_t begin, int64_t end) {
-                spec::quantize_nf4_blocks(w + begin * spec::quant4_block, rows * cols, begin, end, packed, absmax);
+                spec::quantize_4bit_blocks(Quant4Type::nf4, w + begin * spec::quant4_block, rows * cols, begin, end,
+                                           packed, absmax);
             },
             threads);
     });
 }
 
-Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int threads) {
+Quant4Owned quantize_4bit(Quant4Type type, int64_t rows, int64_t cols, const ReadRows& read, int threads) {
     // Groups of rows that begin where a block does, small enough to stay in a core's cache.
     const int64_t aligned_rows = spec::quant4_block / std::gcd(cols, int64_t{spec::quant4_block});
     const int64_t group_rows = aligned_rows * std::max<int64_t>(1, (1 << 16) / (aligned_rows * cols));
     const int64_t groups = (rows + group_rows - 1) / group_rows;
-    return quantize_blocks(rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
+    return quantize_blocks(type, rows, cols, [&](uint8_t* packed, float* absmax, int64_t blocks) {
         parallel_ranges(
             groups, std::max<int64_t>(1, blocks_per_thread * spec::quant4_block / (group_rows * cols)),
             [&](int64_t begin, int64_t end) {
@@ -114,8 +116,9 @@ Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int t
                 for (int64_t group = begin; group < end; ++group) {
                     const int64_t first = group * group_rows, last = std::min(rows, first + group_rows);
                     read(first, last, values.data());
-                    spec::quantize_nf4_blocks(values.data(), rows * cols, first * cols / spec::quant4_block,
-                                              last == rows ? blocks : last * cols / spec::quant4_block, packed, absmax);
+                    spec::quantize_4bit_blocks(type, values.data(), rows * cols, first * cols / spec::quant4_block,
+                                               last == rows ? blocks : last * cols / spec::quant4_block, packed,
+                                               absmax);
                 }
             },
             threads);
@@ -123,8 +126,9 @@ Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int t
 }
 
 std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols,
-                                            spec::DType dtype) {
+                                            spec::DType dtype, Quant4Type type) {
     Quant4Owned shape_only;
+    shape_only.type = type;
     shape_only.rows = rows;
     shape_only.cols = cols;
     const int64_t blocks = shape_only.view().blocks();
@@ -134,12 +138,12 @@ std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int6
             {weight_name + ".nested_absmax", spec::DType::f32, {nested_blocks(blocks)}},
             {weight_name + ".nested_quant_map", spec::DType::f32, {256}},
             {weight_name + ".quant_map", spec::DType::f32, {16}},
-            {weight_name + ".quant_state.bitsandbytes__nf4", spec::DType::u8, {state_bytes}}};
+            {cat(weight_name, ".quant_state.bitsandbytes__", name_of(type)), spec::DType::u8, {state_bytes}}};
 }
 
 std::vector<TensorBlob> quant4_companions(const std::string& weight_name, const Quant4Owned& weight,
                                           spec::DType dtype) {
-    const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype);
+    const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype, weight.type);
     const std::string state = quant_state_text(weight, dtype);
     return checked({{declarations[2], bytes_of(weight.nested_absmax.data(), weight.nested_absmax.size())},
                     {declarations[3], bytes_of(weight.tables.data() + 16, 256)},
@@ -148,7 +152,7 @@ std::vector<TensorBlob> quant4_companions(const std::string& weight_name, const 
 }
 
 std::vector<TensorBlob> quant4_tensors(const std::string& weight_name, const Quant4Owned& weight, spec::DType dtype) {
-    const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype);
+    const auto declarations = quant4_declarations(weight_name, weight.rows, weight.cols, dtype, weight.type);
     std::vector<TensorBlob> blobs = checked({{declarations[0], bytes_of(weight.packed.data(), weight.packed.size())},
                                              {declarations[1], bytes_of(weight.absmax.data(), weight.absmax.size())}});
     std::ranges::move(quant4_companions(weight_name, weight, dtype), std::back_inserter(blobs));

@@ -6,11 +6,10 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/half.h"
+#include "unsloth/spec/int8.h"
 
 namespace unsloth::formats {
 namespace {
-
-constexpr float inverse_127 = 7.874015718698502e-3F;  // bitsandbytes' constant: the float nearest to 1 / 127
 
 float maximum_of_row(const TensorView& maxima, int64_t row) {
     float value;
@@ -85,7 +84,8 @@ void dequantize_rows(const Int8Weight& weight, int64_t row_begin, int64_t row_en
     const auto* code = reinterpret_cast<const int8_t*>(weight.codes->data.data()) + row_begin * weight.cols;
     for (int64_t row = row_begin; row < row_end; ++row) {
         const float maximum = maximum_of_row(*weight.maxima, row);
-        for (int64_t i = 0; i < weight.cols; ++i) *out++ = static_cast<float>(*code++) * maximum * inverse_127;
+        for (int64_t i = 0; i < weight.cols; ++i)
+            *out++ = static_cast<float>(*code++) * maximum * spec::int8_inverse_127;
     }
 }
 
@@ -97,6 +97,16 @@ void quantize_int8_rows(const float* w, int64_t rows, int64_t cols, int8_t* code
         const float scale = largest > 0 ? 1.0F / largest * 127.0F : 0.0F;  // two roundings, as bitsandbytes on a CPU
         for (int64_t i = 0; i < cols; ++i)
             codes[i] = static_cast<int8_t>(std::nearbyint(f16_to_f32(f32_to_f16(w[i])) * scale));
+    }
+}
+
+void round_to_int8_rows(float* w, int64_t rows, int64_t cols) {
+    std::vector<int8_t> codes(static_cast<std::size_t>(cols));
+    for (int64_t row = 0; row < rows; ++row, w += cols) {
+        float maximum = 0;
+        quantize_int8_rows(w, 1, cols, codes.data(), &maximum);
+        for (int64_t i = 0; i < cols; ++i)
+            w[i] = static_cast<float>(codes[static_cast<std::size_t>(i)]) * maximum * spec::int8_inverse_127;
     }
 }
 

@@ -303,7 +303,8 @@ std::optional<QuantizationConfig> parse_quantization_config(const std::string& j
     config.bnb_4bit_use_double_quant = reader->boolean("bnb_4bit_use_double_quant").value_or(false);
     config.bnb_4bit_compute_dtype = reader->string("bnb_4bit_compute_dtype").value_or("float32");
     config.bnb_4bit_quant_storage = reader->string("bnb_4bit_quant_storage").value_or("uint8");
-    config.llm_int8_skip_modules = reader->strings("llm_int8_skip_modules");
+    if (auto skipped = reader->strings("llm_int8_skip_modules"); !skipped.empty())
+        config.llm_int8_skip_modules = std::move(skipped);
     return config;
 }
 

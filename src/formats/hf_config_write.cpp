@@ -144,20 +144,20 @@ void write_structure(const spec::ModelSpec& spec, Json& config) {
 }
 
 Json quantization_json(const QuantizationConfig& config) {
-    return {{"quant_method", config.quant_method},
-            {"load_in_4bit", config.load_in_4bit},
-            {"load_in_8bit", config.load_in_8bit},
-            {"_load_in_4bit", config.load_in_4bit},
-            {"_load_in_8bit", config.load_in_8bit},
-            {"bnb_4bit_quant_type", config.bnb_4bit_quant_type},
-            {"bnb_4bit_use_double_quant", config.bnb_4bit_use_double_quant},
-            {"bnb_4bit_compute_dtype", config.bnb_4bit_compute_dtype},
-            {"bnb_4bit_quant_storage", config.bnb_4bit_quant_storage},
-            {"llm_int8_enable_fp32_cpu_offload", false},
-            {"llm_int8_has_fp16_weight", false},
-            {"llm_int8_skip_modules",
-             config.llm_int8_skip_modules.empty() ? Json(nullptr) : Json(config.llm_int8_skip_modules)},
-            {"llm_int8_threshold", 6.0}};
+    return {
+        {"quant_method", config.quant_method},
+        {"load_in_4bit", config.load_in_4bit},
+        {"load_in_8bit", config.load_in_8bit},
+        {"_load_in_4bit", config.load_in_4bit},
+        {"_load_in_8bit", config.load_in_8bit},
+        {"bnb_4bit_quant_type", config.bnb_4bit_quant_type},
+        {"bnb_4bit_use_double_quant", config.bnb_4bit_use_double_quant},
+        {"bnb_4bit_compute_dtype", config.bnb_4bit_compute_dtype},
+        {"bnb_4bit_quant_storage", config.bnb_4bit_quant_storage},
+        {"llm_int8_enable_fp32_cpu_offload", false},
+        {"llm_int8_has_fp16_weight", false},
+        {"llm_int8_skip_modules", config.llm_int8_skip_modules ? Json(*config.llm_int8_skip_modules) : Json(nullptr)},
+        {"llm_int8_threshold", 6.0}};
 }
 
 Json fresh_config() {

@@ -52,7 +52,7 @@ class Resolver {
         for (const TensorView* part : source.quant4->parts) used_.insert(part->name);
         const spec::Quant4View& view = source.quant4->view;
         if (!source.rule.may_be_quantised) {
-            problems_.unusable.add(cat(name, ": is quantised to 4 bit, but only the linears of the layers may be"));
+            problems_.unusable.add(cat(name, ": is quantised to 4 bit, but only matrices may be"));
         } else if (std::vector<int64_t>{view.rows, view.cols} != source.rule.shape) {
             problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", its quant_state says ",
                                        shape_text({view.rows, view.cols})));
@@ -63,7 +63,7 @@ class Resolver {
         const std::string& name = source.rule.hf_name;
         for (const TensorView* part : source.int8->parts()) used_.insert(part->name);
         if (!source.rule.may_be_quantised) {
-            problems_.unusable.add(cat(name, ": is quantised to 8 bit, but only the linears of the layers may be"));
+            problems_.unusable.add(cat(name, ": is quantised to 8 bit, but only matrices may be"));
         } else if (source.tensor->shape != source.rule.shape) {
             problems_.unusable.add(cat(name, ": expected ", shape_text(source.rule.shape), ", found I8 ",
                                        shape_text(source.tensor->shape)));
@@ -160,14 +160,32 @@ std::size_t ModelTensors::stored_bytes() const {
 
 int64_t ModelTensors::quantised_linears() const {
     int64_t count = 0;
-    for (const TensorSource& source : sources_) count += source.quantised();
+    for (const TensorSource& source : sources_)
+        count += source.rule.role == spec::TensorRole::linear && source.quantised();
     return count;
 }
 
 int64_t ModelTensors::int8_linears() const {
     int64_t count = 0;
-    for (const TensorSource& source : sources_) count += source.int8.has_value();
+    for (const TensorSource& source : sources_)
+        count += source.rule.role == spec::TensorRole::linear && source.int8.has_value();
     return count;
+}
+
+spec::WeightType stored_type(const TensorSource& source) {
+    if (!source.rule.may_be_quantised) return spec::WeightType::automatic;
+    if (source.quant4) return source.quant4->type == Quant4Type::nf4 ? spec::WeightType::nf4 : spec::WeightType::fp4;
+    if (source.int8) return spec::WeightType::int8;
+    return source.tensor->dtype == spec::DType::f32    ? spec::WeightType::f32
+           : source.tensor->dtype == spec::DType::bf16 ? spec::WeightType::bf16
+                                                       : spec::WeightType::f16;
+}
+
+spec::WeightType HeldTypes::of(const TensorSource& source, const spec::ModelSpec& model) const {
+    const spec::WeightType asked = precision.of(source.rule, model), stored = stored_type(source);
+    if (asked != spec::WeightType::automatic) return asked;
+    if (source.rule.role != spec::TensorRole::linear || spec::is_quantised(stored)) return stored;
+    return load_in_8bit ? spec::WeightType::int8 : load_in_4bit ? spec::WeightType::nf4 : stored;
 }
 
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec) {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "formats/json.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/half.h"
 #include "unsloth/spec/convert.h"
 
 namespace unsloth::formats {
@@ -82,9 +84,26 @@ void MergedTensor::read_f32(int64_t row_begin, int64_t row_end, float* out) cons
         dequantize_rows(quantised_->view(), row_begin, row_end, out);
     } else {
         base_->read_f32(row_begin, row_end, out);
+        round_values(row_end - row_begin, out);
     }
     if (r_ > 0) add_low_rank(b_.data() + row_begin * r_, a_.data(), r_, scale_, row_end - row_begin, cols(), out);
     if (!magnitude_.empty()) set_row_norms(magnitude_.data() + row_begin, row_end - row_begin, cols(), out);
+}
+
+/// What was read, as the type that the base was held in had it.
+void MergedTensor::round_values(int64_t rows, float* values) const {
+    switch (rounds_to_) {
+        case spec::WeightType::int8:
+            return round_to_int8_rows(values, rows, cols());
+        case spec::WeightType::bf16:
+            for (int64_t i = 0; i < rows * cols(); ++i) values[i] = bf16_to_f32(f32_to_bf16(values[i]));
+            return;
+        case spec::WeightType::f16:
+            for (int64_t i = 0; i < rows * cols(); ++i) values[i] = f16_to_f32(f32_to_f16(values[i]));
+            return;
+        default:
+            return;
+    }
 }
 
 void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
@@ -95,8 +114,9 @@ void MergedTensor::drop(int64_t row_begin, int64_t row_end) const noexcept {
         base_->drop();  // codes of 4 bits and block maxima have no rows of their own
 }
 
-MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, bool base_in_4bit)
-    : base_(base), adapter_(adapter), base_in_4bit_(base_in_4bit), spec_(base.spec) {
+MergedModel::MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held)
+    : base_(base), adapter_(adapter), held_(std::move(held)), spec_(base.spec) {
+    held_.precision.check(base_.spec);
     if (adapter_ != nullptr && !adapter_->config.lora.modules_to_save.empty()) spec_.tie_word_embeddings = false;
     tensors_ = spec::tensor_table(spec_);
 }
@@ -115,9 +135,11 @@ spec::LoraModule MergedModel::lora_of(const spec::TensorRule& rule) const {
 }
 
 const Quant4Weight* MergedModel::unchanged_quant4(const spec::TensorRule& rule) const {
-    if (rule.role != spec::TensorRole::linear || lora_of(rule).r > 0) return nullptr;
+    if (saved_module(rule) != nullptr || lora_of(rule).r > 0) return nullptr;
     const TensorSource* const source = base_.tensors.find(rule.hf_name);
-    return source->quantised() ? &*source->quant4 : nullptr;
+    const bool as_it_is =
+        source != nullptr && source->quantised() && held_.of(*source, base_.spec) == stored_type(*source);
+    return as_it_is ? &*source->quant4 : nullptr;
 }
 
 MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
@@ -128,14 +150,19 @@ MergedTensor MergedModel::open(const spec::TensorRule& rule) const {
     // Where the base is tied and the result is not, the head begins as the embeddings were.
     tensor.base_ = rule.role == spec::TensorRole::lm_head ? &base_.tensors.head() : base_.tensors.find(rule.hf_name);
     UNSLOTH_CHECK(tensor.base_ != nullptr, "the base has no ", rule.hf_name);
-    if (rule.role != spec::TensorRole::linear) return tensor;
-    if (base_in_4bit_ && !tensor.base_->quantised() && !tensor.base_->int8) {
+    const spec::WeightType type = held_.of(*tensor.base_, base_.spec);
+    if (type != stored_type(*tensor.base_) && spec::is_4bit(type)) {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             tensor.base_->read_f32(begin, end, out);
-            drop_rows(*tensor.base_->tensor, tensor.cols(), begin, end);
+            if (!tensor.base_->quantised()) drop_rows(*tensor.base_->tensor, tensor.cols(), begin, end);
         };
-        tensor.quantised_ = std::make_shared<const Quant4Owned>(quantize_nf4(tensor.rows(), tensor.cols(), read));
+        const Quant4Type code = type == spec::WeightType::nf4 ? Quant4Type::nf4 : Quant4Type::fp4;
+        tensor.quantised_ =
+            std::make_shared<const Quant4Owned>(quantize_4bit(code, tensor.rows(), tensor.cols(), read));
+    } else if (type != stored_type(*tensor.base_)) {
+        tensor.rounds_to_ = type;
     }
+    if (rule.role != spec::TensorRole::linear) return tensor;
     const spec::LoraModule lora = lora_of(rule);
     if (lora.r == 0) return tensor;
     tensor.r_ = lora.r;
@@ -156,15 +183,14 @@ int64_t MergedModel::changed_tensors() const {
 
 namespace {
 
-/// Whether the run that wrote this folder would have quantised a 16-bit base while loading; false where it does not
-/// say.
-bool run_quantised(const std::filesystem::path& adapter_folder) {
+/// What `read` finds in the model section of the run that wrote this folder; false where it does not say.
+bool in_run_config(const std::filesystem::path& adapter_folder, const std::function<bool(const JsonReader&)>& read) {
     const auto path = adapter_folder / "run_config.json";
     if (!std::filesystem::exists(path)) return false;
     try {
         const auto json = parse_json<OrderedJson>(read_file(path), path.string());
         const auto model = JsonReader(json, path.string()).object("model");
-        return model && model->boolean("load_in_4bit").value_or(false);
+        return model && read(*model);
     } catch (const Error&) {  // it only serves a remark in the log
         return false;
     }
@@ -172,21 +198,36 @@ bool run_quantised(const std::filesystem::path& adapter_folder) {
 
 }  // namespace
 
+bool trained_with_precision(const std::filesystem::path& adapter_folder) {
+    return in_run_config(adapter_folder, [](const JsonReader& model) {
+        const auto precision = model.object("precision");
+        return precision && !precision->value().empty();
+    });
+}
+
 TrainedOn trained_on(const std::filesystem::path& adapter_folder, const PeftConfig& adapter) {
-    const bool quantised_while_loading = run_quantised(adapter_folder);
+    const auto said = [&](const char* option) {
+        return in_run_config(adapter_folder,
+                             [&](const JsonReader& model) { return model.boolean(option).value_or(false); });
+    };
+    const auto otherwise = [&](TrainedOn plain) {
+        return said("load_in_8bit")   ? TrainedOn::quantised_to_8bit_while_loading
+               : said("load_in_4bit") ? TrainedOn::quantised_while_loading
+                                      : plain;
+    };
     const std::string& name = adapter.base_model_name_or_path;
     try {
         if (const auto place = find_model_path(name)) {
             const WeightFile base = WeightFile::open(place->string());
             if (base.tensors.quantised_linears() > 0) return TrainedOn::file_4bit;
             if (base.tensors.int8_linears() > 0) return TrainedOn::file_8bit;
-            return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::plain;
+            return otherwise(TrainedOn::plain);
         }
     } catch (const Error&) {  // no checkpoint any more: as when it is not on this machine
     }
     if (name.find("4bit") != std::string::npos) return TrainedOn::file_4bit;
     if (name.find("8bit") != std::string::npos) return TrainedOn::file_8bit;
-    return quantised_while_loading ? TrainedOn::quantised_while_loading : TrainedOn::unknown;
+    return otherwise(TrainedOn::unknown);
 }
 
 }  // namespace unsloth::formats

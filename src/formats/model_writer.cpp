@@ -14,6 +14,7 @@
 #include "unsloth/core/parallel.h"
 #include "unsloth/formats/hf_config.h"
 #include "unsloth/spec/convert.h"
+#include "unsloth/spec/quant4.h"
 
 namespace unsloth::formats {
 namespace {
@@ -74,17 +75,27 @@ class Writer {
     }
 
   private:
-    /// How this tensor is stored: quantised types are for the linears of the layers alone.
+    /// How this tensor is stored: as it is named, else quantised types are for the linears of the layers alone.
     spec::WeightType type_of(const spec::TensorRule& rule) const {
-        const bool quantises = type_ == spec::WeightType::nf4 || type_ == spec::WeightType::int8;
-        return quantises && !rule.may_be_quantised ? spec::WeightType::automatic : type_;
+        const spec::WeightType asked = options_.precision.of(rule, model_.spec());
+        if (asked != spec::WeightType::automatic) return asked;
+        return spec::is_quantised(type_) && rule.role != spec::TensorRole::linear ? spec::WeightType::automatic : type_;
+    }
+    /// Of a tensor that is not quantised.
+    spec::DType dtype_of(const spec::TensorRule& rule) const {
+        const spec::WeightType type = type_of(rule);
+        return type == spec::WeightType::automatic ? dtype_ : storage_dtype(type, model_.spec());
+    }
+    static Quant4Type code_of(spec::WeightType type) {
+        return type == spec::WeightType::nf4 ? Quant4Type::nf4 : Quant4Type::fp4;
     }
 
-    /// NF4 weights that the adapter leaves alone are taken over as they lie: to quantise them again would change them.
+    /// 4-bit weights that the adapter leaves alone are taken over as they lie: to quantise them again would change
+    /// them.
     const Quant4Weight* taken_over(const spec::TensorRule& rule) const {
-        const Quant4Weight* const weight =
-            type_of(rule) == spec::WeightType::nf4 ? model_.unchanged_quant4(rule) : nullptr;
-        const bool same_form = weight != nullptr && weight->type == Quant4Type::nf4 && weight->view.nested() &&
+        const spec::WeightType type = type_of(rule);
+        const Quant4Weight* const weight = spec::is_4bit(type) ? model_.unchanged_quant4(rule) : nullptr;
+        const bool same_form = weight != nullptr && weight->type == code_of(type) && weight->view.nested() &&
                                weight->parts.front()->dtype == spec::DType::u8;
         return same_form ? weight : nullptr;
     }
@@ -95,11 +106,11 @@ class Writer {
             for (const TensorView* part : weight->parts) declared.push_back({part->name, part->dtype, part->shape});
             return declared;
         }
-        if (type_of(rule) == spec::WeightType::nf4)
-            return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype_);
+        if (const spec::WeightType type = type_of(rule); spec::is_4bit(type))
+            return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], dtype_, code_of(type));
         if (type_of(rule) == spec::WeightType::int8)
             return int8_declarations(rule.hf_name, rule.shape[0], rule.shape[1]);
-        return {{rule.hf_name, dtype_, rule.shape}};
+        return {{rule.hf_name, dtype_of(rule), rule.shape}};
     }
 
     void require_space() const {
@@ -129,8 +140,8 @@ class Writer {
         if (const Quant4Weight* const weight = taken_over(rule)) {
             for (const TensorView* part : weight->parts) writer.append(part->name, part->data);
             weight->drop();
-        } else if (type_of(rule) == spec::WeightType::nf4) {
-            write_nf4(writer, model_.open(rule));
+        } else if (const spec::WeightType type = type_of(rule); spec::is_4bit(type)) {
+            write_4bit(writer, model_.open(rule), code_of(type));
         } else if (type_of(rule) == spec::WeightType::int8) {
             write_int8(writer, model_.open(rule));
         } else {
@@ -145,20 +156,21 @@ class Writer {
         require_values_fit(out, (row_end - row_begin) * tensor.cols(), stored, tensor.rule().hf_name);
     }
 
-    void write_nf4(SafetensorsWriter& writer, const MergedTensor& tensor) const {
+    void write_4bit(SafetensorsWriter& writer, const MergedTensor& tensor, Quant4Type type) const {
         const auto read = [&](int64_t begin, int64_t end, float* out) {
             stop_if_interrupted();
             take(tensor, begin, end, spec::DType::f32, out);
         };
-        const Quant4Owned made = quantize_nf4(tensor.rows(), tensor.cols(), read, options_.threads);
+        const Quant4Owned made = quantize_4bit(type, tensor.rows(), tensor.cols(), read, options_.threads);
         for (const TensorBlob& blob : quant4_tensors(tensor.rule().hf_name, made, dtype_))
             writer.append(blob.decl.name, blob.data);
     }
 
     void write_plain(SafetensorsWriter& writer, const MergedTensor& tensor) const {
-        write_slabs(writer, tensor, spec::size_of(dtype_), dtype_,
+        const spec::DType dtype = dtype_of(tensor.rule());
+        write_slabs(writer, tensor, spec::size_of(dtype), dtype,
                     [&](int64_t, int64_t rows, const float* values, std::byte* out) {
-                        spec::convert_from_f32(dtype_, values, rows * tensor.cols(), out);
+                        spec::convert_from_f32(dtype, values, rows * tensor.cols(), out);
                     });
     }
 
@@ -202,11 +214,36 @@ class Writer {
         }
     }
 
-    std::optional<QuantizationConfig> quantization() const {
-        if (type_ != spec::WeightType::nf4 && type_ != spec::WeightType::int8) return std::nullopt;
+    /// What bitsandbytes' configuration can say of the types: one number of bits, and which linears are left out. Of 4
+    /// bit each weight's own state says the code.
+    std::optional<QuantizationConfig> quantization() {
+        int64_t in_nf4 = 0, in_fp4 = 0, in_8bit = 0;
+        std::vector<std::string> plain;
+        bool head_is_plain = true;
+        for (const spec::TensorRule& rule : model_.tensors()) {
+            const spec::WeightType type = type_of(rule);
+            const bool head = rule.role == spec::TensorRole::lm_head;
+            if (rule.role == spec::TensorRole::embed_tokens && spec::is_quantised(type))
+                written_.unknown_to_transformers.emplace_back("model.embed_tokens: it quantises linears alone");
+            if (rule.role != spec::TensorRole::linear && !head) continue;
+            in_nf4 += type == spec::WeightType::nf4;
+            in_fp4 += type == spec::WeightType::fp4;
+            in_8bit += type == spec::WeightType::int8;
+            if (head) head_is_plain = !spec::is_quantised(type);
+            if (!head && !spec::is_quantised(type)) plain.push_back(rule.hf_name.substr(0, rule.hf_name.rfind('.')));
+        }
+        if (in_nf4 + in_fp4 + in_8bit == 0) return std::nullopt;
+        if (in_nf4 + in_fp4 > 0 && in_8bit > 0)
+            written_.unknown_to_transformers.emplace_back("4-bit and 8-bit linears in one model");
         QuantizationConfig config;
         config.bnb_4bit_compute_dtype = name_of(dtype_);
-        if (type_ == spec::WeightType::int8) {  // the 4-bit keys as transformers leaves them where they mean nothing
+        if (in_fp4 > in_nf4) config.bnb_4bit_quant_type = "fp4";
+        // A list replaces what it leaves out by itself.
+        if (!plain.empty() || !head_is_plain) {
+            if (head_is_plain) plain.emplace_back("lm_head");
+            config.llm_int8_skip_modules = std::move(plain);
+        }
+        if (in_8bit > in_nf4 + in_fp4) {  // the 4-bit keys as transformers leaves them where they mean nothing
             config.load_in_4bit = config.bnb_4bit_use_double_quant = false;
             config.load_in_8bit = true;
             config.bnb_4bit_quant_type = "fp4";
@@ -215,7 +252,7 @@ class Writer {
         return config;
     }
 
-    void write_config() const {
+    void write_config() {
         spec::ModelSpec spec = model_.spec();
         spec.dtype = dtype_;
         write_file_atomically(

@@ -120,7 +120,7 @@ class Writer {
     }
 
   private:
-    bool quantised(const spec::TensorRule& rule) const { return model_.nf4 && rule.may_be_quantised; }
+    bool quantised(const spec::TensorRule& rule) const { return model_.nf4 && rule.role == spec::TensorRole::linear; }
 
     std::vector<TensorDecl> declarations(const spec::TensorRule& rule) const {
         if (quantised(rule)) return quant4_declarations(rule.hf_name, rule.shape[0], rule.shape[1], model_.spec.dtype);

@@ -163,6 +163,8 @@ class Lister {
             add({"lm_head", "sequences' log p", {sizes_.segments}, at::kDouble, phase}, h.logp_S);
             add({"lm_head", "sequences' slopes", {sizes_.segments}, at::kDouble, phase}, h.slope_S);
         }
+        if (sizes_.expands_head)
+            add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
         add({"lm_head", "logits", {run_.head_tile, spec_.vocab_size}, dtype_, phase}, h.logits_CV);
     }
 

@@ -98,7 +98,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
                 network.parameters->value(p).copy_(network.pager->dora()->norms(p.layer, p.projection));
     if (request_.saves && table_)
         parts.copies = weights::Parameters::copies(*table_, request_.optim, *parts.host_memory);
-    network.outer = base_->load_outer(arena, parts.host_memory.get(), trained, shared);
+    network.outer = base_->load_outer(ctx, arena, parts.host_memory.get(), trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
         parts.activations.push_back(std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.run,

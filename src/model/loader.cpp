@@ -73,27 +73,30 @@ spec::MemoryNeed ModelPlan::estimate(const spec::RunPlan& run) const {
     return {other.total_bytes(), other.host().total_bytes()};
 }
 
-bool ModelPlan::trains_embedding() const {
-    return table_ && table_->find(spec::TensorRole::embed_tokens, -1, spec::Projection::q,
-                                  weights::Parameter::Kind::base) != nullptr;
+bool ModelPlan::trains(spec::TensorRole role) const {
+    return table_ && table_->find(role, -1, spec::Projection::q, weights::Parameter::Kind::base) != nullptr;
 }
 
 weights::BaseRequest ModelPlan::base_request() const {
     const bool tied = spec().tie_word_embeddings;
-    return {
-        .device = request_.device,
-        .dtype = request_.dtype,
-        .load_in_4bit = request_.load_in_4bit && request_.finetuning_type == config::FinetuningType::lora,
-        .fp8 = request_.fp8,
-        .masters = trains_all(),
-        .trains = request_.trains,
-        .cached = cached_layers(request_.run),
-        .offload_folder = request_.offload_folder,
-        .layers_at = layers_at(request_.run),
-        .embedding_on_host = request_.device.is_cuda() && request_.offload_embedding && !trains_embedding() && !tied,
-        .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
-        .nf4_chooser = request_.nf4_chooser,
-        .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens};
+    return {.device = request_.device,
+            .dtype = request_.dtype,
+            .held = request_.finetuning_type == config::FinetuningType::lora
+                        ? formats::HeldTypes{request_.load_in_4bit, request_.load_in_8bit, request_.precision}
+                        : formats::HeldTypes{},
+            .fp8 = request_.fp8,
+            .masters = trains_all(),
+            .trains = request_.trains,
+            .cached = cached_layers(request_.run),
+            .offload_folder = request_.offload_folder,
+            .layers_at = layers_at(request_.run),
+            .embedding_on_host = request_.device.is_cuda() && request_.offload_embedding &&
+                                 !trains(spec::TensorRole::embed_tokens) && !tied,
+            .unties_head = tied && request_.lora && !request_.lora->modules_to_save.empty(),
+            .trains_embedding = trains(spec::TensorRole::embed_tokens),
+            .trains_head = trains(spec::TensorRole::lm_head),
+            .nf4_chooser = request_.nf4_chooser,
+            .fewest_tokens = request_.fewest_tokens > 0 ? request_.fewest_tokens : request_.sizes.tokens};
 }
 
 void ModelPlan::plan_resident() {
@@ -118,10 +121,11 @@ void ModelPlan::set_sizes(const ActivationSizes& sizes) {
 void ModelPlan::plan_step() {
     request_.sizes.training = request_.trains;
     request_.sizes.codes = base_->reads_codes();
+    request_.sizes.expands_head = base_->expands_head();
     request_.sizes.dropout = request_.trains && request_.lora && request_.lora->lora_dropout > 0;
     request_.sizes.weighs = request_.trains && request_.weighs;
     request_.sizes.noise = request_.trains && request_.noise_alpha > 0;
-    request_.sizes.trains_embedding = request_.trains && trains_embedding();
+    request_.sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
     step_ = host_ = memory::Plan();
     Activations::plan(spec(), layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
     base_->submit_host(host_);

@@ -27,19 +27,25 @@ int Network::lowest_trained_layer() const {
 void Network::refresh(ops::Context& ctx) {
     pager->refresh(ctx);
     if (parameters == nullptr || outer_version == parameters->version) return;
-    const auto refresh_copy = [&](spec::TensorRole role, at::Tensor& copy) {
+    const auto refresh_vector = [&](spec::TensorRole role, at::Tensor& copy) {
+        if (const weights::Parameter* master = trained(role)) copy = parameters->value(*master);
+    };
+    const auto refresh_copy = [&](spec::TensorRole role, weights::StoredWeight& weight) {
         const weights::Parameter* master = trained(role);
         if (master == nullptr) return;
+        at::Tensor& copy = std::get<at::Tensor>(weight);  // what is trained is not held in another type
         const at::Tensor value = parameters->value(*master);
-        if (value.dim() == 1 || copy.scalar_type() == at::kFloat) {
+        const auto* const embedding = std::get_if<at::Tensor>(&outer.embed_VD);
+        const bool tied = role == spec::TensorRole::lm_head && embedding != nullptr && copy.is_same(*embedding);
+        if (copy.scalar_type() == at::kFloat) {
             copy = value;  // fp32 is read where it is
-        } else if (!(role == spec::TensorRole::lm_head && copy.is_same(outer.embed_VD))) {
+        } else if (!tied) {
             ops::copy_2d(ctx, value, copy);
         }
     };
     refresh_copy(spec::TensorRole::embed_tokens, outer.embed_VD);
     refresh_copy(spec::TensorRole::lm_head, outer.lm_head_VD);
-    refresh_copy(spec::TensorRole::final_norm, outer.final_norm_D);
+    refresh_vector(spec::TensorRole::final_norm, outer.final_norm_D);
     outer_version = parameters->version;
 }
 

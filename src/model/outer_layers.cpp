@@ -9,11 +9,19 @@
 #include "unsloth/ops/rows.h"
 
 namespace unsloth::model {
+namespace {
+
+/// lm_head as its products read it: where it lies, or where gather_head_rows expanded it.
+const at::Tensor& head_matrix(const Network& network, const HeadBuffers& head) {
+    return head.lm_head_VD.defined() ? head.lm_head_VD : std::get<at::Tensor>(network.outer.lm_head_VD);
+}
+
+}  // namespace
 
 void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, bool noise) {
     const Activations& a = micro.activations();
     const TokenBuffers& tokens = a.tokens();
-    ops::gather_rows(ctx, network.outer.embed_VD, tokens.ids_T, a.layer(0).x_TD);
+    weights::gather_rows(ctx, network.outer.embed_VD, tokens.ids_T, a.layer(0).x_TD);
     if (noise) ops::add_noise(ctx, a.layer(0).x_TD, tokens.row_T, tokens.offset_T, tokens.noise_T);
 }
 
@@ -31,6 +39,7 @@ void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatc
     const HeadBuffers& head = a.head();
     const int64_t n = micro.targets();
     const ops::Site site = ctx.outcome ? ops::Site{static_cast<uint32_t>(2 * network.layers())} : ops::Site{};
+    if (head.lm_head_VD.defined()) weights::expand(ctx, network.outer.lm_head_VD, head.lm_head_VD);
     ops::gather_rows(ctx, a.output_TD(), a.tokens().target_index_n.narrow(0, 0, n), head.x_nD.narrow(0, 0, n));
     ops::rms_norm_forward(ctx, head.x_nD.narrow(0, 0, n), network.outer.final_norm_D, network.spec.rms_norm_eps,
                           head.h_nD.narrow(0, 0, n), head.rstd_n.narrow(0, 0, n), site);
@@ -41,7 +50,7 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
     const HeadBuffers& head = micro.activations().head();
     const at::Tensor logits_CV = head.logits_CV.narrow(0, 0, rows);
     ops::gemm(ctx, {.a = head.h_nD.narrow(0, first, rows),
-                    .b = network.outer.lm_head_VD,
+                    .b = head_matrix(network, head),
                     .out = logits_CV,
                     .transpose_b = true,
                     .label = "gemm lm_head"});
@@ -91,7 +100,7 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
                             .beta = 1.0,
                             .label = "gemm dW lm_head"});
         // The rows' gradient takes their place.
-        ops::gemm(ctx, {.a = logits_CV, .b = network.outer.lm_head_VD, .out = h_CD, .label = "gemm dx lm_head"});
+        ops::gemm(ctx, {.a = logits_CV, .b = head_matrix(network, head), .out = h_CD, .label = "gemm dx lm_head"});
     }
     if (!weighs_first) objective.weigh(ctx, micro, site);
 

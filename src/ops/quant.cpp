@@ -9,12 +9,16 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "kernels/nf4.h"
+#include "kernels/quantised_rows.h"
 #endif
 
+#include "ops/checks.h"
+#include "ops/cpu_rows.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/spec/dynamic_map.h"
+#include "unsloth/spec/int8.h"
 #include "unsloth/spec/quant4_host.h"
 
 namespace unsloth::ops {
@@ -102,8 +106,8 @@ void quantize_on_cpu(const at::Tensor& w_NK, Quant4Tensor& result) {
     at::parallel_for(0, blocks, blocks_per_task, [&](int64_t begin, int64_t end) {
         const int64_t first = begin * spec::quant4_block, last = std::min(elements, end * spec::quant4_block);
         const at::Tensor values = flat.slice(0, first, last).to(at::kFloat);
-        spec::quantize_nf4_blocks(values.data_ptr<float>(), elements, begin, end, result.packed.data_ptr<uint8_t>(),
-                                  absmax.data_ptr<float>());
+        spec::quantize_4bit_blocks(spec::Quant4Type::nf4, values.data_ptr<float>(), elements, begin, end,
+                                   result.packed.data_ptr<uint8_t>(), absmax.data_ptr<float>());
     });
     result.nested_offset = spec::quantize_absmax(absmax.data_ptr<float>(), blocks, result.absmax.data_ptr<uint8_t>(),
                                                  result.nested_absmax.data_ptr<float>());
@@ -136,7 +140,80 @@ at::Tensor to_device(const T* data, int64_t count, at::ScalarType type, at::Devi
     return at::from_blob(const_cast<T*>(data), {count}, at::TensorOptions().dtype(type)).to(device);
 }
 
+/// out[i] = row index[i] (or i) of a table, on the CPU; read(row, values) makes a row in fp32.
+template <class Read>
+void rows_on_cpu(int64_t table_rows, const int32_t* index, const at::Tensor& out_nD, const Read& read) {
+    const cpu::Rows to(out_nD);
+    at::parallel_for(0, to.rows(), cpu::grain_size(to.columns()), [&](int64_t begin, int64_t end) {
+        std::vector<float> values(static_cast<std::size_t>(to.columns()));
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t row = index == nullptr ? i : index[i];
+            UNSLOTH_CHECK(row >= 0 && row < table_rows, "index ", row, " at place ", i, " is outside 0 .. ",
+                          table_rows - 1);
+            read(row, values.data());
+            to.write(i, values.data());
+        }
+    });
+}
+
+void check_int8(const Context& ctx, const Int8Tensor& weight) {
+    const bool on_host = ctx.is_cuda() && weight.codes.is_cpu();
+    UNSLOTH_CHECK(weight.codes.dim() == 2 && weight.codes.scalar_type() == at::kChar && weight.codes.is_contiguous() &&
+                      weight.maxima.scalar_type() == at::kFloat && weight.maxima.is_contiguous() &&
+                      weight.maxima.numel() == weight.codes.size(0) && weight.maxima.device() == weight.codes.device(),
+                  "an 8-bit weight of codes ", weight.codes.sizes(), " and maxima ", weight.maxima.sizes());
+    UNSLOTH_CHECK(on_host ? weight.codes.is_pinned() : weight.codes.device() == ctx.device(),
+                  "an 8-bit weight in memory that ", ctx.device(), " does not read");
+}
+
+void int8_rows(Context& ctx, const Int8Tensor& weight, const at::Tensor& index_n, const at::Tensor& out_nD) {
+    check_int8(ctx, weight);
+    const int64_t rows = index_n.defined() ? index_n.numel() : weight.codes.size(0), columns = weight.codes.size(1);
+    check_compute_tensor(ctx, "out", out_nD, {rows, columns});
+    if (index_n.defined()) check_contiguous(ctx, "index", index_n, {rows}, at::kInt);
+    const int32_t* const index = index_n.defined() ? index_n.const_data_ptr<int32_t>() : nullptr;
+    const int8_t* const codes = weight.codes.const_data_ptr<int8_t>();
+    const float* const maxima = weight.maxima.const_data_ptr<float>();
+    if (!ctx.is_cuda())
+        return rows_on_cpu(weight.codes.size(0), index, out_nD, [&](int64_t row, float* values) {
+            for (int64_t i = 0; i < columns; ++i)
+                values[i] = static_cast<float>(codes[row * columns + i]) * maxima[row] * spec::int8_inverse_127;
+        });
+#ifdef UNSLOTH_CUDA
+    kernels::expand_rows_int8({rows, columns, index, {out_nD.mutable_data_ptr(), out_nD.stride(0)}, dtype_of(out_nD)},
+                              codes, maxima, static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
 }  // namespace
+
+void dequantize_int8(Context& ctx, const Int8Tensor& weight, const at::Tensor& out_NK) {
+    const Region region(ctx, "dequantize");
+    int8_rows(ctx, weight, {}, out_NK);
+}
+
+void gather_rows(Context& ctx, const Int8Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD) {
+    const Region region(ctx, "gather_rows");
+    int8_rows(ctx, table_VD, index_n, out_nD);
+}
+
+void gather_rows(Context& ctx, const spec::Quant4View& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD) {
+    const Region region(ctx, "gather_rows");
+    check_view(table_VD);
+    const int64_t rows = index_n.numel(), columns = table_VD.cols;
+    check_contiguous(ctx, "index", index_n, {rows}, at::kInt);
+    check_compute_tensor(ctx, "out", out_nD, {rows, columns});
+    const int32_t* const index = index_n.const_data_ptr<int32_t>();
+    if (!ctx.is_cuda())
+        return rows_on_cpu(table_VD.rows, index, out_nD, [&](int64_t row, float* values) {
+            spec::dequantize_4bit_range(table_VD, row * columns, (row + 1) * columns, values,
+                                        [](float value) { return value; });
+        });
+#ifdef UNSLOTH_CUDA
+    kernels::expand_rows_4bit({rows, columns, index, {out_nD.mutable_data_ptr(), out_nD.stride(0)}, dtype_of(out_nD)},
+                              table_VD, static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
 
 spec::Quant4View Quant4Tensor::view() const {
     spec::Quant4View weight;

@@ -138,6 +138,7 @@ const PrecisionMap::Entry* PrecisionMap::entry_of(const TensorRule& rule, bool t
 }
 
 void PrecisionMap::check(const ModelSpec& model) const {
+    if (empty()) return;
     const Entry *embedding = nullptr, *head = nullptr;
     for (const Entry& entry : entries_) {
         if (entry.part == Entry::Part::layers && entry.last != INT64_MAX && entry.last >= model.num_layers)

@@ -21,6 +21,12 @@ uint8_t nf4_code_of(float x) {
     return static_cast<uint8_t>(code);
 }
 
+uint8_t fp4_code_of(float x) {
+    int place = 0;
+    for (const float threshold : fp4_threshold) place += x > threshold ? 1 : 0;
+    return fp4_ascending[place];
+}
+
 float largest_magnitude(const float* w, int64_t n) {
     float largest = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -39,10 +45,9 @@ std::array<float, 255> signed_map_midpoints() {
     return midpoints;
 }
 
-}  // namespace
-
-void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, int64_t last_block, uint8_t* packed,
-                         float* absmax) {
+template <class CodeOf>
+void quantize_blocks(const CodeOf& code_of, const float* w, int64_t elements, int64_t first_block, int64_t last_block,
+                     uint8_t* packed, float* absmax) {
     for (int64_t block = first_block; block < last_block; ++block) {
         const int64_t begin = block * quant4_block;
         const int64_t count = std::min<int64_t>(quant4_block, elements - begin);
@@ -51,11 +56,20 @@ void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, 
         const float inverse = inverse_or_zero(absmax[block]);
         uint8_t* out = packed + begin / 2;
         for (int64_t i = 0; i < count; i += 2) {
-            const uint8_t high = nf4_code_of(values[i] * inverse);
-            const uint8_t low = nf4_code_of(i + 1 < count ? values[i + 1] * inverse : 0.0F);
+            const uint8_t high = code_of(values[i] * inverse);
+            const uint8_t low = code_of(i + 1 < count ? values[i + 1] * inverse : 0.0F);
             out[i / 2] = static_cast<uint8_t>(high << 4 | low);
         }
     }
+}
+
+}  // namespace
+
+void quantize_4bit_blocks(Quant4Type type, const float* w, int64_t elements, int64_t first_block, int64_t last_block,
+                          uint8_t* packed, float* absmax) {
+    if (type == Quant4Type::nf4)
+        return quantize_blocks(nf4_code_of, w, elements, first_block, last_block, packed, absmax);
+    quantize_blocks(fp4_code_of, w, elements, first_block, last_block, packed, absmax);
 }
 
 float quantize_absmax(const float* absmax, int64_t blocks, uint8_t* codes, float* nested_absmax) {

@@ -13,7 +13,8 @@ class TableBuilder {
     explicit TableBuilder(const ModelSpec& spec) : spec_(spec) {}
 
     void add(std::string name, TensorRole role, int layer, std::vector<int64_t> shape) {
-        table_.push_back({std::move(name), role, layer, Projection::q, std::move(shape), false});
+        const bool matrix = shape.size() == 2;
+        table_.push_back({std::move(name), role, layer, Projection::q, std::move(shape), matrix});
     }
 
     void add_layer(int layer) {

@@ -181,6 +181,7 @@ config::LogitComparison compare_logits(const config::CompareRequest& request) {
     of_base.model.path = request.base;
     of_base.model.adapter_name_or_path = request.adapter;
     of_base.model.load_in_4bit = request.base_in_4bit;
+    of_base.model.precision = request.base_precision;
     of_merged.model.path = request.merged;
     of_merged.model.load_in_4bit = false;
     for (config::Config* config : {&of_base, &of_merged}) {

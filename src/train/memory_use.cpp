@@ -141,12 +141,7 @@ class Choice {
     }
 
     /// Whether the checkpoint has the layers as they are used, or there is a folder for them.
-    bool lies_on_disk() const {
-        const formats::ModelTensors& tensors = plan_.tensors();
-        const bool all_in_4bit = tensors.quantised_linears() == plan_.spec().num_layers * spec::projection_count;
-        return plan_.request().offload_folder ||
-               (tensors.int8_linears() == 0 && (all_in_4bit || !plan_.request().load_in_4bit));
-    }
+    bool lies_on_disk() const { return plan_.request().offload_folder || plan_.lies_in_checkpoint(); }
 
     /// Micro-batches that share a layer's copy: so many that their products take longer. Two traversals of a 4-bit base
     /// hide behind 2,030 tokens on an H200 (650 TFLOP/s, 55 GB/s) and behind fewer on cards with a slower link; twice
@@ -156,11 +151,8 @@ class Choice {
         const auto place =
             std::find_if(places.begin(), places.end(), [](spec::Place at) { return at != spec::Place::device; });
         if (place == places.end()) return 1;
-        const formats::ModelTensors& tensors = plan_.tensors();
-        const bool in_4bit =
-            tensors.quantised_linears() > 0 || (plan_.request().load_in_4bit && tensors.int8_linears() == 0);
         const bool disk = std::find(places.begin(), places.end(), spec::Place::disk) != places.end();
-        const int64_t tokens = (in_4bit ? 4096 : 16384) * (disk ? 8 : 1),
+        const int64_t tokens = int64_t{1024} * plan_.widest_bits() * (disk ? 8 : 1),
                       each = std::max<int64_t>(1, plan_.request().sizes.tokens);
         return std::clamp<int64_t>((tokens + each - 1) / each, 1, micro_batches_);
     }

@@ -156,6 +156,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.device = device;
     request.dtype = ops::scalar_type(config.model.dtype);
     request.load_in_4bit = config.model.load_in_4bit;
+    request.load_in_8bit = config.model.load_in_8bit;
+    request.precision = spec::PrecisionMap(config.model.precision);
     request.records = trains && config.hardware.cuda_graphs;
     if (request.dtype == at::kBFloat16 && config.hardware.kernels == config::KernelChoice::measured)
         request.nf4_chooser = ops::nf4_gemm_chooser(device);

@@ -7,9 +7,20 @@
 #include <vector>
 
 #include "unsloth/core/error.h"
+#include "unsloth/spec/weight_type.h"
 #include "unsloth/weights/layout.h"
 
 namespace unsloth::weights {
+
+/// The matrices' types among the weights', and back.
+inline spec::WeightType weight_type_of(at::ScalarType type) {
+    return type == at::kFloat      ? spec::WeightType::f32
+           : type == at::kBFloat16 ? spec::WeightType::bf16
+                                   : spec::WeightType::f16;
+}
+inline at::ScalarType scalar_type_of(spec::WeightType type) {
+    return type == spec::WeightType::f32 ? at::kFloat : type == spec::WeightType::bf16 ? at::kBFloat16 : at::kHalf;
+}
 
 struct BaseBuffer {
     std::string name;

@@ -1,6 +1,7 @@
 #include "unsloth/weights/base_plan.h"
 
 #include <algorithm>
+#include <map>
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/dtype.h"
@@ -8,10 +9,31 @@
 #include "weights/base_buffers.h"
 
 namespace unsloth::weights {
+namespace {
+
+int bits_of(spec::WeightType type) {
+    return spec::is_4bit(type) ? 4 : type == spec::WeightType::int8 ? 8 : type == spec::WeightType::f32 ? 32 : 16;
+}
+
+const char* words_for(spec::WeightType type) {
+    switch (type) {
+        case spec::WeightType::nf4:
+            return "4 bit (nf4)";
+        case spec::WeightType::fp4:
+            return "4 bit (fp4)";
+        case spec::WeightType::int8:
+            return "8 bit (int8)";
+        default:
+            return name_of(type);
+    }
+}
+
+}  // namespace
 
 BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout,
                    std::vector<spec::LayerLora> lora, BaseRequest request)
     : file_(std::move(file)), layout_(std::move(layout)), lora_(std::move(lora)), request_(std::move(request)) {
+    require_precision();
     if (request_.fp8) require_fp8();
     request_.layers_at.resize(static_cast<std::size_t>(file_->spec.num_layers), spec::Place::device);
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
@@ -49,6 +71,16 @@ void BasePlan::require_fp8() const {
                    "Leave compute_dtype out.");
 }
 
+void BasePlan::require_precision() const {
+    const spec::PrecisionMap& precision = request_.held.precision;
+    precision.check(file_->spec);
+    if (request_.unties_head && (precision.names_embeddings() || precision.names_head()))
+        throw usage_error(
+            "model.precision names the embeddings or lm_head, which are one matrix in this model, and "
+            "lora.modules_to_save trains a copy of it",
+            "Leave them out of one of the two.");
+}
+
 /// Some forms are made on the device, or change there.
 void BasePlan::require_resident() const {
     if (!request_.fp8 && !request_.masters) return;
@@ -65,11 +97,12 @@ void BasePlan::require_offload_folder() const {
     for (const int layer : streamed_)
         for (int p = 0; on_disk(layer) && p < spec::projection_count; ++p) {
             const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
-            if (held(source) != Held::quantised_here && !source.int8) continue;
+            if (as_it_lies(source)) continue;
             throw usage_error(
-                cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name, " is ",
-                    source.int8 ? "dequantised" : "quantised", " while loading: it does not lie there as it is used"),
-                "Set model.offload_folder to a folder for it, or use a checkpoint in 4 bit "
+                cat("model.device_map leaves layers on the disk, but ", source.rule.hf_name,
+                    spec::is_quantised(type_of(source)) ? " is quantised" : cat(" becomes ", name_of(type_of(source))),
+                    " while loading: it does not lie there as it is used"),
+                "Set model.offload_folder to a folder for it, or use a checkpoint in these types "
                 "(unsloth-train quantize makes one), which is read in place.");
         }
 }
@@ -89,16 +122,44 @@ int64_t BasePlan::largest_image() const {
     return bytes;
 }
 
-/// Weights of 8 bit stay what they are: to quantise them a second time would lose twice.
-bool BasePlan::quantises(const formats::TensorSource& source) const {
-    return request_.load_in_4bit && !source.quantised() && !source.int8;
+/// The type that a frozen matrix is held in. Outside of the layers 16 and 32-bit ones are in the compute type, unless
+/// they are named.
+spec::WeightType BasePlan::type_of(const formats::TensorSource& source) const {
+    const spec::WeightType type = request_.held.of(source, file_->spec);
+    const bool named = request_.held.precision.of(source.rule, file_->spec) != spec::WeightType::automatic;
+    if (named || source.rule.role == spec::TensorRole::linear || spec::is_quantised(type)) return type;
+    return weight_type_of(request_.dtype);
+}
+
+bool BasePlan::as_it_lies(const formats::TensorSource& source) const {
+    return type_of(source) == stored_type(source);
 }
 
 at::ScalarType BasePlan::matrix_type(const formats::TensorSource& source) const {
-    return source.int8 ? request_.dtype : ops::scalar_type(source.tensor->dtype);
+    return scalar_type_of(type_of(source));
 }
 
-/// Codes and masters' copies always are; on a GPU 16-bit layers, and 4-bit ones that are expanded while loading.
+bool BasePlan::expands_head() const {
+    const spec::WeightType type = type_of(file_->tensors.head());
+    return !request_.masters && !request_.unties_head && !request_.trains_head &&
+           type != weight_type_of(request_.dtype);
+}
+
+bool BasePlan::lies_in_checkpoint() const {
+    const auto& all = file_->tensors.all();
+    return std::all_of(all.begin(), all.end(), [&](const formats::TensorSource& source) {
+        return source.rule.role != spec::TensorRole::linear || as_it_lies(source);
+    });
+}
+
+int BasePlan::widest_bits() const {
+    int bits = 4;
+    for (const formats::TensorSource& source : file_->tensors.all())
+        if (source.rule.role == spec::TensorRole::linear) bits = std::max(bits, bits_of(type_of(source)));
+    return bits;
+}
+
+/// Codes and masters' copies always are; on a GPU 16-bit layers, and quantised ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
     if (request_.fp8 || request_.masters) return true;
     if (!request_.device.is_cuda() || streams(layer)) return false;
@@ -106,7 +167,7 @@ bool BasePlan::becomes_ready(int64_t layer) const {
     for (int p = 0; p < spec::projection_count; ++p) {
         const formats::TensorSource& linear =
             file_->tensors.linear(static_cast<int>(layer), static_cast<spec::Projection>(p));
-        if (linear.quantised() || quantises(linear)) return false;
+        if (spec::is_quantised(type_of(linear))) return false;
     }
     return true;
 }
@@ -125,19 +186,20 @@ bool BasePlan::tiles_serve() const {
 }
 
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
-    if (!tiles_serve_ || on_disk(source.rule.layer)) return false;
-    if (source.quantised()) return spec::nf4_tiles_supported(source.quant4->view);
-    return quantises(source) && source.rows() % spec::nf4_tile == 0 && source.cols() % spec::nf4_tile == 0;
+    const bool in_layer = source.rule.role == spec::TensorRole::linear;
+    if (!tiles_serve_ || !in_layer || on_disk(source.rule.layer) || !spec::is_4bit(type_of(source))) return false;
+    if (as_it_lies(source)) return spec::nf4_tiles_supported(source.quant4->view);
+    return source.rows() % spec::nf4_tile == 0 && source.cols() % spec::nf4_tile == 0;
 }
 
-/// Of a layer that does not lie ready.
+/// Of a layer that does not lie ready, and of embeddings and lm_head.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
-    const bool mapped = request_.device.is_cpu() && !streams(source.rule.layer);
+    const bool lies = as_it_lies(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;
-    if (source.quantised()) return mapped ? Held::file_map : Held::packed;
-    if (quantises(source)) return Held::quantised_here;
-    if (source.int8) return Held::matrix;
-    return mapped ? Held::file_map : Held::matrix;
+    if (lies && in_layer && request_.device.is_cpu() && !streams(source.rule.layer)) return Held::file_map;
+    if (type_of(source) == spec::WeightType::int8) return Held::int8;
+    if (!spec::is_4bit(type_of(source))) return Held::matrix;
+    return lies ? Held::packed : Held::quantised_here;
 }
 
 bool BasePlan::has_bias(Group g) const {
@@ -156,41 +218,46 @@ void BasePlan::submit_ready(int64_t layer, memory::Plan& resident) const {
     }
 }
 
-LayerImage BasePlan::image_of(int layer) const {
+BasePlan::Sources BasePlan::linears(int layer) const {
+    Sources sources;
+    for (int p = 0; p < spec::projection_count; ++p)
+        sources.push_back(&file_->tensors.linear(layer, static_cast<spec::Projection>(p)));
+    return sources;
+}
+
+LayerImage BasePlan::image_of(const Sources& sources) const {
     LayerImage image;
-    add_parts(layer, /*large=*/true, image);
+    for (const formats::TensorSource* source : sources) add_parts(*source, /*large=*/true, image);
     image.begin_rest();
-    add_parts(layer, /*large=*/false, image);
+    for (const formats::TensorSource* source : sources) add_parts(*source, /*large=*/false, image);
     return image;
 }
 
-/// The parts of a stored layer: one for each parameter, or block of them, or what many blocks share.
-void BasePlan::add_parts(int layer, bool large, LayerImage& image) const {
-    for (int p = 0; p < spec::projection_count; ++p) {
-        const formats::TensorSource& source = file_->tensors.linear(layer, static_cast<spec::Projection>(p));
-        const Held how = held(source);
-        if (how == Held::file_map) continue;
-        const int64_t elements = source.rows() * source.cols(),
-                      blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
-        const auto add = [&](const char* what, at::ScalarType type, int64_t count, bool is_large = true) {
-            if (is_large == large) image.add(part_name(source.rule.hf_name, what), type, count);
-        };
-        if (how == Held::matrix) {
-            add("matrix", matrix_type(source), elements);
-            continue;
-        }
-        const bool nested = how != Held::packed || source.quant4->view.nested();
-        if (how == Held::tiles) {
-            add("tiles", at::kByte, spec::nf4_tiles_bytes(source.rows(), source.cols()));
-        } else {
-            add("packed", at::kByte, (elements + 1) / 2);
-            add("absmax", nested ? at::kByte : at::kFloat, blocks);
-        }
-        if (nested)
-            add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block,
-                /*is_large=*/false);
-        add("tables", at::kFloat, 16 + 256, /*is_large=*/false);
+/// The parts of a stored weight: one for each parameter, or block of them, or what many blocks share.
+void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const {
+    const Held how = held(source);
+    if (how == Held::file_map) return;
+    const int64_t elements = source.rows() * source.cols(),
+                  blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
+    const auto add = [&](const char* what, at::ScalarType type, int64_t count, bool is_large = true) {
+        if (is_large == large) image.add(part_name(source.rule.hf_name, what), type, count);
+    };
+    if (how == Held::matrix) return add("matrix", matrix_type(source), elements);
+    if (how == Held::int8) {
+        add("codes", at::kChar, elements);
+        return add("maxima", at::kFloat, source.rows(), /*is_large=*/false);
     }
+    const bool nested = how != Held::packed || source.quant4->view.nested();
+    if (how == Held::tiles) {
+        add("tiles", at::kByte, spec::nf4_tiles_bytes(source.rows(), source.cols()));
+    } else {
+        add("packed", at::kByte, (elements + 1) / 2);
+        add("absmax", nested ? at::kByte : at::kFloat, blocks);
+    }
+    if (nested)
+        add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block,
+            /*is_large=*/false);
+    add("tables", at::kFloat, 16 + 256, /*is_large=*/false);
 }
 
 void BasePlan::submit(memory::Plan& resident) const {
@@ -216,7 +283,8 @@ void BasePlan::submit(memory::Plan& resident) const {
                 // fp32 masters are read in place; everything else needs a copy in the compute type on the device.
                 if (request_.masters && request_.dtype == at::kFloat) break;
                 if (rule.role == spec::TensorRole::embed_tokens && request_.embedding_on_host) break;
-                resident.add("embeddings", rule.hf_name, elements * item);
+                resident.add("embeddings", rule.hf_name,
+                             request_.masters || trains(rule.role) ? elements * item : image_of({&source}).bytes());
                 break;
             default:
                 if (!request_.masters) resident.add("norms", rule.hf_name, elements * 4);
@@ -241,26 +309,35 @@ void BasePlan::submit_host(memory::Plan& host) const {
     if (!recordable()) host.add("disk buffers", disk_buffers_name, DiskStream::memory_bytes);
     if (!request_.embedding_on_host) return;
     const formats::TensorSource& embed = file_->tensors.of(spec::TensorRole::embed_tokens);
-    host.add("embeddings", embed.rule.hf_name,
-             embed.rows() * embed.cols() * static_cast<int64_t>(c10::elementSize(request_.dtype)));
+    host.add("embeddings", embed.rule.hf_name, image_of({&embed}).bytes());
 }
 
 std::string BasePlan::description() const {
-    const int64_t quantised = file_->tensors.quantised_linears();
-    const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
-    const std::string expanded =
-        request_.fp8 ? ", held in fp8 (e4m3, a scale for each row)"
-        : request_.device.is_cuda() && cached > 0
-            ? cat(cached < static_cast<int64_t>(ready_.size()) ? cat(", ", cached, " layers of them") : ",",
-                  " expanded to ", c10::toString(request_.dtype), " while loading")
-            : "";
-    if (quantised > 0) return cat(quantised, " linears in 4 bit as they lie", expanded);
-    if (const int64_t int8 = file_->tensors.int8_linears(); int8 > 0)
-        return cat(int8, " linears in 8 bit, dequantised to ",
-                   request_.fp8 ? "fp8 (e4m3, a scale for each row)" : c10::toString(request_.dtype), " while loading");
     if (request_.masters) return cat("fp32 masters, compute ", c10::toString(request_.dtype));
-    return request_.load_in_4bit ? cat("NF4 (double quantised), quantised while loading", expanded)
-                                 : cat("kept in 16/32 bit", expanded);
+    std::map<spec::WeightType, int64_t> linears;
+    std::string outside;
+    bool made = false;
+    for (const formats::TensorSource& source : file_->tensors.all()) {
+        const spec::WeightType type = type_of(source);
+        if (source.rule.role == spec::TensorRole::linear) {
+            ++linears[type];
+            made = made || !as_it_lies(source);
+        } else if (spec::is_quantised(type)) {
+            outside += cat(", ", source.rule.role == spec::TensorRole::lm_head ? "lm_head" : "embeddings", " in ",
+                           name_of(type));
+        }
+    }
+    std::string text;
+    for (const auto& [type, count] : linears)
+        text += cat(text.empty() ? "" : ", ", count, " linears in ", words_for(type));
+    const auto cached = std::count(request_.cached.begin(), request_.cached.end(), true);
+    const char* const when = made ? " while loading" : " as they lie";
+    return cat(text, when, outside,
+               request_.fp8 ? "; held in fp8 (e4m3, a scale for each row)"
+               : request_.device.is_cuda() && cached > 0
+                   ? cat("; ", cached < static_cast<int64_t>(ready_.size()) ? cat(cached, " layers") : "all layers",
+                         " expanded to ", c10::toString(request_.dtype), " once")
+                   : "");
 }
 
 }  // namespace unsloth::weights

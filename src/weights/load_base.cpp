@@ -4,6 +4,8 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/parallel.h"
+#include "unsloth/formats/bnb4.h"
+#include "unsloth/formats/bnb8.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/weights/base_plan.h"
@@ -23,14 +25,46 @@ at::Tensor mapped_tensor(const formats::TensorView& view) {
     return copy;
 }
 
-/// A weight's values as a matrix on the CPU: mapped as it lies, or an INT8 weight's dequantised in `dtype`.
+bool is_plain(const formats::TensorSource& source) {
+    return !source.quantised() && !source.int8;
+}
+
+/// A weight's values as a matrix on the CPU: mapped where it lies in `dtype`, else each value rounded once.
 at::Tensor matrix_of(const formats::TensorSource& source, at::ScalarType dtype) {
-    if (!source.int8) return mapped_tensor(*source.tensor);
-    const at::Tensor values = at::empty(source.rule.shape, at::kFloat);
+    if (is_plain(source) && ops::scalar_type(source.tensor->dtype) == dtype) return mapped_tensor(*source.tensor);
+    const at::Tensor matrix = at::empty(source.rule.shape, dtype);
     parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
-        source.read_f32(begin, end, values.data_ptr<float>() + begin * source.cols());
+        const at::Tensor values = at::empty({end - begin, source.cols()}, at::kFloat);
+        source.read_f32(begin, end, values.data_ptr<float>());
+        matrix.narrow(0, begin, end - begin).copy_(values);
     });
-    return values.to(dtype);
+    return matrix;
+}
+
+/// The same in 8 bit: mapped where it lies so, else quantised as `quantize` writes it. input Error, with its name, for
+/// values that have no such form.
+ops::Int8Tensor int8_of(const formats::TensorSource& source) {
+    if (source.int8)
+        return {mapped_tensor(*source.int8->codes), mapped_tensor(*source.int8->maxima).view({source.rows()})};
+    const ops::Int8Tensor made{at::empty(source.rule.shape, at::kChar), at::empty({source.rows()}, at::kFloat)};
+    const int64_t cols = source.cols();
+    parallel_ranges(source.rows(), 64, [&](int64_t begin, int64_t end) {
+        std::vector<float> values(static_cast<std::size_t>((end - begin) * cols));
+        source.read_f32(begin, end, values.data());
+        formats::quantize_int8_rows(values.data(), end - begin, cols, made.codes.data_ptr<int8_t>() + begin * cols,
+                                    made.maxima.data_ptr<float>() + begin);
+    });
+    if (!made.maxima.isfinite().all().item<bool>())
+        throw input_error(cat(source.rule.hf_name, " holds a value that is not finite, or too large for int8's scales"),
+                          "Hold it in bf16 or fp32 (model.precision).");
+    return made;
+}
+
+/// The same in 4 bit.
+formats::Quant4Owned quantised_on_host(const formats::TensorSource& source, spec::WeightType type) {
+    return formats::quantize_4bit(type == spec::WeightType::nf4 ? spec::Quant4Type::nf4 : spec::Quant4Type::fp4,
+                                  source.rows(), source.cols(),
+                                  [&](int64_t begin, int64_t end, float* out) { source.read_f32(begin, end, out); });
 }
 
 template <class T>
@@ -40,6 +74,27 @@ at::Tensor host_array(const T* data, int64_t count, at::ScalarType type) {
 
 at::Tensor tensor_at(const memory::Arena& arena, const BaseBuffer& buffer) {
     return arena.tensor(arena.plan().find(buffer.name), {buffer.rows, buffer.columns}, buffer.type);
+}
+
+/// A 4-bit weight whose parts are where put(what, values on the host) says.
+ops::Quant4Tensor quant4_rows(const spec::Quant4View& view,
+                              const std::function<at::Tensor(const char* what, const at::Tensor& values)>& put) {
+    const int64_t blocks = view.blocks(),
+                  nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
+    ops::Quant4Tensor stored;
+    stored.rows = view.rows;
+    stored.cols = view.cols;
+    stored.nested_offset = view.nested_offset;
+    stored.packed = put("packed", host_array(view.packed, (view.elements() + 1) / 2, at::kByte));
+    stored.absmax = put("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte)
+                                                : host_array(view.absmax_f32, blocks, at::kFloat));
+    if (view.nested())
+        stored.nested_absmax = put("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
+    at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
+    tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
+    if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
+    stored.tables = put("tables", tables);
+    return stored;
 }
 
 /// 4-bit weights that were quantised by their reader: the one number that is kept on the host becomes the reader's for
@@ -66,25 +121,40 @@ void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, S
 
 }  // namespace
 
-/// A frozen projection with the values that the run trains on: 4-bit on the device where it is, or becomes, 4-bit; else
-/// as it lies.
+/// A frozen matrix with the values that the run trains on: quantised ones on the device, others as they lie.
 StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const {
-    if (linear.quantised()) return ops::upload(ctx, linear.quant4->view);
-    const at::Tensor matrix = matrix_of(linear, matrix_type(linear));
-    if (quantises(linear)) return ops::quantize_nf4(ctx, matrix.to(ctx.device()));
-    return matrix;
+    const spec::WeightType type = type_of(linear);
+    if (type == spec::WeightType::int8) {
+        const ops::Int8Tensor weight = int8_of(linear);
+        return ops::Int8Tensor{weight.codes.to(ctx.device()), weight.maxima.to(ctx.device())};
+    }
+    if (!spec::is_4bit(type)) return matrix_of(linear, matrix_type(linear));
+    if (as_it_lies(linear)) return ops::upload(ctx, linear.quant4->view);
+    if (type == spec::WeightType::nf4 && is_plain(linear))
+        return ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device()));
+    const formats::Quant4Owned made = quantised_on_host(linear, type);
+    const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
+    return quant4_rows(made.view(), copied);
 }
 
-/// Where a projection lies; with `reads` its values, too.
+/// Where a frozen matrix lies; with `reads` its values, too.
 StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
                                    const PlacePart& place) const {
     const Held how = held(source);
-    if (how == Held::file_map) return source.quantised() ? load_rows(source, nullptr) : mapped_tensor(*source.tensor);
+    const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
+    if (how == Held::file_map) {
+        if (source.quantised()) return quant4_rows(source.quant4->view, where_it_is);
+        if (source.int8) return int8_of(source);
+        return mapped_tensor(*source.tensor);
+    }
     StoredWeight stored;
     if (how == Held::packed) {
-        stored = load_rows(source, place);
+        stored = quant4_rows(source.quant4->view, place);
     } else if (how == Held::matrix) {
         stored = place("matrix", reads ? matrix_of(source, matrix_type(source)) : at::Tensor()).view(source.rule.shape);
+    } else if (how == Held::int8) {
+        const ops::Int8Tensor made = reads ? int8_of(source) : ops::Int8Tensor{};
+        stored = ops::Int8Tensor{place("codes", made.codes).view(source.rule.shape), place("maxima", made.maxima)};
     } else if (how == Held::tiles) {
         ops::Nf4Tiles made;
         if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
@@ -96,7 +166,7 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
                                source.cols()};
     } else {
         ops::Quant4Tensor made;
-        if (reads) made = ops::quantize_nf4(ctx, mapped_tensor(*source.tensor).to(ctx.device()));
+        if (reads) made = std::get<ops::Quant4Tensor>(frozen_weight(ctx, source));
         stored = ops::Quant4Tensor{place("packed", made.packed),
                                    place("absmax", made.absmax),
                                    place("nested absmax", made.nested_absmax),
@@ -106,28 +176,6 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
                                    source.cols()};
     }
     if (reads) source.drop();
-    return stored;
-}
-
-/// A 4-bit weight of the checkpoint: in the file's map, or where `place` puts its parts.
-StoredWeight BasePlan::load_rows(const formats::TensorSource& source, const PlacePart& place) const {
-    const spec::Quant4View& view = source.quant4->view;
-    const int64_t blocks = view.blocks(),
-                  nested_blocks = (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block;
-    const auto put = [&](const char* what, const at::Tensor& host) { return place ? place(what, host) : host; };
-    ops::Quant4Tensor stored;
-    stored.rows = view.rows;
-    stored.cols = view.cols;
-    stored.nested_offset = view.nested_offset;
-    stored.packed = put("packed", host_array(view.packed, (view.elements() + 1) / 2, at::kByte));
-    stored.absmax = put("absmax", view.nested() ? host_array(view.absmax_u8, blocks, at::kByte)
-                                                : host_array(view.absmax_f32, blocks, at::kFloat));
-    if (view.nested())
-        stored.nested_absmax = put("nested absmax", host_array(view.nested_absmax, nested_blocks, at::kFloat));
-    at::Tensor tables = at::zeros({16 + 256}, at::kFloat);
-    tables.narrow(0, 0, 16).copy_(host_array(view.code, 16, at::kFloat));
-    if (view.nested()) tables.narrow(0, 16, 256).copy_(host_array(view.nested_map, 256, at::kFloat));
-    stored.tables = put("tables", tables);
     return stored;
 }
 
@@ -301,15 +349,30 @@ std::unique_ptr<Pager> BasePlan::load_layers(ops::Context& ctx, const memory::Ar
                                    TilePolicy{request_.nf4_chooser, request_.trains}, std::move(images));
 }
 
-OuterWeights BasePlan::load_outer(const memory::Arena& arena, const memory::Arena* host, const Parameters* masters,
-                                  SharedLoading& shared) const {
-    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer,
-                            const memory::Arena& where) {
+/// A frozen matrix outside of the layers that is not held in the compute type, in its buffer.
+StoredWeight BasePlan::load_matrix(ops::Context& ctx, const memory::Arena& where,
+                                   const formats::TensorSource& source) const {
+    const LayerImage image = image_of({&source});
+    const at::Tensor memory = where.tensor(where.plan().find(source.rule.hf_name), {image.bytes()}, at::kByte);
+    return load_stored(ctx, source, /*reads=*/true, [&](const char* what, const at::Tensor& values) {
+        const at::Tensor part = image.part(memory, part_name(source.rule.hf_name, what));
+        part.copy_(values.view({-1}));
+        return part;
+    });
+}
+
+OuterWeights BasePlan::load_outer(ops::Context& ctx, const memory::Arena& arena, const memory::Arena* host,
+                                  const Parameters* masters, SharedLoading& shared) const {
+    const auto matrix = [&](const formats::TensorSource& source, const std::string& buffer, const memory::Arena& where,
+                            bool trained) -> StoredWeight {
         if (masters != nullptr && request_.dtype == at::kFloat)
             return masters->value(
                 *masters->table().find(source.rule.role, -1, spec::Projection::q, Parameter::Kind::base));
+        shared.done();
+        if (masters == nullptr && !trained && type_of(source) != weight_type_of(request_.dtype))
+            return load_matrix(ctx, where, source);
         const at::Tensor out = where.tensor(where.plan().find(buffer), source.rule.shape, request_.dtype),
-                         values = mapped_tensor(*source.tensor);
+                         values = is_plain(source) ? mapped_tensor(*source.tensor) : matrix_of(source, request_.dtype);
         const auto read = [&](int64_t begin, int64_t end) {
             out.narrow(0, begin, end - begin).copy_(values.narrow(0, begin, end - begin));
         };
@@ -319,16 +382,16 @@ OuterWeights BasePlan::load_outer(const memory::Arena& arena, const memory::Aren
             read(0, out.size(0));
         }
         source.drop();
-        shared.done();
         return out;
     };
     const formats::TensorSource &embed = file_->tensors.of(spec::TensorRole::embed_tokens),
                                 &head = file_->tensors.head();
     OuterWeights outer;
-    outer.embed_VD = matrix(embed, embed.rule.hf_name, request_.embedding_on_host ? *host : arena);
+    outer.embed_VD =
+        matrix(embed, embed.rule.hf_name, request_.embedding_on_host ? *host : arena, request_.trains_embedding);
     const bool tied = &embed == &head;
-    outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena)
-                       : request_.unties_head ? matrix(embed, untied_head_name, arena)
+    outer.lm_head_VD = !tied                  ? matrix(head, head.rule.hf_name, arena, request_.trains_head)
+                       : request_.unties_head ? matrix(embed, untied_head_name, arena, /*trained=*/true)
                                               : outer.embed_VD;
     outer.final_norm_D = norm(arena, spec::TensorRole::final_norm, -1, masters);
     shared.finish();

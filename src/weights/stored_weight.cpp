@@ -13,6 +13,8 @@ void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std
             outs.push_back(outs_NK[i]);
         } else if (const auto* tiles = std::get_if<ops::Nf4Tiles>(weights[i])) {
             ops::dequantize_nf4_tiles(ctx, *tiles, outs_NK[i]);
+        } else if (const auto* int8 = std::get_if<ops::Int8Tensor>(weights[i])) {
+            ops::dequantize_int8(ctx, *int8, outs_NK[i]);
         } else if (const at::Tensor& matrix = std::get<at::Tensor>(*weights[i]); matrix.device() == ctx.device()) {
             ops::copy_2d(ctx, matrix, outs_NK[i]);
         } else {
@@ -25,6 +27,16 @@ void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std
 void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK) {
     const StoredWeight* const one[] = {&weight};
     expand(ctx, one, std::span(&out_NK, 1));
+}
+
+void gather_rows(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& index_n, const at::Tensor& out_nD) {
+    if (const auto* quantised = std::get_if<ops::Quant4Tensor>(&weight)) {
+        ops::gather_rows(ctx, quantised->view(), index_n, out_nD);
+    } else if (const auto* int8 = std::get_if<ops::Int8Tensor>(&weight)) {
+        ops::gather_rows(ctx, *int8, index_n, out_nD);
+    } else {
+        ops::gather_rows(ctx, std::get<at::Tensor>(weight), index_n, out_nD);
+    }
 }
 
 float* nested_offset(StoredWeight& weight) {

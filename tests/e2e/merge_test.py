@@ -351,7 +351,35 @@ class Quantize(Merging):
             self.same_logits(quantised, adapter, merged)
         self.fail_with(USAGE, ["8-bit"], *self.train_arguments(quantised, rows, "--finetuning_type", "full"))
         plan = self.succeed(*self.train_arguments(quantised, rows, "--max_steps", "0")).err
-        self.assertIn("14 linears in 8 bit, dequantised to Float while loading", plan)
+        self.assertIn("14 linears in 8 bit (int8) as they lie", plan)
+
+    def test_types_by_module(self):
+        base, rows = model(LLAMA, dtype="bfloat16"), self.rows(4)
+        types = {"model.layers.0": "bf16", "model.layers.1.mlp.down_proj": "int8", "model.layers.1.self_attn": "fp4"}
+        types |= {"default": "nf4", "lm_head": "int8", "model.embed_tokens": "nf4"}
+        result = self.succeed(
+            "quantize", "--model", base, "--out", self.folder / "mixed", "--precision", json.dumps(types)
+        )
+        self.assertIn("transformers cannot load this folder: 4-bit and 8-bit linears in one model", result.err)
+        self.assertIn("transformers cannot load this folder: model.embed_tokens", result.err)
+        mixed = self.folder / "mixed"
+        self.succeed("inspect", mixed)
+        named = ("--precision", json.dumps(types))
+        self.assertEqual(self.logits(mixed, rows), self.logits(base, rows, None, *named))
+        self.assertNotEqual(self.logits(mixed, rows), self.logits(base, rows))
+        # An adapter of it is merged into the values that it was trained on, whichever way it is said.
+        adapter = self.adapter(base, "--r", "4", *named)
+        merged, result = self.merge(adapter, base, "--dtype", "fp32", *named)
+        self.assertNotIn(" W ", result.err)
+        self.same_logits(mixed, adapter, merged)
+        _, result = self.merge(adapter, base, "--dtype", "fp32", "--no_verify", out="without")
+        self.assertIn("the adapter was trained with model.precision, and is merged without", result.err)
+        for wrong, said in (
+            ({"model.layers.1.mlp.down_prj": "nf4"}, "Did you mean model.layers.1.mlp.down_proj?"),
+            ({"lm_head": "int4"}, "Types are nf4"),
+            ({"model.layers.7": "nf4"}, "the model has layers 0 to 1"),
+        ):
+            self.fail_with(USAGE, said, *self.train_arguments(base, rows, "--precision", json.dumps(wrong)))
 
     def test_trains_as_a_base(self):
         quantised = self.quantize(model(LLAMA, dtype="bfloat16"))
@@ -362,7 +390,7 @@ class Quantize(Merging):
         self.fail_with(INPUT, ["quantised already"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out")
         self.assertEqual(list(self.folder.iterdir()), [])
         self.fail_with(
-            USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "fp4"
+            USAGE, ["--type"], "quantize", "--model", NF4_MODEL, "--out", self.folder / "out", "--type", "q4"
         )
 
 

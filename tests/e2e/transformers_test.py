@@ -4,6 +4,8 @@ Needs a Python with torch, transformers, peft, bitsandbytes and accelerate (scri
 may name another. Without one the test says so and exits with 77, which ctest shows as skipped.
 """
 
+import json
+
 from merge_support import KINDS, Merging
 from peers import Peers, main_or_skip, python_with
 from support import LLAMA, LOGITS_TOLERANCE, QWEN3, model
@@ -77,10 +79,12 @@ class InTransformers(Merging, Peers):
             self.adapter(eight, "--r", "4", name="on_eight"),
         )
         merged, _ = self.merge(on_four, four, "--dtype", "nf4")
-        pairs = [(four, ""), (four, on_four), (eight, ""), (eight, on_eight), (merged, "")]
+        types = {"model.layers.0": "bf16", "model.layers.1.self_attn": "fp4", "lm_head": "nf4"}
+        mixed = self.quantized(base, "--precision", json.dumps(types), out="mixed")
+        pairs = [(four, ""), (four, on_four), (eight, ""), (eight, on_eight), (merged, ""), (mixed, "")]
         for (folder, adapter), (logits, linears, off) in zip(pairs, self.references(rows, *pairs)):
             with self.subTest(f"{folder.name} {adapter and adapter.name}"):
-                self.assertEqual(linears, 14)
+                self.assertEqual(linears, 8 if folder == mixed else 14)
                 self.assertLess(self.distance(logits, self.logits(folder, rows, adapter or None)), LOGITS_TOLERANCE)
                 self.assertLess(off, PRODUCTS_OFF)
         # The bounds of the golden files' README.

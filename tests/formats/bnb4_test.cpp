@@ -172,6 +172,27 @@ TEST(QuantizeNf4, AgreesWithBitsandbytes) {
     }
 }
 
+TEST(QuantizeFp4, AgreesWithBitsandbytes) {
+    const SafetensorsFile originals(golden("quant/bf16.safetensors"));
+    const Checkpoint checkpoint = Checkpoint::open(golden("quant/fp4.safetensors").string());
+    int compared = 0;
+    for (const TensorView& original : originals.tensors()) {
+        const auto theirs = find_quant4(checkpoint, original.name);
+        if (!theirs) continue;
+        SCOPED_TRACE(original.name);
+        ++compared;
+        const int64_t rows = original.shape[0], cols = original.shape[1];
+        const auto read = [&](int64_t begin, int64_t end, float* out) {
+            spec::convert_to_f32(original.dtype, original.data.data() + begin * cols * 2, (end - begin) * cols, out);
+        };
+        const Quant4Owned ours = quantize_4bit(Quant4Type::fp4, rows, cols, read);
+        EXPECT_EQ(std::memcmp(ours.packed.data(), theirs->view.packed, ours.packed.size()), 0);
+        EXPECT_EQ(std::memcmp(ours.tables.data(), theirs->view.code, 16 * sizeof(float)), 0);
+        EXPECT_EQ(quant4_tensors("w", ours, spec::DType::bf16).back().decl.name, "w.quant_state.bitsandbytes__fp4");
+    }
+    EXPECT_EQ(compared, 2);
+}
+
 TEST(QuantizeNf4, DoesNotDependOnTheThreads) {
     const int64_t rows = 1031, cols = 2050;  // over two million elements: several threads
     const auto w = random_weight(rows * cols, 2);

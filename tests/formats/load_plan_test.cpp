@@ -153,13 +153,15 @@ TEST_F(PlainModel, TakesInt8LinearsWithTheirScales) {
     expect_refused({q_, "[128, 128]", "I8 [128, 64]"});
 }
 
-TEST_F(PlainModel, RefusesAnInt8Embedding) {
+TEST_F(PlainModel, TakesAnInt8Embedding) {
     replace("lm_head.weight", spec::DType::i8, {256, 128});
     add("lm_head.SCB", spec::DType::f32, {256});
-    expect_refused({"lm_head.weight", "8 bit", "only the linears"});
+    const ModelTensors tensors = resolve();
+    EXPECT_EQ(stored_type(tensors.head()), spec::WeightType::int8);
+    EXPECT_EQ(tensors.int8_linears(), 0) << "of the layers";
 }
 
-TEST_F(PlainModel, RefusesQuantisedEmbeddingsAndOtherShapes) {
+TEST_F(PlainModel, TakesQuantisedEmbeddingsAndRefusesOtherShapes) {
     const auto quantised = [&](const std::string& name, int64_t rows, int64_t cols) {
         remove(name);
         const std::vector<float> w(static_cast<std::size_t>(rows * cols), 0.5F);
@@ -167,9 +169,11 @@ TEST_F(PlainModel, RefusesQuantisedEmbeddingsAndOtherShapes) {
             blobs_.push_back(std::move(blob));
     };
     quantised("lm_head.weight", 256, 128);
-    expect_refused({"lm_head.weight", "only the linears"});
-    std::erase_if(blobs_, [](const TensorBlob& blob) { return blob.decl.name.starts_with("lm_head"); });
-    add("lm_head.weight", spec::DType::bf16, {256, 128});
+    EXPECT_EQ(stored_type(resolve().head()), spec::WeightType::nf4);
+    quantised("model.norm.weight", 1, 128);
+    expect_refused({"model.norm.weight", "only matrices may be"});
+    std::erase_if(blobs_, [](const TensorBlob& blob) { return blob.decl.name.starts_with("model.norm"); });
+    add("model.norm.weight", spec::DType::bf16, {128});
     quantised(q_, 64, 256);
     expect_refused({q_, "[128, 128]", "quant_state says [64, 256]"});
 }

@@ -210,7 +210,7 @@ TEST_F(WrittenPair, ATiedBaseStaysTiedUnlessAnEndWasSaved) {
 
 TEST_F(WrittenPair, MergesIntoTheValuesOfLoadingIn4Bit) {
     write(false, lora_with({}));
-    const MergedModel model(*base_, &*adapter_, true);
+    const MergedModel model(*base_, &*adapter_, {.load_in_4bit = true});
     const std::string adapted = "model.layers.1.self_attn.q_proj.weight",
                       other = "model.layers.1.self_attn.k_proj.weight";
     const auto rounded = [&](const std::string& name, int64_t rows, int64_t cols) {
@@ -248,6 +248,11 @@ TEST_F(WrittenPair, SaysWhatTheAdapterWasTrainedOn) {
     EXPECT_EQ(found((folder_ / "base").string()), TrainedOn::quantised_while_loading);
     EXPECT_EQ(found(golden("formats/small_llama/nf4_dq").string()), TrainedOn::file_4bit);
     EXPECT_EQ(found("/nowhere/model"), TrainedOn::quantised_while_loading);
+    write_text(folder_ / "adapter/run_config.json", R"({"model": {"load_in_8bit": true, "precision": {}}})");
+    EXPECT_EQ(found((folder_ / "base").string()), TrainedOn::quantised_to_8bit_while_loading);
+    EXPECT_FALSE(trained_with_precision(folder_ / "adapter"));
+    write_text(folder_ / "adapter/run_config.json", R"({"model": {"precision": {"lm_head": "int8"}}})");
+    EXPECT_TRUE(trained_with_precision(folder_ / "adapter"));
     write_text(folder_ / "adapter/run_config.json", R"({"model": {"load_in_4bit": false}})");
     EXPECT_EQ(found((folder_ / "base").string()), TrainedOn::plain);
     write_text(folder_ / "adapter/run_config.json", "{ damaged");

@@ -155,6 +155,44 @@ class ChosenBase : public testing::Test {
     ScratchFolder folder_;
 };
 
+/// The folder's own words about its types, and what is read of them.
+TEST_F(ChosenBase, MixesTypesAndSaysWhichOfThemTransformersKnows) {
+    write_base("lm_head.weight", 0, 1.0F);
+    const WeightFile base = WeightFile::open((folder_ / "base").string());
+    const auto write = [&](const std::vector<std::pair<std::string, std::string>>& precision) {
+        fs::remove_all(folder_ / "out");
+        fs::create_directories(folder_ / "out");
+        return write_model(MergedModel(base, nullptr), folder_ / "out",
+                           {.type = spec::WeightType::nf4, .precision = spec::PrecisionMap(precision)});
+    };
+    const auto stored = [&](const WeightFile& file, const std::string& module) {
+        return spec::name_of(stored_type(*file.tensors.find(module + ".weight")));
+    };
+    const WrittenModel plain = write({});
+    EXPECT_TRUE(plain.unknown_to_transformers.empty());
+    EXPECT_FALSE(WeightFile::open((folder_ / "out").string()).quantization->llm_int8_skip_modules);
+
+    const WrittenModel known = write({{"model.layers.0", "fp4"}, {"model.layers.1.mlp.up_proj", "fp32"}});
+    EXPECT_TRUE(known.unknown_to_transformers.empty());
+    const WeightFile file = WeightFile::open((folder_ / "out").string());
+    EXPECT_STREQ(stored(file, "model.layers.0.self_attn.q_proj"), "fp4");
+    EXPECT_STREQ(stored(file, "model.layers.1.mlp.up_proj"), "fp32");
+    EXPECT_STREQ(stored(file, "model.layers.1.mlp.down_proj"), "nf4");
+    EXPECT_EQ(file.quantization->llm_int8_skip_modules,
+              (std::vector<std::string>{"model.layers.1.mlp.up_proj", "lm_head"}));
+
+    const WrittenModel head = write({{"lm_head", "nf4"}});
+    EXPECT_TRUE(head.unknown_to_transformers.empty());
+    EXPECT_NE(read_file(folder_ / "out" / "config.json").find("\"llm_int8_skip_modules\": []"), std::string::npos);
+    EXPECT_STREQ(stored(WeightFile::open((folder_ / "out").string()), "lm_head"), "nf4");
+
+    const WrittenModel own = write({{"model.embed_tokens", "int8"}, {"model.layers.0", "int8"}});
+    ASSERT_EQ(own.unknown_to_transformers.size(), 2U);
+    EXPECT_NE(own.unknown_to_transformers[0].find("model.embed_tokens"), std::string::npos);
+    EXPECT_NE(own.unknown_to_transformers[1].find("4-bit and 8-bit"), std::string::npos);
+    EXPECT_STREQ(stored(WeightFile::open((folder_ / "out").string()), "model.embed_tokens"), "int8");
+}
+
 TEST_F(ChosenBase, RefusesValuesThatAreNotFiniteByTheTensorsName) {
     const std::string linear = "model.layers.1.mlp.up_proj.weight";
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()})
@@ -191,7 +229,8 @@ TEST(QuantizeNf4InPieces, GivesTheBytesOfTheWhole) {
             std::copy(w.begin() + begin * width, w.begin() + end * width, out);
         };
         for (const int threads : {1, 3}) {
-            const auto pieces = quant4_tensors("w", quantize_nf4(rows, cols, read, threads), spec::DType::bf16);
+            const auto pieces =
+                quant4_tensors("w", quantize_4bit(Quant4Type::nf4, rows, cols, read, threads), spec::DType::bf16);
             for (std::size_t i = 0; i < whole.size(); ++i)
                 EXPECT_EQ(pieces[i].data, whole[i].data) << whole[i].decl.name << " " << rows << "x" << cols;
         }

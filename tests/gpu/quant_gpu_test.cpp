@@ -104,6 +104,10 @@ void expect_equal(const Quant4Tensor& a, const Quant4Tensor& b) {
     EXPECT_LE(steps.sum().item<int>(), 1 + steps.numel() / 1000);
 }
 
+TEST_F(QuantGpuTest, ExpandsEightBitsAndGathersRows) {
+    quant_cases::expect_quantised_rows(*gpu, generator);
+}
+
 TEST_F(QuantGpuTest, QuantisesAsTheCpuDoes) {
     std::vector<std::pair<int64_t, int64_t>> shapes = quant_cases::shapes;
     shapes.emplace_back(1000, 1001);

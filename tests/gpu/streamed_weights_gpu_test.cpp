@@ -22,6 +22,10 @@ TEST_P(StreamedWeightsGpu, ChangeNoBit) {
     }
 }
 
+TEST_P(StreamedWeightsGpu, GenerateTheSame) {
+    expect_generation_from_anywhere(GetParam(), "cuda", at::kBFloat16);
+}
+
 /// model.device_map auto within so little memory that some, or all, layers must leave it.
 TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
     if (!device_available("cuda")) GTEST_SKIP() << "no GPU";

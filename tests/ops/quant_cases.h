@@ -65,6 +65,48 @@ inline at::Tensor reference(const ops::Quant4Tensor& weight) {
     return result.view({weight.rows, weight.cols});
 }
 
+/// A random 8-bit weight in host memory, and its values in fp32: each product rounded.
+inline ops::Int8Tensor random_int8(int64_t rows, int64_t cols, at::Generator generator) {
+    return {at::randint(-127, 128, {rows, cols}, generator, at::kChar), at::rand({rows}, generator)};
+}
+inline at::Tensor reference(const ops::Int8Tensor& weight) {
+    const at::Tensor product = weight.codes.to(at::kFloat) * weight.maxima.unsqueeze(1);
+    return product * 7.874015718698502e-3F;
+}
+
+/// Expands 8-bit weights and gathers rows of 4 and 8-bit tables, into strided buffers, on the context's device.
+inline void expect_quantised_rows(ops::Context& ctx, at::Generator generator) {
+    for (const auto& [rows, cols] : shapes)
+        for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
+            for (const int64_t margin : {0, 8, 3}) {
+                SCOPED_TRACE(cat(rows, " x ", cols, " ", c10::toString(type), " margin ", margin));
+                const auto there = [&](const at::Tensor& tensor) { return tensor.to(ctx.device()); };
+                const auto buffer = [&](int64_t count) {
+                    return at::full({count, cols + margin}, 7, at::device(ctx.device()).dtype(type));
+                };
+                const auto expect = [&](const at::Tensor& got, const at::Tensor& values) {
+                    EXPECT_TRUE(golden::same_bits(got.narrow(1, 0, cols).cpu().contiguous(), values.to(type)));
+                    EXPECT_TRUE((got.narrow(1, cols, margin) == 7).all().item<bool>());
+                };
+                const ops::Int8Tensor int8 = random_int8(rows, cols, generator);
+                const ops::Int8Tensor int8_there{there(int8.codes), there(int8.maxima)};
+                at::Tensor out = buffer(rows);
+                ops::dequantize_int8(ctx, int8_there, out.narrow(1, 0, cols));
+                expect(out, reference(int8));
+                const at::Tensor index = at::randint(rows, {37}, generator, at::kInt);
+                out = buffer(37);
+                ops::gather_rows(ctx, int8_there, there(index), out.narrow(1, 0, cols));
+                expect(out, reference(int8).index_select(0, index));
+                for (const bool nested : {false, true}) {
+                    const ops::Quant4Tensor table = random_weight(rows, cols, nested, generator);
+                    out = buffer(37);
+                    const ops::Quant4Tensor table_there = ops::upload(ctx, table.view());
+                    ops::gather_rows(ctx, table_there.view(), there(index), out.narrow(1, 0, cols));
+                    expect(out, reference(table).index_select(0, index));
+                }
+            }
+}
+
 /// Dequantises into columns [offset, offset + K) of a wider buffer full of 7 and returns the whole buffer.
 inline at::Tensor dequantize_into_wider(ops::Context& ctx, const ops::Quant4Tensor& weight, at::ScalarType type,
                                         int64_t offset, int64_t margin) {

@@ -84,6 +84,13 @@ TEST_F(QuantTest, DequantisesAnyShapeIntoAStridedBuffer) {
     }
 }
 
+TEST_F(QuantTest, ExpandsEightBitsAndGathersRows) {
+    quant_cases::expect_quantised_rows(ctx, generator);
+    const ops::Int8Tensor weight = quant_cases::random_int8(3, 8, generator);
+    const at::Tensor out = at::empty({1, 8});
+    EXPECT_THROW(ops::gather_rows(ctx, weight, at::full({1}, 3, at::kInt), out), CheckError);
+}
+
 TEST_F(QuantTest, DequantisesSeveralWeightsAtOnce) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf})
         quant_cases::expect_several_at_once(ctx, type, generator);
@@ -212,7 +219,8 @@ TEST_F(QuantTest, ThreadsDoNotChangeTheResult) {
     const Quant4Tensor whole = ops::quantize_nf4(ctx, w);
     std::vector<uint8_t> packed(150000), codes(4688);
     std::vector<float> absmax(4688), nested(19);
-    spec::quantize_nf4_blocks(w.data_ptr<float>(), w.numel(), 0, 4688, packed.data(), absmax.data());
+    spec::quantize_4bit_blocks(spec::Quant4Type::nf4, w.data_ptr<float>(), w.numel(), 0, 4688, packed.data(),
+                               absmax.data());
     const float offset = spec::quantize_absmax(absmax.data(), 4688, codes.data(), nested.data());
     EXPECT_EQ(offset, whole.nested_offset);
     EXPECT_TRUE(std::equal(packed.begin(), packed.end(), whole.packed.data_ptr<uint8_t>()));

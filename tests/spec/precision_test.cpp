@@ -62,7 +62,8 @@ TEST(Precision, TheLongestNameHolds) {
 }
 
 TEST(Precision, TiedEmbeddingsHaveTwoNames) {
-    const PrecisionMap map({{"lm_head", "int8"}});
+    const std::vector<std::pair<std::string, std::string>> head{{"lm_head", "int8"}};
+    const PrecisionMap map(head);
     EXPECT_EQ(type_of(map, "model.embed_tokens", /*tied=*/true), WeightType::int8);
     EXPECT_EQ(type_of(map, "model.embed_tokens", /*tied=*/false), WeightType::automatic);
     EXPECT_NE(refusal({{"lm_head", "int8"}, {"model.embed_tokens", "bf16"}}, true).find("one matrix"),
@@ -84,7 +85,7 @@ TEST(Precision, WhatIsNotThereIsRefusedWithTheNearestName) {
     expect("model.layers.3-1", "nf4", "no module");
     expect("model.layers.3.input_layernorm", "nf4", "no module");
     expect("model.norm", "nf4", "no module");
-    expect("lm_head", "nf5", "Did you mean nf4 or fp4?");
+    expect("lm_head", "nf5", "Did you mean nf4?");
     expect("lm_head", "int4", "Types are nf4, fp4, int8");
     expect("model.layers.12", "nf4", "the model has layers 0 to 11");
     EXPECT_NE(refusal({{"model.layers.0-4", "nf4"}, {"model.layers.4-7", "int8"}}).find("Let the ranges be apart"),

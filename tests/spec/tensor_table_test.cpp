@@ -43,6 +43,7 @@ TEST(TensorTable, ListsAPlainLlama) {
     ASSERT_NE(norm, nullptr);
     EXPECT_EQ(norm->role, TensorRole::post_norm);
     EXPECT_FALSE(norm->may_be_quantised);
+    EXPECT_TRUE(table.front().may_be_quantised && table.back().may_be_quantised);
     std::set<std::string> names;
     for (const TensorRule& rule : table) EXPECT_TRUE(names.insert(rule.hf_name).second) << rule.hf_name;
 }

@@ -9,15 +9,15 @@
 namespace unsloth::test {
 
 /// How the base is stored, and held.
-enum class Base { nf4, nf4_on_the_way_in, bf16, int8 };
+enum class Base { nf4, nf4_on_the_way_in, bf16, int8, mixed };
 inline const char* name_of(Base base) {
-    const char* const names[] = {"nf4", "nf4_on_the_way_in", "bf16", "int8"};
+    const char* const names[] = {"nf4", "nf4_on_the_way_in", "bf16", "int8", "mixed"};
     return names[static_cast<int>(base)];
 }
 inline void PrintTo(Base base, std::ostream* out) {
     *out << name_of(base);
 }
-constexpr Base all_bases[] = {Base::nf4, Base::nf4_on_the_way_in, Base::bf16, Base::int8};
+constexpr Base all_bases[] = {Base::nf4, Base::nf4_on_the_way_in, Base::bf16, Base::int8, Base::mixed};
 
 /// The model of tests/train/step_matrix.h with the base stored that way.
 inline fs::path base_folder(Base base) {
@@ -37,6 +37,18 @@ inline fs::path base_folder(Base base) {
         return folder / "int8";
     }();
     return in_8bit;
+}
+
+/// A type of each sort somewhere, some as the checkpoint has them and some not.
+inline spec::PrecisionMap mixed_precision() {
+    return spec::PrecisionMap({{"default", "nf4"},
+                               {"model.layers.0", "bf16"},
+                               {"model.layers.1.mlp", "int8"},
+                               {"model.layers.2-3.self_attn", "fp4"},
+                               {"model.layers.4.self_attn.o_proj", "fp32"},
+                               {"model.layers.5", "int8"},
+                               {"model.embed_tokens", "nf4"},
+                               {"lm_head", "int8"}});
 }
 
 /// A run with accumulation, and an evaluation between its steps.
@@ -82,6 +94,7 @@ inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Dev
     request.device = device;
     request.dtype = dtype;
     request.load_in_4bit = base == Base::nf4_on_the_way_in;
+    if (base == Base::mixed) request.precision = mixed_precision();
     request.lora.emplace();
     request.lora->r = 8;
     request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
@@ -116,6 +129,44 @@ inline StreamedRun run_streamed(Base base, const StreamedCase& streamed, at::Dev
     run.gradients_P = loaded->parameters()->state().grads_P.cpu().clone();
     run.values_P = loaded->parameters()->state().params_P.cpu().clone();
     return run;
+}
+
+/// Ids that a model continues a prompt with, token by token.
+inline std::vector<int32_t> generated(Base base, const std::vector<spec::Place>& layers_at, at::Device device,
+                                      at::ScalarType dtype) {
+    constexpr int new_tokens = 12;
+    std::vector<int32_t> next = matrix_row(3, true).ids, made;
+    model::LoadRequest request;
+    request.device = device;
+    request.dtype = dtype;
+    request.load_in_4bit = base == Base::nf4_on_the_way_in;
+    if (base == Base::mixed) request.precision = mixed_precision();
+    const ScratchFolder offload;
+    request.offload_folder = (offload / "weights").string();
+    request.sizes.training = false;
+    request.sizes.tokens = request.sizes.longest = static_cast<int64_t>(next.size());
+    request.sizes.segments = request.sizes.head_rows = 1;
+    request.sizes.cache_tokens = static_cast<int64_t>(next.size()) + new_tokens;
+    for (const spec::Place place : layers_at) request.run.layers.push_back({.weights_at = place});
+    LoadedModel loaded = load_model(base_folder(base), request);
+    std::vector<model::KvCache> caches = loaded->make_caches(request.sizes.cache_tokens);
+    for (int i = 0; i < new_tokens; ++i) {
+        made.push_back(loaded->next_token(next, caches));
+        next = {made.back()};
+    }
+    return made;
+}
+
+inline void expect_generation_from_anywhere(Base base, const std::string& device, at::ScalarType dtype) {
+    const at::Device where = train::choose_device(device);
+    std::optional<std::vector<int32_t>> resident;
+    for (const StreamedCase& streamed : streamed_cases(/*gpu=*/false)) {
+        if (streamed.in_flight > 1 || streamed.layer != spec::LayerPlan{}) continue;
+        SCOPED_TRACE(streamed.name);
+        const std::vector<int32_t> made = generated(base, streamed.layers_at, where, dtype);
+        if (!resident) resident = made;
+        EXPECT_EQ(made, *resident);
+    }
 }
 
 inline void expect_streaming_changes_no_bit(Base base, const std::string& device, at::ScalarType dtype) {

@@ -17,10 +17,7 @@
 
 namespace unsloth::formats {
 
-enum class Quant4Type : uint8_t { nf4, fp4 };
-constexpr const char* name_of(Quant4Type type) {
-    return type == Quant4Type::nf4 ? "nf4" : "fp4";
-}
+using spec::Quant4Type;
 
 /// A 4-bit weight as it lies in a checkpoint. Copyable; valid as long as the checkpoint.
 struct Quant4Weight {
@@ -71,8 +68,8 @@ Quant4Owned quantize_nf4(const float* w, int64_t rows, int64_t cols, int threads
 
 /// Yields the rows [row_begin, row_end) of a weight in fp32; called for disjoint rows from several threads.
 using ReadRows = std::function<void(int64_t row_begin, int64_t row_end, float* out)>;
-/// The same for a weight that need not be in memory as a whole.
-Quant4Owned quantize_nf4(int64_t rows, int64_t cols, const ReadRows& read, int threads = 0);
+/// The same for a weight that need not be in memory as a whole, and for either type.
+Quant4Owned quantize_4bit(Quant4Type type, int64_t rows, int64_t cols, const ReadRows& read, int threads = 0);
 
 /// What a checkpoint stores for such a weight, the packed codes under `weight_name` first. `dtype`: the weight's type
 /// before it was quantised.
@@ -83,6 +80,6 @@ std::vector<TensorBlob> quant4_companions(const std::string& weight_name, const 
 /// The same without data, for declaring a file before its weights are made (the JSON's length depends on the offset:
 /// it is padded with spaces to a fixed size in both).
 std::vector<TensorDecl> quant4_declarations(const std::string& weight_name, int64_t rows, int64_t cols,
-                                            spec::DType dtype);
+                                            spec::DType dtype, Quant4Type type = Quant4Type::nf4);
 
 }  // namespace unsloth::formats

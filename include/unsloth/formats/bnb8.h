@@ -45,6 +45,9 @@ void dequantize_rows(const Int8Weight& weight, int64_t row_begin, int64_t row_en
 /// zeros has zero codes. Values must be finite in fp16.
 void quantize_int8_rows(const float* w, int64_t rows, int64_t cols, int8_t* codes, float* maxima);
 
+/// The values that such a weight would have instead of these.
+void round_to_int8_rows(float* w, int64_t rows, int64_t cols);
+
 /// What a checkpoint stores for such a weight: codes, maxima, format.
 std::vector<TensorDecl> int8_declarations(const std::string& weight_name, int64_t rows, int64_t cols);
 

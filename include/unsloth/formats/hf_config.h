@@ -19,7 +19,8 @@ struct QuantizationConfig {
     bool bnb_4bit_use_double_quant = true;
     std::string bnb_4bit_compute_dtype = "bfloat16";
     std::string bnb_4bit_quant_storage = "uint8";
-    std::vector<std::string> llm_int8_skip_modules;
+    /// Modules that stay as they are; nullopt: what transformers leaves out by itself, lm_head.
+    std::optional<std::vector<std::string>> llm_int8_skip_modules;
 };
 
 /// The model that folder/config.json describes. Input Error, naming file and key, for an architecture, rope type,

@@ -12,6 +12,7 @@
 #include "unsloth/formats/bnb8.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/spec/precision.h"
 #include "unsloth/spec/tensor_table.h"
 
 namespace unsloth::formats {
@@ -54,15 +55,26 @@ class ModelTensors {
 
     int64_t parameters() const;         ///< elements of the weights as the model computes with them
     std::size_t stored_bytes() const;   ///< with the 4-bit weights' companions
-    int64_t quantised_linears() const;  ///< in 4 bit
-    int64_t int8_linears() const;
+    int64_t quantised_linears() const;  ///< of the layers, in 4 bit
+    int64_t int8_linears() const;       ///< of the layers
 
   private:
     std::vector<TensorSource> sources_;
     std::map<std::string, std::size_t> index_;
 };
 
-/// Checks every rule of tensor_table(spec) against the checkpoint: a linear is a 4-bit or 8-bit weight or a 16/32-bit
+/// The type that a tensor has in its file; `automatic` for one that is no matrix.
+spec::WeightType stored_type(const TensorSource& source);
+
+/// The types that a run holds its frozen matrices in.
+struct HeldTypes {
+    bool load_in_4bit = false, load_in_8bit = false;  ///< 16/32-bit linears become NF4, or INT8
+    spec::PrecisionMap precision;                     ///< before both, and from any type
+    /// What this tensor becomes; stored_type() where nothing is said.
+    spec::WeightType of(const TensorSource& source, const spec::ModelSpec& model) const;
+};
+
+/// Checks every rule of tensor_table(spec) against the checkpoint: a matrix is a 4-bit or 8-bit weight or a 16/32-bit
 /// tensor of the rule's shape, everything else 16/32-bit. Input Error that names the tensors (up to five of each kind)
 /// when some are missing, unknown, of another shape or of a type that cannot be used.
 ModelTensors resolve_tensors(const Checkpoint& checkpoint, const spec::ModelSpec& spec);

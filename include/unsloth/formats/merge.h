@@ -25,8 +25,8 @@ void add_low_rank(const float* b, const float* a, int64_t r, float scale, int64_
 /// Gives every row of w[rows, cols] the norm magnitude[row]; a row of zeros stays.
 void set_row_norms(const float* magnitude, int64_t rows, int64_t cols, float* w);
 
-/// One tensor of a merged model. Holds what it needs in fp32: the adapter's A and B, and with base_in_4bit the base's
-/// 4-bit codes; the rest stays mapped.
+/// One tensor of a merged model. Holds what it needs in fp32: the adapter's A and B, and the base's 4-bit codes where
+/// they are made; the rest stays mapped.
 class MergedTensor {
   public:
     const spec::TensorRule& rule() const { return rule_; }
@@ -41,10 +41,12 @@ class MergedTensor {
 
   private:
     friend class MergedModel;
+    void round_values(int64_t rows, float* values) const;
     spec::TensorRule rule_;
-    const TensorSource* base_ = nullptr;            ///< nullptr where a saved module stands in its place
-    std::shared_ptr<const Quant4Owned> quantised_;  ///< the base's values rounded to NF4
-    const TensorView* saved_ = nullptr;             ///< of modules_to_save
+    const TensorSource* base_ = nullptr;                        ///< nullptr where a saved module stands in its place
+    std::shared_ptr<const Quant4Owned> quantised_;              ///< the base's values rounded to 4 bit
+    spec::WeightType rounds_to_ = spec::WeightType::automatic;  ///< other types that its values are rounded to
+    const TensorView* saved_ = nullptr;                         ///< of modules_to_save
     int64_t r_ = 0;
     float scale_ = 0.0F;
     std::vector<float> a_, b_;      ///< [r, cols], [rows, r]
@@ -54,9 +56,9 @@ class MergedTensor {
 /// The tensors of a base model with an adapter, or of the base alone. Refers to both, which must outlive it.
 class MergedModel {
   public:
-    /// `adapter` may be nullptr. `base_in_4bit`: the 16/32-bit linears of the base take the values that training with
-    /// load_in_4bit gave them (NF4 with double quantisation); linears that are in 4 or 8 bit already stay as they are.
-    MergedModel(const WeightFile& base, const Adapter* adapter, bool base_in_4bit = false);
+    /// `adapter` may be nullptr. `held`: matrices of the base take the values that training with such types gave them.
+    /// usage Error where they do not fit the model.
+    MergedModel(const WeightFile& base, const Adapter* adapter, HeldTypes held = {});
 
     /// The base's, but for tie_word_embeddings: modules_to_save trains a copy of its own at each end of a tied model
     /// (as PEFT does), so the result is not tied any more.
@@ -75,13 +77,23 @@ class MergedModel {
 
     const WeightFile& base_;
     const Adapter* adapter_;
-    bool base_in_4bit_;
+    HeldTypes held_;
     spec::ModelSpec spec_;
     std::vector<spec::TensorRule> tensors_;
 };
 
 /// What the base of an adapter was while it was trained.
-enum class TrainedOn : uint8_t { unknown, plain, file_4bit, quantised_while_loading, file_8bit };
+enum class TrainedOn : uint8_t {
+    unknown,
+    plain,
+    file_4bit,
+    quantised_while_loading,
+    file_8bit,
+    quantised_to_8bit_while_loading
+};
+
+/// Whether the run that wrote this folder had model.precision; false where it does not say.
+bool trained_with_precision(const std::filesystem::path& adapter_folder);
 
 /// From the adapter's base_model_name_or_path where that still leads to a checkpoint (else from its name: "…4bit",
 /// "…8bit"), and from run_config.json in its folder, which says whether a run of this program quantised while loading.

@@ -14,10 +14,12 @@ struct ModelWriteOptions {
     spec::WeightType type = spec::WeightType::automatic;
     std::size_t shard_bytes = default_shard_bytes;  ///< of tensors in a file; above 0
     int threads = 0;                                ///< 0: as many as the machine has. The files do not depend on it
+    spec::PrecisionMap precision = {};              ///< matrices that `type` does not hold for
 };
 
 struct WrittenModel {
     std::size_t tensor_bytes = 0, files = 0;
+    std::vector<std::string> unknown_to_transformers;  ///< what it cannot load of the folder, and why; empty: nothing
 };
 
 /// The type that `automatic` means for this model, and itself for any other.
@@ -27,7 +29,7 @@ spec::DType storage_dtype(spec::WeightType type, const spec::ModelSpec& spec);
 
 /// Every value is rounded once, from fp32 to what is stored. Beside the mapped files, at most a slab of 8 MiB of one
 /// tensor and a few rows for each thread are held (with nf4 the tensor's codes instead of the slab). Of an NF4 base,
-/// linears without adapter are taken over unchanged when nf4 is written. Input Error, naming the tensor, for a value
+/// matrices without adapter are taken over unchanged where nf4 is written. Input Error, naming the tensor, for a value
 /// that is not finite or too large for the type; runtime Error when the disk is full (before anything is written, where
 /// that can be told) or fails; Interrupted when a signal asked to stop.
 WrittenModel write_model(const MergedModel& model, const std::filesystem::path& folder,

@@ -56,6 +56,7 @@ struct HeadBuffers {
     at::Tensor rstd_n, loss_n;     ///< fp32
     at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
     at::Tensor logits_CV;          ///< one chunk of rows
+    at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
     at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
 };
 
@@ -88,9 +89,10 @@ struct ActivationSizes {
     int64_t cache_tokens = 0;  ///< of the sequence that generation continues
     bool training = true;      ///< backward buffers too
     bool dropout = false;
-    bool noise = false;   ///< on the embeddings
-    bool weighs = false;  ///< the objective gives rows of the head weights
-    bool codes = false;   ///< products read codes of their inputs
+    bool noise = false;         ///< on the embeddings
+    bool weighs = false;        ///< the objective gives rows of the head weights
+    bool codes = false;         ///< products read codes of their inputs
+    bool expands_head = false;  ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
     bool deterministic = false;
 };

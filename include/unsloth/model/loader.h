@@ -20,6 +20,8 @@ struct LoadRequest {
     at::Device device = at::kCPU;
     at::ScalarType dtype = at::kFloat;  ///< compute type
     bool load_in_4bit = true;           ///< quantise 16/32-bit linears to NF4 (double quantisation) on the way in
+    bool load_in_8bit = false;          ///< or to INT8
+    spec::PrecisionMap precision;       ///< or each matrix to a type of its own
     config::FinetuningType finetuning_type = config::FinetuningType::lora;
     std::optional<spec::LoraSpec> lora;  ///< adapters to train; nullopt: none
     std::optional<std::string> adapter;  ///< PEFT folder: gives `lora` and the adapters' values
@@ -75,6 +77,10 @@ class ModelPlan {
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
     std::string base_description() const { return base_->description(); }
 
+    /// As BasePlan's of these names.
+    bool lies_in_checkpoint() const { return base_->lies_in_checkpoint(); }
+    int widest_bits() const { return base_->widest_bits(); }
+
     /// What all processes of a LoadShare must have in common: every resident buffer's name and size, as a hash.
     std::string resident_fingerprint() const;
     /// Allocates and loads: a share of it, where there are others (weights/base_plan.h); adapters are read by everyone.
@@ -83,7 +89,7 @@ class ModelPlan {
 
   private:
     bool trains_all() const { return request_.finetuning_type == config::FinetuningType::full && request_.trains; }
-    bool trains_embedding() const;
+    bool trains(spec::TensorRole role) const;  ///< outside of the layers
     weights::BaseRequest base_request() const;
     void plan_resident();
     void plan_step();

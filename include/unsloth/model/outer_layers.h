@@ -11,7 +11,7 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
 /// Adds the gradient of a trained embedding, from that of the first layer's input.
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 
-/// The residual rows with a target, normed: head().h_nD.
+/// The residual rows with a target, normed: head().h_nD; and lm_head expanded, where it does not lie as it is read.
 void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatch& micro);
 /// Logits [rows, V] of the gathered rows [first, first + rows), at most one chunk.
 at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first, int64_t rows);

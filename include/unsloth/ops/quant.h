@@ -1,4 +1,4 @@
-// 4-bit weights on a device: dequantise to a strided matrix, quantise a 16/32-bit one.
+// 4-bit and 8-bit weights on a device: dequantise to a strided matrix, or some rows; quantise a 16/32-bit one.
 #pragma once
 
 #include <span>
@@ -40,5 +40,19 @@ Quant4Tensor upload(Context& ctx, const spec::Quant4View& host);
 /// block of zeros dequantises to zeros. Allocates its result (loading, not the step). Synchronises. An input
 /// Error when w_NK holds a value that is not finite.
 Quant4Tensor quantize_nf4(Context& ctx, const at::Tensor& w_NK);
+
+/// An 8-bit weight with a scale for each row (LLM.int8): w = (code · maximum) · (1 / 127), each product rounded.
+struct Int8Tensor {
+    at::Tensor codes;   ///< int8 [N, K]
+    at::Tensor maxima;  ///< fp32 [N]
+};
+
+/// out_NK (bf16, f16 or fp32, row stride free) = the weight's values, rounded once.
+void dequantize_int8(Context& ctx, const Int8Tensor& weight, const at::Tensor& out_NK);
+
+/// out_nD[i] = row index_n[i] of the dequantised table, rounded once; index int32. Otherwise as gather_rows
+/// (ops/rows.h): the table may lie in pinned host memory.
+void gather_rows(Context& ctx, const Int8Tensor& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
+void gather_rows(Context& ctx, const spec::Quant4View& table_VD, const at::Tensor& index_n, const at::Tensor& out_nD);
 
 }  // namespace unsloth::ops

@@ -27,7 +27,40 @@ inline constexpr float nf4_code[16] = {-1.0F,
                                        0.7229568362236023F,
                                        1.0F};
 
-/// A value x / absmax takes the upper code when it is strictly greater than the threshold between two.
+/// The FP4 code of bitsandbytes: sign, then magnitudes of one exponent and one subnormal, by number and not by size.
+inline constexpr float fp4_code[16] = {0.0F,
+                                       0.005208333488553762F,
+                                       0.6666666865348816F,
+                                       1.0F,
+                                       0.3333333432674408F,
+                                       0.5F,
+                                       0.1666666716337204F,
+                                       0.25F,
+                                       0.0F,
+                                       -0.005208333488553762F,
+                                       -0.6666666865348816F,
+                                       -1.0F,
+                                       -0.3333333432674408F,
+                                       -0.5F,
+                                       -0.1666666716337204F,
+                                       -0.25F};
+inline constexpr uint8_t fp4_ascending[16] = {11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3};  ///< by value
+/// Midpoints of neighbours by value: x / absmax takes the upper one when it is strictly greater.
+inline constexpr float fp4_threshold[15] = {
+    -0.8333333730697632F,   -0.5833333730697632F, -0.4166666865348816F,    -0.2916666865348816F,
+    -0.2083333432674408F,   -0.0859375F,          -0.0026041667442768812F, 0.0F,
+    0.0026041667442768812F, 0.0859375F,           0.2083333432674408F,     0.2916666865348816F,
+    0.4166666865348816F,    0.5833333730697632F,  0.8333333730697632F};
+
+enum class Quant4Type : uint8_t { nf4, fp4 };
+constexpr const char* name_of(Quant4Type type) {
+    return type == Quant4Type::nf4 ? "nf4" : "fp4";
+}
+constexpr const float* code_of(Quant4Type type) {
+    return type == Quant4Type::nf4 ? nf4_code : fp4_code;
+}
+
+/// Of NF4, a value x / absmax takes the upper code when it is strictly greater than the threshold between two.
 inline constexpr float nf4_threshold[15] = {
     -0.8480964004993439F,  -0.6106329262256622F,   -0.4599952697753906F, -0.33967943489551544F, -0.23460740596055984F,
     -0.13791173323988914F, -0.045525018125772476F, 0.03979014977812767F, 0.1202552504837513F,   0.2035212516784668F,

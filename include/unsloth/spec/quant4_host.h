@@ -42,11 +42,11 @@ void dequantize_4bit_range(const Quant4View& weight, int64_t first, int64_t last
 }
 
 /// Quantises blocks [first_block, last_block) of the flattened weight w (`elements` in all; w points at
-/// element first_block * 64) to NF4. `packed` and `absmax` are the whole weight's arrays. A block of zeros
+/// element first_block * 64). `packed` and `absmax` are the whole weight's arrays. A block of zeros
 /// (or so small that 1 / absmax overflows) takes the code of zero. A value that is not finite makes its
 /// block's absmax infinite.
-void quantize_nf4_blocks(const float* w, int64_t elements, int64_t first_block, int64_t last_block, uint8_t* packed,
-                         float* absmax);
+void quantize_4bit_blocks(Quant4Type type, const float* w, int64_t elements, int64_t first_block, int64_t last_block,
+                          uint8_t* packed, float* absmax);
 
 /// Quantises block maxima for the second time: offset = their mean, codes[b] = the nearest entry of the
 /// signed dynamic map to (absmax[b] - offset) / nested_absmax[b / 256]. Returns the offset (not finite when

@@ -28,7 +28,7 @@ struct TensorRule {
     int layer = -1;                         ///< -1: not in a layer
     Projection projection = Projection::q;  ///< for linear and bias
     std::vector<int64_t> shape;
-    bool may_be_quantised = false;  ///< linears only
+    bool may_be_quantised = false;  ///< matrices: linears, embeddings and lm_head
 };
 
 /// All tensors of a model, layer by layer (embeddings first, then layers, final norm, lm_head unless tied).

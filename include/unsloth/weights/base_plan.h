@@ -16,25 +16,27 @@ namespace unsloth::weights {
 
 /// The tensors outside of the layers. Frozen ones stay as loaded; trained ones are compute copies of fp32 masters.
 struct OuterWeights {
-    at::Tensor embed_VD;      ///< any floating dtype
-    at::Tensor lm_head_VD;    ///< compute dtype; may be embed_VD itself (tied)
+    StoredWeight embed_VD;  ///< read by rows
+    StoredWeight
+        lm_head_VD;  ///< may be embed_VD itself (tied). No matrix in the compute type: to be expanded for a pass
     at::Tensor final_norm_D;  ///< fp32
 };
 
 struct BaseRequest {
     at::Device device = at::kCPU;
-    at::ScalarType dtype = at::kFloat;  ///< compute type
-    bool load_in_4bit = false;          ///< quantise 16/32-bit linears to NF4 (double quantisation) on the way in
-    bool fp8 = false;                   ///< linears are held, and multiplied, in 8-bit floats
-    bool masters = false;               ///< all of it is trained: compute copies of fp32 masters
-    bool trains = false;                ///< gradients pass through the products
-    std::vector<bool> cached;           ///< layers whose 4-bit linears are expanded once, while loading (CUDA)
+    at::ScalarType dtype = at::kFloat;          ///< compute type
+    formats::HeldTypes held;                    ///< what frozen matrices become on the way in
+    bool fp8 = false;                           ///< linears are held, and multiplied, in 8-bit floats
+    bool masters = false;                       ///< all of it is trained: compute copies of fp32 masters
+    bool trains = false;                        ///< gradients pass through the products
+    std::vector<bool> cached;                   ///< layers whose 4-bit linears are expanded once, while loading (CUDA)
     std::optional<std::string> offload_folder;  ///< for layers on the disk that the checkpoint has in another form
     std::vector<spec::Place> layers_at;         ///< where each layer's frozen linears lie
     bool embedding_on_host = false;             ///< the input embeddings of a CUDA run stay in page-locked host memory
     bool unties_head = false;                   ///< tied embeddings become two matrices, trained apart from each other
-    ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
-    int64_t fewest_tokens = 0;                  ///< a product has at least so many
+    bool trains_embedding = false, trains_head = false;  ///< compute copies of fp32 values, whatever the base has
+    ops::Nf4GemmChooser nf4_chooser;                     ///< products that read 4-bit tiles on this device; empty: none
+    int64_t fewest_tokens = 0;                           ///< a product has at least so many
 };
 
 class BasePlan {
@@ -49,6 +51,12 @@ class BasePlan {
     void submit_host(memory::Plan& host) const;
     /// Whether passes can be recorded: the host takes part in reading from the disk.
     bool recordable() const;
+    /// Whether lm_head does not lie as its products read it.
+    bool expands_head() const;
+    /// Whether what is held of the layers lies in the checkpoint as it is held.
+    bool lies_in_checkpoint() const;
+    /// Of the layers' weights: the most that one takes.
+    int widest_bits() const;
     /// Whether products read 8-bit codes of their inputs (Operand::codes).
     bool reads_codes() const { return request_.fp8; }
     /// "nf4 (double quantised)", "bf16", … as the run will hold the linears.
@@ -61,13 +69,18 @@ class BasePlan {
                                        const Adapters* adapters, const Parameters* masters,
                                        SharedLoading& shared) const;
     /// Loads the rest, matrices by rows; what lies in host memory is read by everyone. To be called after load_layers.
-    OuterWeights load_outer(const memory::Arena& resident, const memory::Arena* host, const Parameters* masters,
-                            SharedLoading& shared) const;
+    OuterWeights load_outer(ops::Context& ctx, const memory::Arena& resident, const memory::Arena* host,
+                            const Parameters* masters, SharedLoading& shared) const;
 
   private:
-    enum class Held { file_map, packed, quantised_here, tiles, matrix };
+    enum class Held { file_map, packed, quantised_here, tiles, int8, matrix };
     Held held(const formats::TensorSource& source) const;
-    bool quantises(const formats::TensorSource& source) const;
+    spec::WeightType type_of(const formats::TensorSource& source) const;
+    bool as_it_lies(const formats::TensorSource& source) const;
+    void require_precision() const;
+    bool trains(spec::TensorRole role) const {
+        return role == spec::TensorRole::embed_tokens ? request_.trains_embedding : request_.trains_head;
+    }
     bool lies_ready(int64_t layer) const { return ready_.at(static_cast<std::size_t>(layer)); }
     bool becomes_ready(int64_t layer) const;
     bool tiles_serve() const;
@@ -86,12 +99,14 @@ class BasePlan {
     int slots() const;
     int64_t largest_image() const;
     void submit_ready(int64_t layer, memory::Plan& resident) const;
-    LayerImage image_of(int layer) const;
-    void add_parts(int layer, bool large, LayerImage& image) const;
+    using Sources = std::vector<const formats::TensorSource*>;
+    Sources linears(int layer) const;
+    LayerImage image_of(const Sources& sources) const;
+    LayerImage image_of(int layer) const { return image_of(linears(layer)); }
+    void add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const;
 
     /// Puts a part of a stored weight into its layer's image and returns where it lies there.
     using PlacePart = std::function<at::Tensor(const char* what, const at::Tensor& values)>;
-    StoredWeight load_rows(const formats::TensorSource& source, const PlacePart& place) const;
     StoredWeight load_stored(ops::Context& ctx, const formats::TensorSource& source, bool reads,
                              const PlacePart& place) const;
     /// Where a layer's image is read by its products, and what takes the values of its parts while loading.
@@ -103,6 +118,7 @@ class BasePlan {
     };
     static ImageMemory memory_at(const at::Tensor& read, const at::Tensor& filled);
     StoredLayer load_image(ops::Context& ctx, const ImageMemory& memory, int layer, SharedLoading& shared) const;
+    StoredWeight load_matrix(ops::Context& ctx, const memory::Arena& where, const formats::TensorSource& source) const;
     std::optional<StreamedImage> streamed_image(const memory::Arena& arena, const memory::Arena* host, int layer) const;
     StoredWeight frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const;
     Operand load_dense(ops::Context& ctx, const memory::Arena& arena, int layer, Group g, SharedLoading& shared) const;

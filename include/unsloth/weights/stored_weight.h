@@ -10,13 +10,16 @@
 
 namespace unsloth::weights {
 
-/// 4-bit in rows or in tiles, or a 16/32-bit matrix [N, K].
-using StoredWeight = std::variant<ops::Quant4Tensor, ops::Nf4Tiles, at::Tensor>;
+/// 4-bit in rows or in tiles, 8-bit, or a 16/32-bit matrix [N, K].
+using StoredWeight = std::variant<ops::Quant4Tensor, ops::Nf4Tiles, ops::Int8Tensor, at::Tensor>;
 
-/// outs[i] = weights[i]'s values in out's type: 4-bit ones (on the context's device) are expanded, those in rows with
-/// one launch; matrices (on any device) are copied.
+/// outs[i] = weights[i]'s values in out's type: 4 and 8-bit ones (on the context's device) are expanded, those in rows
+/// with one launch; matrices (on any device) are copied.
 void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std::span<const at::Tensor> outs_NK);
 void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out_NK);
+
+/// out_nD[i] = row index_n[i] (int32) of the weight, which does not lie in tiles; as ops::gather_rows.
+void gather_rows(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& index_n, const at::Tensor& out_nD);
 
 /// Where a 4-bit weight keeps the one number that lies on the host; nullptr: it has none.
 float* nested_offset(StoredWeight& weight);
