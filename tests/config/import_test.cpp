@@ -292,7 +292,9 @@ TEST(Import, LlamaFactorysDefaults) {
     EXPECT_FALSE(config.model.load_in_4bit);
     EXPECT_CONTAINS(all(import_text("stage: dpo").losses), "stage: dpo: supervised training on rows");
     EXPECT_CONTAINS(all(import_text("template: gemma").losses), "template: gemma: data.template auto");
-    EXPECT_CONTAINS(all(import_text("stage: sft\nquantization_bit: 8").losses), "quantization_bit: 8 by bnb");
+    EXPECT_CONTAINS(all(import_text("stage: sft\nquantization_bit: 3").losses), "quantization_bit: 3 by bnb");
+    EXPECT_TRUE(
+        loaded(import_text("model_name_or_path: m\nstage: sft\nquantization_bit: 8")).config.model.load_in_8bit);
 }
 
 TEST(Import, Trl) {
