@@ -27,7 +27,7 @@ class JsonFile {
   public:
     explicit JsonFile(const std::filesystem::path& path)
         : path_(path.string()),
-          document_(std::filesystem::is_regular_file(path) ? parse_json(read_file(path), path_) : nlohmann::json()) {}
+          document_(std::filesystem::exists(path) ? parse_json(read_file(path), path_) : nlohmann::json()) {}
     JsonReader root() const { return {document_, path_}; }
 
   private:

@@ -253,7 +253,7 @@ class EndToEnd(unittest.TestCase):
             arguments += ["--max_steps", "3"]
         if "--dtype" not in given:
             arguments += ["--dtype", "float32"]
-        if "--load_in_4bit" not in given and "--finetuning_type" not in given:
+        if not {"--load_in_4bit", "--finetuning_type", "--precision"} & set(given):
             arguments += ["--load_in_4bit", "false"]
         return arguments + list(extra)
 
@@ -269,7 +269,9 @@ class EndToEnd(unittest.TestCase):
             out,
             "--device",
             "cpu",
-            *FP32,
+            "--dtype",
+            "float32",
+            *(() if "--precision" in extra else ("--load_in_4bit", "false")),
             *extra,
             **options,
         )

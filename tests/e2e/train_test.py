@@ -212,7 +212,7 @@ class TokenisedRows(EndToEnd):
         result = self.succeed(
             "train", *self.train_arguments(model(LLAMA), self.rows(8), "--load_in_4bit", "true", "--max_steps", "1")
         )
-        self.assertIn("NF4", result.err)
+        self.assertIn("linears in 4 bit (nf4) while loading", result.err)
 
     def test_labels_and_segments(self):
         # Rows with two segments and with masked labels count only their targets.

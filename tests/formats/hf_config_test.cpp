@@ -205,7 +205,7 @@ TEST(HfConfig, RefusesWhatItDoesNotKnowByName) {
     for (int i = 0; i < 200'000; ++i)
         many[cat("key ", i)] = i;  // time with the square of their number would be minutes
     expect_input_error({"more than 10000 keys"}, [&] { parse_model_spec(many.dump(), "config.json"); });
-    const json lists(1'000'000, json::array());  // here too: nlohmann's parser with a callback takes that long
+    const json lists(200'000, json::array());  // here too: nlohmann's parser with a callback takes that long
     expect_input_error({"model_type"}, [&] { parse_model_spec(json{{"lists", lists}}.dump(), "config.json"); });
 }
 
