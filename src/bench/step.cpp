@@ -210,6 +210,8 @@ void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& a
             return bench_scaling(loaded, request);
         case config::BenchSubject::comm:
             return bench_comm(loaded, request);
+        case config::BenchSubject::generate:
+            throw usage_error("bench generate does not work yet");
     }
 }
 

@@ -1,6 +1,7 @@
 #include "unsloth/config/command_line.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "config/commands.h"
 #include "config/launch_line.h"
@@ -59,6 +60,43 @@ class Presence {
     Problems& problems_;
 };
 
+void check_generate(const GenerateRequest& generate, Presence presence) {
+    const bool file = !generate.file.empty();
+    if (!generate.chat) presence.need_exactly_one("prompt", "file");
+    presence.refuse(generate.raw && file,
+                    "generate takes --raw only beside --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
+    presence.refuse(generate.chat && (file || generate.raw || generate.json || generate.n > 1),
+                    "generate takes --chat without --file, --raw, --json and --n");
+    presence.refuse(generate.stream && (file || generate.json || generate.n > 1),
+                    "generate takes --stream without --file, --json and --n: one text comes at a time");
+    presence.refuse(generate.logprobs && !generate.json, "generate takes --logprobs only beside --json");
+}
+
+/// What command options of a type of their own say.
+void read_texts(CommandLine& line, Problems& problems) {
+    problems.check({"max_shard_size"}, [&] {
+        line.merge.max_shard_bytes = parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
+        line.quantize.max_shard_bytes = parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
+    });
+    GenerateRequest& generate = line.generate;
+    problems.check({"kv_memory"}, [&] {
+        if (!generate.kv_memory.empty()) generate.kv_bytes = parse_byte_size(generate.kv_memory, "--kv_memory");
+    });
+    problems.check({"logit_bias"}, [&] {
+        for (const auto& [id, bias] : generate.logit_bias) {
+            int32_t number = -1;
+            const char* const end = id.data() + id.size();
+            if (std::from_chars(id.data(), end, number).ptr != end || number < 0)
+                throw usage_error(cat("--logit_bias: '", id, "' is no token's id"));
+            generate.sampling.logit_bias.emplace_back(number, static_cast<float>(bias));
+        }
+    });
+    problems.check({"stop"}, [&] {
+        for (const std::string& text : generate.stop)
+            if (text.empty()) throw usage_error("--stop: an empty text would end every answer before its first token");
+    });
+}
+
 void check_presence(const CommandLine& line, Presence presence, Problems& problems) {
     const Config& config = line.loaded.config;
     switch (line.command) {
@@ -69,10 +107,8 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             presence.need_model(config), presence.need_train_file(config.data, false);
             break;
         case Command::generate:
-            presence.need_model(config), presence.need_exactly_one("prompt", "file");
-            presence.refuse(
-                line.generate.raw && !line.generate.file.empty(),
-                "generate takes --raw only beside --prompt: rows of {\"text\"} are raw, {\"messages\"} are not");
+            if (!config.model.adapter_name_or_path) presence.need_model(config);  // the adapter names its base
+            check_generate(line.generate, presence);
             break;
         case Command::init:
             presence.need_exactly_one("shape", "model_config");
@@ -84,6 +120,7 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
             break;
         case Command::bench:
             if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
+            if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
             break;
         case Command::data:
             presence.need_train_file(config.data, true);
@@ -135,10 +172,7 @@ void read_arguments(const CommandInfo& command, const std::vector<std::string>& 
         settle(line.loaded, record.problems);
         line.log_level = line.loaded.config.logging.level;
     }
-    record.problems.check({"max_shard_size"}, [&] {
-        line.merge.max_shard_bytes = parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
-        line.quantize.max_shard_bytes = parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
-    });
+    read_texts(line, record.problems);
     check_presence(line, presence, record.problems);
     record.problems.raise();
 }

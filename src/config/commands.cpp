@@ -147,6 +147,32 @@ void declare_score(OptionSet& options, CommandLine& line) {
     options.add("logits", line.score.logits, "safetensors file for the logits of every row, in float32.").path("FILE");
 }
 
+void declare_sampling(OptionSet& options, GenerateRequest& generate) {
+    spec::Sampling& sampling = generate.sampling;
+    options
+        .add("temperature", sampling.temperature,
+             "What logits are divided by before a token is drawn; 0: always the likeliest.")
+        .at_least(0);
+    options.add("top_p", sampling.top_p, "Draw from the fewest likeliest tokens whose probabilities sum to this.")
+        .above(0)
+        .at_most(1);
+    options.add("top_k", sampling.top_k, "Draw from so many of the likeliest tokens; 0: from all.").at_least(0);
+    options.add("min_p", sampling.min_p, "Draw from tokens that are at least this times as likely as the likeliest.")
+        .at_least(0)
+        .at_most(1);
+    options
+        .add("repetition_penalty", sampling.repetition_penalty,
+             "Logits of tokens that stand in prompt or answer: over this if positive, else times this.")
+        .above(0);
+    options.add("presence_penalty", sampling.presence_penalty, "Taken off the logits of tokens that the answer has.")
+        .at_least(-2)
+        .at_most(2);
+    options.add("logit_bias", generate.logit_bias, "What is added to the logits of ids: {\"id\": number}.")
+        .value("JSON");
+    options.add("seed", generate.seed, "Of the random numbers: an answer's do not depend on those beside it.")
+        .at_least(0);
+}
+
 void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("prompt", line.generate.prompt,
                 "Text to answer: a user's message where the model has a chat template, or data.template names one.");
@@ -155,7 +181,43 @@ void declare_generate(OptionSet& options, CommandLine& line) {
     options.add("max_new_tokens", line.generate.max_new_tokens, "Longest answer in tokens.")
         .at_least(1)
         .suggested_for({"max_tokens", "max_length"});
-    options.add("json", line.generate.json, "Print prompt_ids, ids and text as JSON, an object a prompt.");
+    options.add("json", line.generate.json, "Print prompt_ids, ids and text as JSON, an object an answer.");
+    options.add("logprobs", line.generate.logprobs,
+                "With --json: the log-probability of each id, given those before it, as the model has it.");
+    declare_sampling(options, line.generate);
+    options.add("n", line.generate.n, "Answers to each prompt, with numbers of their own.")
+        .at_least(1)
+        .suggested_for({"num_return_sequences", "best_of"});
+    options
+        .add("stop", line.generate.stop,
+             "Texts that end an answer and are no part of it; as JSON where one holds a comma or white space.")
+        .value("TEXT")
+        .suggested_for({"stop_strings", "stop_sequences"});
+    options.add("stream", line.generate.stream, "Print --prompt's answer as it comes.");
+    options.add("chat", line.generate.chat,
+                "Answer the lines of standard input, each a user's message that goes on from what was said before; "
+                "--prompt is the first.");
+    options.add("max_rows", line.generate.max_rows, "Answers that are decoded at a time; others wait until one ends.")
+        .at_least(1)
+        .at_most(4096)
+        .suggested_for({"max_num_seqs"});
+    options
+        .add("max_context", line.generate.max_context,
+             "Longest prompt and answer together, in tokens; 0: what the prompts and --max_new_tokens come to, with "
+             "--chat the model's longest.")
+        .at_least(0)
+        .suggested_for({"max_model_len"});
+    options
+        .add("kv_memory", line.generate.kv_memory,
+             "Memory for the keys and values of all answers at a time: bytes, or with a unit (MB, GiB). Empty: what "
+             "--max_rows of the prompts can take, or what is free.")
+        .value("BYTES")
+        .suggested_for({"kv_cache_memory_bytes"});
+    options
+        .add("max_batch_tokens", line.generate.max_batch_tokens,
+             "Tokens of a pass: longer prompts go in by pieces, beside answers that are under way.")
+        .at_least(16)
+        .suggested_for({"max_num_batched_tokens"});
 }
 
 void declare_tokenize(OptionSet& options, CommandLine& line) {
@@ -333,18 +395,25 @@ void declare_bench(OptionSet& options, CommandLine& line) {
                      {"gemm", BenchSubject::gemm},
                      {"nf4", BenchSubject::nf4},
                      {"scaling", BenchSubject::scaling},
-                     {"comm", BenchSubject::comm}},
+                     {"comm", BenchSubject::comm},
+                     {"generate", BenchSubject::generate}},
                     "step: whole training steps of model.path; ops: each operator against the device's ceiling; gemm: "
                     "the matrix "
                     "products, by the library's choice of algorithm and by ours; nf4: products by 4-bit weights, from "
                     "tiles and by dequantising; scaling: "
                     "steps of several processes, started by a launcher, each alone and then together; comm: their sums "
-                    "alone, which needs no model.")
-        .value("step|ops|gemm|nf4|scaling|comm")
+                    "alone, which needs no model; generate: answers of model.path, against the memory's rate.")
+        .value("step|ops|gemm|nf4|scaling|comm|generate")
         .argument()
         .must_be_given();
-    options.add("batch", bench.batch, "Rows of a step; 0: training.per_device_train_batch_size.").at_least(0);
-    options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length.").at_least(0);
+    options
+        .add("batch", bench.batch,
+             "Rows of a step; 0: training.per_device_train_batch_size; of generate: answers at a time; 0: 1, 64 and "
+             "256.")
+        .at_least(0);
+    options.add("seq", bench.seq, "Tokens of a row; 0: model.max_seq_length; of generate: of a prompt; 0: 256.")
+        .at_least(0);
+    options.add("new_tokens", bench.new_tokens, "Of generate: tokens of an answer.").at_least(2);
     options
         .add("min_seq", bench.min_seq,
              "Rows of unequal length, from this to seq (the same ones in each run); 0: all of seq.")
@@ -419,8 +488,9 @@ const std::vector<CommandInfo>& commands() {
          declare_augment},
         {Command::score, "score", "--model.path DIR --data.train_file FILE --out FILE [--logits FILE]",
          "Log-probabilities and losses of the rows of a file.", true, declare_score},
-        {Command::generate, "generate", "--model.path DIR --prompt TEXT | --file FILE [--max_new_tokens N]",
-         "Answer prompts, always with the likeliest token.", true, declare_generate},
+        {Command::generate, "generate",
+         "--model.path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens N] [--temperature T]",
+         "Answer prompts, with the likeliest tokens or with drawn ones.", true, declare_generate},
         {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
          "Turn text or messages into ids, or ids into text.", false, declare_tokenize},
         {Command::inspect, "inspect", "DIR|FILE [--json]",
@@ -434,8 +504,8 @@ const std::vector<CommandInfo>& commands() {
          "Merge an adapter into its base: a model folder without adapter.", false, declare_merge},
         {Command::quantize, "quantize", "--model DIR --out DIR [--type nf4|fp4|int8]",
          "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
-        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm [--batch N] [--seq N] [--json]", "Measure speed.",
-         true, declare_bench},
+        {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate [--batch N] [--seq N] [--json]",
+         "Measure speed.", true, declare_bench},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
          "Draw a run's losses and figures in the terminal.", false, declare_watch},
         {Command::compare, "compare", "RUN …",

@@ -32,6 +32,11 @@ Prompt encode_prompt(const config::GenerateRequest& request, const tokenizer::To
 }  // namespace
 
 void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) {
+    const spec::Sampling& sampling = request.sampling;
+    if (sampling.temperature != 0 || sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 ||
+        !sampling.logit_bias.empty() || request.n != 1 || !request.stop.empty() || request.stream || request.chat ||
+        request.logprobs || request.kv_bytes != 0 || request.max_context != 0)
+        throw usage_error("sampling, --n, --stop, --stream, --chat, --logprobs and the cache's size do not work yet");
     const OpenedModel opened = open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     const config::DataOptions& data = loaded.config.data;

@@ -109,6 +109,76 @@ TEST(CommandLine, GenerateTakesAPromptOrAFile) {
     EXPECT_CONTAINS(error_of({"generate", "--path", "m", "--prompt", "a", "--max_new_tokens", "0"}), ">= 1");
 }
 
+TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
+    const auto parsed = [](std::vector<std::string> more) {
+        more.insert(more.begin(), {"generate", "--path", "m", "--prompt", "p"});
+        return config::parse_command_line(more).generate;
+    };
+    const config::GenerateRequest plain = parsed({});
+    EXPECT_EQ(plain.sampling.temperature, 0);
+    EXPECT_EQ(plain.n, 1);
+    EXPECT_EQ(plain.kv_bytes, 0);
+    const config::GenerateRequest all = parsed({"--temperature",
+                                                "0.7",
+                                                "--top_p",
+                                                "0.9",
+                                                "--top_k",
+                                                "40",
+                                                "--min_p",
+                                                "0.05",
+                                                "--repetition_penalty",
+                                                "1.1",
+                                                "--presence_penalty",
+                                                "0.5",
+                                                "--logit_bias",
+                                                R"({"7": -3.5})",
+                                                "--seed",
+                                                "11",
+                                                "--n",
+                                                "3",
+                                                "--stop",
+                                                R"(["\n\n", "a, b"])",
+                                                "--json",
+                                                "--logprobs",
+                                                "--kv_memory",
+                                                "2GiB",
+                                                "--max_context",
+                                                "512",
+                                                "--max_rows",
+                                                "8"});
+    EXPECT_EQ(all.sampling.temperature, 0.7);
+    EXPECT_EQ(all.sampling.top_p, 0.9);
+    EXPECT_EQ(all.sampling.top_k, 40);
+    EXPECT_EQ(all.sampling.min_p, 0.05);
+    EXPECT_EQ(all.sampling.repetition_penalty, 1.1);
+    EXPECT_EQ(all.sampling.presence_penalty, 0.5);
+    EXPECT_EQ(all.sampling.logit_bias, (std::vector<std::pair<int32_t, float>>{{7, -3.5F}}));
+    EXPECT_EQ(all.seed, 11);
+    EXPECT_EQ(all.n, 3);
+    EXPECT_EQ(all.stop, (std::vector<std::string>{"\n\n", "a, b"}));
+    EXPECT_EQ(all.kv_bytes, int64_t{2} << 30);
+    EXPECT_EQ(all.max_context, 512);
+    EXPECT_EQ(all.max_rows, 8);
+    EXPECT_TRUE(parsed({"--stream"}).stream);
+    EXPECT_TRUE(config::parse_command_line({"generate", "--path", "m", "--chat"}).generate.chat);
+    EXPECT_EQ(config::parse_command_line({"generate", "--adapter_name_or_path", "a", "--prompt", "p"})
+                  .loaded.config.model.adapter_name_or_path,
+              "a");
+
+    const auto refused = [](std::vector<std::string> more) {
+        more.insert(more.begin(), {"generate", "--path", "m", "--prompt", "p"});
+        return error_of(more);
+    };
+    EXPECT_CONTAINS(refused({"--logit_bias", R"({"the": 1})"}), "'the' is no token's id");
+    EXPECT_CONTAINS(refused({"--kv_memory", "much"}), "--kv_memory");
+    EXPECT_CONTAINS(refused({"--stop", R"([""])"}), "an empty text");
+    EXPECT_CONTAINS(refused({"--logprobs"}), "--logprobs only beside --json");
+    EXPECT_CONTAINS(refused({"--stream", "--n", "2"}), "--stream without");
+    EXPECT_CONTAINS(refused({"--chat", "--json"}), "--chat without");
+    EXPECT_CONTAINS(refused({"--temperature", "-1"}), ">= 0");
+    EXPECT_CONTAINS(refused({"--top_p", "0"}), "> 0");
+}
+
 TEST(CommandLine, DataAndItsAugmentation) {
     const config::CommandLine data =
         config::parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});

@@ -12,6 +12,7 @@
 
 #include "unsloth/config/config.h"
 #include "unsloth/spec/dtype.h"
+#include "unsloth/spec/sampling.h"
 
 namespace unsloth::config {
 
@@ -20,13 +21,26 @@ struct ScoreRequest {
     std::string logits;  ///< safetensors file of logits.{i} [T, V] fp32; empty: none
 };
 
-/// Either `prompt` or `file` is given.
+/// Either `prompt` or `file` is given; with `chat` a `prompt` may be.
 struct GenerateRequest {
     std::string prompt;  ///< a user's message where the model or data.template has a chat template
     bool raw = false;    ///< `prompt` goes to the model as it is
     std::string file;    ///< JSON Lines of {"text"} or {"messages"}, or plain text
     int64_t max_new_tokens = 128;
-    bool json = false;  ///< one object {"prompt_ids", "ids", "text"} a prompt on stdout instead of the text
+    bool json = false;  ///< one object {"prompt_ids", "ids", "text"} an answer on stdout instead of the text
+    spec::Sampling sampling;
+    std::vector<std::pair<std::string, double>> logit_bias;  ///< as typed; its ids and numbers are in `sampling`
+    int64_t seed = 0;               ///< answer k of prompt i draws its numbers by (seed, i, k, place in the answer)
+    int64_t n = 1;                  ///< answers a prompt
+    std::vector<std::string> stop;  ///< texts that end an answer, which they are no part of
+    bool stream = false;            ///< the text as it comes; with `prompt` and one answer
+    bool chat = false;              ///< lines of stdin are a user's messages, turn by turn
+    bool logprobs = false;          ///< with json: "logprobs", of each id given those before
+    std::string kv_memory;          ///< as typed
+    int64_t kv_bytes = 0;           ///< of the cache of keys and values; 0: what the rows at once can take
+    int64_t max_context = 0;        ///< longest prompt and answer together; 0: as the prompts ask, or the model allows
+    int64_t max_rows = 256;         ///< answers that are decoded at a time
+    int64_t max_batch_tokens = 2048;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
 };
 
 struct ReplayRequest {
@@ -35,15 +49,16 @@ struct ReplayRequest {
     bool json = false;
 };
 
-enum class BenchSubject { step, ops, gemm, nf4, scaling, comm };
+enum class BenchSubject { step, ops, gemm, nf4, scaling, comm, generate };
 
 struct BenchRequest {
     BenchSubject what = BenchSubject::step;
-    int64_t batch = 0;       ///< rows; 0: as the configuration trains
-    int64_t seq = 0;         ///< tokens a row; likewise
-    int64_t min_seq = 0;     ///< shortest row when they differ; 0: all have `seq` tokens
-    int64_t accumulate = 1;  ///< micro-batches of `batch` rows in a step
-    int64_t steps = 20;      ///< measured, after `warmup` unmeasured ones
+    int64_t batch = 0;         ///< rows; 0: as the configuration trains; of generate: 1, 64 and 256
+    int64_t seq = 0;           ///< tokens a row; likewise; of generate: of a prompt, 256
+    int64_t new_tokens = 512;  ///< of generate: of an answer
+    int64_t min_seq = 0;       ///< shortest row when they differ; 0: all have `seq` tokens
+    int64_t accumulate = 1;    ///< micro-batches of `batch` rows in a step
+    int64_t steps = 20;        ///< measured, after `warmup` unmeasured ones
     int64_t warmup = 5;
     bool tune = false;  ///< of gemm and step: time the library's algorithms and print lines for the tables
     bool json = false;
