@@ -70,4 +70,13 @@ std::string options_markdown() {
     return text;
 }
 
+std::string best_metric(const TrainingOptions& training) {
+    const std::string& name = training.metric_for_best_model;
+    return name.starts_with("eval_") ? name : "eval_" + name;
+}
+
+bool more_is_better(const TrainingOptions& training) {
+    return training.greater_is_better.value_or(!training.metric_for_best_model.ends_with("loss"));
+}
+
 }  // namespace unsloth::config

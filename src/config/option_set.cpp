@@ -130,6 +130,12 @@ Option& OptionSet::add(std::string key, bool& field, std::string help) {
     return bind(option, field), option.bare_flag();
 }
 
+Option& OptionSet::add(std::string key, std::optional<bool>& field, std::string help) {
+    Option& option = append(std::move(key), OptionType::boolean, std::move(help));
+    option.nullable = true;
+    return bind(option, field), option.bare_flag();
+}
+
 Option& OptionSet::add(std::string key, int64_t& field, std::string help) {
     Option& option = append(std::move(key), OptionType::integer, std::move(help));
     return bind(option, field), option.value("N");

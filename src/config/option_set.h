@@ -34,6 +34,7 @@ class OptionSet {
     Option& add(std::string key, int64_t& field, std::string help);
     Option& add(std::string key, double& field, std::string help);
     Option& add(std::string key, std::string& field, std::string help);
+    Option& add(std::string key, std::optional<bool>& field, std::string help);
     Option& add(std::string key, std::optional<std::string>& field, std::string help);
     Option& add(std::string key, std::optional<double>& field, std::string help);
     Option& add(std::string key, std::vector<std::string>& field, std::string help);

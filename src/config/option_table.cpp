@@ -405,6 +405,42 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .on_resume(OnResume::told);
 }
 
+/// Which evaluation is the best, and what follows from that.
+void declare_best(OptionSet& options, TrainingOptions& training) {
+    options
+        .add("early_stopping_patience", training.early_stopping_patience,
+             "End the run when so many evaluations in a row were not better than the best one by more than "
+             "early_stopping_threshold; 0: never.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .suggested_for({"early_stopping_steps", "patience"})
+        .on_resume(OnResume::free);
+    options
+        .add("early_stopping_threshold", training.early_stopping_threshold,
+             "By how much an evaluation must be better to count as such for early_stopping_patience.")
+        .at_least(0)
+        .synonym(nullptr, 0)
+        .on_resume(OnResume::told);
+    options
+        .add("load_best_model_at_end", training.load_best_model_at_end,
+             "Leave the adapter (or model) of the best evaluation in output_dir at the end, instead of the last "
+             "step's. An evaluation that is the best so far then saves a checkpoint.")
+        .on_resume(OnResume::free);
+    options
+        .add("metric_for_best_model", training.metric_for_best_model,
+             "Value of an evaluation that says which is the best, with or without eval_: loss, token_accuracy, "
+             "NAME_loss of data.eval_files, or a figure of preferences such as rewards/margins.")
+        .value("NAME")
+        .synonym(nullptr, "eval_loss")
+        .synonym("", "eval_loss")
+        .on_resume(OnResume::fixed);
+    options
+        .add("greater_is_better", training.greater_is_better,
+             "Whether more of metric_for_best_model is better; null: of all metrics but those whose names end in "
+             "loss.")
+        .on_resume(OnResume::fixed);
+}
+
 /// Evaluation, checkpoints and what is reported.
 void declare_saving(OptionSet& options, TrainingOptions& training) {
     options.add("eval_on_start", training.eval_on_start, "Evaluate before the first step too.")
@@ -413,6 +449,7 @@ void declare_saving(OptionSet& options, TrainingOptions& training) {
         .at_least(0)
         .synonym(nullptr, 0)
         .on_resume(OnResume::told);
+    declare_best(options, training);
     options
         .add("save_steps", training.save_steps,
              "Save checkpoint-N, from which the run can be resumed, every so many steps, and at the end; 0: not by "

@@ -54,11 +54,6 @@ void add_saving_fields(PeerRows& rows) {
              "a checkpoint is safetensors files with the optimizer's state, written once, and on SIGTERM too")
         .any({"restore_callback_states_from_checkpoint"}, "there are no callbacks")
         .only({"ignore_data_skip"}, off, "a resumed run goes on at the row where it stopped")
-        .only({"load_best_model_at_end"}, off,
-              "the result is that of the last step; the best checkpoint is kept, and trainer_state.json names it")
-        .only({"metric_for_best_model"}, {nullptr, "", "loss", "eval_loss"},
-              "the best evaluation is that of least loss")
-        .only({"greater_is_better"}, off, "the best evaluation is that of least loss")
         .only({"push_to_hub"}, off, "nothing is uploaded; hf upload REPO FOLDER does it after the run")
         .any({"hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision",
               "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"},

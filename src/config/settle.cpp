@@ -137,6 +137,37 @@ void check_weights(const DataOptions& data) {
                           "Give every source a weight, or none: then each row is taken once an epoch.");
 }
 
+/// What follows evaluations needs some while the run goes on, and a value that they have.
+void check_best(const Config& config, Problems& problems) {
+    const TrainingOptions& t = config.training;
+    const auto need_steps = [&](const char* option, bool wants) {
+        problems.check({option, "training.eval_steps"}, [&] {
+            if (wants && t.eval_steps == 0)
+                throw usage_error(cat(option, " follows evaluations, and there is one at the end alone"),
+                                  "Give training.eval_steps.");
+        });
+    };
+    need_steps("training.early_stopping_patience", t.early_stopping_patience > 0);
+    need_steps("training.load_best_model_at_end", t.load_best_model_at_end);
+    problems.check({"training.early_stopping_threshold", "training.early_stopping_patience"}, [&] {
+        if (t.early_stopping_threshold > 0 && t.early_stopping_patience == 0)
+            throw usage_error("training.early_stopping_threshold serves training.early_stopping_patience, which is 0",
+                              "Give both, or none.");
+    });
+    problems.check({"training.metric_for_best_model", "training.objective", "data.eval_files"}, [&] {
+        std::vector<std::string> known = {"eval_loss", "eval_token_accuracy"};
+        for (const auto& [name, file] : config.data.eval_files) known.push_back(cat("eval_", name, "_loss"));
+        const std::string metric = best_metric(t);
+        const bool has = std::find(known.begin(), known.end(), metric) != known.end();
+        // The figures of other objectives are their own to name: the first evaluation knows them.
+        if (has || t.objective != Objective::sft) return;
+        std::string all;
+        for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+        throw usage_error(cat("training.metric_for_best_model: an evaluation has no ", metric),
+                          cat("It has ", all, "."));
+    });
+}
+
 void check_evaluation(const Config& config, Problems& problems) {
     const DataOptions& data = config.data;
     const bool evaluates = data.eval_file || !data.eval_files.empty() || data.val_size > 0;
@@ -171,6 +202,7 @@ void check_evaluation(const Config& config, Problems& problems) {
     };
     need_rows("training.eval_on_start", config.training.eval_on_start);
     need_rows("training.eval_steps", config.training.eval_steps > 0);
+    check_best(config, problems);
 }
 
 void check_data(const Config& config, Problems& problems) {

@@ -196,6 +196,25 @@ special_tokens:
     EXPECT_CONTAINS(all(imported.notes), "flash_attention has no effect: kernels are compiled into the program");
 }
 
+TEST(Import, EarlyStoppingAndTheBestModel) {
+    const std::string rows = "base_model: m\nadapter: lora\ndatasets: [{path: a, type: alpaca}]\n";
+    const std::string evaluated = rows + "val_set_size: 0.1\neval_steps: 10\nsave_steps: 20\n";
+    const auto of = [](const std::string& text) { return loaded(import_text(text)).config.training; };
+    EXPECT_EQ(of(evaluated + "early_stopping_patience: 3").early_stopping_patience, 3);
+    EXPECT_TRUE(of(evaluated).load_best_model_at_end);  // axolotl's default
+    EXPECT_FALSE(of(evaluated + "load_best_model_at_end: false").load_best_model_at_end);
+    EXPECT_FALSE(of(rows + "val_set_size: 0.1\neval_steps: 30\nsave_steps: 20\n").load_best_model_at_end);
+    EXPECT_CONTAINS(all(import_text(rows + "early_stopping_patience: 3").losses),
+                    "early_stopping_patience: 3: it follows evaluations during the run");
+    const std::string factory =
+        "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\ntemplate: llama3\nval_size: 0.1\n"
+        "eval_strategy: steps\neval_steps: 10\nearly_stopping_steps: 4\nload_best_model_at_end: true\n"
+        "metric_for_best_model: eval_loss\ngreater_is_better: false\n";
+    EXPECT_EQ(of(factory).early_stopping_patience, 4);
+    EXPECT_TRUE(of(factory).load_best_model_at_end);
+    EXPECT_EQ(of(factory).greater_is_better, false);
+}
+
 TEST(Import, AxolotlsDataSets) {
     const auto of = [](const std::string& rest) { return import_text("base_model: m\nadapter: lora\n" + rest); };
     const config::Config alpaca = loaded(of("datasets: [{path: a.jsonl, type: alpaca}]")).config;

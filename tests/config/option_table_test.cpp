@@ -20,6 +20,7 @@ struct Example {
 // Values that the schema alone cannot find, because other options have a say.
 const std::map<std::string, Example>& special_examples() {
     const Json dpo = {{"training", {{"objective", "dpo"}}}}, kto = {{"training", {{"objective", "kto"}}}};
+    const Json evaluated = {{"data", {{"val_size", 2}}}, {"training", {{"eval_steps", 2}}}};
     static const std::map<std::string, Example> examples = {
         {"preference.loss_type", {"ipo", dpo}},
         {"preference.beta", {0.375, dpo}},
@@ -36,6 +37,12 @@ const std::map<std::string, Example>& special_examples() {
         {"lora.alpha_pattern", {{{"z", 0.5}, {"a", 8}}}},
         {"lora.layers_to_transform", {Json::array({3, 0})}},
         {"training.eval_steps", {7, {{"data", {{"val_size", 2}}}}}},
+        {"training.early_stopping_patience", {7, evaluated}},
+        {"training.early_stopping_threshold",
+         {0.5, {{"data", {{"val_size", 2}}}, {"training", {{"eval_steps", 2}, {"early_stopping_patience", 2}}}}}},
+        {"training.load_best_model_at_end", {true, evaluated}},
+        {"training.metric_for_best_model", {"token_accuracy"}},
+        {"training.greater_is_better", {true}},
         {"training.eval_on_start", {true, {{"data", {{"val_size", 2}}}}}},
         {"training.warmup_ratio", {0.25, {{"training", {{"warmup_steps", 0}}}}}},
         {"training.lr_scheduler_kwargs",

@@ -68,6 +68,40 @@ TEST(Settle, EvaluationRowsComeFromOnePlace) {
     EXPECT_EQ(config::load_config({}, {"--eval_steps", "10", "--eval_file", "e"}).config.training.eval_steps, 10);
 }
 
+TEST(Settle, TheBestEvaluationNeedsSomeToBeFound) {
+    const std::vector<std::string> evaluated = {"--eval_steps", "10", "--val_size", "3"};
+    const auto with = [&](std::vector<std::string> flags) {
+        flags.insert(flags.end(), evaluated.begin(), evaluated.end());
+        return flags;
+    };
+    for (const char* option : {"--early_stopping_patience=2", "--load_best_model_at_end=true"}) {
+        EXPECT_CONTAINS(flag_error({option, "--val_size", "3"}), "follows evaluations");
+        EXPECT_NO_THROW(config::load_config({}, with({option})));
+    }
+    EXPECT_CONTAINS(flag_error(with({"--early_stopping_threshold", "0.1"})), "serves training.early_stopping_patience");
+    EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "accuracy"}), "an evaluation has no eval_accuracy");
+    EXPECT_CONTAINS(flag_error({"--metric_for_best_model", "law_loss"}), "It has eval_loss, eval_token_accuracy.");
+    const auto sets =
+        config::load_config({}, {"--metric_for_best_model", "law_loss", "--eval_files", R"({"law": "f"})"});
+    EXPECT_EQ(config::best_metric(sets.config.training), "eval_law_loss");
+}
+
+// As transformers derives it.
+TEST(Settle, MoreIsBetterOfAllButLosses) {
+    const auto of = [](const char* metric, const char* greater) {
+        return config::more_is_better(load_text(cat(R"({"training": {"objective": "dpo", "metric_for_best_model": ")",
+                                                    metric, R"(", "greater_is_better": )", greater, "}}"))
+                                          .config.training);
+    };
+    EXPECT_FALSE(of("loss", "null"));
+    EXPECT_FALSE(of("eval_nll_loss", "null"));
+    EXPECT_TRUE(of("rewards/margins", "null"));
+    EXPECT_TRUE(of("eval_loss", "true"));
+    EXPECT_FALSE(of("token_accuracy", "false"));
+    EXPECT_EQ(load_text(R"({"training": {"metric_for_best_model": null}})").config.training.metric_for_best_model,
+              "eval_loss");
+}
+
 TEST(Settle, AWarmupRatioReplacesTheDefaultSteps) {
     const auto loaded = config::load_config({}, {"--warmup_ratio", "0.1"});
     EXPECT_EQ(loaded.config.training.warmup_steps, 0);

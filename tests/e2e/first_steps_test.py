@@ -71,7 +71,7 @@ class FirstSteps(EndToEnd):
         strict = self.folder / "strict.json"
         self.fail_with(
             USAGE,
-            ["not carried over: early_stopping_patience: 3: a run goes to its end"],
+            ["not carried over: early_stopping_patience: 3: it follows evaluations during the run, and there are none"],
             "import-config",
             theirs,
             "--strict",

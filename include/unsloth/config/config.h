@@ -155,6 +155,11 @@ struct TrainingOptions {
     bool deterministic = false;
     int64_t eval_steps = 0;
     bool eval_on_start = false;
+    int64_t early_stopping_patience = 0;  ///< evaluations without a better one that end a run; 0: none do
+    double early_stopping_threshold = 0;  ///< by how much a better one is better
+    bool load_best_model_at_end = false;
+    std::string metric_for_best_model = "eval_loss";  ///< with or without eval_
+    std::optional<bool> greater_is_better;            ///< absent: where the metric's name does not end in loss
     int64_t save_steps = 500;
     double save_minutes = 0;
     int64_t save_total_limit = 0;
@@ -217,6 +222,16 @@ struct Config {
     DistributedOptions distributed;
     LoggingOptions logging;
 };
+
+/// Whether a run writes checkpoint-N folders.
+inline bool saves_checkpoints(const TrainingOptions& training) {
+    return training.save_steps > 0 || training.save_minutes > 0 || training.load_best_model_at_end;
+}
+
+/// metric_for_best_model as rows of metrics name it: with eval_ in front.
+std::string best_metric(const TrainingOptions& training);
+/// Whether more of it is better.
+bool more_is_better(const TrainingOptions& training);
 
 /// A configuration with what was said about it.
 struct LoadedConfig {

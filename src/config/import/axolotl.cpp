@@ -372,6 +372,12 @@ void import_axolotl(Importer& importer) {
     if (evaluates) import_evaluation(importer, importer.look("eval_steps").is_null() ? "no" : "steps", evaluates);
     for (const char* key : {"save_steps", "save_strategy", "eval_steps", "eval_strategy", "evaluation_strategy"})
         importer.take(key);
+    const TrainingOptions& training = importer.config().training;
+    // axolotl loads the best one unless it is told not to, where every checkpoint has an evaluation.
+    if (says_saving && training.save_steps > 0 && training.eval_steps > 0 &&
+        training.save_steps % training.eval_steps == 0 && importer.look("load_best_model_at_end").is_null())
+        importer.set_default("training.load_best_model_at_end", true);
+    import_best(importer, "early_stopping_patience");
     for (const std::string& plugin : importer.take_names("plugins"))
         importer.note("plugins", cat(plugin, ": nothing is loaded; what its fields ask for is told with them"));
     importer.take_rest(axolotl_fields(), false);

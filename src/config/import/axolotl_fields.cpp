@@ -297,12 +297,8 @@ void add_reports(PeerRows& rows) {
         .only({"hub_model_id", "hub_strategy", "hub_revision"}, off,
               "nothing is uploaded; hf upload REPO FOLDER does it after the run")
         .only({"save_first_step"}, nothing, "checkpoints come every training.save_steps steps")
-        .only({"early_stopping_patience"}, {nullptr}, "a run goes to its end")
-        .only({"load_best_model_at_end"}, nothing,
-              "the result is that of the last step; the best checkpoint is kept, and trainer_state.json names it")
-        .only({"metric_for_best_model"}, {nullptr, "", "loss", "eval_loss"},
-              "the best evaluation is that of least loss")
-        .only({"greater_is_better"}, nothing, "the best evaluation is that of least loss")
+        .means("metric_for_best_model", "training.metric_for_best_model", {}, {nullptr, ""})
+        .means("greater_is_better", "training.greater_is_better", {}, {nullptr})
         .only({"loss_watchdog_threshold", "loss_watchdog_patience"}, off,
               "a loss that is not finite stops a run, and one that rises tenfold is told")
         .only({"do_causal_lm_eval", "eval_causal_lm_metrics", "do_bench_eval", "bench_dataset", "bench_split",

@@ -79,6 +79,8 @@ void import_warmup(Importer& importer);
 /// save_strategy and save_steps; eval_strategy (or evaluation_strategy) and eval_steps. `has_rows`: to evaluate on.
 void import_saving(Importer& importer, const std::string& strategy_default);
 void import_evaluation(Importer& importer, const std::string& strategy_default, bool has_rows);
+/// load_best_model_at_end, and the patience of early stopping under that program's name; after import_evaluation().
+void import_best(Importer& importer, const char* patience);
 
 // The programs. Each takes all fields of `importer`.
 void import_axolotl(Importer& importer);

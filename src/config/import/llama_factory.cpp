@@ -156,7 +156,6 @@ void add_finetuning(PeerRows& rows) {
         .only({"use_mca", "use_hyper_parallel", "hyper_parallel_args"}, off,
               "processes train data-parallel (unsloth-train launch); a model lies on one device")
         .only({"compute_accuracy"}, off, "the loss over the labels is what is evaluated")
-        .only({"early_stopping_steps"}, {nullptr}, "a run goes to its end")
         .any({"plot_loss", "include_effective_tokens_per_second"},
              "the metrics hold losses, tokens and rates of every logged step")
         .means("pure_bf16", "model.dtype", {{true, "bfloat16"}}, off, "true or false is expected");
@@ -340,6 +339,7 @@ void import_llama_factory(Importer& importer) {
     import_warmup(importer);
     import_saving(importer, "steps");
     import_evaluation(importer, "no", evaluates);
+    import_best(importer, "early_stopping_steps");
     importer.take_rest(fields(), true);
 }
 

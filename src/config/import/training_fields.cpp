@@ -89,4 +89,16 @@ void import_evaluation(Importer& importer, const std::string& strategy_default, 
     importer.set("eval_steps", "training.eval_steps", every);
 }
 
+void import_best(Importer& importer, const char* patience) {
+    for (const auto& [key, option] : {std::pair{patience, "training.early_stopping_patience"},
+                                      std::pair{"load_best_model_at_end", "training.load_best_model_at_end"}}) {
+        const auto value = importer.take(key);
+        if (!value || *value == false || *value == 0) continue;
+        if (importer.config().training.eval_steps > 0)
+            importer.set(key, option, *value);
+        else
+            importer.lose(key, cat(shown(*value), ": it follows evaluations during the run, and there are none"));
+    }
+}
+
 }  // namespace unsloth::config

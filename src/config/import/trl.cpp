@@ -156,6 +156,7 @@ void import_trl(Importer& importer) {
     import_data(importer);
     import_warmup(importer);
     import_saving(importer, "steps");
+    import_best(importer, "early_stopping_patience");
     importer.take_rest(fields(), true);
 }
 
