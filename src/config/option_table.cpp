@@ -631,6 +631,33 @@ void declare_distributed(OptionSet& options, DistributedOptions& distributed) {
         "Several processes, a GPU each, that train one model (unsloth-train launch, torchrun, srun, mpirun).",
         OnResume::free);
     options
+        .add("tp_size", distributed.tp_size,
+             "Ranks that share each layer's products (tensor parallel). Of the processes, what tp_size, pp_size and "
+             "cp_size leave is data parallel.")
+        .at_least(1);
+    options.add("pp_size", distributed.pp_size, "Stages that the layers are cut into (pipeline parallel).").at_least(1);
+    options.add("cp_size", distributed.cp_size, "Ranks that share a row's tokens (context parallel).").at_least(1);
+    options
+        .add("zero_stage", distributed.zero_stage,
+             "What data-parallel ranks hold a share of instead of a copy: 1 the optimizer's states, 2 the gradients "
+             "too, 3 the trained parameters too, and the frozen base; 0: nothing.")
+        .at_least(0)
+        .at_most(3);
+    options
+        .add_choice("offload_optimizer", distributed.offload_optimizer,
+                    {{"none", OptimizerPlace::device}, {"cpu", OptimizerPlace::cpu}},
+                    "cpu: the optimizer's moments and the fp32 parameters lie in host memory and are updated there.")
+        .synonym(nullptr, "none")
+        .synonym(false, "none");
+    options.add_choice(
+        "pipeline_schedule", distributed.pipeline_schedule,
+        {{"1f1b", PipelineSchedule::one_forward_one_backward}, {"interleaved", PipelineSchedule::interleaved}},
+        "The order in which the stages of pp_size take micro-batches.");
+    options
+        .add("pipeline_micro_batches", distributed.pipeline_micro_batches,
+             "Micro-batches under way at once in the stages of pp_size; 0: as many as stages.")
+        .at_least(0);
+    options
         .add("ddp_timeout", distributed.ddp_timeout,
              "Seconds that ranks wait for each other before they stop with an error.")
         .at_least(1)

@@ -319,6 +319,18 @@ void settle_reports(LoadedConfig& loaded, Problems& problems) {
     });
 }
 
+void check_distributed(const DistributedOptions& distributed, Problems& problems) {
+    const DistributedOptions defaults;
+    const auto for_pipelines = [&](const char* option, bool given) {
+        problems.check({option, "distributed.pp_size"}, [&] {
+            if (given && distributed.pp_size == 1)
+                throw usage_error(cat(option, " serves distributed.pp_size above 1"), cat("Leave ", option, " out."));
+        });
+    };
+    for_pipelines("distributed.pipeline_schedule", distributed.pipeline_schedule != defaults.pipeline_schedule);
+    for_pipelines("distributed.pipeline_micro_batches", distributed.pipeline_micro_batches != 0);
+}
+
 }  // namespace
 
 void check_device(const std::string& device, const std::string& option) {
@@ -345,6 +357,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     check_data(config, problems);
     check_preference(config, problems);
     check_training(config.training, problems);
+    check_distributed(config.distributed, problems);
     problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
     problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
     problems.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });

@@ -49,6 +49,8 @@ const std::map<std::string, Example>& special_examples() {
          {{{"lr_end", 1e-5}, {"power", 2.0}}, {{"training", {{"lr_scheduler_type", "polynomial"}}}}}},
         {"lora.finetuning_type", {"full", {{"model", {{"load_in_4bit", false}}}}}},
         {"data.datasets", {Json::array({{{"path", "a"}, {"format", "text"}, {"weight", 2}}})}},
+        {"distributed.pipeline_schedule", {"interleaved", {{"distributed", {{"pp_size", 2}}}}}},
+        {"distributed.pipeline_micro_batches", {8, {{"distributed", {{"pp_size", 2}}}}}},
         {"distributed.nccl", {{{"SOCKET_IFNAME", "eth0"}, {"DEBUG", "WARN"}}}},
         {"data.chat_template_kwargs", {{{"enable_thinking", false}, {"tools", {{"a", Json::array({1, nullptr})}}}}}},
         {"model.device_map", {{{"model.layers.0-15", 0}, {"model", "cpu"}}}},

@@ -206,9 +206,19 @@ struct LoggingOptions {
     std::string profile;  ///< Chrome trace of one step; empty: none
 };
 
+/// Where a rank's fp32 parameters and moments lie, and are updated.
+enum class OptimizerPlace { device, cpu };
+/// The order in which a pipeline's stages take micro-batches.
+enum class PipelineSchedule { one_forward_one_backward, interleaved };
+
 struct DistributedOptions {
-    int64_t ddp_timeout = 120;       ///< seconds
-    int64_t ddp_bucket_cap_mb = -1;  ///< MiB; 0: no buckets; -1: by the ranks' machines
+    int64_t tp_size = 1, pp_size = 1, cp_size = 1;  ///< ranks a model is cut over; data parallel is what is left
+    int64_t zero_stage = 0;
+    OptimizerPlace offload_optimizer = OptimizerPlace::device;
+    PipelineSchedule pipeline_schedule = PipelineSchedule::one_forward_one_backward;
+    int64_t pipeline_micro_batches = 0;  ///< 0: as many as there are stages
+    int64_t ddp_timeout = 120;           ///< seconds
+    int64_t ddp_bucket_cap_mb = -1;      ///< MiB; 0: no buckets; -1: by the ranks' machines
     std::vector<std::pair<std::string, std::string>> nccl;
 };
 
