@@ -1,62 +1,47 @@
 #include "unsloth/comm/group.h"
 
-#include <cstring>
+#include <algorithm>
+#include <numeric>
 
+#include "comm/cpu_communicator.h"
 #include "comm/nccl_group.h"
 #include "comm/store.h"
 #include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth::comm {
 namespace {
 
-void require_size(const std::vector<uint8_t>& bytes, std::size_t expected, int rank, const std::string& what) {
-    if (bytes.size() != expected)
-        throw runtime_failure(cat("rank ", rank, " sent ", bytes.size(), " bytes as ", what, ", expected ", expected),
-                              "All ranks need the same program, configuration and model.");
-}
-
-/// On the CPU: every rank's values through the store, added in the order of the ranks.
-class StoreGroup final : public StoreBackedGroup {
+class CpuGroup final : public StoreBackedGroup {
   public:
-    explicit StoreGroup(std::unique_ptr<Exchange> exchange) : StoreBackedGroup(std::move(exchange)) {}
-
-    void all_reduce(const at::Tensor& sum, const std::string& what) override {
-        UNSLOTH_CHECK(sum.is_cpu() && sum.scalar_type() == at::kFloat && sum.is_contiguous(),
-                      "all_reduce takes contiguous fp32 of the CPU");
-        float* const values = sum.mutable_data_ptr<float>();
-        const auto count = static_cast<std::size_t>(sum.numel());
-        std::vector<uint8_t> own(count * sizeof(float));
-        std::memcpy(own.data(), values, own.size());
-        exchange().all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& bytes) {
-            require_size(bytes, count * sizeof(float), rank, what);
-            for (std::size_t i = 0; i < count; ++i) {
-                float value;
-                std::memcpy(&value, bytes.data() + i * sizeof(float), sizeof(float));
-                values[i] = rank == 0 ? value : values[i] + value;
-            }
-        });
+    explicit CpuGroup(std::unique_ptr<Exchange> exchange) : StoreBackedGroup(std::move(exchange)) {
+        make_communicators();
     }
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                           const std::string& what) override {
-        after();
-        all_reduce(sum, what);
-    }
-    void join() override {}
 
-    /// Through all ranks' exchange, since there is no other: ranks of other machines must come, too, which on the CPU
-    /// they do.
-    void broadcast_here(const at::Tensor& values, int root, const std::string& what) override {
-        UNSLOTH_CHECK(values.is_cpu() && values.is_contiguous(), what,
-                      ": broadcast takes contiguous values of the CPU");
-        auto* const bytes = static_cast<uint8_t*>(values.data_ptr());
-        const int from = ranks_here().at(static_cast<std::size_t>(root));
-        std::vector<uint8_t> own;
-        if (from == rank()) own.assign(bytes, bytes + values.nbytes());
-        exchange().all(std::move(own), what, [&](int rank, const std::vector<uint8_t>& sent) {
-            if (rank != from || from == this->rank()) return;
-            require_size(sent, values.nbytes(), rank, what);
-            std::memcpy(bytes, sent.data(), sent.size());
+    std::unique_ptr<Communicator> make_communicator(const std::vector<int>& ranks, const std::string& name) override {
+        const int rank = place_among(ranks, this->rank()), size = static_cast<int>(ranks.size());
+        const std::string what = cat("the making of the communicator ", name);
+        std::unique_ptr<SharedSegment> segment;
+        if (rank == 0) segment = SharedSegment::make(shared_segment_bytes(size));
+        const std::vector<std::string> addresses = gather(segment ? segment->address() : "", what);
+        if (rank > 0)
+            segment =
+                SharedSegment::open(addresses[static_cast<std::size_t>(ranks.front())], shared_segment_bytes(size));
+        const std::vector<std::string> reached = gather(segment ? "reached" : "", what);
+        const bool shared = std::all_of(ranks.begin(), ranks.end(), [&](int r) {
+            return reached[static_cast<std::size_t>(r)] == "reached" &&
+                   std::find(ranks_here().begin(), ranks_here().end(), r) != ranks_here().end();
         });
+        if (shared) {
+            segment->close();
+            return make_shared_communicator(exchange(), rank, ranks, std::move(segment));
+        }
+        if (size < this->size())
+            throw usage_error(cat("the communicator ", name, " would have CPU ranks of several machines"),
+                              "On the CPU only data parallel goes over machines: the ranks that share a model need one "
+                              "machine, and one container.");
+        log::info("the ranks have no memory in common: what they sum goes through their store, which is slower");
+        return make_store_communicator(exchange());
     }
 };
 
@@ -68,6 +53,20 @@ Group::Group(int rank, const std::vector<std::string>& hosts) : rank_(rank), siz
         if (r == rank) place_here_ = static_cast<int>(ranks_here_.size());
         ranks_here_.push_back(r);
     }
+}
+
+void StoreBackedGroup::make_communicators() {
+    std::vector<int> everyone(static_cast<std::size_t>(size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    all_ = make_communicator(everyone, "all");
+    // Where each machine has one rank its communicator has nobody to talk to, but answers all the same.
+    if (ranks_here().size() < everyone.size()) here_ = make_communicator(ranks_here(), "machine");
+}
+
+int place_among(const std::vector<int>& ranks, int rank) {
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    UNSLOTH_CHECK(found != ranks.end(), "rank ", rank, " is not of its own communicator");
+    return static_cast<int>(found - ranks.begin());
 }
 
 std::vector<std::string> StoreBackedGroup::gather(const std::string& text, const std::string& what) {
@@ -91,7 +90,7 @@ std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Devi
     if (device.is_cuda()) return make_nccl_group(std::move(exchange), device);
 #endif
     (void)device;
-    return std::make_unique<StoreGroup>(std::move(exchange));
+    return std::make_unique<CpuGroup>(std::move(exchange));
 }
 
 }  // namespace unsloth::comm

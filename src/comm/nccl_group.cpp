@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -23,38 +24,16 @@
 namespace unsloth::comm {
 namespace {
 
-class NcclGroup final : public StoreBackedGroup {
+using Work = c10::intrusive_ptr<c10d::Work>;
+using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+
+class NcclCommunicator final : public Communicator {
   public:
-    NcclGroup(std::unique_ptr<Exchange> exchange, at::Device device) : StoreBackedGroup(std::move(exchange)) {
-        // Our monitor names what is late and ends it; c10d's watchdog would end the process with a dump instead.
-        for (const char* name :
-             {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"})
-            ::setenv(name, "0", /*overwrite=*/0);
-        require_interfaces();
-        std::atomic<bool> made{false};
-        // The watch begins before there is something to abort: who does not come, or a network that hangs, ends the
-        // process with the monitor's words.
-        this->exchange().monitor().begin("NCCL's communicators", [&made] { return made.load(); });
-        const auto ends = c10::make_scope_exit([&] {
-            made = true;
-            this->exchange().monitor().forget_done();
-        });
-        try {
-            connect(device);
-        } catch (const Error&) {
-            throw;
-        } catch (const std::exception& error) {
-            this->exchange().monitor().check();
-            throw runtime_failure(cat("NCCL does not connect the ranks: ", nccl_reason(error.what())), nccl_advice());
-        }
-    }
-    ~NcclGroup() override {
-        exchange().monitor().on_failure(nullptr);
-        abort();
-    }
+    NcclCommunicator(Exchange& exchange, int rank, std::vector<int> ranks, Nccl nccl)
+        : Communicator(rank, std::move(ranks)), exchange_(exchange), nccl_(std::move(nccl)) {}
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override {
-        issue(sum, what)->wait();  // the current stream waits, not the host
+        issue_sum(sum, what)->wait();  // the current stream waits, not the host
     }
 
     void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
@@ -62,72 +41,142 @@ class NcclGroup final : public StoreBackedGroup {
         if (!beside_) beside_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, sum.device().index());
         const c10::cuda::CUDAStreamGuard guard(*beside_);
         after();
-        under_way_.push_back(issue(sum, what));
+        under_way_.push_back(issue_sum(sum, what));
     }
 
     void join() override {
-        for (const auto& work : under_way_) work->wait();
+        for (const Work& work : under_way_) work->wait();
         under_way_.clear();
     }
 
-    void broadcast_here(const at::Tensor& values, int root, const std::string& what) override {
-        UNSLOTH_CHECK(values.is_cuda() && values.is_contiguous(), what, ": broadcast takes contiguous values of a GPU");
-        if (ranks_here().size() == 1 || values.numel() == 0) return;
-        // As bytes, whatever the type: NCCL does not know all of them.
-        std::vector<at::Tensor> tensors{values.view({-1}).view(at::kByte)};
-        check();
+    void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) override {
+        require_summable(values, what), require_summable(own, what);
+        UNSLOTH_CHECK(values.numel() == own.numel() * size(), what, ": parts of another size");
+        at::Tensor from = values, to = own;
+        issue(what, [&] { return nccl_->_reduce_scatter_base(to, from, c10d::ReduceScatterOptions()); })->wait();
+    }
+
+    void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) override {
+        at::Tensor from = bytes_of(own, what), to = bytes_of(all, what);
+        UNSLOTH_CHECK(to.numel() == from.numel() * size(), what, ": parts of another size");
+        if (from.numel() == 0) return;
+        issue(what, [&] { return nccl_->_allgather_base(to, from, c10d::AllgatherOptions()); })->wait();
+    }
+
+    void broadcast(const at::Tensor& values, int root, const std::string& what) override {
+        if (size() == 1 || values.numel() == 0) return;
+        std::vector<at::Tensor> tensors{bytes_of(values, what)};
         c10d::BroadcastOptions options;
         options.rootRank = root;
-        begin(here_->broadcast(tensors, options), what)->wait();
+        issue(what, [&] { return nccl_->broadcast(tensors, options); })->wait();
+    }
+
+    void send(const at::Tensor& values, int to, const std::string& what) override {
+        std::vector<at::Tensor> tensors{bytes_of(values, what)};
+        issue(what, [&] { return nccl_->send(tensors, to, /*tag=*/0); })->wait();
+    }
+    void receive(const at::Tensor& values, int from, const std::string& what) override {
+        std::vector<at::Tensor> tensors{bytes_of(values, what)};
+        issue(what, [&] { return nccl_->recv(tensors, from, /*tag=*/0); })->wait();
     }
 
   private:
-    using Work = c10::intrusive_ptr<c10d::Work>;
-    using Nccl = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
-
-    /// Makes the communicators, and shows here, not in the middle of the first step, when they cannot be made.
-    void connect(at::Device device) {
-        const auto store = c10::make_intrusive<RankStore>(exchange().meeting(), exchange().timeout());
-        nccl_ = make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank(), size());
-        const int here = static_cast<int>(ranks_here().size());
-        here_ = here == size() || here == 1
-                    ? nccl_
-                    : make_nccl(c10::make_intrusive<c10d::PrefixStore>(cat("machine/", ranks_here().front()), store),
-                                place_here(), here);
-        exchange().monitor().on_failure([this] { abort(); });
-        const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device));
-        all_reduce(one, "NCCL's first sum");
-        const float sum = one.item<float>();
-        check();
-        if (sum != static_cast<float>(size())) throw runtime_failure(cat("NCCL's sum of ", size(), " ones is ", sum));
+    /// As bytes, whatever the type: NCCL does not know all of them.
+    static at::Tensor bytes_of(const at::Tensor& values, const std::string& what) {
+        UNSLOTH_CHECK(values.is_cuda() && values.is_contiguous(), what, ": contiguous values of a GPU are expected");
+        return values.view({-1}).view(at::kByte);
     }
-
-    static Nccl make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
-        return c10::make_intrusive<c10d::ProcessGroupNCCL>(
-            store, rank, size, c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
+    static void require_summable(const at::Tensor& values, const std::string& what) {
+        UNSLOTH_CHECK(values.is_cuda() && values.is_contiguous() &&
+                          (values.scalar_type() == at::kFloat || values.scalar_type() == at::kBFloat16),
+                      what, ": sums are of contiguous fp32 or bf16 of a GPU");
     }
-    void abort() {
-        if (nccl_) nccl_->abort();
-        if (here_ && here_ != nccl_) here_->abort();
-    }
-    Work begin(Work work, const std::string& what) {
-        exchange().monitor().begin(what, [work] { return work->isCompleted(); });
+    /// NCCL's own stream takes it up after the work of the current one.
+    template <class Call>
+    Work issue(const std::string& what, const Call& call) {
+        exchange_.monitor().check();
+        Work work = call();
+        exchange_.monitor().begin(what, [work] { return work->isCompleted(); });
         return work;
     }
-
-    /// NCCL's own stream takes it up after the work of the current one.
-    Work issue(const at::Tensor& sum, const std::string& what) {
-        UNSLOTH_CHECK(sum.is_cuda() && sum.scalar_type() == at::kFloat && sum.is_contiguous(), what,
-                      ": all_reduce takes contiguous fp32 of a GPU");
+    Work issue_sum(const at::Tensor& sum, const std::string& what) {
+        require_summable(sum, what);
         std::vector<at::Tensor> tensors{sum};
-        check();
-        return begin(nccl_->allreduce(tensors), what);
+        return issue(what, [&] { return nccl_->allreduce(tensors); });
     }
 
-    Nccl nccl_, here_;  ///< of all ranks, and of those of this machine: the same where there is one machine, or nobody
-                        ///< else here
+    Exchange& exchange_;
+    Nccl nccl_;
     std::optional<c10::cuda::CUDAStream> beside_;
     std::vector<Work> under_way_;
+};
+
+class NcclGroup final : public StoreBackedGroup {
+  public:
+    NcclGroup(std::unique_ptr<Exchange> exchange, at::Device device)
+        : StoreBackedGroup(std::move(exchange)), device_(device) {
+        // Our monitor names what is late and ends it; c10d's watchdog would end the process with a dump instead.
+        for (const char* name :
+             {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"})
+            ::setenv(name, "0", /*overwrite=*/0);
+        require_interfaces();
+        store_ = c10::make_intrusive<RankStore>(this->exchange().meeting(), this->exchange().timeout());
+        this->exchange().monitor().on_failure([this] { abort(); });
+        make_communicators();
+    }
+    ~NcclGroup() override {
+        exchange().monitor().on_failure(nullptr);
+        abort();
+    }
+
+    /// Makes NCCL's communicator, and shows here, not in the middle of the first step, when that cannot be done.
+    std::unique_ptr<Communicator> make_communicator(const std::vector<int>& ranks, const std::string& name) override {
+        std::atomic<bool> made{false};
+        // The watch begins before there is something to abort: who does not come, or a network that hangs, ends the
+        // process with the monitor's words.
+        exchange().monitor().begin(cat("NCCL's communicator ", name), [&made] { return made.load(); });
+        const auto ends = c10::make_scope_exit([&] {
+            made = true;
+            exchange().monitor().forget_done();
+        });
+        try {
+            return connect(ranks, name);
+        } catch (const Error&) {
+            throw;
+        } catch (const std::exception& error) {
+            exchange().monitor().check();
+            throw runtime_failure(cat("NCCL does not connect the ranks: ", nccl_reason(error.what())), nccl_advice());
+        }
+    }
+
+  private:
+    std::unique_ptr<Communicator> connect(const std::vector<int>& ranks, const std::string& name) {
+        const int place = place_among(ranks, rank()), size = static_cast<int>(ranks.size());
+        Nccl nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+            c10::make_intrusive<c10d::PrefixStore>(cat("nccl/", name, "/", ranks.front()), store_), place, size,
+            c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
+        {
+            const std::lock_guard lock(mutex_);
+            all_of_nccl_.push_back(nccl);
+        }
+        auto communicator = std::make_unique<NcclCommunicator>(exchange(), place, ranks, std::move(nccl));
+        const at::Tensor one = at::ones({1}, at::TensorOptions(at::kFloat).device(device_));
+        communicator->all_reduce(one, "NCCL's first sum");
+        const float sum = one.item<float>();
+        check();
+        if (sum != static_cast<float>(size)) throw runtime_failure(cat("NCCL's sum of ", size, " ones is ", sum));
+        return communicator;
+    }
+    /// By the monitor's thread, too.
+    void abort() {
+        const std::lock_guard lock(mutex_);
+        for (const Nccl& nccl : all_of_nccl_) nccl->abort();
+    }
+
+    at::Device device_;
+    c10::intrusive_ptr<RankStore> store_;
+    std::mutex mutex_;
+    std::vector<Nccl> all_of_nccl_;  ///< what is to be aborted; an abort a second time does nothing
 };
 
 }  // namespace

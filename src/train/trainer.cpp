@@ -23,6 +23,7 @@
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/learning_rate.h"
 #include "unsloth/train/memory_use.h"
+#include "unsloth/train/parallel.h"
 
 namespace unsloth::train {
 namespace {
@@ -76,9 +77,11 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
                               environment_.local_world_size, " processes on one GPU"),
                           "Leave it at auto: each process takes the GPU of its number.");
     for (const std::string& note : loaded.notes) log::info(note);
+    const comm::MeshShape mesh = choose_mesh(config().distributed, environment_.world_size);
     nccl_ = comm::set_nccl_environment(config().distributed.nccl);
     group_ = comm::make_group(environment_, device_, std::chrono::seconds(config().distributed.ddp_timeout));
-    telling_others([this] {
+    telling_others([this, mesh] {
+        if (group_) mesh_.emplace(*group_, mesh);
         const comm::Busy starting(group_.get(), "looking for checkpoints and opening the model");
         opened_ = open_model(config());
         settle_learning_rate();

@@ -134,6 +134,8 @@ TEST(Group, BetweenMachinesEveryMessageIsSealed) {
             at::Tensor x = at::full({300000}, 1.F + static_cast<float>(rank));
             group->all_reduce(x, "a test's sum");
             EXPECT_TRUE(at::equal(x, at::full({300000}, 3.F)));
+            const std::string large(1 << 20, 'x');
+            EXPECT_EQ(group->gather(large, "a test's texts"), (std::vector<std::string>{large, large}));
         });
     for (std::thread& thread : threads) thread.join();
 }

@@ -9,13 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "unsloth/comm/communicator.h"
 #include "unsloth/comm/launch.h"
 
 namespace unsloth::comm {
 
-/// Collectives are called by all ranks in the same order, each by one thread at a time. A rank that does not come
-/// within the group's timeout, though it says of nothing that it is busy with it, ends the others with a runtime Error
-/// that names it, where that can be told, and what was waited for; one that ends, or is stopped, within 15 s of that.
+/// All processes of the run. Collectives are called by all ranks in the same order, each by one thread at a time. A
+/// rank that does not come within the group's timeout, though it says of nothing that it is busy with it, ends the
+/// others with a runtime Error that names it, where that can be told, and what was waited for; one that ends, or is
+/// stopped, within 15 s of that.
 class Group {
   public:
     virtual ~Group() = default;
@@ -25,25 +27,28 @@ class Group {
     int rank() const { return rank_; }
     int size() const { return size_; }
 
-    /// fp32, contiguous: becomes the sum over all ranks, with the same bits on each. On CUDA it is issued after the
-    /// work of the current stream, later work of that stream sees the sum, and the host does not wait. `what` is for
-    /// messages ("gradients").
-    virtual void all_reduce(const at::Tensor& sum, const std::string& what) = 0;
+    /// The communicator of all ranks.
+    virtual Communicator& all() = 0;
+    /// That of the ranks of this machine.
+    virtual Communicator& here() = 0;
+    /// That of these ranks, ascending, this one among them. All ranks of the group call it together, each with the
+    /// ranks of its own communicator, which must not outlive the group. `name` is for messages. usage Error where CPU
+    /// ranks of several machines would be in one that is not of all.
+    virtual std::unique_ptr<Communicator> make_communicator(const std::vector<int>& ranks, const std::string& name) = 0;
 
-    /// The same beside the current stream's work: `after` is called with another stream as LibTorch's current one, and
-    /// makes it wait for what must be done before. The current stream sees the sums after join(). On the CPU it is
-    /// all_reduce().
-    virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                                   const std::string& what) = 0;
-    virtual void join() = 0;
+    void all_reduce(const at::Tensor& sum, const std::string& what) { all().all_reduce(sum, what); }
+    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after, const std::string& what) {
+        all().all_reduce_beside(sum, after, what);
+    }
+    void join() { all().join(); }
 
     /// The ranks of this machine (of this host name), in order, and where this one stands among them.
     const std::vector<int>& ranks_here() const { return ranks_here_; }
     int place_here() const { return place_here_; }
-    /// Contiguous, of the same size and type on all ranks of this machine: becomes what it is on the one at place
-    /// `root`. Called by all of them in the same order; those of other machines do as they like. The current stream
-    /// sees the values, the host does not wait.
-    virtual void broadcast_here(const at::Tensor& values, int root, const std::string& what) = 0;
+    /// Becomes what it is on the rank of this machine at place `root`; ranks of other machines do as they like.
+    void broadcast_here(const at::Tensor& values, int root, const std::string& what) {
+        here().broadcast(values, root, what);
+    }
 
     /// Every rank's text, by rank. Waits for all; meant for a few kilobytes. Control characters of the others' texts
     /// but for line ends become '?'.
@@ -89,9 +94,9 @@ class Busy {
     std::string before_;
 };
 
-/// Meets the other ranks at the store that rank 0 serves and makes the group: NCCL for a CUDA device, the store itself
-/// on the CPU (sums in the order of the ranks). nullptr when alone. runtime Error when the ranks do not meet within
-/// five times `timeout`.
+/// Meets the other ranks at the store that rank 0 serves and makes the group: NCCL for a CUDA device; on the CPU memory
+/// that the ranks of a machine share, or where they are of several the store itself. nullptr when alone. runtime Error
+/// when the ranks do not meet within five times `timeout`.
 std::unique_ptr<Group> make_group(const LaunchEnvironment& environment, at::Device device,
                                   std::chrono::seconds timeout);
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "unsloth/comm/group.h"
+#include "unsloth/comm/mesh.h"
 #include "unsloth/core/folder_lock.h"
 #include "unsloth/data/loader.h"
 #include "unsloth/train/anomaly.h"
@@ -99,6 +99,7 @@ class Trainer {
     comm::LaunchEnvironment environment_;
     at::Device device_;
     std::unique_ptr<comm::Group> group_;  ///< nullptr: alone
+    std::optional<comm::Mesh> mesh_;      ///< of the group
     std::optional<FolderLock> lock_;      ///< of the output folder, held by the rank that writes
     std::optional<ResumePoint> resume_;
     std::vector<std::string> nccl_;  ///< NCCL's environment variables, for the log

@@ -1,0 +1,57 @@
+// What some of the run's processes do in common with tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace unsloth::comm {
+
+/// Collectives are called by all members in the same order, each by one thread at a time, with contiguous tensors of
+/// the same size and type on the communicator's device. On CUDA they are issued after the work of the current stream,
+/// later work of that stream sees the results, and the host does not wait. A member that does not come within the
+/// run's timeout, though it says of nothing that it is busy with it, ends the others with a runtime Error that names
+/// it and `what` ("gradients of step 3").
+class Communicator {
+  public:
+    virtual ~Communicator() = default;
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    int rank() const { return rank_; }  ///< among the members
+    int size() const { return static_cast<int>(ranks_.size()); }
+    const std::vector<int>& ranks() const { return ranks_; }  ///< the members' ranks in the run, ascending
+
+    /// fp32 or bf16: becomes the sum over the members, with the same bits on each; on the CPU it is added up in fp32 in
+    /// the order of the ranks and rounded once.
+    virtual void all_reduce(const at::Tensor& sum, const std::string& what) = 0;
+    /// The same beside the current stream's work: `after` is called with another stream as LibTorch's current one, and
+    /// makes it wait for what must be done before. The current stream sees the sums after join(). On the CPU it is
+    /// all_reduce().
+    virtual void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
+                                   const std::string& what) = 0;
+    virtual void join() = 0;
+    /// fp32 or bf16: `values` in size() equal parts; `own` becomes the sum over the members of the part of this one's
+    /// rank. It may be that part; the other parts are left as they are.
+    virtual void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) = 0;
+    /// Any type: `all` becomes the members' `own`, by rank. `own` may be its part of `all`.
+    virtual void all_gather(const at::Tensor& own, const at::Tensor& all, const std::string& what) = 0;
+    /// Any type: becomes what it is on the member `root`.
+    virtual void broadcast(const at::Tensor& values, int root, const std::string& what) = 0;
+    /// Any type, between two members; called by these two. A send may wait for its receive.
+    virtual void send(const at::Tensor& values, int to, const std::string& what) = 0;
+    virtual void receive(const at::Tensor& values, int from, const std::string& what) = 0;
+
+  protected:
+    /// `rank`: this process' place among `ranks`.
+    Communicator(int rank, std::vector<int> ranks) : rank_(rank), ranks_(std::move(ranks)) {}
+
+  private:
+    int rank_;
+    std::vector<int> ranks_;
+};
+
+}  // namespace unsloth::comm

@@ -1,0 +1,13 @@
+// How the run's processes share the model and its training.
+#pragma once
+
+#include "unsloth/comm/mesh.h"
+#include "unsloth/config/config.h"
+
+namespace unsloth::train {
+
+/// The grid that `distributed` asks for. usage Error for what does not work yet, by name, and for sizes that do not
+/// divide the number of processes.
+comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int processes);
+
+}  // namespace unsloth::train
