@@ -1,32 +1,40 @@
 #include "unsloth/train/evaluation.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/progress.h"
+#include "unsloth/ops/cross_entropy.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::train {
 namespace {
 
-using Sums = std::vector<objective::Objective::Sums>;  // by evaluation set
+struct SetSums {
+    objective::Objective::Sums of;
+    int64_t hits = 0;  ///< targets that were the likeliest token
+};
+using Sums = std::vector<SetSums>;  // by evaluation set
 
 /// Of all ranks.
 void add_up(Sums& sums, at::Device device, comm::Group& group, const std::string& what) {
     std::vector<float> own;
-    for (const auto& set : sums) {
-        own.push_back(static_cast<float>(set.loss));
-        own.insert(own.end(), set.measures.begin(), set.measures.end());
+    for (const SetSums& set : sums) {
+        own.push_back(static_cast<float>(set.of.loss));
+        own.push_back(static_cast<float>(set.hits));
+        own.insert(own.end(), set.of.measures.begin(), set.of.measures.end());
     }
     const at::Tensor all = at::tensor(own, at::kFloat).to(device);
     group.all_reduce(all, what);
     const at::Tensor totals = all.cpu();
     group.check();
     const float* value = totals.const_data_ptr<float>();
-    for (auto& set : sums) {
-        set.loss = *value++;
-        for (float& measure : set.measures) measure = *value++;
+    for (SetSums& set : sums) {
+        set.of.loss = *value++;
+        set.hits = static_cast<int64_t>(*value++);
+        for (float& measure : set.of.measures) measure = *value++;
     }
 }
 
@@ -36,13 +44,43 @@ data::Extent total_of(const std::vector<data::Extent>& extents) {
     return total;
 }
 
-objective::Objective::Sums total_of(const Sums& sums) {
-    objective::Objective::Sums total = sums.front();
+SetSums total_of(const Sums& sums) {
+    SetSums total = sums.front();
     for (std::size_t i = 1; i < sums.size(); ++i) {
-        total.loss += sums[i].loss;
-        for (std::size_t m = 0; m < total.measures.size(); ++m) total.measures[m] += sums[i].measures[m];
+        total.of.loss += sums[i].of.loss;
+        total.hits += sums[i].hits;
+        for (std::size_t m = 0; m < total.of.measures.size(); ++m) total.of.measures[m] += sums[i].of.measures[m];
     }
     return total;
+}
+
+/// How often the model, asked for the likeliest token alone, would have given the target.
+class Hits {
+  public:
+    Hits(ops::Context& ctx, const data::Batch& batch)
+        : ctx_(ctx),
+          batch_(batch),
+          best_n_(at::empty({batch.labels}, at::TensorOptions().dtype(at::kInt).device(ctx.device()))) {}
+
+    void look_at(int64_t first, const at::Tensor& logits_CV) {
+        ops::argmax_rows(ctx_, logits_CV, best_n_.narrow(0, first, logits_CV.size(0)));
+    }
+    int64_t count() const {
+        const at::Tensor best = best_n_.cpu();
+        const int32_t* const ids = best.const_data_ptr<int32_t>();
+        int64_t hits = 0;
+        for (std::size_t i = 0; i < batch_.target_ids.size(); ++i) hits += ids[i] == batch_.target_ids[i] ? 1 : 0;
+        return hits;
+    }
+
+  private:
+    ops::Context& ctx_;
+    const data::Batch& batch_;
+    at::Tensor best_n_;
+};
+
+double share(int64_t hits, const data::Extent& of) {
+    return static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(of.labels, 1));
 }
 
 }  // namespace
@@ -59,29 +97,37 @@ Evaluator::Evaluator(data::Dataset rows, const std::vector<std::pair<std::string
         extents_.resize(names_.size());
 }
 
-Evaluator::Result Evaluator::run(model::Model& model, at::Device device, objective::Objective& objective,
+Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objective::Objective& objective,
                                  const objective::References& references, int64_t step, double epoch) {
     const auto start = std::chrono::steady_clock::now();
     const std::string what = cat("the evaluation at step ", step);
-    objective::Objective::Sums none;
-    if (objective.measures().defined()) none.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
+    SetSums none;
+    // Objectives with figures of their own compare answers; single tokens say little about them.
+    const bool by_token = !objective.measures().defined();
+    if (!by_token) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
     Sums sums(extents_.size(), none);
     const auto set = [&](int32_t source) { return names_.empty() ? 0 : static_cast<std::size_t>(source); };
     Progress progress("evaluating", batches_.most_batches());
     for (int64_t i = 0; i < batches_.most_batches(); ++i) {
-        if (const int signal = agree_on_signal(group_, device, what); signal != 0) return {std::nullopt, signal};
+        if (const int signal = agree_on_signal(group_, ctx.device(), what); signal != 0) return {std::nullopt, signal};
         if (i >= batches_.batches()) continue;  // ranks ask together, also those that have a batch less
         const data::Batch batch = batches_.batch(i);
-        objective.evaluate(batch, model.score(batch), references, sums[set(batches_.source(i))]);
+        SetSums& of_set = sums[set(batches_.source(i))];
+        Hits hits(ctx, batch);
+        const auto look = [&](int64_t first, const at::Tensor& logits_CV) { hits.look_at(first, logits_CV); };
+        objective.evaluate(batch, model.score(batch, by_token ? model::Model::OnLogits(look) : nullptr), references,
+                           of_set.of);
+        if (by_token) of_set.hits += hits.count();
         progress.add();
     }
-    if (group_) add_up(sums, device, *group_, what);
-    const objective::Objective::Sums all = total_of(sums);
+    if (group_) add_up(sums, ctx.device(), *group_, what);
+    const SetSums all = total_of(sums);
     const data::Extent whole = total_of(extents_);
-    EvalReport report{step, epoch, objective.evaluated(all, whole), whole.labels, 0, {}, {}};
-    if (!all.measures.empty()) report.figures = objective.figures(all.measures);
+    EvalReport report{step, epoch, objective.evaluated(all.of, whole), whole.labels, 0, {}, {}};
+    report.figures =
+        by_token ? objective::Figures{{"token_accuracy", share(all.hits, whole)}} : objective.figures(all.of.measures);
     for (std::size_t i = 0; i < names_.size(); ++i)
-        report.losses.emplace_back(names_[i], objective.evaluated(sums[i], extents_[i]));
+        report.losses.emplace_back(names_[i], objective.evaluated(sums[i].of, extents_[i]));
     report.seconds = seconds_since(start);
     return {report, 0};
 }

@@ -23,14 +23,6 @@ nlohmann::ordered_json number(std::optional<double> value) {
     return value && std::isfinite(*value) ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
 }
 
-/// Of an evaluation, beside eval_loss, as rows name them.
-objective::Figures further_values(const EvalReport& r) {
-    objective::Figures values;
-    for (const auto& [name, value] : r.figures) values.emplace_back("eval_" + name, value);
-    for (const auto& [name, loss] : r.losses) values.emplace_back(cat("eval_", name, "_loss"), loss);
-    return values;
-}
-
 class MetricsFile final : public report::RowSink {
   public:
     MetricsFile(const std::filesystem::path& path, int64_t after_step) : file_(path, after_step) {}
@@ -74,7 +66,7 @@ class Rows final : public Observer {
     void on_eval(const EvalReport& r) override {
         nlohmann::ordered_json row{
             {"step", r.step}, {"epoch", number(r.epoch)}, {"eval_loss", number(r.loss)}, {"eval_tokens", r.tokens}};
-        for (const auto& [name, value] : further_values(r)) row[name] = number(value);
+        for (const auto& [name, value] : evaluated_values(r)) row[name] = number(value);
         write(row);
     }
     // Without the keys by which readers know the other rows: step, loss, eval_loss.
@@ -116,7 +108,9 @@ class Rows final : public Observer {
 std::string figures_text(const objective::Figures& figures) {
     std::string text;
     for (const auto& [name, value] : figures) {
-        const char* const shown = name == "rewards/margins" ? "margin" : name == "rewards/accuracies" ? "accuracy" : "";
+        const char* const shown = name == "rewards/margins"                                  ? "margin"
+                                  : name == "rewards/accuracies" || name == "token_accuracy" ? "accuracy"
+                                                                                             : "";
         char part[48];
         std::snprintf(part, sizeof part, "  %s %.3f", shown, value);
         if (*shown != '\0') text += part;
@@ -229,7 +223,7 @@ class JsonLines final : public Observer {
     void on_eval(const EvalReport& r) override {
         nlohmann::ordered_json row{
             {"event", "evaluation"}, {"step", r.step}, {"eval_loss", number(r.loss)}, {"seconds", number(r.seconds)}};
-        for (const auto& [name, value] : further_values(r)) row[name] = number(value);
+        for (const auto& [name, value] : evaluated_values(r)) row[name] = number(value);
         write(row);
     }
     void on_summary(const RunSummary& s) override {
@@ -253,6 +247,13 @@ class JsonLines final : public Observer {
 
 }  // namespace
 
+objective::Figures evaluated_values(const EvalReport& r) {
+    objective::Figures values = {{"eval_loss", r.loss}};
+    for (const auto& [name, value] : r.figures) values.emplace_back("eval_" + name, value);
+    for (const auto& [name, loss] : r.losses) values.emplace_back(cat("eval_", name, "_loss"), loss);
+    return values;
+}
+
 std::unique_ptr<Observer> make_metrics(const config::Config& config, int64_t after_step, const std::string& gpu) {
     const std::filesystem::path folder = config.training.output_dir;
     std::vector<std::unique_ptr<report::RowSink>> sinks;
@@ -275,10 +276,8 @@ void HistoryObserver::on_step(const StepReport& r) {
 }
 
 void HistoryObserver::on_eval(const EvalReport& r) {
-    formats::TrainerLogRow row{r.step, r.epoch, {{"eval_loss", r.loss}}};
-    const objective::Figures more = further_values(r);
-    row.values.insert(more.begin(), more.end());
-    rows.push_back(std::move(row));
+    const objective::Figures values = evaluated_values(r);
+    rows.push_back({r.step, r.epoch, {values.begin(), values.end()}});
 }
 
 }  // namespace unsloth::train

@@ -17,7 +17,7 @@ StepResult Trainer::take_step(const IssueOptions& options) {
 void Trainer::maybe_evaluate(int64_t step) {
     if (!evaluator_) return;
     const auto [report, signal] =
-        evaluator_->run(*model_, device_, *objective_, eval_references_, step, progress_.epoch);
+        evaluator_->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
     agreed_signal_ = signal;
     progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);

@@ -30,8 +30,9 @@ class Evaluator {
         std::optional<EvalReport> report;  ///< nothing when a signal asked to stop before it was done
         int signal = 0;                    ///< that all ranks saw last; 0: none
     };
-    /// Called by all ranks. `references`: of these rows, where the objective has any. runtime Error as the group.
-    Result run(model::Model& model, at::Device device, objective::Objective& objective,
+    /// Called by all ranks. `ctx`: the model's. `references`: of these rows, where the objective has any. runtime Error
+    /// as the group.
+    Result run(model::Model& model, ops::Context& ctx, objective::Objective& objective,
                const objective::References& references, int64_t step, double epoch);
 
   private:

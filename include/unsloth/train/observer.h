@@ -42,6 +42,9 @@ struct EvalReport {
     std::vector<std::pair<std::string, double>> losses;  ///< {name, loss} of each of data.eval_files
 };
 
+/// All that an evaluation found, as rows of metrics name it: eval_loss first.
+objective::Figures evaluated_values(const EvalReport& report);
+
 class Observer {
   public:
     virtual ~Observer() = default;
