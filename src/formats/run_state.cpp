@@ -1,6 +1,8 @@
 #include "unsloth/formats/run_state.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "formats/json.h"
 #include "unsloth/core/files.h"
@@ -42,10 +44,15 @@ std::optional<double> LossMean::mean() const {
     return sum / static_cast<double>(steps);
 }
 
-void BestEvaluation::observe(int64_t at_step, double loss_there) {
-    if (!std::isfinite(loss_there) || (loss && loss_there >= *loss)) return;
-    loss = loss_there;
+double BestEvaluation::observe(int64_t at_step, double value_there, bool more_is_better) {
+    if (!std::isfinite(value_there)) return 0;
+    const double gain = !value           ? std::numeric_limits<double>::infinity()
+                        : more_is_better ? value_there - *value
+                                         : *value - value_there;
+    if (!(gain > 0)) return 0;
+    value = value_there;
     step = at_step;
+    return gain;
 }
 
 void write_run_state(const std::filesystem::path& folder, const RunState& state) {
@@ -60,6 +67,7 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"seen_tokens", p.seen_tokens},
                      {"best_eval", nullptr},
                      {"best_step", p.best.step},
+                     {"worse_evaluations", p.worse_evaluations},
                      {"unlogged_loss", p.unlogged.sum},
                      {"unlogged_steps", p.unlogged.steps},
                      {"plateau", nullptr},
@@ -72,7 +80,7 @@ void write_run_state(const std::filesystem::path& folder, const RunState& state)
                      {"parameters", state.parameters}};
     for (const StepMeasure& m : p.optimizer.recent)
         json["recent_steps"].push_back(OrderedJson::array({m.step, m.loss, m.grad_norm}));
-    if (p.best.loss) json["best_eval"] = *p.best.loss;
+    if (p.best.value) json["best_eval"] = *p.best.value;
     if (const auto& plateau = p.plateau)
         json["plateau"] = {{"learning_rate", plateau->learning_rate},
                            {"best", plateau->best},
@@ -103,6 +111,7 @@ RunState read_run_state(const std::filesystem::path& folder) {
     p.epoch = json["epoch"].number();
     p.seen_tokens = at_least(json, "seen_tokens", 0);
     p.best = {json.number("best_eval"), at_least(json, "best_step", 0)};
+    p.worse_evaluations = std::max<int64_t>(json.integer("worse_evaluations").value_or(0), 0);
     if (const auto sum = json.number("unlogged_loss"))  // older checkpoints have none
         p.unlogged = {*sum, at_least(json, "unlogged_steps", 0)};
     if (const auto plateau = json.object("plateau"))

@@ -87,11 +87,11 @@ class Rows final : public Observer {
                                    {"train_loss", number(s.train_loss)},
                                    {"final_loss", number(s.final_loss)},
                                    {"final_eval_loss", number(s.final_eval_loss)},
-                                   {"best_eval_loss", number(s.best_eval_loss)},
+                                   {"best_" + s.best_metric, number(s.best_value)},
                                    {"best_step", nullptr},
                                    {"skipped_steps", s.skipped_steps},
                                    {"memory_gib", number(s.memory_gib)}};
-        if (s.best_eval_loss) row["best_step"] = s.best_step;
+        if (s.best_value) row["best_step"] = s.best_step;
         if (!s.error.empty()) row["error"] = s.error;
         write(row);
     }

@@ -34,7 +34,7 @@ void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& momen
     formats::write_run_state(writer.folder(), moment.run);
     writer.commit();
     log::info("saved ", writer.path().string());
-    const bool has_best = moment.run.progress.best.loss.has_value();
+    const bool has_best = moment.run.progress.best.value.has_value();
     formats::remove_old_checkpoints(files_.output_dir, files_.save_total_limit,
                                     has_best ? std::optional(moment.run.progress.best.step) : std::nullopt);
 }

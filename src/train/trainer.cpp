@@ -178,7 +178,7 @@ void Trainer::make_plan() {
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
     objective_ = objective::make_objective(config(), device_, references_, group_.get());
     request.weighs = objective_->weighs();
-    request.saves = leads() && (config().training.save_steps > 0 || config().training.save_minutes > 0);
+    request.saves = leads() && config::saves_checkpoints(config().training);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
@@ -378,13 +378,18 @@ void Trainer::run_together() {
         maybe_evaluate(progress_.step);
         answer_prompts(progress_.step);
     }
-    loop();
-    maybe_evaluate(total_steps_);
-    answer_prompts(total_steps_);
+    if (!stops_early()) loop();  // one that had stopped, and goes on from there, has as little to gain
+    if (stops_early()) {
+        tell_early_stop();
+    } else {
+        maybe_evaluate(total_steps_);
+        answer_prompts(total_steps_);
+    }
     const Clock::time_point saving = Clock::now();
-    if (t.save_steps > 0 || t.save_minutes > 0) checkpoint();
+    if (config::saves_checkpoints(t)) checkpoint();
     // A finished result whose checkpoint was not complete would be one that nothing can go on from.
     finish_saving();
+    load_best();
     save_result();
     summary_.save_seconds += seconds_since(saving);
     if (group_) group_->barrier("the end of the run");
@@ -392,8 +397,8 @@ void Trainer::run_together() {
     std::snprintf(text, sizeof text, ": %lld tokens in %.1f s, %.0f tok/s; loss %.4f",
                   static_cast<long long>(summary_.tokens), summary_.train_seconds, summary_.tokens_per_second(),
                   summary_.train_loss.value_or(std::nan("")));
-    log::info("done: ", total_steps_, " steps",
-              summary_.steps == total_steps_ ? "" : cat(", ", summary_.steps, " of them now"),
+    log::info("done: ", progress_.step, " steps",
+              summary_.steps == progress_.step ? "" : cat(", ", summary_.steps, " of them now"),
               summary_.steps > 0 ? text : "", "; ", full() ? "model" : "adapter", " in ", folder.string());
 }
 
@@ -415,12 +420,14 @@ void Trainer::loop() {
         const int signal = group_ ? agreed_signal_ : interrupt_requested();
         const bool evaluates = t.eval_steps > 0 && step % t.eval_steps == 0 && step < total_steps_ && !dropped;
         const bool by_steps = t.save_steps > 0 && step % t.save_steps == 0 && step < total_steps_;
-        const bool saves = by_steps || (group_ ? agreed_save_ : save_time_has_come());
+        bool saves = by_steps || (group_ ? agreed_save_ : save_time_has_come());
         if (signal == 0 && !evaluates && !saves && !profiles(step)) continue;
         drain(true);
         if (evaluates) maybe_evaluate(step);
         if (evaluates && signal == 0 && agreed_signal_ == 0) answer_prompts(step);
         if (signal != 0) stop_for(signal);
+        if (evaluates && stops_early()) return;
+        saves = saves || (evaluates && t.load_best_model_at_end && progress_.best.step == step);
         if (saves) save_while_training();
         stepper_->start_clock();
     }

@@ -1,5 +1,10 @@
 // What the trainer looks at between steps: the evaluation's rows, the sampled prompts; and single steps, for tools.
+#include <algorithm>
+#include <cmath>
+
 #include "unsloth/comm/group.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
@@ -16,8 +21,7 @@ StepResult Trainer::take_step(const IssueOptions& options) {
 
 void Trainer::maybe_evaluate(int64_t step) {
     if (!evaluator_) return;
-    const auto [report, signal] =
-        evaluator_->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
+    const auto [report, signal] = evaluator_->run(*model_, *ctx_, *objective_, eval_references_, step, progress_.epoch);
     agreed_signal_ = signal;
     progress_.evaluation_due = !report && step < total_steps_;  // the last one belongs to the end of every run
     if (!report) stop_for(agreed_signal_);
@@ -27,7 +31,38 @@ void Trainer::maybe_evaluate(int64_t step) {
     summary_.final_eval_loss = report->loss;
     time_left_.evaluated(report->seconds);
     if (plateau_) plateau_->observe(report->loss);
-    progress_.best.observe(report->step, report->loss);
+    if (step > 0) judge(*report);  // what was not trained yet is no result
+}
+
+/// Whether an evaluation is the best so far, and how long it is since one was clearly better.
+void Trainer::judge(const EvalReport& report) {
+    const config::TrainingOptions& t = config().training;
+    const std::string metric = config::best_metric(t);
+    const objective::Figures values = evaluated_values(report);
+    const auto found =
+        std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == metric; });
+    if (found == values.end()) {
+        std::string all;
+        for (const auto& [name, value] : values) all += (all.empty() ? "" : ", ") + name;
+        throw usage_error(cat("training.metric_for_best_model: the evaluation has no ", metric),
+                          cat("It has ", all, "."));
+    }
+    if (progress_.best.observe(report.step, found->second, config::more_is_better(t)) > t.early_stopping_threshold)
+        progress_.worse_evaluations = 0;
+    else
+        ++progress_.worse_evaluations;
+}
+
+bool Trainer::stops_early() const {
+    const int64_t patience = config().training.early_stopping_patience;
+    return patience > 0 && progress_.worse_evaluations >= patience;
+}
+
+void Trainer::tell_early_stop() const {
+    log::info("stops early, after step ", progress_.step, " of ", total_steps_, ": in ", progress_.worse_evaluations,
+              " evaluations ", config::best_metric(config().training), " was not better than ",
+              progress_.best.value.value_or(std::nan("")), " of step ", progress_.best.step,
+              " (training.early_stopping_patience)");
 }
 
 /// The rank that leads answers, and the others wait for it.

@@ -69,7 +69,7 @@ void Trainer::require_disk() const {
     for (const weights::Parameter& p : table.parameters())
         result +=
             p.elements() * static_cast<int64_t>(spec::size_of(full() ? opened_.file->spec.dtype : spec::DType::f32));
-    const bool saves = t.save_steps > 0 || t.save_minutes > 0;
+    const bool saves = config::saves_checkpoints(t);
     memory::Plan copies;  // values and moments; the values of a LoRA are its result
     weights::Parameters::plan_copies(table, t.optim, copies);
     int64_t checkpoint = result - (full() ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
@@ -132,9 +132,7 @@ void Trainer::restore() {
     if (saved.parameters != layout_fingerprint(parameters.table(), config().training.optim))
         throw usage_error(cat("the trained parameters are not laid out as in ", resume_->folder.string()),
                           "Use the model, lora and optim options of its run_config.json.");
-    if (!full()) restore_adapter(resume_->folder, parameters.table(), parameters.state().params_P);
-    restore_optimizer(resume_->folder / "optimizer.safetensors", parameters.state(), /*with_values=*/full());
-    model_->parameters_changed();
+    load_values(resume_->folder);
     progress_ = saved.progress;
     stepper_->restore(progress_.optimizer);
     if (plateau_ && progress_.plateau) plateau_->restore(*progress_.plateau);
@@ -145,6 +143,37 @@ void Trainer::restore() {
                      " from here on: products are summed in another order, and losses equal those of an uninterrupted "
                      "run to rounding alone (OMP_NUM_THREADS=",
                      saved.cpu_threads, " keeps their bits)");
+}
+
+/// What a checkpoint holds of the parameters, to the last bit.
+void Trainer::load_values(const fs::path& checkpoint) {
+    weights::Parameters& parameters = *model_->parameters();
+    if (!full()) restore_adapter(checkpoint, parameters.table(), parameters.state().params_P);
+    restore_optimizer(checkpoint / "optimizer.safetensors", parameters.state(), /*with_values=*/full());
+    model_->parameters_changed();
+}
+
+/// Where the best evaluation's checkpoint lies, or should: in this run's folder, or in that which it went on from.
+fs::path Trainer::best_checkpoint() const {
+    const std::string name = cat("checkpoint-", progress_.best.step);
+    const fs::path own = fs::path(config().training.output_dir) / name;
+    const bool is_old = resume_ && progress_.best.step <= resume_->state.progress.step;
+    return is_old && !fs::exists(own) ? resume_->folder.parent_path() / name : own;
+}
+
+/// The best evaluation's values take the last step's place, on the rank that writes them.
+void Trainer::load_best() {
+    if (!config().training.load_best_model_at_end || !leads() || !progress_.best.value) return;
+    if (progress_.best.step == progress_.step) return;
+    const fs::path folder = best_checkpoint();
+    if (const auto damage = formats::find_damage(folder)) {
+        log::warning(config().training.output_dir, " gets the last step's values: ", folder.string(),
+                     ", of the best evaluation, cannot be loaded: ", *damage);
+        return;
+    }
+    load_values(folder);
+    log::info("the result is that of step ", progress_.best.step, ", whose ", config::best_metric(config().training),
+              " was the best: ", *progress_.best.value, " (training.load_best_model_at_end)");
 }
 
 /// Among how many threads products on the CPU are divided, on which their rounding depends; 0 on a GPU.
@@ -252,9 +281,10 @@ RunMoment Trainer::moment() const {
     trainer.num_train_epochs = t.num_train_epochs;
     trainer.save_steps = t.save_steps;
     trainer.train_batch_size = t.per_device_train_batch_size;
-    if (progress_.best.loss) {
-        trainer.best_metric = progress_.best.loss;
+    if (progress_.best.value) {
+        trainer.best_metric = progress_.best.value;
         trainer.best_global_step = progress_.best.step;
+        if (t.load_best_model_at_end) trainer.best_model_checkpoint = best_checkpoint().string();
     }
     formats::RunState& run = moment.run;
     run.progress = progress_;

@@ -86,7 +86,8 @@ void Trainer::summarise(const std::string& exit_reason, const std::string& error
         summary_.epoch = progress_.epoch;
         summary_.seconds = seconds_since(begin_);
         summary_.train_loss = losses_.mean();
-        summary_.best_eval_loss = progress_.best.loss;
+        summary_.best_metric = config::best_metric(config().training);
+        summary_.best_value = progress_.best.value;
         summary_.best_step = progress_.best.step;
         summary_.memory_gib = peak_gib();
         for (const auto& observer : observers) observer->on_summary(summary_);

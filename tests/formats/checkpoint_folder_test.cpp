@@ -133,7 +133,8 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
     progress.epoch = 0.1 + 0.2;
     progress.seen_tokens = int64_t{1} << 53;
     progress.optimizer = {.updates = 40, .loss_scale = 1.0 / 3.0, .good_steps = 7};
-    progress.best = {.loss = 2.000000000000001, .step = 30};
+    progress.best = {.value = 2.000000000000001, .step = 30};
+    progress.worse_evaluations = 2;
     progress.unlogged = {.sum = 2.0 / 3.0, .steps = 3};
     progress.plateau = PlateauProgress{1e-5 / 3, 0.7, true, 2, 1};
     progress.evaluation_due = true;
@@ -150,7 +151,8 @@ TEST_F(CheckpointFolderTest, RunStateKeepsEveryBit) {
     EXPECT_EQ(read.progress.optimizer.updates, 40);
     EXPECT_EQ(read.progress.optimizer.loss_scale, progress.optimizer.loss_scale);
     EXPECT_EQ(read.progress.optimizer.good_steps, 7);
-    EXPECT_EQ(read.progress.best.loss, progress.best.loss);
+    EXPECT_EQ(read.progress.best.value, progress.best.value);
+    EXPECT_EQ(read.progress.worse_evaluations, 2);
     EXPECT_EQ(read.progress.best.step, 30);
     EXPECT_EQ(read.progress.unlogged.sum, progress.unlogged.sum);
     EXPECT_EQ(read.progress.unlogged.steps, 3);

@@ -91,18 +91,26 @@ TEST(MetricsFile, TheLastRowsAreTriedOnceMoreAtTheEnd) {
 
 TEST(BestEvaluation, IsNeverOneThatIsNotFinite) {
     formats::BestEvaluation best;
-    const auto observe = [&](int64_t step, double loss) { best.observe(step, loss); };
-    observe(1, std::nan(""));
-    EXPECT_FALSE(best.loss);
-    observe(2, 3.0);
+    const auto observe = [&](int64_t step, double loss) { return best.observe(step, loss, /*more_is_better=*/false); };
+    EXPECT_EQ(observe(1, std::nan("")), 0);
+    EXPECT_FALSE(best.value);
+    EXPECT_EQ(observe(2, 3.0), std::numeric_limits<double>::infinity());
     EXPECT_EQ(best.step, 2);
-    observe(3, std::nan(""));
-    observe(4, -std::numeric_limits<double>::infinity());
-    observe(5, 3.0);
+    EXPECT_EQ(observe(3, std::nan("")), 0);
+    EXPECT_EQ(observe(4, -std::numeric_limits<double>::infinity()), 0);
+    EXPECT_EQ(observe(5, 3.0), 0);
     EXPECT_EQ(best.step, 2);
-    observe(6, 2.5);
+    EXPECT_EQ(observe(6, 2.5), 0.5);
     EXPECT_EQ(best.step, 6);
-    EXPECT_EQ(best.loss, 2.5);
+    EXPECT_EQ(best.value, 2.5);
+}
+
+TEST(BestEvaluation, MayBeTheOneOfMost) {
+    formats::BestEvaluation best;
+    best.observe(1, 0.5, /*more_is_better=*/true);
+    EXPECT_EQ(best.observe(2, 0.25, true), 0);
+    EXPECT_EQ(best.observe(3, 0.75, true), 0.25);
+    EXPECT_EQ(best.step, 3);
 }
 
 // Without a GPU there is no page-locked memory at all, which is the failure that is meant.

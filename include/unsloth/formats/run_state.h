@@ -34,11 +34,13 @@ struct LossMean {
     std::optional<double> mean() const;
 };
 
-/// The evaluation with the least loss; one that is not finite never is.
+/// The best evaluation, by one of its values; one that is not finite never is.
 struct BestEvaluation {
-    std::optional<double> loss;
+    std::optional<double> value;
     int64_t step = 0;
-    void observe(int64_t at_step, double loss_there);
+    /// By how much it is better than the best before it, which it then replaces: infinitely for the first, 0 where it
+    /// is not better.
+    double observe(int64_t at_step, double value_there, bool more_is_better);
 };
 
 /// reduce_lr_on_plateau's memory.
@@ -57,7 +59,8 @@ struct RunProgress {
     int64_t seen_tokens = 0;
     OptimizerProgress optimizer;
     BestEvaluation best;
-    LossMean unlogged;  ///< of the steps since the last logged one
+    int64_t worse_evaluations = 0;  ///< in a row: not better than the best by more than early_stopping_threshold
+    LossMean unlogged;              ///< of the steps since the last logged one
     std::optional<PlateauProgress> plateau;
     bool evaluation_due = false;  ///< the evaluation after this step was broken off
 };

@@ -24,7 +24,9 @@ struct RunSummary {
     double seconds = 0, train_seconds = 0, eval_seconds = 0, save_seconds = 0, load_seconds = 0;
     std::optional<double> train_loss;  ///< mean of the steps' losses
     std::optional<double> final_loss;  ///< of the last logged row
-    std::optional<double> final_eval_loss, best_eval_loss;
+    std::optional<double> final_eval_loss;
+    std::string best_metric;           ///< training.metric_for_best_model: eval_loss, …
+    std::optional<double> best_value;  ///< of it, at best_step
     int64_t best_step = 0;
     double memory_gib = 0;
     int64_t skipped_steps = 0;  ///< spikes, and overflows of fp16's loss scale

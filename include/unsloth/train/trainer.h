@@ -86,9 +86,15 @@ class Trainer {
     void pass_over_spike(const StepResult& result);
     [[noreturn]] void stop_at_bad_step(const StepResult& result);
     void maybe_evaluate(int64_t step);
+    void judge(const EvalReport& report);
+    bool stops_early() const;
+    void tell_early_stop() const;
     void answer_prompts(int64_t step);
     RunFiles run_files() const;
     RunMoment moment() const;
+    void load_values(const std::filesystem::path& checkpoint);
+    std::filesystem::path best_checkpoint() const;
+    void load_best();
     void save_result();
     bool finish_saving();
     bool full() const { return config().lora.finetuning_type == config::FinetuningType::full; }
