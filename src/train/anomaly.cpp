@@ -6,6 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/hash.h"
+#include "unsloth/core/json_reader.h"
 
 namespace unsloth::train {
 namespace {
@@ -24,15 +25,16 @@ Json json_of(const RankView& view) {
     return json;
 }
 
-RankView view_of(const Json& json) {
-    RankView view{json.at("rank").get<int64_t>(), "", {}, json.at("rows").get<std::vector<int64_t>>()};
-    if (!json.at("place").is_null()) view.place = json["place"].get<std::string>();
-    if (!json.at("layer").is_null()) view.layer = json["layer"].get<int64_t>();
+RankView view_of(const JsonReader<Json>& json) {
+    RankView view{json["rank"].integer(), json.string("place").value_or(""), json.integer("layer"), {}};
+    for (const auto& row : json["rows"].elements()) view.rows.push_back(row.integer());
     return view;
 }
 
-double number_at(const Json& json, const char* key, double where_null) {
-    return json.at(key).is_null() ? where_null : json[key].get<double>();
+int64_t from_1(const JsonReader<Json>& json, const char* key) {
+    const int64_t value = json[key].integer();
+    json[key].require(value >= 1, "an integer from 1");
+    return value;
 }
 
 constexpr const char* kinds[] = {"not_finite", "spike"};
@@ -44,7 +46,8 @@ std::string view_text(const RankView& view) {
 }
 
 RankView parse_view(const std::string& text) {
-    return view_of(Json::parse(text));
+    const Json json = Json::parse(text);
+    return view_of(JsonReader<Json>(json, "another rank's view"));
 }
 
 std::string config_hash(const std::string& text) {
@@ -78,36 +81,28 @@ std::filesystem::path write_anomaly(const std::filesystem::path& output_dir, con
 
 Anomaly read_anomaly(const std::filesystem::path& file) {
     const Json json = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-    const char* const advice =
-        "A run whose step was not finite, or a spike, writes such files: RUN/anomalies/step-N.json.";
-    if (!json.is_object()) throw input_error(cat(file.string(), ": not a JSON object"), advice);
-    try {
-        Anomaly anomaly;
-        const std::string kind = json.at("kind").get<std::string>();
-        if (kind != kinds[0] && kind != kinds[1])
-            throw input_error(cat(file.string(), ": kind: expected not_finite or spike, found '", kind, "'"), advice);
-        anomaly.kind = kind == kinds[0] ? Anomaly::Kind::not_finite : Anomaly::Kind::spike;
-        anomaly.step = json.at("step").get<int64_t>();
-        anomaly.epoch = number_at(json, "epoch", NAN);
-        anomaly.loss = number_at(json, "loss", NAN);
-        anomaly.grad_norm = number_at(json, "grad_norm", NAN);
-        anomaly.limits = {static_cast<float>(number_at(json, "loss_limit", INFINITY)),
-                          static_cast<float>(number_at(json, "grad_norm_limit", INFINITY))};
-        anomaly.learning_rate = json.at("learning_rate").get<double>();
-        anomaly.loss_scale = json.at("loss_scale").get<double>();
-        anomaly.seed = json.at("seed").get<int64_t>();
-        anomaly.world_size = json.at("world_size").get<int64_t>();
-        anomaly.gradient_accumulation_steps = json.at("gradient_accumulation_steps").get<int64_t>();
-        anomaly.config = json.at("config").get<std::string>();
-        for (const Json& view : json.at("ranks")) anomaly.ranks.push_back(view_of(view));
-        if (anomaly.step < 1 || anomaly.world_size < 1 || anomaly.gradient_accumulation_steps < 1)
-            throw input_error(cat(file.string(), ": step, world_size and gradient_accumulation_steps are from 1 on"),
-                              advice);
-        return anomaly;
-    } catch (const nlohmann::json::exception&) {
-        throw input_error(cat(file.string(), ": a key of an anomaly's file is missing, or has a value of another kind"),
-                          advice);
-    }
+    if (!json.is_object())
+        throw input_error(cat(file.string(), ": not a JSON object"),
+                          "A run whose step was not finite, or a spike, writes such files: RUN/anomalies/step-N.json.");
+    const JsonReader<Json> reader(json, file.string());
+    Anomaly anomaly;
+    const std::string& kind = reader["kind"].string();
+    reader["kind"].require(kind == kinds[0] || kind == kinds[1], "not_finite or spike");
+    anomaly.kind = kind == kinds[0] ? Anomaly::Kind::not_finite : Anomaly::Kind::spike;
+    anomaly.step = from_1(reader, "step");
+    anomaly.epoch = reader.number("epoch").value_or(NAN);
+    anomaly.loss = reader.number("loss").value_or(NAN);
+    anomaly.grad_norm = reader.number("grad_norm").value_or(NAN);
+    anomaly.limits = {static_cast<float>(reader.number("loss_limit").value_or(INFINITY)),
+                      static_cast<float>(reader.number("grad_norm_limit").value_or(INFINITY))};
+    anomaly.learning_rate = reader["learning_rate"].number();
+    anomaly.loss_scale = reader["loss_scale"].number();
+    anomaly.seed = reader["seed"].integer();
+    anomaly.world_size = from_1(reader, "world_size");
+    anomaly.gradient_accumulation_steps = from_1(reader, "gradient_accumulation_steps");
+    anomaly.config = reader["config"].string();
+    for (const auto& view : reader["ranks"].elements()) anomaly.ranks.push_back(view_of(view));
+    return anomaly;
 }
 
 }  // namespace unsloth::train
