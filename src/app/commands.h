@@ -16,6 +16,7 @@ bool run_data(const config::CommandLine& line);
 void run_augment(const config::CommandLine& line);
 void run_score(const config::CommandLine& line);
 void run_generate(const config::CommandLine& line);
+void run_evaluate(const config::CommandLine& line);
 void run_tokenize(const config::CommandLine& line);
 /// False when the folder was read but is not sound.
 bool run_inspect(const config::CommandLine& line);

@@ -63,6 +63,9 @@ int run(const config::CommandLine& line) {
         case config::Command::generate:
             run_generate(line);
             break;
+        case config::Command::evaluate:
+            run_evaluate(line);
+            break;
         case config::Command::tokenize:
             run_tokenize(line);
             break;

@@ -45,6 +45,10 @@ class Presence {
         need(!data.train_file.empty() || (or_sources && !data.datasets.empty()), {"data.train_file", "data.datasets"},
              "--data.train_file", "In a configuration file: {\"data\": {\"train_file\": \"train.jsonl\"}}.");
     }
+    void need_evaluation_rows(const DataOptions& data) {
+        need(data.eval_file || !data.eval_files.empty(), {"data.eval_file", "data.eval_files"}, "--data.eval_file",
+             "In a configuration file: {\"data\": {\"eval_file\": \"test.jsonl\"}}.");
+    }
     void need_exactly_one(const std::string& first, const std::string& second) {
         const bool has_first = record_.given.count(first) != 0, has_second = record_.given.count(second) != 0;
         refuse(has_first && has_second, cat(command_, " takes --", first, " or --", second, ", not both"));
@@ -97,6 +101,13 @@ void read_texts(CommandLine& line, Problems& problems) {
     });
 }
 
+void check_metric(const EvaluateRequest& evaluate, Presence& presence) {
+    const bool judges = evaluate.metric != AnswerMetric::none, by_pattern = evaluate.metric == AnswerMetric::regex;
+    presence.refuse(!judges && !evaluate.answer_regex.empty(), "evaluate takes --answer_regex beside --metric");
+    presence.refuse(!judges && !evaluate.answers.empty(), "evaluate takes --answers beside --metric");
+    presence.refuse(by_pattern && evaluate.answer_regex.empty(), "evaluate --metric regex needs --answer_regex");
+}
+
 void check_presence(const CommandLine& line, Presence presence, Problems& problems) {
     const Config& config = line.loaded.config;
     switch (line.command) {
@@ -109,6 +120,10 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
         case Command::generate:
             if (!config.model.adapter_name_or_path) presence.need_model(config);  // the adapter names its base
             check_generate(line.generate, presence);
+            break;
+        case Command::evaluate:
+            presence.need_model(config), presence.need_evaluation_rows(config.data);
+            check_metric(line.evaluate, presence);
             break;
         case Command::init:
             presence.need_exactly_one("shape", "model_config");

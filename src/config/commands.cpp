@@ -220,6 +220,31 @@ void declare_generate(OptionSet& options, CommandLine& line) {
         .suggested_for({"max_num_batched_tokens"});
 }
 
+void declare_evaluate(OptionSet& options, CommandLine& line) {
+    EvaluateRequest& evaluate = line.evaluate;
+    options.add_choice(
+        "metric", evaluate.metric,
+        {{"none", AnswerMetric::none}, {"exact_match", AnswerMetric::exact_match}, {"regex", AnswerMetric::regex}},
+        "Judge answers too: each row's prompt is continued with the likeliest tokens. exact_match: the "
+        "share of answers that are the row's own, after --answer_regex where that is given; regex: the "
+        "share in which --answer_regex is found.");
+    options
+        .add("answer_regex", evaluate.answer_regex,
+             "Regular expression (PCRE) whose first group, or all of it, is what counts of an answer: '#### "
+             "(-?[0-9.,]+)' of GSM8K. The last match holds.")
+        .value("REGEX")
+        .suggested_for({"regex", "pattern"});
+    options.add("max_new_tokens", evaluate.max_new_tokens, "Longest answer in tokens.")
+        .at_least(1)
+        .suggested_for({"max_tokens", "max_length"});
+    options
+        .add("answers", evaluate.answers,
+             "JSON Lines file to write, with --metric: prompt, expected and given answer of every row, and whether it "
+             "is right.")
+        .path("FILE");
+    options.add("json", evaluate.json, "Print the results as one JSON object.");
+}
+
 void declare_tokenize(OptionSet& options, CommandLine& line) {
     options.add("tokenizer", line.tokenize.tokenizer, "Folder that holds tokenizer.json or tokenizer.model.")
         .path("DIR")
@@ -491,6 +516,10 @@ const std::vector<CommandInfo>& commands() {
         {Command::generate, "generate",
          "--model.path DIR --prompt TEXT | --file FILE | --chat [--max_new_tokens N] [--temperature T]",
          "Answer prompts, with the likeliest tokens or with drawn ones.", true, declare_generate},
+        {Command::evaluate, "evaluate",
+         "--model.path DIR [--adapter_name_or_path DIR] --eval_file FILE [--metric exact_match] [--answer_regex REGEX] "
+         "[--json]",
+         "Loss, perplexity and accuracy on rows, and how many generated answers are right.", true, declare_evaluate},
         {Command::tokenize, "tokenize", "--tokenizer DIR [--template NAME] [--decode] < in.jsonl > out.jsonl",
          "Turn text or messages into ids, or ids into text.", false, declare_tokenize},
         {Command::inspect, "inspect", "DIR|FILE [--json]",

@@ -65,6 +65,48 @@ LoaderOptions loader_options(const config::Config& config, int rank, int world_s
     return options;
 }
 
+namespace {
+
+/// Sources through the cache, as a configuration says.
+class Loading {
+  public:
+    Loading(const config::Config& config, const ModelLimits& limits, const EncoderMaker& make_encoder,
+            const std::string& fingerprint, const LoadChoices& choices)
+        : make_encoder_(make_encoder), options_(dataset_options(config, limits)) {
+        options_.log_warnings = choices.log_warnings;
+        if (choices.refused == RefusedRows::set_aside) options_.skip_bad_rows = options_.keep_all_masked = true;
+        cache_ = cache_options(config.data.cache_dir);
+        cache_.encoder_fingerprint = fingerprint;
+        cache_.max_bytes = static_cast<int64_t>(config.data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
+    }
+
+    Dataset operator()(std::vector<config::DataSource> sources) {
+        for (config::DataSource& source : sources) complete(source, options_);
+        const auto on_demand = [&](const std::string& template_name) -> const RowEncoder* {
+            auto& encoder = encoders_[template_name];
+            if (!encoder && make_encoder_) encoder = make_encoder_(template_name);
+            return encoder.get();
+        };
+        return load_cached(sources, options_, on_demand, cache_);
+    }
+
+  private:
+    const EncoderMaker& make_encoder_;
+    std::map<std::string, std::unique_ptr<RowEncoder>> encoders_;  // by template
+    DatasetOptions options_;
+    CacheOptions cache_;
+};
+
+/// data.eval_file or data.eval_files; empty where neither is set.
+std::vector<config::DataSource> evaluation_sources(const config::DataOptions& data) {
+    std::vector<config::DataSource> sources;
+    if (data.eval_file) sources.push_back({.path = *data.eval_file});
+    for (const auto& [name, file] : data.eval_files) sources.push_back({.path = file});
+    return sources;
+}
+
+}  // namespace
+
 TrainingData load_training_data(const config::Config& config, const ModelLimits& limits,
                                 const EncoderMaker& make_encoder, const std::string& fingerprint,
                                 const LoadChoices& choices) {
@@ -76,23 +118,8 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
         throw usage_error("both data.eval_file and data.val_size are set",
                           "Choose one: a file of its own, or a part of the training rows.");
 
-    std::map<std::string, std::unique_ptr<RowEncoder>> encoders;  // by template
-    DatasetOptions options = dataset_options(config, limits);
-    options.log_warnings = choices.log_warnings;
+    Loading load(config, limits, make_encoder, fingerprint, choices);
     const bool set_aside = choices.refused == RefusedRows::set_aside;
-    if (set_aside) options.skip_bad_rows = options.keep_all_masked = true;
-    CacheOptions cache = cache_options(data.cache_dir);
-    cache.encoder_fingerprint = fingerprint;
-    cache.max_bytes = static_cast<int64_t>(data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
-    const auto load = [&](std::vector<config::DataSource> sources) {
-        for (config::DataSource& source : sources) complete(source, options);
-        const auto on_demand = [&](const std::string& template_name) -> const RowEncoder* {
-            auto& encoder = encoders[template_name];
-            if (!encoder && make_encoder) encoder = make_encoder(template_name);
-            return encoder.get();
-        };
-        return load_cached(sources, options, on_demand, cache);
-    };
     TrainingData result;
     result.train =
         load(data.datasets.empty() ? std::vector<config::DataSource>{{.path = data.train_file}} : data.datasets);
@@ -102,9 +129,7 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
             log::info("left out ", dropped, " training rows that are those of an earlier row (data.drop_duplicates)");
     }
     if (set_aside) std::tie(result.train, result.masked_train) = result.train.by_targets();
-    std::vector<config::DataSource> evaluated;
-    if (data.eval_file) evaluated.push_back({.path = *data.eval_file});
-    for (const auto& [name, file] : data.eval_files) evaluated.push_back({.path = file});
+    const std::vector<config::DataSource> evaluated = evaluation_sources(data);
     if (!evaluated.empty()) {
         result.eval = load(evaluated);
         if (choices.log_warnings && result.eval->fingerprint() == result.train.fingerprint())
@@ -124,6 +149,11 @@ TrainingData load_training_data(const config::Config& config, const ModelLimits&
         if (result.eval) result.eval = result.eval->with_foreign_answers(longest);
     }
     return result;
+}
+
+Dataset load_evaluation_rows(const config::Config& config, const ModelLimits& limits, const EncoderMaker& make_encoder,
+                             const std::string& fingerprint) {
+    return Loading(config, limits, make_encoder, fingerprint, {})(evaluation_sources(config.data));
 }
 
 }  // namespace unsloth::data

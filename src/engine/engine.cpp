@@ -34,6 +34,9 @@ class EngineImpl final : public config::Engine {
     void generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) override {
         guarded([&] { train::run_generate(loaded, request); });
     }
+    void evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request) override {
+        guarded([&] { train::run_evaluate(loaded, request); });
+    }
     void replay(const config::ReplayRequest& request) override {
         guarded([&] { train::run_replay(request); });
     }

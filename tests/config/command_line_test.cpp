@@ -179,6 +179,21 @@ TEST(CommandLine, GenerateTakesSamplingAndTheSizeOfItsCache) {
     EXPECT_CONTAINS(refused({"--top_p", "0"}), "> 0");
 }
 
+TEST(CommandLine, Evaluate) {
+    const auto line = config::parse_command_line({"evaluate", "--path", "m", "--eval_file", "e", "--metric",
+                                                  "exact_match", "--answer_regex", "#### (.*)", "--json"});
+    EXPECT_EQ(line.command, config::Command::evaluate);
+    EXPECT_EQ(line.evaluate.metric, config::AnswerMetric::exact_match);
+    EXPECT_EQ(line.evaluate.answer_regex, "#### (.*)");
+    EXPECT_TRUE(line.evaluate.json);
+    EXPECT_NO_THROW(config::parse_command_line({"evaluate", "--path", "m", "--eval_files", R"({"a": "f"})"}));
+    EXPECT_CONTAINS(error_of({"evaluate", "--path", "m"}), "--data.eval_file");
+    EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--answer_regex", "a"}),
+                    "beside --metric");
+    EXPECT_CONTAINS(error_of({"evaluate", "--path", "m", "--eval_file", "e", "--metric", "regex"}),
+                    "needs --answer_regex");
+}
+
 TEST(CommandLine, DataAndItsAugmentation) {
     const config::CommandLine data =
         config::parse_command_line({"data", "--train_file", "t", "--n", "5", "--json", "--color", "always"});

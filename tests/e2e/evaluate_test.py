@@ -1,16 +1,26 @@
-"""Which evaluation was the best, and what follows from that: early stopping, the result."""
+"""Which evaluation was the best, and what follows from that: early stopping, the result; and the command `evaluate`."""
 
 import json
+import math
 import shutil
 import unittest
 
 from support import (
     EndToEnd,
+    FP32,
+    INPUT,
+    LEGAL_BASE,
     LLAMA,
+    TEXT_LLAMA,
     USAGE,
+    floats,
     main,
     model,
+    read_rows,
+    read_safetensors,
+    write_rows,
 )
+from probes_test import stopping_model
 
 ADAPTER = "adapter_model.safetensors"
 
@@ -31,8 +41,7 @@ def stop_and_best(values, patience, threshold=0.0, greater=False):
 
 
 class Best(EndToEnd):
-    # A rate that is too high: evaluations go up and down.
-    WILD = ["--learning_rate", "0.3", "--val_size", "4", "--eval_steps", "1"]
+    EVALUATED = ["--learning_rate", "0.3", "--val_size", "4", "--eval_steps", "1"]
 
     def values(self, out, metric="eval_loss"):
         return {e["step"]: e[metric] for e in self.evaluations(out)}
@@ -45,19 +54,27 @@ class Best(EndToEnd):
 
     def test_a_run_ends_where_transformers_would_end_it(self):
         base, rows = model(LLAMA), self.rows(16)
-        whole = self.train(base, rows, *self.WILD, "--max_steps", "10", "--save_steps", "0", out="whole")
+        whole = self.train(base, rows, *self.EVALUATED, "--max_steps", "10", "--save_steps", "0", out="whole")
         stops = set()
-        for patience, threshold, greater in ((1, 0, False), (2, 0.05, False), (2, 0, True)):
-            with self.subTest(patience=patience, threshold=threshold, greater=greater):
-                wanted, best = stop_and_best(self.values(whole), patience, threshold, greater)
+        cases = (
+            ("eval_loss", 1, 0.05, "false"),
+            ("loss", 2, 0.015, "null"),  # better ones, but by too little: the best moves on, and the run ends
+            ("eval_loss", 3, 0, "true"),
+            ("token_accuracy", 2, 0, "null"),
+        )
+        for metric, patience, threshold, greater in cases:
+            with self.subTest(metric=metric, patience=patience, threshold=threshold, greater=greater):
+                full = "eval_" + metric.removeprefix("eval_")
+                more = greater == "true" or (greater == "null" and not metric.endswith("loss"))
+                wanted, best = stop_and_best(self.values(whole, full), patience, threshold, more)
                 self.assertIsNotNone(wanted, "the data of this test must stop")
-                stops.add(wanted)
-                name = f"p{patience}{greater}"
+                stops.add((wanted, best))
+                name = f"{metric}{patience}"
                 words = ["--early_stopping_patience", patience, "--early_stopping_threshold", threshold]
-                words += ["--greater_is_better", "true"] if greater else []
+                words += ["--metric_for_best_model", metric, f"--greater_is_better={greater}"]
                 result = self.succeed(
                     *self.train_arguments(
-                        base, rows, *self.WILD, *words, "--max_steps", "10", "--save_steps", "0", out=name
+                        base, rows, *self.EVALUATED, *words, "--max_steps", "10", "--save_steps", "0", out=name
                     )
                 )
                 out = self.folder / name
@@ -71,13 +88,21 @@ class Best(EndToEnd):
                 self.assertIn(f"stops early, after step {wanted} of 10", result.err)
                 self.assertEqual(self.summary(out)["exit_reason"], "finished")
                 self.assertEqual(self.summary(out)["best_step"], best)
-        self.assertGreater(len(stops), 1, "the cases of this test must differ")
+        self.assertEqual(len(stops), len(cases), "the cases of this test must differ")
 
     def test_the_best_one_is_the_result_whatever_the_limit(self):
         base, rows = model(LLAMA), self.rows(16)
         words = ["--max_steps", "8", "--metric_for_best_model", "loss", "--greater_is_better", "true"]
         out = self.train(
-            base, rows, *self.WILD, *words, "--load_best_model_at_end", "--save_steps", "3", "--save_total_limit", "1"
+            base,
+            rows,
+            *self.EVALUATED,
+            *words,
+            "--load_best_model_at_end",
+            "--save_steps",
+            "3",
+            "--save_total_limit",
+            "1",
         )
         _, best = stop_and_best(self.values(out), 99, greater=True)
         self.assertNotEqual(best, 8, "the last one is no test")
@@ -91,7 +116,7 @@ class Best(EndToEnd):
 
     def test_of_a_full_training_too(self):
         words = ["--finetuning_type", "full", "--greater_is_better", "true", "--max_steps", "4"]
-        out = self.train(model(LLAMA), self.rows(12), *self.WILD, *words, "--load_best_model_at_end")
+        out = self.train(model(LLAMA), self.rows(12), *self.EVALUATED, *words, "--load_best_model_at_end")
         best = self.state(out)["best_global_step"]
         self.assertNotEqual(best, 4, "the last one is no test")
         name = "model.safetensors"
@@ -99,7 +124,7 @@ class Best(EndToEnd):
 
     def test_over_a_resume_nothing_changes(self):
         base, rows = model(LLAMA), self.rows(16)
-        words = [*self.WILD, "--early_stopping_patience", "3", "--greater_is_better", "true", "--max_steps", "12"]
+        words = [*self.EVALUATED, "--early_stopping_patience", "3", "--greater_is_better", "true", "--max_steps", "12"]
         words += ["--load_best_model_at_end", "--save_steps", "1"]
         whole = self.train(base, rows, *words, out="whole")
         last = len(self.steps(whole))
@@ -126,7 +151,7 @@ class Best(EndToEnd):
 
     def test_ranks_stop_together(self):
         base, rows = model(LLAMA), self.rows(16)
-        words = [*self.WILD, "--early_stopping_patience", "2", "--greater_is_better", "true", "--max_steps", "12"]
+        words = [*self.EVALUATED, "--early_stopping_patience", "2", "--greater_is_better", "true", "--max_steps", "12"]
         words += ["--load_best_model_at_end", "--gradient_accumulation_steps", "1"]
         one = self.train(base, rows, *words, "--per_device_train_batch_size", "4", out="one")
         arguments = self.train_arguments(base, rows, *words, "--per_device_train_batch_size", "2", out="two")
@@ -142,8 +167,96 @@ class Best(EndToEnd):
         self.fail_with(
             USAGE,
             ["an evaluation has no eval_accuracy", "eval_loss, eval_token_accuracy"],
-            *self.train_arguments(model(LLAMA), self.rows(), *self.WILD, "--metric_for_best_model", "accuracy"),
+            *self.train_arguments(model(LLAMA), self.rows(), *self.EVALUATED, "--metric_for_best_model", "accuracy"),
         )
+
+
+class Evaluate(EndToEnd):
+    def evaluate(self, folder, *arguments, **options):
+        words = ["--model.path", folder, "--device", "cpu", *FP32, *arguments, "--json"]
+        return json.loads(self.succeed("evaluate", *words, **options).out)
+
+    def test_loss_perplexity_and_accuracy_are_those_of_the_logits(self):
+        base, rows, held_out = model(LLAMA), self.rows(16), self.rows(5, "held.jsonl", seed=9)
+        adapter = self.train(base, rows, "--eval_file", held_out, "--max_steps", "40", "--learning_rate", "0.03")
+        found = self.evaluate(base, "--adapter_name_or_path", adapter, "--eval_file", held_out)
+        logits = self.folder / "logits.safetensors"
+        scores = self.score(base, held_out, "--adapter_name_or_path", adapter, "--logits", logits)
+        labels = sum(s["n_labels"] for s in scores)
+        loss = sum(s["loss"] * s["n_labels"] for s in scores) / labels
+        self.assertAlmostEqual(found["eval_loss"], loss, places=5)
+        self.assertAlmostEqual(found["perplexity"], math.exp(loss), places=4)
+        self.assertEqual(found["eval_tokens"], labels)
+        hits, vocab, tensors = 0, LLAMA["vocab_size"], read_safetensors(logits)
+        for i, score in enumerate(scores):
+            values = floats(tensors[f"logits.{i}"][2])
+            for t in range(len(score["ids"]) - 1):
+                row = values[vocab * t : vocab * (t + 1)]
+                hits += row.index(max(row)) == score["ids"][t + 1]
+        self.assertGreater(hits, 0, "a model that learnt nothing is no test")
+        self.assertEqual(found["token_accuracy"], hits / labels)
+        of_run = self.evaluations(adapter)[-1]
+        self.assertEqual(of_run["eval_token_accuracy"], found["token_accuracy"])
+        self.assertAlmostEqual(of_run["eval_loss"], found["eval_loss"], places=6)
+
+    def test_named_sets(self):
+        base = model(LLAMA)
+        files = {name: str(self.rows(count, f"{name}.jsonl", seed=count)) for name, count in (("a", 3), ("b", 6))}
+        found = self.evaluate(base, "--eval_files", json.dumps(files))
+        for name, file in files.items():
+            self.assertAlmostEqual(
+                found[f"eval_{name}_loss"], self.evaluate(base, "--eval_file", file)["eval_loss"], places=5
+            )
+
+    def test_answers(self):
+        """A model that goes 40 -> 41 -> 42 -> <|end|>, asked 40, of rows that expect 41, 42, and others that do not."""
+        folder = self.copied_model(model(TEXT_LLAMA, tokenizer=LEGAL_BASE))
+        stopping_model(folder)
+
+        def text(*ids):
+            done = self.succeed("tokenize", "--tokenizer", folder, "--decode", stdin=json.dumps({"ids": ids}) + "\n")
+            return json.loads(done.out)["text"]
+
+        def row(prompt, answer):
+            return {"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer}
+
+        rows = [
+            row([5, 40], [41, 42, 1]),
+            row([7, 7, 40], [41, 42, 1]),
+            row([5, 40], [41, 43, 1]),
+            row([9, 41], [42, 1]),
+        ]
+        file = write_rows(self.folder / "rows.jsonl", rows)
+        answers = self.folder / "answers.jsonl"
+        words = ["--eval_file", file, "--metric", "exact_match", "--max_new_tokens", "6"]
+        found = self.evaluate(folder, *words, "--answers", answers)
+        self.assertEqual((found["exact_match"], found["answers"]), (0.75, 4))
+        told = read_rows(answers)
+        self.assertEqual([t["correct"] for t in told], [True, True, False, True])
+        self.assertEqual([t["answer"] for t in told], [text(41, 42)] * 3 + [text(42)])
+        self.assertEqual(told[2]["expected"], text(41, 43))
+        # Of the answers the first token alone: now all are right but the one that lacks it.
+        self.assertNotEqual(text(41).strip()[:1], "")
+        first = "^\\s*(" + "".join(f"\\x{{{ord(c):x}}}" for c in text(41).strip()[:1]) + ")"
+        some = write_rows(self.folder / "some.jsonl", rows[:3])
+        words[1] = some
+        self.assertEqual(self.evaluate(folder, *words, "--answer_regex", first)["exact_match"], 1.0)
+        words = ["--eval_files", json.dumps({"x": str(some), "y": str(file)}), "--max_new_tokens", "6"]
+        by_set = self.evaluate(folder, *words, "--metric", "exact_match")
+        self.assertEqual((by_set["eval_x_exact_match"], by_set["eval_y_exact_match"]), (2 / 3, 0.75))
+        self.assertEqual(by_set["exact_match"], 5 / 7)
+        never = self.evaluate(folder, *words, "--metric", "regex", "--answer_regex", "#### (\\d+)")
+        self.assertEqual(never["regex"], 0)
+        self.fail_with(
+            INPUT, ["--answer_regex finds nothing in the answer of row 0"],
+            "evaluate", "--model.path", folder, "--device", "cpu", *FP32, "--eval_file", file,
+            "--metric", "exact_match", "--answer_regex", "#### (\\d+)",
+        )  # fmt: skip
+        self.fail_with(
+            INPUT, ["row 0 has no prompt before its answer"],
+            "evaluate", "--model.path", folder, "--device", "cpu", *FP32, "--metric", "exact_match",
+            "--eval_file", write_rows(self.folder / "bare.jsonl", [{"input_ids": [40, 41, 42]}]),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

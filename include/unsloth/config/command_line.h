@@ -21,6 +21,7 @@ enum class Command {
     augment,
     score,
     generate,
+    evaluate,
     tokenize,
     inspect,
     init,
@@ -192,6 +193,7 @@ struct CommandLine {
     AugmentRequest augment;
     ScoreRequest score;
     GenerateRequest generate;
+    EvaluateRequest evaluate;
     TokenizeRequest tokenize;
     InspectRequest inspect;
     InitRequest init;

@@ -43,6 +43,17 @@ struct GenerateRequest {
     int64_t max_batch_tokens = 2048;  ///< of a pass: a long prompt goes in by pieces beside rows that decode
 };
 
+/// What an evaluation judges generated answers by, beside the loss.
+enum class AnswerMetric { none, exact_match, regex };
+
+struct EvaluateRequest {
+    AnswerMetric metric = AnswerMetric::none;
+    std::string answer_regex;  ///< checked; empty: none. exact_match compares what its first group, or it, matches
+    int64_t max_new_tokens = 256;
+    std::string answers;  ///< JSON Lines file of {"set", "prompt", "expected", "answer", "correct"}; empty: none
+    bool json = false;
+};
+
 struct ReplayRequest {
     std::string file;    ///< RUN/anomalies/step-N.json; never empty
     std::string device;  ///< hardware.device; empty: the run's
@@ -102,6 +113,7 @@ class __attribute__((visibility("default"))) Engine {
     virtual void train(const LoadedConfig& loaded) = 0;
     virtual void score(const LoadedConfig& loaded, const ScoreRequest& request) = 0;
     virtual void generate(const LoadedConfig& loaded, const GenerateRequest& request) = 0;
+    virtual void evaluate(const LoadedConfig& loaded, const EvaluateRequest& request) = 0;
     virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;

@@ -9,6 +9,9 @@ namespace unsloth::train {
 void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
 /// Greedy continuation of prompts with a KV cache.
 void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request);
+/// Loss, perplexity and token accuracy of data.eval_file or data.eval_files, and of generated answers the share that
+/// is right; on stdout. Input Error for rows that are no prompts with answers, where those are asked for.
+void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request);
 /// Runs a step that was skipped again, and says which layer was the first with a value that is not finite. Input Error
 /// for a file that is no anomaly's.
 void run_replay(const config::ReplayRequest& request);

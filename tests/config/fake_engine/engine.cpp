@@ -35,6 +35,9 @@ class FakeEngine : public config::Engine {
     void generate(const config::LoadedConfig&, const config::GenerateRequest& request) override {
         std::printf("generate %s\n", request.prompt.c_str());
     }
+    void evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest&) override {
+        std::printf("evaluate %s\n", loaded.config.data.eval_file->c_str());
+    }
     void replay(const config::ReplayRequest& request) override { std::printf("replay %s\n", request.file.c_str()); }
     config::LogitComparison compare_logits(const config::CompareRequest&) override { return {}; }
     void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {

@@ -1,0 +1,10 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+
+namespace unsloth::app {
+
+void run_evaluate(const config::CommandLine& line) {
+    load_engine()->evaluate(line.loaded, line.evaluate);
+}
+
+}  // namespace unsloth::app
