@@ -188,6 +188,12 @@ class Lister {
             ints("run starts", t + 1, b.starts_u1);
         }
         ints("segment offsets", sizes_.segments + 1, b.q_offsets);
+        if (sizes_.cache_tokens > 0) {
+            const int64_t context = sizes_.context > 0 ? sizes_.context : sizes_.cache_tokens;
+            ints("cache slots", t, b.slots_T, true);
+            ints("lengths of rows", sizes_.segments, b.lengths_S);
+            ints("pages of rows", sizes_.segments * ops::pages_of(context), b.pages);
+        }
         if (sizes_.weighs) {
             ints("target starts", sizes_.segments + 1, b.target_starts_S1);
             ints("verdicts", sizes_.segments / 2, b.desirable_P);
@@ -200,9 +206,9 @@ class Lister {
 
     void caches(std::vector<KvCache>& all) {
         for (std::size_t i = 0; i < all.size(); ++i) {
-            const std::vector<int64_t> shape{sizes_.cache_tokens, spec_.kv_size()};
-            add({"kv cache", cat("cached k ", i), shape, dtype_}, all[i].k_SN);
-            add({"kv cache", cat("cached v ", i), shape, dtype_}, all[i].v_SN);
+            const std::vector<int64_t> shape{ops::pages_of(sizes_.cache_tokens) * ops::page_tokens, spec_.kv_size()};
+            add({"kv cache", cat("cached k ", i), shape, dtype_}, all[i].k_CN);
+            add({"kv cache", cat("cached v ", i), shape, dtype_}, all[i].v_CN);
         }
     }
 
@@ -261,7 +267,11 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
     int64_t dora = 0;
     for (const Group g : all_groups)
         if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));
-    return std::max({attention, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
+    const int64_t paged = sizes.cache_tokens > 0
+                              ? ops::paged_attention_workspace(attention_shape(spec, 0), device, sizes.segments,
+                                                               sizes.context > 0 ? sizes.context : sizes.cache_tokens)
+                              : 0;
+    return std::max({attention, paged, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
 }
 
 }  // namespace

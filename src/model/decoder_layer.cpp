@@ -108,19 +108,23 @@ at::Tensor product_gradient(const LayerContext& c, Group g, const weights::Opera
 void attend(const LayerContext& c, const LayerSaved& a, const at::Tensor& o_THd) {
     const QkvViews v = qkv_views(c.spec, a.qkv_TN);
     const ops::AttentionShape shape = attention_shape(c.spec, c.layer());
-    if (c.tokens.cache == nullptr) {
+    if (c.tokens.cached == nullptr) {
         ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, v.k_TKd, v.v_TKd, o_THd, a.lse);
         return;
     }
-    // Generation: this call's keys and values join those of earlier tokens.
-    KvCache& cache = (*c.tokens.cache)[static_cast<std::size_t>(c.layer())];
-    const int64_t t = a.qkv_TN.size(0), q = c.spec.q_size(), kv = c.spec.kv_size();
-    ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, q, kv), cache.k_SN.narrow(0, cache.length, t));
-    ops::copy_2d(c.group.ctx, a.qkv_TN.narrow(1, q + kv, kv), cache.v_SN.narrow(0, cache.length, t));
-    cache.length += t;
-    const at::Tensor k = heads_view(cache.k_SN.narrow(0, 0, cache.length), 0, c.spec.num_kv_heads, c.spec.head_dim);
-    const at::Tensor v_all = heads_view(cache.v_SN.narrow(0, 0, cache.length), 0, c.spec.num_kv_heads, c.spec.head_dim);
-    ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd, k, v_all, o_THd, {});
+    const CachedRows& rows = *c.tokens.cached;
+    const KvCache& cache = rows.caches->at(static_cast<std::size_t>(c.layer()));
+    const int64_t q = c.spec.q_size(), kv = c.spec.kv_size();
+    ops::scatter_rows(c.group.ctx, a.qkv_TN.narrow(1, q, kv), rows.slots_T, cache.k_CN);
+    ops::scatter_rows(c.group.ctx, a.qkv_TN.narrow(1, q + kv, kv), rows.slots_T, cache.v_CN);
+    const int64_t first = rows.going_on.tokens(), begun = a.qkv_TN.size(0) - first;
+    if (first > 0)
+        ops::paged_attention(c.group.ctx, shape, rows.going_on, v.q_THd.narrow(0, 0, first), cache.k_CN, cache.v_CN,
+                             o_THd.narrow(0, 0, first));
+    if (begun > 0)
+        ops::attention_forward(c.group.ctx, shape, c.tokens.segments, v.q_THd.narrow(0, first, begun),
+                               v.k_TKd.narrow(0, first, begun), v.v_TKd.narrow(0, first, begun),
+                               o_THd.narrow(0, first, begun), {});
 }
 
 }  // namespace

@@ -113,14 +113,30 @@ void MicroBatch::upload_token_order(const data::Batch& batch) {
     distinct_ids_ = static_cast<int64_t>(batch.token_order.unique.size());
 }
 
-void MicroBatch::continue_sequence(std::vector<KvCache>& caches) {
-    const auto before = static_cast<int32_t>(caches.front().length), end = before + static_cast<int32_t>(tokens_);
-    ops::Segments& segments = inputs_.segments;
-    segments.k_offsets = {0, end};
-    segments.k_offsets_device = at::tensor(segments.k_offsets, at::kInt).to(ctx_.device());
-    segments.max_k = end;
-    segments.uniform = before == 0;
-    inputs_.cache = &caches;
+void MicroBatch::continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T, ops::PagedRows rows) {
+    const TokenBuffers& tokens = activations_->tokens();
+    copy_values(slots_T, tokens.slots_T);
+    copy_values(rows.lengths, tokens.lengths_S);
+    copy_values(rows.pages, tokens.pages);
+    rows.lengths_S = tokens.lengths_S;
+    rows.pages_SM = tokens.pages;
+    ops::place_rows(ctx_, rows);
+    // What is left of the segments are the rows that begin with this pass.
+    ops::Segments begun;
+    for (auto s = static_cast<std::size_t>(rows.count()); s < batch.segments.size(); ++s)
+        begun.q_offsets.push_back(batch.segments[s] - static_cast<int32_t>(rows.tokens()));
+    begun.k_offsets = begun.q_offsets;
+    for (std::size_t s = 1; s < begun.q_offsets.size(); ++s)
+        begun.max_q = begun.max_k = std::max(begun.max_q, begun.q_offsets[s] - begun.q_offsets[s - 1]);
+    begun.uniform = begun.count() == 1;
+    if (rows.count() == 0) {
+        begun.q_offsets_device = begun.k_offsets_device = tokens.q_offsets;
+    } else if (ctx_.is_cuda() && begun.count() > 0) {
+        begun.q_offsets_device = begun.k_offsets_device = at::tensor(begun.q_offsets, at::kInt).to(ctx_.device());
+    }
+    inputs_.segments = std::move(begun);
+    inputs_.cached =
+        std::make_shared<const CachedRows>(CachedRows{&activations_->caches(), tokens.slots_T, std::move(rows)});
 }
 
 }  // namespace unsloth::model

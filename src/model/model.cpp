@@ -5,7 +5,6 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/model/outer_layers.h"
-#include "unsloth/ops/cross_entropy.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/spec/finite_sites.h"
 
@@ -30,6 +29,10 @@ GradientBuckets& Model::cut_gradients(int64_t most_bytes) {
     UNSLOTH_CHECK(recorded_.empty() && parameters() != nullptr, "gradients are cut before the first step");
     buckets_ = std::make_unique<GradientBuckets>(ctx_, parameters()->table(), spec().num_layers, most_bytes);
     return *buckets_;
+}
+
+bool Model::records() const {
+    return parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr;
 }
 
 void Model::reached(int level) {
@@ -70,7 +73,7 @@ void Model::walk(const Itinerary& actions, bool trains) {
         const auto stretch = [&] {
             for (std::size_t i = first; i < end; ++i) act(actions[i], trains);
         };
-        if (trains && layers) {
+        if (layers) {
             recorded_.issue(ctx_, direction, *parts_.network.pager, counts_, stretch);
         } else {
             stretch();
@@ -141,7 +144,7 @@ void Model::train(std::span<const data::Batch> batches, HeadObjective& objective
         if (buckets_ != nullptr) buckets_->reached_all();
         return;
     }
-    if (parts_.records && ctx_.is_cuda() && !on_module && ctx_.profiler == nullptr) {
+    if (records()) {
         recorded_.choose(ctx_, in_flight);
     } else {
         recorded_.choose_none();
@@ -161,6 +164,7 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
     scope_ = scope;
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(batch);
+    recorded_.choose_none();
     parts_.network.refresh(ctx_);
     walk(forward_itinerary(route_.layers), /*trains=*/false);
     scope_ = PolicyScope::policy;
@@ -178,35 +182,23 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
     return head.loss_n.narrow(0, 0, batch.labels).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
-std::vector<KvCache> Model::make_caches(int64_t capacity) const {
-    const Activations& activations = micro_batches_.front()->activations();
-    UNSLOTH_CHECK(capacity <= activations.sizes().cache_tokens, "caches of ", capacity, " tokens, planned for ",
-                  activations.sizes().cache_tokens);
-    std::vector<KvCache> caches = activations.caches();
-    for (KvCache& cache : caches) cache = {cache.k_SN.narrow(0, 0, capacity), cache.v_SN.narrow(0, 0, capacity)};
-    return caches;
-}
-
-int32_t Model::next_token(const std::vector<int32_t>& ids, std::vector<KvCache>& caches) {
-    const auto before = static_cast<int32_t>(caches.front().length), count = static_cast<int32_t>(ids.size());
-    data::Batch batch;
-    batch.ids_T = ids;
-    for (int32_t t = 0; t < count; ++t) batch.positions_T.push_back(before + t);
-    batch.segments = {0, count};
-    batch.longest = count;
-    batch.target_index = {count - 1};  // only the last row's logits are wanted
-    batch.target_ids = {0};
-    batch.labels = 1;
+void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
     MicroBatch& micro = *micro_batches_.front();
-    micro.upload(batch);
-    micro.continue_sequence(caches);
+    micro.upload(pass.batch);
+    micro.continue_rows(pass.batch, pass.slots_T, pass.rows);
+    // In a training run recordings are for training's passes.
+    if (records() && !sizes().training) {
+        recorded_.choose(ctx_, {&micro});
+    } else {
+        recorded_.choose_none();
+    }
     parts_.network.refresh(ctx_);
     walk(forward_itinerary(route_.layers), /*trains=*/false);
+    if (pass.batch.labels == 0) return;
     gather_head_rows(ctx_, parts_.network, micro);
-    const at::Tensor logits = head_logits(ctx_, parts_.network, micro, 0, 1);
-    const at::Tensor best = at::empty({1}, at::TensorOptions().dtype(at::kInt).device(ctx_.device()));
-    ops::argmax_rows(ctx_, logits, best);
-    return best.cpu().item<int32_t>();
+    const int64_t chunk = micro.activations().head().logits_CV.size(0);
+    for (int64_t first = 0; first < pass.batch.labels; first += chunk)
+        on_logits(first, head_logits(ctx_, parts_.network, micro, first, std::min(chunk, pass.batch.labels - first)));
 }
 
 std::optional<int64_t> Model::layer_of_site(uint32_t code) const {

@@ -6,6 +6,12 @@ namespace unsloth::model {
 
 void RecordedPasses::choose(const ops::Context& ctx, const std::vector<const MicroBatch*>& in_flight) {
     chosen_ = nullptr;
+    if (const auto& cached = in_flight.front()->inputs().cached) {  // rows of one token: their lengths are read there
+        const ops::PagedRows& rows = cached->going_on;
+        if (rows.decoding == in_flight.front()->tokens())
+            chosen_ = by_shape_.use({rows.decoding, ops::planned_length(rows)});
+        return;
+    }
     const bool equal_rows = std::all_of(in_flight.begin(), in_flight.end(),
                                         [](const MicroBatch* micro) { return micro->inputs().segments.uniform; });
     if (!equal_rows) return;

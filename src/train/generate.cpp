@@ -1,11 +1,18 @@
+// The `generate` command: prompts, the decoder's limits, and what becomes of its answers.
 #include <algorithm>
 #include <iostream>
+#include <map>
 
 #include <nlohmann/json.hpp>
 
 #include "train/generation.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/formats/checkpoint.h"
+#include "unsloth/formats/peft.h"
+#include "unsloth/generate/answer_text.h"
+#include "unsloth/generate/decoder.h"
+#include "unsloth/ops/dtype.h"
 #include "unsloth/tokenizer/chat.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
@@ -29,34 +36,219 @@ Prompt encode_prompt(const config::GenerateRequest& request, const tokenizer::To
         .ids;
 }
 
+/// Where an adapter alone is given, its base is what it was trained on.
+config::LoadedConfig with_base(config::LoadedConfig loaded) {
+    config::ModelOptions& model = loaded.config.model;
+    if (!model.path.empty() || !model.adapter_name_or_path) return loaded;
+    const std::string adapter = formats::resolve_model_path(*model.adapter_name_or_path).string();
+    model.path = formats::read_peft_config(adapter).base_model_name_or_path;
+    if (model.path.empty())
+        throw input_error(cat(adapter, ": adapter_config.json does not name the base"), "Give it with --model.path.");
+    log::info("the adapter's base: ", model.path);
+    return loaded;
+}
+
+/// What passes and cache must hold.
+struct Sizes {
+    int64_t rows = 1, pass_tokens = 1, context = 1;
+    CacheSize cache;
+};
+
+Sizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest& request, const spec::ModelSpec& spec,
+               const std::vector<Prompt>& prompts) {
+    const int64_t longest = prompts.empty() ? 0 : longest_of(prompts), allowed = spec.max_position_embeddings;
+    if (longest + request.max_new_tokens > allowed)
+        throw usage_error(cat("prompt and max_new_tokens take ", longest + request.max_new_tokens,
+                              " positions, the model allows ", allowed));
+    if (request.max_context > allowed)
+        throw usage_error(cat("--max_context ", request.max_context, ": the model allows ", allowed));
+    Sizes sizes;
+    sizes.context = request.max_context > 0 ? request.max_context
+                    : request.chat          ? allowed
+                                            : longest + request.max_new_tokens;
+    if (longest + request.max_new_tokens > sizes.context)
+        throw usage_error(cat("prompt and max_new_tokens take ", longest + request.max_new_tokens,
+                              " tokens, --max_context is ", sizes.context));
+    int64_t tokens = 0;  // of all prompts
+    for (const Prompt& prompt : prompts) tokens += static_cast<int64_t>(prompt.size()) * request.n;
+    const int64_t answers = request.chat ? 1 : static_cast<int64_t>(prompts.size()) * request.n;
+    sizes.rows = std::min(request.max_rows, answers);
+    sizes.pass_tokens = std::min(request.max_batch_tokens, request.chat ? sizes.context : tokens);
+    if (spec.rope.type == spec::RopeSpec::Type::dynamic)  // whole prompts
+        sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
+    sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
+    sizes.cache = {sizes.rows * ops::pages_of(sizes.context) * ops::page_tokens, sizes.context, true};
+    if (request.kv_bytes > 0) {
+        const int64_t token = generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype));
+        sizes.cache = {request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens, sizes.context, false};
+        if (sizes.cache.tokens < sizes.context)
+            throw usage_error(cat("--kv_memory ", request.kv_memory, " holds ", sizes.cache.tokens,
+                                  " tokens, a prompt and its answer have up to ", sizes.context),
+                              cat("A token takes ", token, " bytes."));
+    }
+    return sizes;
+}
+
+/// Prints an answer's text as it comes.
+class Stream {
+  public:
+    Stream(const tokenizer::Tokenizer& tokenizer, const std::vector<std::string>& stops) : text_(tokenizer, stops) {}
+
+    bool add(int32_t id) {
+        const bool more = text_.add(id);
+        print();
+        return more;
+    }
+    const std::string& finish() {
+        text_.finish();
+        print();
+        std::cout << "\n" << std::flush;
+        return text_.text();
+    }
+
+  private:
+    void print() {
+        std::cout << text_.text().substr(printed_, text_.settled() - printed_) << std::flush;
+        printed_ = text_.settled();
+    }
+    generate::AnswerText text_;
+    std::size_t printed_ = 0;
+};
+
+generate::Request make_request(const config::GenerateRequest& request, const Prompt& prompt,
+                               const std::vector<int32_t>& stops) {
+    generate::Request made;
+    made.prompt = prompt;
+    made.max_new_tokens = request.max_new_tokens;
+    made.sampling = request.sampling;
+    made.seed = static_cast<uint64_t>(request.seed);
+    made.stop_ids = stops;
+    return made;
+}
+
+/// All prompts together; the answers in their order, each as soon as those before it are there.
+class AnswerAll {
+  public:
+    AnswerAll(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+              const std::vector<Prompt>& prompts)
+        : request_(request), tokenizer_(tokenizer), prompts_(prompts) {}
+
+    void run(generate::Decoder& decoder, const std::vector<int32_t>& stops) {
+        std::vector<generate::Request> requests;
+        for (std::size_t i = 0; i < prompts_.size(); ++i) {
+            for (int64_t k = 0; k < request_.n; ++k) {
+                requests.push_back(make_request(request_, prompts_[i], stops));
+                requests.back().prompt_number = static_cast<uint32_t>(i);
+                requests.back().answer_number = static_cast<uint32_t>(k);
+            }
+        }
+        if (!request_.stop.empty())
+            for (std::size_t i = 0; i < requests.size(); ++i) texts_.emplace_back(tokenizer_, request_.stop);
+        decoder.answer(
+            std::move(requests), [&](int64_t i, int32_t id) { return texts_.empty() || text(i).add(id); },
+            [&](int64_t i, const generate::Answer& answer) {
+                ended_.emplace(i, answer);
+                for (auto next = ended_.begin(); next != ended_.end() && next->first == printed_;
+                     next = ended_.erase(next), ++printed_)
+                    print(next->first, next->second);
+            });
+    }
+
+  private:
+    generate::AnswerText& text(int64_t i) { return texts_[static_cast<std::size_t>(i)]; }
+
+    void print(int64_t i, const generate::Answer& answer) {
+        std::string said;
+        if (texts_.empty()) {
+            said = tokenizer_.decode(answer.ids, /*skip_special=*/true);
+        } else {
+            text(i).finish();
+            said = text(i).text();
+        }
+        if (!request_.json) {
+            std::cout << said << "\n";
+            return;
+        }
+        nlohmann::ordered_json object{
+            {"prompt_ids", prompts_[static_cast<std::size_t>(i / request_.n)]}, {"ids", answer.ids}, {"text", said}};
+        if (request_.logprobs) object["logprobs"] = answer.logprobs;
+        if (request_.n > 1) object["answer"] = i % request_.n;
+        std::cout << object.dump() << "\n";
+    }
+
+    const config::GenerateRequest& request_;
+    const tokenizer::Tokenizer& tokenizer_;
+    const std::vector<Prompt>& prompts_;
+    std::vector<generate::AnswerText> texts_;  ///< with stop texts, one a request
+    std::map<int64_t, generate::Answer> ended_;
+    int64_t printed_ = 0;
+};
+
+void answer_stream(const config::GenerateRequest& request, const tokenizer::Tokenizer& tokenizer,
+                   generate::Decoder& decoder, const generate::Request& one, std::string* said) {
+    Stream stream(tokenizer, request.stop);
+    decoder.answer({one}, [&](int64_t, int32_t id) { return stream.add(id); });
+    const std::string& text = stream.finish();
+    if (said != nullptr) *said = text;
+}
+
+/// Turn by turn: the cache keeps the pages of what was said, and a turn computes what is new alone.
+void chat(const config::GenerateRequest& request, const config::DataOptions& data,
+          const tokenizer::Tokenizer& tokenizer, generate::Decoder& decoder, const std::vector<int32_t>& stops,
+          int64_t context) {
+    const tokenizer::ChatTemplate chat_template =
+        tokenizer::ChatTemplate::choose(data.template_name, tokenizer, data.chat_template_kwargs);
+    log::info("chat template ", chat_template.name());
+    std::vector<tokenizer::Message> messages;
+    std::string line = request.prompt;
+    for (bool given = !line.empty(); given || std::getline(std::cin, line); given = false) {
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+        messages.push_back({"user", line});
+        const Prompt prompt =
+            tokenizer::encode_rendered(tokenizer, chat_template.render(messages, /*add_generation_prompt=*/true,
+                                                                       tokenizer::TrainedTurns::none))
+                .ids;
+        generate::Request turn = make_request(request, prompt, stops);
+        turn.prompt_number = static_cast<uint32_t>(messages.size() / 2);
+        turn.max_new_tokens = std::min(turn.max_new_tokens, context - static_cast<int64_t>(prompt.size()));
+        if (turn.max_new_tokens < 1)
+            throw input_error(cat("the conversation has ", prompt.size(), " tokens, and room for ", context),
+                              "Begin another, or raise --max_context.");
+        std::string said;
+        answer_stream(request, tokenizer, decoder, turn, &said);
+        messages.push_back({"assistant", said});
+    }
+}
+
 }  // namespace
 
-void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request) {
-    const spec::Sampling& sampling = request.sampling;
-    if (sampling.temperature != 0 || sampling.repetition_penalty != 1 || sampling.presence_penalty != 0 ||
-        !sampling.logit_bias.empty() || request.n != 1 || !request.stop.empty() || request.stream || request.chat ||
-        request.logprobs || request.kv_bytes != 0 || request.max_context != 0)
-        throw usage_error("sampling, --n, --stop, --stream, --chat, --logprobs and the cache's size do not work yet");
+void run_generate(const config::LoadedConfig& given, const config::GenerateRequest& request) {
+    const config::LoadedConfig loaded = with_base(given);
     const OpenedModel opened = open_model(loaded.config);
     const tokenizer::Tokenizer tokenizer = opened.tokenizer();
     const config::DataOptions& data = loaded.config.data;
-    const std::vector<Prompt> prompts = request.file.empty()
-                                            ? std::vector<Prompt>{encode_prompt(request, tokenizer, data)}
-                                            : read_prompts(request.file, tokenizer, data);
-    const int64_t longest = longest_of(prompts), room = longest + request.max_new_tokens;
-    if (room > opened.file->spec.max_position_embeddings)
-        throw usage_error(cat("prompt and max_new_tokens take ", room, " positions, the model allows ",
-                              opened.file->spec.max_position_embeddings));
-    const LoadedModel loaded_model = load_for_inference(loaded, opened, longest, 1, 1, /*fewest_tokens=*/1, room);
+    std::vector<Prompt> prompts;
+    if (!request.file.empty()) {
+        prompts = read_prompts(request.file, tokenizer, data);
+    } else if (!request.chat) {
+        prompts = {encode_prompt(request, tokenizer, data)};
+    }
+    for (const auto& [id, bias] : request.sampling.logit_bias)
+        if (id >= opened.file->spec.vocab_size)
+            throw usage_error(cat("--logit_bias: id ", id, ", the model has ", opened.file->spec.vocab_size));
+    const Sizes sizes = sizes_of(loaded, request, opened.file->spec, prompts);
+    const LoadedModel model = load_for_inference(loaded, opened, sizes.pass_tokens, sizes.rows, sizes.rows,
+                                                 /*fewest_tokens=*/1, sizes.cache);
+    generate::DecoderOptions options;
+    if (!request.chat && !request.stream) options.beside_tokens = sizes.pass_tokens;  // nobody reads along
+    generate::Decoder decoder(*model.ctx, *model.model, options);
     const std::vector<int32_t> stops = stop_ids(tokenizer, opened.file->spec);
-    for (const Prompt& prompt : prompts) {
-        const std::vector<int32_t> ids = continue_prompt(*loaded_model.model, prompt, request.max_new_tokens, stops);
-        const std::string text = tokenizer.decode(ids, /*skip_special=*/true);
-        if (request.json) {
-            std::cout << nlohmann::ordered_json{{"prompt_ids", prompt}, {"ids", ids}, {"text", text}}.dump() << "\n";
-        } else {
-            std::cout << text << "\n";
-        }
+    if (request.chat) {
+        chat(request, data, tokenizer, decoder, stops, sizes.context);
+    } else if (request.stream) {
+        answer_stream(request, tokenizer, decoder, make_request(request, prompts.front(), stops), nullptr);
+    } else {
+        AnswerAll(request, tokenizer, prompts).run(decoder, stops);
     }
     if (!std::cout.flush()) throw runtime_failure("cannot write to standard output");
 }

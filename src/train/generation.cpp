@@ -54,19 +54,6 @@ std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec:
     return stops;
 }
 
-std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, int64_t max_new_tokens,
-                                     const std::vector<int32_t>& stops) {
-    std::vector<model::KvCache> caches = model.make_caches(static_cast<int64_t>(prompt.size()) + max_new_tokens);
-    std::vector<int32_t> made, next = prompt;
-    while (static_cast<int64_t>(made.size()) < max_new_tokens) {
-        const int32_t id = model.next_token(next, caches);
-        if (std::find(stops.begin(), stops.end(), id) != stops.end()) break;
-        made.push_back(id);
-        next = {id};
-    }
-    return made;
-}
-
 int64_t longest_of(const std::vector<Prompt>& prompts) {
     std::size_t longest = 1;
     for (const Prompt& prompt : prompts) {

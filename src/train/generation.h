@@ -1,4 +1,4 @@
-// Greedy answers: of `generate`, and of a run's sampled prompts.
+// Prompts, and what ends their answers: of `generate`, and of a run's sampled prompts.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "unsloth/config/config.h"
-#include "unsloth/model/model.h"
+#include "unsloth/spec/model_spec.h"
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::train {
@@ -22,8 +22,5 @@ int64_t longest_of(const std::vector<Prompt>& prompts);
 
 /// The ids that end an answer.
 std::vector<int32_t> stop_ids(const tokenizer::Tokenizer& tokenizer, const spec::ModelSpec& spec);
-/// Up to so many ids, always the likeliest, without the one that ended them. The model's plan has caches for all.
-std::vector<int32_t> continue_prompt(model::Model& model, const Prompt& prompt, int64_t max_new_tokens,
-                                     const std::vector<int32_t>& stops);
 
 }  // namespace unsloth::train

@@ -5,6 +5,7 @@
 #include "train/generation.h"
 #include "train/row_file.h"
 #include "unsloth/core/error.h"
+#include "unsloth/generate/decoder.h"
 #include "unsloth/report/run.h"
 
 namespace unsloth::train {
@@ -24,15 +25,18 @@ Samples::Samples(const config::Config& config, const OpenedModel& opened)
 
 Samples::~Samples() = default;
 
-void Samples::answer(model::Model& model, int64_t step, double epoch, int64_t after_step) {
+void Samples::answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step) {
     if (!rows_) rows_ = std::make_unique<RowFile>(file_, after_step);
-    for (const Prompt& prompt : prompts_) {
-        const std::vector<int32_t> ids = continue_prompt(model, prompt, max_new_tokens_, stops_);
+    generate::Decoder decoder(ctx, model, {.rows = 1, .context = room()});  // the cache has room for one
+    std::vector<generate::Request> requests;
+    for (const Prompt& prompt : prompts_)
+        requests.push_back({.prompt = prompt, .max_new_tokens = max_new_tokens_, .stop_ids = stops_});
+    const std::vector<generate::Answer> answers = decoder.answer(std::move(requests));
+    for (std::size_t i = 0; i < prompts_.size(); ++i)
         rows_->add({{"step", step},
                     {"epoch", epoch},
-                    {"prompt", tokenizer_.decode(prompt, /*skip_special=*/true)},
-                    {"answer", tokenizer_.decode(ids, /*skip_special=*/true)}});
-    }
+                    {"prompt", tokenizer_.decode(prompts_[i], /*skip_special=*/true)},
+                    {"answer", tokenizer_.decode(answers[i].ids, /*skip_special=*/true)}});
 }
 
 }  // namespace unsloth::train

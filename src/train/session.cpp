@@ -252,7 +252,7 @@ void cover_every_position(data::Batch& batch) {
 }
 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
-                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens) {
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache) {
     const at::Device device = choose_device(loaded.config.hardware.device);
     LoadedModel result;
     result.ctx = make_context(loaded.config, device);
@@ -264,13 +264,21 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
     request.sizes.segments = segments;
     request.sizes.head_rows = head_rows;
     request.run.head_tile = head_chunk_rows(opened.file->spec, request.dtype, head_rows);
-    request.sizes.cache_tokens = cache_tokens;
+    request.sizes.cache_tokens = cache.tokens;
+    request.sizes.context = cache.context;
+    request.records = cache.tokens > 0 && loaded.config.hardware.cuda_graphs;
     request.sizes.training = false;
     request.fewest_tokens = fewest_tokens;
     request.sizes.deterministic = loaded.config.training.deterministic;
     model::ModelPlan plan(opened.file, request);
+    const MemoryBudget budget = memory_budget(loaded.config, device);
+    for (model::ActivationSizes sizes = plan.request().sizes;
+         cache.shrinks && sizes.cache_tokens > cache.context && plan.total_bytes() > budget.device / 10 * 9;) {
+        sizes.cache_tokens = std::max(cache.context, sizes.cache_tokens / 4 * 3);
+        plan.set_sizes(sizes);
+    }
     choose_memory_use(loaded.config, plan);
-    require_memory(plan, memory_budget(loaded.config, device));
+    require_memory(plan, budget);
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }

@@ -70,7 +70,7 @@ void Trainer::answer_prompts(int64_t step) {
     if (!samples_ || !leads()) return;
     const comm::Busy answering(group_.get(), "answering training.sample_prompts");
     const auto start = std::chrono::steady_clock::now();
-    samples_->answer(*model_, step, progress_.epoch, resume_ ? resume_->state.progress.step : 0);
+    samples_->answer(*ctx_, *model_, step, progress_.epoch, resume_ ? resume_->state.progress.step : 0);
     summary_.eval_seconds += seconds_since(start);
 }
 

@@ -6,10 +6,11 @@
 
 The rules:
   order    a module includes only modules that stand to its left: core | spec, hub | config, formats, tokenizer, ops |
-           memory, comm, data, report, planner | weights | model | objective | train | bench | engine | app; kernels stand beside spec, and
+           memory, comm, data, report, planner | weights | model | objective, generate | train | bench | engine | app;
+           kernels stand beside spec, and
            only ops includes them
   private  headers under src/MODULE/ are for that module alone (tests may use them)
-  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, train, bench and
+  torch    LibTorch's headers stand only in ops, memory, comm, weights, model, objective, generate, train, bench and
            engine; never in
            kernels/
   json     no public header includes nlohmann/json.hpp (it costs a second a file; json_fwd.hpp will do)
@@ -38,12 +39,13 @@ RANK = {
     "weights": 4,
     "model": 5,
     "objective": 6,
+    "generate": 6,
     "train": 7,
     "bench": 8,
     "engine": 9,
     "app": 10,
 }
-WITH_TORCH = {"ops", "memory", "comm", "weights", "model", "objective", "train", "bench", "engine"}
+WITH_TORCH = {"ops", "memory", "comm", "weights", "model", "objective", "generate", "train", "bench", "engine"}
 KERNEL_USERS = {"kernels", "ops"}
 TORCH = re.compile(r"(ATen|c10|torch|caffe2)/")
 FMT = re.compile(r"(spdlog|fmt)/")

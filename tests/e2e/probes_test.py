@@ -13,6 +13,7 @@ from support import (
     NF4_MODEL,
     OK,
     TEXT_LLAMA,
+    USAGE,
     floats,
     log_softmax,
     main,
@@ -173,6 +174,81 @@ class Generate(EndToEnd):
         alone = json.loads(self.generate(base, "--prompt", "Either party may", "--json", "--max_new_tokens", "3"))
         self.assertEqual(answers[1], alone)
         self.assertGreater(len(answers[2]["prompt_ids"]), len(answers[0]["prompt_ids"]))
+
+    def answers(self, folder, *arguments):
+        return [json.loads(line) for line in self.generate(folder, "--json", *arguments).splitlines()]
+
+    def test_answers_that_are_drawn(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        drawn = ("--max_new_tokens", "8", "--temperature", "1", "--top_k", "90", "--seed", "3", "--n", "3")
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"text": "The price"}, {"text": "Either party may"}])
+        both = self.answers(base, "--file", prompts, *drawn)
+        self.assertEqual([answer["answer"] for answer in both], [0, 1, 2, 0, 1, 2])
+        self.assertEqual(len({tuple(answer["ids"]) for answer in both}), 6)
+        first = self.answers(base, "--prompt", "The price", *drawn, "--max_rows", "2")
+        self.assertEqual(first, both[:3], "an answer does not depend on what is decoded beside it")
+        self.assertNotEqual(self.answers(base, "--prompt", "The price", *drawn, "--seed", "4"), first)
+
+    def test_log_probabilities_are_those_of_score(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        (answer,) = self.answers(
+            base, "--prompt", "The price", "--logprobs", "--max_new_tokens", "6", "--temperature", "0.7"
+        )
+        ids = answer["prompt_ids"] + answer["ids"]
+        (score,) = self.score(base, write_rows(self.folder / "rows.jsonl", [{"input_ids": ids}]))
+        for made, scored in zip(answer["logprobs"], score["logprobs"][len(answer["prompt_ids"]) :], strict=True):
+            self.assertAlmostEqual(made, scored, places=4)
+
+    def test_a_stop_text_ends_an_answer_and_a_stream_shows_the_same(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        prompt = ("--prompt", "The price", "--max_new_tokens", "12")
+        whole = self.generate(base, *prompt)[:-1]
+        stop = whole[len(whole) // 2 :][:3]
+        expected = whole[: whole.index(stop)]
+        self.assertEqual(self.generate(base, *prompt, "--stop", json.dumps([stop])), expected + "\n")
+        self.assertEqual(self.generate(base, *prompt, "--stop", json.dumps([stop]), "--stream"), expected + "\n")
+        self.assertEqual(self.generate(base, *prompt, "--stream"), whole + "\n")
+
+    def test_a_conversation(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        said = self.succeed(
+            "generate",
+            "--model.path",
+            base,
+            "--device",
+            "cpu",
+            *FP32,
+            "--chat",
+            "--max_new_tokens",
+            "4",
+            stdin="a\nb\n",
+        ).out
+        turns = [{"role": "user", "content": "a"}]
+        prompts = self.folder / "prompts.jsonl"
+        first = self.generate(base, "--file", write_rows(prompts, [{"messages": turns}]), "--max_new_tokens", "4")
+        turns += [{"role": "assistant", "content": first[:-1]}, {"role": "user", "content": "b"}]
+        second = self.generate(base, "--file", write_rows(prompts, [{"messages": turns}]), "--max_new_tokens", "4")
+        self.assertEqual(said, first + second)
+
+    def test_an_adapter_finds_its_base(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        out = self.train(base, write_rows(self.folder / "rows.jsonl", [{"text": "The term is two years."}] * 8))
+        prompt = ("--prompt", "The price", "--device", "cpu", *FP32, "--adapter_name_or_path", out)
+        alone = self.succeed("generate", *prompt).out
+        self.assertEqual(alone, self.succeed("generate", *prompt, "--model.path", base).out)
+
+    def test_a_cache_that_is_too_small(self):
+        base = model(TEXT_LLAMA, tokenizer=LEGAL_BASE)
+        self.fail_with(
+            USAGE,
+            ["--kv_memory 1KB", "A token takes"],
+            *("generate", "--model.path", base, "--prompt", "x", "--device", "cpu", "--kv_memory", "1KB"),
+        )
+        self.fail_with(
+            USAGE,
+            "--max_context is 20",
+            *("generate", "--model.path", base, "--prompt", "x", "--device", "cpu", "--max_context", "20"),
+        )
 
 
 class Inspect(EndToEnd):

@@ -22,15 +22,14 @@ class GenerationTest : public ::testing::TestWithParam<std::tuple<std::string, s
 constexpr int new_tokens = 12;
 
 Row generate(model::Model& model, const Row& prompt, std::size_t first_part) {
-    std::vector<model::KvCache> caches = model.make_caches(static_cast<int64_t>(prompt.size()) + new_tokens);
+    Continued sequence(model);
     const auto middle = prompt.begin() + static_cast<std::ptrdiff_t>(first_part);
-    if (first_part > 0) model.next_token({prompt.begin(), middle}, caches);
+    if (first_part > 0) sequence.next({prompt.begin(), middle});
     Row next(middle, prompt.end()), made;
     for (int i = 0; i < new_tokens; ++i) {
-        made.push_back(model.next_token(next, caches));
+        made.push_back(sequence.next(next));
         next = {made.back()};
     }
-    EXPECT_EQ(caches.front().length, static_cast<int64_t>(prompt.size()) + new_tokens - 1);
     return made;
 }
 

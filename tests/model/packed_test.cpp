@@ -72,9 +72,9 @@ TEST_P(PackedTest, ContinuesAPromptAsExpandedWeightsDo) {
     prompt.insert(prompt.end(), tokens.begin(), tokens.end());  // longer than `few`
     const auto last_logits = [&](bool packs) {
         const LoadedModel model = load_model(folder, request(packs, false));
-        std::vector<model::KvCache> caches = model->make_caches(40);
-        std::vector<int32_t> made{model->next_token(prompt, caches)};
-        for (int i = 0; i < 8; ++i) made.push_back(model->next_token({tokens[static_cast<std::size_t>(i)]}, caches));
+        Continued sequence(*model.model);
+        std::vector<int32_t> made{sequence.next(prompt)};
+        for (int i = 0; i < 8; ++i) made.push_back(sequence.next({tokens[static_cast<std::size_t>(i)]}));
         return made;
     };
     const std::vector<int32_t> packed = last_logits(true), plain = last_logits(false);

@@ -203,6 +203,41 @@ inline data::Batch every_position(const std::vector<std::vector<int32_t>>& rows)
     return batch;
 }
 
+/// One sequence through a model's cache, and the likeliest id behind each piece of it.
+class Continued {
+  public:
+    explicit Continued(model::Model& model) : model_(model) {}
+
+    int32_t next(const std::vector<int32_t>& ids) {
+        const auto count = static_cast<int32_t>(ids.size());
+        model::CachedPass pass;
+        pass.batch.ids_T = ids;
+        for (int32_t t = 0; t < count; ++t) pass.batch.positions_T.push_back(length_ + t);
+        pass.slots_T = pass.batch.positions_T;  // page i of the sequence is the cache's
+        pass.batch.segments = {0, count};
+        pass.batch.longest = count;
+        pass.batch.target_index = {count - 1};
+        pass.batch.target_ids = {0};
+        pass.batch.labels = 1;
+        pass.rows.q_offsets = {0};
+        if (length_ > 0) {
+            pass.rows.q_offsets.push_back(count);
+            pass.rows.lengths = {length_ + count};
+            pass.rows.most_pages = ops::pages_of(model_.sizes().cache_tokens);
+            for (int32_t page = 0; page < pass.rows.most_pages; ++page) pass.rows.pages.push_back(page);
+            pass.rows.decoding = count == 1 ? 1 : 0;
+        }
+        length_ += count;
+        int32_t best = -1;
+        model_.continue_rows(pass, [&](int64_t, const at::Tensor& logits) { best = logits.argmax().item<int32_t>(); });
+        return best;
+    }
+
+  private:
+    model::Model& model_;
+    int32_t length_ = 0;
+};
+
 struct Scored {
     at::Tensor logits_TV;  ///< fp32, CPU
     double mean_loss = 0;  ///< over the positions that have a next token

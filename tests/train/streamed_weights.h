@@ -149,9 +149,9 @@ inline std::vector<int32_t> generated(Base base, const std::vector<spec::Place>&
     request.sizes.cache_tokens = static_cast<int64_t>(next.size()) + new_tokens;
     for (const spec::Place place : layers_at) request.run.layers.push_back({.weights_at = place});
     LoadedModel loaded = load_model(base_folder(base), request);
-    std::vector<model::KvCache> caches = loaded->make_caches(request.sizes.cache_tokens);
+    Continued sequence(*loaded.model);
     for (int i = 0; i < new_tokens; ++i) {
-        made.push_back(loaded->next_token(next, caches));
+        made.push_back(sequence.next(next));
         next = {made.back()};
     }
     return made;

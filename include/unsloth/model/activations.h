@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "unsloth/memory/plan.h"
-#include "unsloth/ops/attention.h"
 #include "unsloth/ops/gemm_fp8.h"
+#include "unsloth/ops/paged_attention.h"
 #include "unsloth/spec/model_spec.h"
 #include "unsloth/spec/run_plan.h"
 #include "unsloth/weights/layout.h"
@@ -68,17 +68,18 @@ struct TokenBuffers {
     at::Tensor order_T, unique_u, starts_u1;         ///< int32; for a trained embedding, the last two of the most ids
     at::Tensor q_offsets;                            ///< int32, of the most segments + 1
     at::Tensor
-        target_starts_S1;       ///< int32: where each segment's targets begin; it and the next two for weights of rows
-    at::Tensor reference_S;     ///< fp32: log-probabilities of the segments under the reference
-    at::Tensor desirable_P;     ///< int32: verdicts on the rows
-    at::Tensor inv_freq_p;      ///< fp32 [d/2]: RoPE's inverse frequencies
-    at::Tensor cos_Tp, sin_Tp;  ///< fp32 [T, d/2]
+        target_starts_S1;    ///< int32: where each segment's targets begin; it and the next two for weights of rows
+    at::Tensor reference_S;  ///< fp32: log-probabilities of the segments under the reference
+    at::Tensor desirable_P;  ///< int32: verdicts on the rows
+    at::Tensor slots_T, lengths_S, pages;  ///< int32, of generation: ops::PagedRows; undefined without a cache
+    at::Tensor inv_freq_p;                 ///< fp32 [d/2]: RoPE's inverse frequencies
+    at::Tensor cos_Tp, sin_Tp;             ///< fp32 [T, d/2]
 };
 
-/// Keys and values of earlier tokens of one sequence; k_SN and v_SN [capacity, K heads * d] in the compute dtype.
+/// A layer's keys and values of all sequences that are continued, [tokens of all pages, K heads * d] in the compute
+/// dtype (ops/paged_attention.h).
 struct KvCache {
-    at::Tensor k_SN, v_SN;
-    int64_t length = 0;  ///< tokens held
+    at::Tensor k_CN, v_CN;
 };
 
 struct ActivationSizes {
@@ -86,7 +87,8 @@ struct ActivationSizes {
     int64_t segments = 0;      ///< most segments
     int64_t longest = 0;       ///< longest segment
     int64_t head_rows = 0;     ///< most rows with a target
-    int64_t cache_tokens = 0;  ///< of the sequence that generation continues
+    int64_t cache_tokens = 0;  ///< of all sequences that generation continues, in whole pages
+    int64_t context = 0;       ///< most of them that one sequence has; 0: all
     bool training = true;      ///< backward buffers too
     bool dropout = false;
     bool noise = false;         ///< on the embeddings
@@ -145,7 +147,7 @@ class Activations {
     const Scratch& scratch() const { return tensors_.scratch; }
     const HeadBuffers& head() const { return tensors_.head; }
     const TokenBuffers& tokens() const { return tensors_.tokens; }
-    /// One a layer, of cache_tokens rows, empty.
+    /// One a layer.
     const std::vector<KvCache>& caches() const { return tensors_.caches; }
     const ActivationSizes& sizes() const { return sizes_; }
     const spec::RunPlan& run() const { return run_; }

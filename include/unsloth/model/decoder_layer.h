@@ -1,6 +1,8 @@
 // One decoder layer: its forward, and its backward in the reverse order of the same numbered steps.
 #pragma once
 
+#include <memory>
+
 #include "unsloth/model/activations.h"
 #include "unsloth/model/linear_group.h"
 #include "unsloth/model/pass_counts.h"
@@ -11,12 +13,20 @@ namespace unsloth::model {
 /// Attention of a layer of this model: heads, scale and the layer's window.
 ops::AttentionShape attention_shape(const spec::ModelSpec& spec, int64_t layer);
 
+/// Generation: the tokens' keys and values join those of earlier ones in the cache. Rows that go on from there come
+/// first, then those that begin with this pass, TokenInputs::segments.
+struct CachedRows {
+    const std::vector<KvCache>* caches;  ///< one a layer
+    at::Tensor slots_T;                  ///< int32: where in it each token's lie
+    ops::PagedRows going_on;
+};
+
 /// What all layers of one micro-batch share.
 struct TokenInputs {
     at::Tensor cos_Tp, sin_Tp;
     ops::Segments segments;
-    at::Tensor row_T, offset_T;             ///< for dropout; may be undefined
-    std::vector<KvCache>* cache = nullptr;  ///< one a layer: generation of one sequence
+    at::Tensor row_T, offset_T;                ///< for dropout; may be undefined
+    std::shared_ptr<const CachedRows> cached;  ///< nullptr: every key is of this pass
 };
 
 struct LayerContext {

@@ -29,8 +29,8 @@ class MicroBatch {
     /// buffers): a number a segment, and a verdict a row (may be empty).
     void upload_sequences(const data::Batch& batch, const std::vector<float>& reference,
                           const std::vector<int32_t>& desirable);
-    /// After upload() of tokens that continue the one sequence in `caches`: attention sees those before them, too.
-    void continue_sequence(std::vector<KvCache>& caches);
+    /// After upload() of rows of which the first go on from keys in the cache: `slots_T` is where each token's are put.
+    void continue_rows(const data::Batch& batch, const std::vector<int32_t>& slots_T, ops::PagedRows rows);
 
     int64_t tokens() const { return tokens_; }
     int64_t targets() const { return targets_; }  ///< rows with one

@@ -22,6 +22,13 @@ struct ModelParts {
     bool records = false;  ///< passes over micro-batches of a shape that repeats are recorded (CUDA graphs)
 };
 
+/// Rows of generation: first those that go on from the cache (of them first those of one token), then those that begin.
+struct CachedPass {
+    data::Batch batch;             ///< ids, positions, segments, longest; target_index: where logits are wanted
+    std::vector<int32_t> slots_T;  ///< the place in the cache of each token's keys and values
+    ops::PagedRows rows;           ///< what the host knows of those that go on
+};
+
 /// Which adapters are on.
 enum class PolicyScope : uint8_t {
     policy,  ///< those that are trained
@@ -55,11 +62,12 @@ class Model {
     using OnLogits = std::function<void(int64_t first, const at::Tensor& logits_CV)>;
     at::Tensor score(const data::Batch& batch, const OnLogits& on_logits = {}, PolicyScope scope = PolicyScope::policy);
 
-    /// Caches for one sequence of up to `capacity` tokens, in the plan's memory: one sequence at a
-    /// time.
-    std::vector<KvCache> make_caches(int64_t capacity) const;
-    /// Appends `ids` to the sequence in `caches` and returns the most likely next id (synchronises).
-    int32_t next_token(const std::vector<int32_t>& ids, std::vector<KvCache>& caches);
+    /// A forward pass of generation: `on_logits` sees those of the batch's targets, as score() gives them; `pass` says
+    /// which rows go on from the plan's cache and where each token's keys and values are put. Nothing synchronises.
+    void continue_rows(const CachedPass& pass, const OnLogits& on_logits);
+
+    /// What passes were planned for.
+    const ActivationSizes& sizes() const { return micro_batches_.front()->activations().sizes(); }
 
     /// Which place of the network a site code names ("layer 3, input norm (forward)").
     std::string describe_site(uint32_t code) const;
@@ -79,6 +87,7 @@ class Model {
     void act(const Action& action, bool trains);
     LayerContext layer_context(int layer, const MicroBatch& micro);
     void reached(int level);
+    bool records() const;  ///< whether passes may be recorded now
 
     ops::Context& ctx_;
     ModelParts parts_;

@@ -25,7 +25,7 @@ class Samples {
     int64_t room() const { return longest_ + max_new_tokens_; }  ///< of a cache that holds an answer too
     /// Answers with the model as it is and adds {"step", "epoch", "prompt", "answer"} to output_dir/samples.jsonl for
     /// each. `after_step`: the step that the run began with. The model's plan has a cache of room() tokens.
-    void answer(model::Model& model, int64_t step, double epoch, int64_t after_step);
+    void answer(ops::Context& ctx, model::Model& model, int64_t step, double epoch, int64_t after_step);
 
   private:
     std::string file_;

@@ -78,9 +78,14 @@ struct LoadedModel {
     std::unique_ptr<ops::Context> ctx;
     std::unique_ptr<model::Model> model;
 };
-/// Passes have from `fewest_tokens` to `tokens` tokens; `cache_tokens`: of a sequence that is continued, 0 where none
-/// is.
+/// Of the keys and values that generation keeps.
+struct CacheSize {
+    int64_t tokens = 0;    ///< of all sequences; 0: none are kept
+    int64_t context = 0;   ///< of one
+    bool shrinks = false;  ///< to what is free, but not below `context`
+};
+/// Passes have from `fewest_tokens` to `tokens` tokens.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
-                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, int64_t cache_tokens = 0);
+                               int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache = {});
 
 }  // namespace unsloth::train

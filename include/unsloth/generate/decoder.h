@@ -1,0 +1,65 @@
+// Answers to many requests at once, from a model's weights as they are: each pass gives every sequence under way its
+// next token, and takes in the prompts of others.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "unsloth/generate/request.h"
+#include "unsloth/generate/sampler.h"
+#include "unsloth/generate/scheduler.h"
+#include "unsloth/model/model.h"
+
+namespace unsloth::generate {
+
+struct DecoderOptions {
+    int64_t rows = 0;         ///< sequences at a time; 0: as the model's plan has room for
+    int64_t pass_tokens = 0;  ///< tokens of a pass; 0: likewise
+    int64_t context = 0;      ///< longest prompt and answer together; 0: likewise
+    /// Tokens of prompts in a pass in which other sequences decode, which wait for them: a pass of so many takes little
+    /// longer than one that decodes, both read the weights once. More where nobody waits for single tokens.
+    int64_t beside_tokens = 256;
+};
+
+/// Uses the model's planned buffers and cache: one decoder at a time, and no training pass meanwhile. It knows of no
+/// change to the weights: whoever changes them makes another one.
+class Decoder {
+  public:
+    /// The model's plan has a cache (ActivationSizes::cache_tokens). usage Error where that holds no sequence of
+    /// `context` tokens.
+    Decoder(ops::Context& ctx, model::Model& model, const DecoderOptions& options = {});
+
+    /// Sees each token of each answer; false: the answer ends with it. May be empty.
+    using OnToken = std::function<bool(int64_t request, int32_t id)>;
+    /// Answers all requests, in their order; `request` counts them from 0. usage Error where one is too long; runtime
+    /// Error where logits are not finite. `on_end` (may be empty) gets each answer once it is there.
+    using OnEnd = std::function<void(int64_t request, const Answer& answer)>;
+    std::vector<Answer> answer(std::vector<Request> requests, const OnToken& on_token = {}, const OnEnd& on_end = {});
+
+    // The same one pass at a time.
+    /// The request's number, from 0 over the decoder's life.
+    int64_t add(Request request);
+    /// One pass; false: no request is left.
+    bool step(const OnToken& on_token, const OnEnd& on_end);
+
+    const Scheduler& scheduler() const { return scheduler_; }
+
+  private:
+    std::vector<Chosen> choose(const std::vector<Part>& parts);
+    std::vector<Chosen> chosen_on_device(const at::Tensor& logits_CV) const;
+    std::vector<Chosen> chosen_on_host(const at::Tensor& logits_CV, std::span<const Part* const> parts) const;
+    void take(Sequence& sequence, const Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);
+
+    ops::Context& ctx_;
+    model::Model& model_;
+    int64_t context_;
+    Scheduler scheduler_;
+    std::map<int64_t, Answer> answers_;  ///< of the requests under way, by number
+};
+
+/// Bytes of the cache that a token of a sequence takes, over all layers.
+int64_t cache_bytes_per_token(const spec::ModelSpec& spec, at::ScalarType dtype);
+
+}  // namespace unsloth::generate

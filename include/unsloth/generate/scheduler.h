@@ -1,0 +1,81 @@
+// Which tokens of which sequences a pass computes, and in which pages of the cache their keys lie: continuous batching.
+// Sequences join and leave at each pass; long prompts go in by pieces beside those that decode.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "unsloth/generate/page_pool.h"
+#include "unsloth/generate/request.h"
+
+namespace unsloth::generate {
+
+struct SchedulerLimits {
+    int64_t rows = 1;             ///< sequences in a pass
+    int64_t pass_tokens = 1;      ///< of a pass, `rows` at least
+    int64_t beside_tokens = 1;    ///< of prompts in a pass in which others decode: what these wait for
+    int64_t context = 1;          ///< prompt and answer of one sequence
+    bool shares_prefixes = true;  ///< pages of equal beginnings are computed once
+};
+
+/// A request under way.
+struct Sequence {
+    int64_t number = 0;  ///< as add() gave it
+    Request request;
+    std::vector<int32_t> ids;           ///< the prompt, then the answer so far
+    int64_t cached = 0;                 ///< of them, those with keys in the cache
+    std::vector<int32_t> pages;         ///< where these lie
+    std::vector<PagePool::Text> texts;  ///< of the whole pages, from the front
+
+    int64_t remaining() const { return static_cast<int64_t>(ids.size()) - cached; }
+};
+
+/// What a pass computes of a sequence: `count` tokens behind those cached.
+struct Part {
+    Sequence* sequence = nullptr;
+    int64_t count = 0;
+    bool chooses() const { return count == sequence->remaining(); }  ///< its last token's logits give the next
+    bool decodes() const { return count == 1 && sequence->cached > 0; }
+};
+
+class Scheduler {
+  public:
+    /// usage Error where the pool has not the pages of one sequence of `context` tokens.
+    Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens);
+
+    /// The request's number, from 0. usage Error where prompt and answer are longer than limits.context; CheckError for
+    /// an empty prompt.
+    int64_t add(Request request);
+    /// The next pass: parts that decode, others that go on from cached tokens, those that begin. Their pages are there.
+    /// Empty when no request is left. Each part is told of by computed() before the next pass is asked for.
+    std::vector<Part> next_pass();
+    /// The pass was issued: its tokens' keys are in the cache for every later one.
+    void computed(const std::vector<Part>& parts);
+    /// The sequence is done: its pages are free. Invalidates it.
+    void finish(const Sequence& sequence);
+
+    const PagePool& pool() const { return pool_; }
+    int64_t preemptions() const { return preemptions_; }  ///< sequences whose pages were taken, to be computed anew
+
+  private:
+    bool make_room(Sequence& sequence, int64_t tokens);
+    void preempt_last();
+    void release(Sequence& sequence);
+    void add_decoding(std::vector<Part>& parts);
+    void add_prompts(std::vector<Part>& parts, int64_t tokens);
+    bool admit(Sequence& sequence);
+    void share_prefix(Sequence& sequence);
+    bool is_being_computed(const Sequence& sequence) const;
+    std::span<const int32_t> page_ids(const Sequence& sequence, int64_t page) const;
+
+    SchedulerLimits limits_;
+    PagePool pool_;
+    std::deque<std::unique_ptr<Sequence>> waiting_;
+    std::vector<std::unique_ptr<Sequence>> running_;  ///< in the order in which they were admitted
+    int64_t added_ = 0, preemptions_ = 0;
+};
+
+}  // namespace unsloth::generate

@@ -1,0 +1,51 @@
+// Attention of rows whose keys and values lie in pages of a cache: generation.
+//
+// Legend: S rows, T query tokens, H heads, K kv heads, d head_dim, N = K * d; page p is rows [p * page_tokens, …) of
+// the cache.
+#pragma once
+
+#include <vector>
+
+#include "unsloth/ops/attention.h"
+
+namespace unsloth::ops {
+
+/// Tokens of a page of the cache.
+constexpr int64_t page_tokens = 32;
+constexpr int64_t pages_of(int64_t tokens) {
+    return (tokens + page_tokens - 1) / page_tokens;
+}
+
+/// Rows that go on from keys in the cache: a row's queries stand at the end of its keys.
+struct PagedRows {
+    std::vector<int32_t> q_offsets;  ///< [S + 1], from 0
+    std::vector<int32_t> lengths;    ///< [S] keys, those of the queries included
+    std::vector<int32_t> pages;      ///< [S, most_pages] where a row's keys lie, in order; behind these anything
+    int64_t most_pages = 0;
+    int64_t decoding = 0;            ///< so many rows, the first ones, have one query each
+    at::Tensor lengths_S, pages_SM;  ///< int32, the same on the device; read on CUDA only
+
+    // What place_rows() makes of these for rows that the general form serves: on CUDA those behind `decoding`.
+    std::vector<Segments> segments;  ///< one a row
+    std::vector<at::Tensor> keys;    ///< int32: the rows of the cache; undefined where they follow each other
+    int64_t count() const { return static_cast<int64_t>(lengths.size()); }
+    int64_t tokens() const { return q_offsets.empty() ? 0 : q_offsets.back(); }
+};
+
+/// Bytes of ctx.workspace that paged_attention takes for up to `rows` decoding rows of up to `context` keys.
+int64_t paged_attention_workspace(const AttentionShape& shape, at::Device device, int64_t rows, int64_t context);
+
+/// For decoding rows the work that is issued depends on their number and this alone: a bound of their lengths.
+int64_t planned_length(const PagedRows& rows);
+
+/// Before the first layer of a pass: fills what follows from the host's vectors. CheckError where they do not fit each
+/// other.
+void place_rows(Context& ctx, PagedRows& rows);
+
+/// out_THd = attention of each row's queries over its keys, as attention_forward's. q and out as there; k_CN, v_CN: the
+/// cache, whole pages, in the same type. On CUDA decoding rows have a kernel of their own (any of the three types,
+/// head_dim a multiple of 8 up to 256): fp32 arithmetic in an order that depends on a row's length alone.
+void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
+                     const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd);
+
+}  // namespace unsloth::ops

@@ -1,0 +1,209 @@
+// Attention for decoding: one query a row, split over keys (Dao et al., "Flash-Decoding for long-context inference",
+// 2023), with pages of keys as in Kwon et al., "PagedAttention" (2023).
+//
+// Ceiling: the memory's rate, each key and value read once for all heads that share it.
+//
+// A block takes split_keys keys of one row for up to G of the heads that share a kv head. D / 8 lanes read a key, 16
+// bytes each (of 16-bit values); the groups of lanes take the keys of a page in turn, and join at the end. A second
+// kernel joins the blocks of a row.
+#include "kernels/common/device.cuh"
+#include "kernels/common/launch.h"
+#include "kernels/paged_attention.h"
+#include "unsloth/core/error.h"
+
+namespace unsloth::kernels {
+namespace {
+
+constexpr int join_threads = 128;
+
+/// `count` of the eight are there; the others are 0.
+template <class T, bool Vectors>
+__device__ __forceinline__ void load_eight(const T* from, int count, float (&to)[8]) {
+    if (Vectors && count == 8) {
+        const Pack<T, 8> pack = load_pack<8>(from);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i] = to_float(pack.v[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i] = !Vectors && i < count ? to_float(from[i]) : 0.0f;
+    }
+}
+
+/// More threads for longer heads: each holds 8 values of a few keys in registers.
+template <int D>
+constexpr int threads_of = D <= 128 ? 128 : 256;
+
+template <class T, int D, int G, bool Vectors>
+__global__ void __launch_bounds__(threads_of<D>) split_kernel(PagedAttention a) {
+    constexpr int threads = threads_of<D>, lanes = D / 8, groups = threads / lanes, keys_at_once = page_tokens / groups;
+    static_assert(groups * keys_at_once == page_tokens && lanes <= warp_size);
+    __shared__ float maxima[groups][G], sums[groups][G];
+    __shared__ float outs[groups][G][D];
+    const int split = blockIdx.x, row = blockIdx.z;
+    const int heads_a_kv = a.heads / a.kv_heads, head_groups = (heads_a_kv + G - 1) / G;
+    const int kv_head = blockIdx.y / head_groups, head_begin = blockIdx.y % head_groups * G;
+    const int heads = min(G, heads_a_kv - head_begin), first_head = kv_head * heads_a_kv + head_begin;
+    const int length = a.lengths[row], low = a.window > 0 ? max(0, length - a.window) : 0;
+    const int keys = keys_of_split(length);
+    const int begin = max(split * keys, low / page_tokens * page_tokens), end = min((split + 1) * keys, length);
+    if (split * keys >= length) return;
+    const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, column = lane * 8;
+    const int inside = min(8, max(0, a.head_dim - column));
+
+    float q[G][8], out[G][8], row_max[G], row_sum[G];
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        const T* from = static_cast<const T*>(a.q.data) + row * a.q.token_stride +
+                        (first_head + min(g, heads - 1)) * a.q.head_stride + column;
+        load_eight<T, Vectors>(from, inside, q[g]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) q[g][i] *= a.scale, out[g][i] = 0.0f;
+        row_max[g] = -INFINITY;
+        row_sum[g] = 0.0f;
+    }
+    const int32_t* pages = a.pages + static_cast<int64_t>(row) * a.most_pages;
+#pragma unroll 1  // more would spill registers; a page has loads enough in flight
+    for (int first = begin; first < end; first += page_tokens) {
+        const int64_t place = static_cast<int64_t>(pages[first / page_tokens]) * page_tokens;
+        float k[keys_at_once][8], v[keys_at_once][8], scores[keys_at_once][G];
+#pragma unroll
+        for (int u = 0; u < keys_at_once; ++u) {
+            const int at = group + groups * u;
+            const int there = first + at < end ? inside : 0;
+            const int64_t offset = kv_head * a.head_dim + column;
+            load_eight<T, Vectors>(static_cast<const T*>(a.k.data) + (place + at) * a.k.stride + offset, there, k[u]);
+            load_eight<T, Vectors>(static_cast<const T*>(a.v.data) + (place + at) * a.v.stride + offset, there, v[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < keys_at_once; ++u) {
+            const int key = first + group + groups * u;
+            const bool seen = key >= low && key < end;
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                float dot = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) dot += q[g][i] * k[u][i];
+                scores[u][g] = group_sum<lanes>(dot);
+                if (!seen) scores[u][g] = -INFINITY;
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            float new_max = row_max[g];
+#pragma unroll
+            for (int u = 0; u < keys_at_once; ++u) new_max = fmaxf(new_max, scores[u][g]);
+            const float base = new_max == -INFINITY ? 0.0f : new_max;  // a group that has seen no key yet
+            const float rescale = expf(row_max[g] - base);
+            row_max[g] = new_max;
+            row_sum[g] *= rescale;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) out[g][i] *= rescale;
+#pragma unroll
+            for (int u = 0; u < keys_at_once; ++u) {
+                const float p = expf(scores[u][g] - base);
+                row_sum[g] += p;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) out[g][i] += p * v[u][i];
+            }
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (lane == 0) maxima[group][g] = row_max[g], sums[group][g] = row_sum[g];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) outs[group][g][column + i] = out[g][i];
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < heads * D; at += threads) {
+        const int g = at / D, c = at % D;
+        if (c >= a.head_dim) continue;
+        float highest = -INFINITY, sum = 0.0f, x = 0.0f;
+        for (int other = 0; other < groups; ++other) highest = fmaxf(highest, maxima[other][g]);
+        const float base = highest == -INFINITY ? 0.0f : highest;
+        for (int other = 0; other < groups; ++other) {
+            const float share = expf(maxima[other][g] - base);
+            sum += sums[other][g] * share;
+            x += outs[other][g][c] * share;
+        }
+        float* part =
+            a.parts + ((static_cast<int64_t>(row) * a.heads + first_head + g) * a.splits + split) * (a.head_dim + 2);
+        part[c] = x;
+        if (c == 0) part[a.head_dim] = highest, part[a.head_dim + 1] = sum;
+    }
+}
+
+/// A block a row and head: the parts of its keys, in their order.
+template <class T>
+__global__ void __launch_bounds__(join_threads) join_kernel(PagedAttention a) {
+    const int head = blockIdx.x, row = blockIdx.y, stride = a.head_dim + 2;
+    const int length = a.lengths[row], keys = keys_of_split(length), splits = (length + keys - 1) / keys;
+    const float* parts = a.parts + (static_cast<int64_t>(row) * a.heads + head) * a.splits * stride;
+    float highest = -INFINITY;
+    for (int s = 0; s < splits; ++s) highest = fmaxf(highest, parts[s * stride + a.head_dim]);
+    for (int c = threadIdx.x; c < a.head_dim; c += join_threads) {
+        float x = 0.0f, sum = 0.0f;
+        for (int s = 0; s < splits; ++s) {
+            const float share = expf(parts[s * stride + a.head_dim] - highest);
+            x += parts[s * stride + c] * share;
+            sum += parts[s * stride + a.head_dim + 1] * share;
+        }
+        T* out = static_cast<T*>(a.out.data) + row * a.out.token_stride + head * a.out.head_stride;
+        out[c] = from_float<T>(x / sum);
+    }
+}
+
+template <class T>
+bool reads_vectors(const PagedAttention& a) {
+    const auto aligned = [](const void* data, int64_t row_stride, int64_t head_stride) {
+        return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && row_stride * sizeof(T) % 16 == 0 &&
+               head_stride * sizeof(T) % 16 == 0;
+    };
+    return a.head_dim % 8 == 0 && aligned(a.q.data, a.q.token_stride, a.q.head_stride) &&
+           aligned(a.k.data, a.k.stride, a.head_dim) && aligned(a.v.data, a.v.stride, a.head_dim);
+}
+
+template <class T, int D, int G, bool Vectors = true>
+void issue(const PagedAttention& a, cudaStream_t stream) {
+    const int head_groups = (a.heads / a.kv_heads + G - 1) / G;
+    const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * head_groups),
+                    static_cast<unsigned>(a.rows));
+    UNSLOTH_LAUNCH((split_kernel<T, D, G, Vectors>), grid, threads_of<D>, 0, stream, a);
+    const dim3 joined(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows));
+    UNSLOTH_LAUNCH(join_kernel<T>, joined, join_threads, 0, stream, a);
+}
+
+/// As many heads at once as registers and shared memory allow.
+template <class T, int D>
+void by_heads(const PagedAttention& a, cudaStream_t stream) {
+    const int shared_by = a.heads / a.kv_heads;
+    if (!reads_vectors<T>(a)) return issue<T, D, 1, false>(a, stream);
+    if (shared_by == 1) return issue<T, D, 1>(a, stream);
+    if (shared_by == 2) return issue<T, D, 2>(a, stream);
+    issue<T, D, 4>(a, stream);
+}
+
+template <class T>
+void by_size(const PagedAttention& a, cudaStream_t stream) {
+    if (a.head_dim <= 64) return by_heads<T, 64>(a, stream);
+    if (a.head_dim <= 128) return by_heads<T, 128>(a, stream);
+    by_heads<T, 256>(a, stream);
+}
+
+}  // namespace
+
+void paged_attention(const PagedAttention& a, cudaStream_t stream) {
+    if (a.rows == 0) return;
+    UNSLOTH_CHECK(a.head_dim <= 256, "paged attention: head_dim ", a.head_dim);
+    switch (a.dtype) {
+        case spec::DType::f32:
+            return by_size<float>(a, stream);
+        case spec::DType::bf16:
+            return by_size<__nv_bfloat16>(a, stream);
+        case spec::DType::f16:
+            return by_size<__half>(a, stream);
+        default:
+            unsupported_dtype(a.dtype);
+    }
+}
+
+}  // namespace unsloth::kernels

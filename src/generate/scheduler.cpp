@@ -1,0 +1,183 @@
+#include "unsloth/generate/scheduler.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::generate {
+namespace {
+
+/// How many waiting requests a pass looks at: those behind wait for another.
+constexpr std::size_t looked_at = 64;
+
+int64_t pages_for(int64_t tokens, int64_t page_tokens) {
+    return (tokens + page_tokens - 1) / page_tokens;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerLimits& limits, int64_t pages, int64_t page_tokens)
+    : limits_(limits), pool_(pages, page_tokens) {
+    UNSLOTH_CHECK(limits.rows > 0 && limits.pass_tokens >= limits.rows && limits.beside_tokens > 0, "a pass of ",
+                  limits.pass_tokens, " tokens in ", limits.rows, " rows");
+    if (pages_for(limits.context, page_tokens) > pages)
+        throw usage_error(cat("a cache of ", pages * page_tokens, " tokens holds no sequence of ", limits.context),
+                          "Raise --kv_memory, or lower --max_context or --max_new_tokens.");
+}
+
+int64_t Scheduler::add(Request request) {
+    UNSLOTH_CHECK(!request.prompt.empty() && request.max_new_tokens > 0, "a request without prompt or answer");
+    const int64_t room = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
+    if (room > limits_.context)
+        throw usage_error(cat("prompt and answer take ", room, " tokens, the longest sequence has ", limits_.context),
+                          "Raise --max_context, or lower --max_new_tokens.");
+    auto sequence = std::make_unique<Sequence>();
+    sequence->number = added_++;
+    sequence->ids = request.prompt;
+    sequence->request = std::move(request);
+    waiting_.push_back(std::move(sequence));
+    return added_ - 1;
+}
+
+/// Pages for so many tokens behind the cached ones; false, with what there was, when none is left.
+bool Scheduler::make_room(Sequence& s, int64_t tokens) {
+    const auto wanted = static_cast<std::size_t>(pages_for(s.cached + tokens, pool_.page_tokens()));
+    while (s.pages.size() < wanted) {
+        const auto page = pool_.take();
+        if (!page) return false;
+        s.pages.push_back(*page);
+    }
+    return true;
+}
+
+void Scheduler::release(Sequence& s) {
+    // From behind, so that beginnings, which others may share, are taken last.
+    for (auto page = s.pages.rbegin(); page != s.pages.rend(); ++page) pool_.release(*page);
+    s.pages.clear();
+    s.texts.clear();
+    s.cached = 0;
+}
+
+void Scheduler::preempt_last() {
+    release(*running_.back());
+    waiting_.push_front(std::move(running_.back()));
+    running_.pop_back();
+    ++preemptions_;
+}
+
+void Scheduler::add_decoding(std::vector<Part>& parts) {
+    for (std::size_t i = 0; i < running_.size(); ++i) {
+        Sequence& s = *running_[i];
+        if (s.remaining() != 1) continue;
+        // The last to come make room for the first.
+        while (i < running_.size() && !make_room(s, 1)) preempt_last();
+        if (i < running_.size()) parts.push_back({&s, 1});
+    }
+}
+
+void Scheduler::add_prompts(std::vector<Part>& parts, int64_t tokens) {
+    const auto add = [&](Sequence& s) {
+        const int64_t room = (static_cast<int64_t>(s.pages.size()) + pool_.free()) * pool_.page_tokens() - s.cached;
+        const int64_t count = std::min({s.remaining(), tokens, room});
+        if (count <= 0) return;
+        make_room(s, count);
+        parts.push_back({&s, count});
+        tokens -= count;
+    };
+    for (const auto& s : running_)
+        if (s->remaining() > 1) add(*s);
+    for (std::size_t i = 0; i < std::min(waiting_.size(), looked_at) && tokens > 0;) {
+        if (static_cast<int64_t>(running_.size()) == limits_.rows) break;
+        if (!admit(*waiting_[i])) {
+            ++i;
+            continue;
+        }
+        running_.push_back(std::move(waiting_[i]));
+        waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+        add(*running_.back());
+    }
+}
+
+std::span<const int32_t> Scheduler::page_ids(const Sequence& s, int64_t page) const {
+    return std::span(s.ids).subspan(static_cast<std::size_t>(page * pool_.page_tokens()),
+                                    static_cast<std::size_t>(pool_.page_tokens()));
+}
+
+/// Holds the pages that have the sequence's beginning already; at least one token is left to compute.
+void Scheduler::share_prefix(Sequence& s) {
+    const int64_t most = (static_cast<int64_t>(s.ids.size()) - 1) / pool_.page_tokens();
+    for (int64_t page = 0; page < most; ++page) {
+        const auto found = pool_.find(s.texts.empty() ? 0 : s.texts.back(), page_ids(s, page));
+        if (!found) break;
+        pool_.hold(found->page);
+        s.pages.push_back(found->page);
+        s.texts.push_back(found->text);
+    }
+    s.cached = static_cast<int64_t>(s.pages.size()) * pool_.page_tokens();
+}
+
+/// Whether a running sequence is about to complete the page that this one needs next: it waits and shares it.
+bool Scheduler::is_being_computed(const Sequence& s) const {
+    const auto page = static_cast<int64_t>(s.texts.size());
+    if ((page + 1) * pool_.page_tokens() > static_cast<int64_t>(s.ids.size()) - 1) return false;
+    const auto needed = page_ids(s, page);
+    return std::any_of(running_.begin(), running_.end(), [&](const auto& other) {
+        const auto end = static_cast<std::size_t>((page + 1) * pool_.page_tokens());
+        if (other->texts.size() != s.texts.size() || other->ids.size() < end) return false;
+        if (!s.texts.empty() && other->texts.back() != s.texts.back()) return false;
+        const auto theirs = page_ids(*other, page);
+        return std::equal(needed.begin(), needed.end(), theirs.begin());
+    });
+}
+
+/// False: it does not fit yet, or waits for a beginning that it shares.
+bool Scheduler::admit(Sequence& s) {
+    if (limits_.shares_prefixes) {
+        share_prefix(s);
+        if (is_being_computed(s)) {
+            release(s);
+            return false;
+        }
+    }
+    const int64_t needed =
+        pages_for(static_cast<int64_t>(s.ids.size()) + 1, pool_.page_tokens()) - static_cast<int64_t>(s.pages.size());
+    if (needed <= pool_.free()) return true;
+    release(s);
+    return false;
+}
+
+std::vector<Part> Scheduler::next_pass() {
+    std::vector<Part> parts;
+    add_decoding(parts);
+    const int64_t left = limits_.pass_tokens - static_cast<int64_t>(parts.size());
+    add_prompts(parts, parts.empty() ? left : std::min(left, limits_.beside_tokens));
+    while (parts.empty() && running_.size() > 1) {  // prompts hold all pages, and none is complete
+        preempt_last();
+        add_prompts(parts, left);
+    }
+    UNSLOTH_CHECK(!parts.empty() || (running_.empty() && waiting_.empty()), "no page is left for ", running_.size(),
+                  " running and ", waiting_.size(), " waiting sequences");
+    const auto others = std::stable_partition(parts.begin(), parts.end(), [](const Part& p) { return p.decodes(); });
+    std::stable_partition(others, parts.end(), [](const Part& p) { return p.sequence->cached > 0; });
+    return parts;
+}
+
+void Scheduler::computed(const std::vector<Part>& parts) {
+    for (const Part& part : parts) {
+        Sequence& s = *part.sequence;
+        s.cached += part.count;
+        if (!limits_.shares_prefixes) continue;
+        for (auto page = static_cast<int64_t>(s.texts.size()); (page + 1) * pool_.page_tokens() <= s.cached; ++page)
+            s.texts.push_back(pool_.publish(s.pages[static_cast<std::size_t>(page)],
+                                            s.texts.empty() ? 0 : s.texts.back(), page_ids(s, page)));
+    }
+}
+
+void Scheduler::finish(const Sequence& sequence) {
+    const auto at = std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == &sequence; });
+    UNSLOTH_CHECK(at != running_.end(), "sequence ", sequence.number, " is not running");
+    release(**at);
+    running_.erase(at);
+}
+
+}  // namespace unsloth::generate

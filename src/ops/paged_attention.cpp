@@ -1,0 +1,139 @@
+#include "unsloth/ops/paged_attention.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "unsloth/core/error.h"
+#include "unsloth/ops/dtype.h"
+#include "unsloth/ops/profiler.h"
+#include "unsloth/ops/rows.h"
+#ifdef UNSLOTH_CUDA
+#include "kernels/paged_attention.h"
+#endif
+
+namespace unsloth::ops {
+namespace {
+
+/// Few lengths to plan for.
+int64_t rounded(int64_t length) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length)));
+}
+
+#ifdef UNSLOTH_CUDA
+static_assert(kernels::page_tokens == page_tokens);
+
+/// The rows of one query, whose lengths and pages are on the device.
+void attend_decoding(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
+                     const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd) {
+    kernels::PagedAttention args;
+    args.dtype = dtype_of(q_THd);
+    args.rows = static_cast<int>(rows.decoding);
+    args.heads = static_cast<int>(shape.heads);
+    args.kv_heads = static_cast<int>(shape.kv_heads);
+    args.head_dim = static_cast<int>(shape.head_dim);
+    args.window = static_cast<int>(shape.window);
+    args.scale = static_cast<float>(shape.scale);
+    args.q = {q_THd.const_data_ptr(), q_THd.stride(0), q_THd.stride(1)};
+    args.k = {k_CN.const_data_ptr(), k_CN.stride(0)};
+    args.v = {v_CN.const_data_ptr(), v_CN.stride(0)};
+    args.out = {out_THd.mutable_data_ptr(), out_THd.stride(0), out_THd.stride(1)};
+    args.lengths = rows.lengths_S.const_data_ptr<int32_t>();
+    args.pages = rows.pages_SM.const_data_ptr<int32_t>();
+    args.most_pages = static_cast<int>(rows.most_pages);
+    args.splits = kernels::most_splits_of(static_cast<int>(planned_length(rows)));
+    const int64_t bytes = 4 * kernels::paged_attention_parts(args.rows, args.heads, args.head_dim, args.splits);
+    UNSLOTH_CHECK(ctx.workspace.defined() && ctx.workspace.numel() >= bytes, "paged attention: the workspace has not ",
+                  bytes, " bytes");
+    args.parts = static_cast<float*>(ctx.workspace.mutable_data_ptr());
+    kernels::paged_attention(args, static_cast<cudaStream_t>(ctx.stream()));
+}
+#endif
+
+/// A row's keys as [n, K, d]: where they lie, or copied together.
+at::Tensor keys_of(Context& ctx, const AttentionShape& shape, const PagedRows& rows, std::size_t row,
+                   const at::Tensor& cache_CN) {
+    const int64_t length = rows.lengths[row];
+    at::Tensor keys;
+    if (rows.keys[row].defined()) {
+        keys = at::empty({length, cache_CN.size(1)}, cache_CN.options());
+        gather_rows(ctx, cache_CN, rows.keys[row], keys);
+    } else {
+        keys = cache_CN.narrow(0, rows.pages[row * static_cast<std::size_t>(rows.most_pages)] * page_tokens, length);
+    }
+    return keys.view({length, shape.kv_heads, shape.head_dim});
+}
+
+}  // namespace
+
+int64_t planned_length(const PagedRows& rows) {
+    const auto decoding = rows.lengths.begin() + static_cast<std::ptrdiff_t>(rows.decoding);
+    return rounded(*std::max_element(rows.lengths.begin(), decoding));
+}
+
+int64_t paged_attention_workspace(const AttentionShape& shape, at::Device device, int64_t rows, int64_t context) {
+#ifdef UNSLOTH_CUDA
+    if (device.is_cuda())
+        return 4 * kernels::paged_attention_parts(rows, shape.heads, shape.head_dim,
+                                                  kernels::most_splits_of(static_cast<int>(rounded(context))));
+#endif
+    (void)shape, (void)device, (void)rows, (void)context;
+    return 0;
+}
+
+void place_rows(Context& ctx, PagedRows& rows) {
+    const auto count = static_cast<std::size_t>(rows.count());
+    UNSLOTH_CHECK(
+        rows.q_offsets.size() == count + 1 && rows.pages.size() == count * static_cast<std::size_t>(rows.most_pages),
+        "paged attention: ", rows.q_offsets.size(), " offsets and ", rows.pages.size(), " pages of ", count, " rows");
+    rows.segments.assign(count, {});
+    rows.keys.assign(count, {});
+    for (std::size_t row = ctx.is_cuda() ? static_cast<std::size_t>(rows.decoding) : 0; row < count; ++row) {
+        const int32_t queries = rows.q_offsets[row + 1] - rows.q_offsets[row], length = rows.lengths[row];
+        const auto pages = rows.pages.begin() + static_cast<std::ptrdiff_t>(row) * rows.most_pages;
+        const int64_t used = pages_of(length);
+        UNSLOTH_CHECK(used <= rows.most_pages, "paged attention: row ", row, " has ", length, " keys in ",
+                      rows.most_pages, " pages");
+        Segments& s = rows.segments[row];
+        s.q_offsets = {0, queries};
+        s.k_offsets = {0, length};
+        s.max_q = queries;
+        s.max_k = length;
+        s.uniform = queries == length;
+        if (ctx.is_cuda()) {
+            const at::Tensor offsets = at::tensor({0, queries, 0, length}, at::kInt).to(ctx.device());
+            s.q_offsets_device = offsets.narrow(0, 0, 2);
+            s.k_offsets_device = offsets.narrow(0, 2, 2);
+        }
+        const bool in_turn =
+            std::adjacent_find(pages, pages + used, [](int32_t a, int32_t b) { return b != a + 1; }) == pages + used;
+        if (in_turn) continue;
+        at::Tensor keys = at::empty({length}, at::kInt);
+        for (int32_t k = 0; k < length; ++k)
+            keys.mutable_data_ptr<int32_t>()[k] =
+                static_cast<int32_t>(pages[k / page_tokens] * page_tokens + k % page_tokens);
+        rows.keys[row] = keys.to(ctx.device());
+    }
+}
+
+void paged_attention(Context& ctx, const AttentionShape& shape, const PagedRows& rows, const at::Tensor& q_THd,
+                     const at::Tensor& k_CN, const at::Tensor& v_CN, const at::Tensor& out_THd) {
+    const Region region(ctx, "paged_attention");
+    UNSLOTH_CHECK(q_THd.size(0) == rows.tokens() && rows.segments.size() == rows.lengths.size(),
+                  "paged attention: ", q_THd.size(0), " queries, rows of ", rows.tokens(), ", ", rows.segments.size(),
+                  " of them placed");
+    std::size_t row = 0;
+#ifdef UNSLOTH_CUDA
+    if (ctx.is_cuda() && rows.decoding > 0) {
+        attend_decoding(ctx, shape, rows, q_THd, k_CN, v_CN, out_THd);
+        row = static_cast<std::size_t>(rows.decoding);
+    }
+#endif
+    for (; row < rows.segments.size(); ++row) {
+        const int64_t first = rows.q_offsets[row], queries = rows.segments[row].max_q;
+        attention_forward(ctx, shape, rows.segments[row], q_THd.narrow(0, first, queries),
+                          keys_of(ctx, shape, rows, row, k_CN), keys_of(ctx, shape, rows, row, v_CN),
+                          out_THd.narrow(0, first, queries), {});
+    }
+}
+
+}  // namespace unsloth::ops

@@ -1,0 +1,171 @@
+// Many requests at once against one sequence after the other, and what `score` says of the same ids.
+#include "unsloth/generate/decoder.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "model/support.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+using generate::Answer, generate::Request;
+using Row = std::vector<int32_t>;
+
+constexpr int64_t new_tokens = 10, context = 48;
+
+LoadedModel load(const std::string& name, const std::string& device, int64_t rows, int64_t cache_tokens,
+                 int64_t pass_tokens = 64) {
+    model::LoadRequest request;
+    request.device = train::choose_device(device);
+    request.dtype = at::kFloat;
+    request.load_in_4bit = false;
+    request.sizes.training = false;
+    request.sizes.tokens = request.sizes.longest = std::max(pass_tokens, rows);
+    request.sizes.segments = request.sizes.head_rows = rows;
+    request.sizes.cache_tokens = cache_tokens;
+    request.sizes.context = context;
+    request.run.head_tile = 16;  // the logits of a pass come in several pieces
+    request.records = true;      // on a GPU: passes in which all rows decode
+    return load_model(model_folder(name), request);
+}
+
+/// Prompts of 1 to 36 tokens, pieces of real text: more than mistral_window's 16.
+std::vector<Row> prompts(const std::string& name, int64_t count) {
+    const auto rows = read_json(golden("forward/" + name + ".json"))["input_ids"].get<std::vector<Row>>();
+    std::mt19937 random(7);
+    std::vector<Row> pieces;
+    for (int64_t i = 0; i < count; ++i) {
+        const Row& row = rows[1];
+        const std::size_t first = random() % 4, length = 1 + random() % std::min<std::size_t>(36, row.size() - first);
+        pieces.emplace_back(row.begin() + static_cast<std::ptrdiff_t>(first),
+                            row.begin() + static_cast<std::ptrdiff_t>(first + length));
+    }
+    return pieces;
+}
+
+class DecoderTest : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
+  protected:
+    void SetUp() override {
+        UNSLOTH_NEEDS_XZ();
+        UNSLOTH_NEEDS_DEVICE(device);
+    }
+    const std::string name = std::get<0>(GetParam()), device = std::get<1>(GetParam());
+};
+
+/// Requests join at random while others are under way; answers of 1 to `new_tokens` tokens end at different times.
+std::vector<Answer> answer_as_they_come(generate::Decoder& decoder, const std::vector<Row>& of) {
+    std::mt19937 random(3);
+    std::vector<Answer> answers(of.size());
+    std::size_t added = 0;
+    const auto end = [&](int64_t i, const Answer& answer) { answers[static_cast<std::size_t>(i)] = answer; };
+    for (bool more = true; more || added < of.size();) {
+        for (uint32_t some = random() % 9; some > 0 && added < of.size(); --some, ++added)
+            decoder.add({.prompt = of[added], .max_new_tokens = 1 + static_cast<int64_t>(added % new_tokens)});
+        more = decoder.step({}, end);
+    }
+    return answers;
+}
+
+TEST_P(DecoderTest, GreedyAnswersDoNotDependOnWhatIsDecodedBeside) {
+    const std::vector<Row> asked = prompts(name, 64);
+    std::vector<Row> expected;
+    {
+        const LoadedModel one = load(name, device, 1, 64);
+        for (std::size_t i = 0; i < asked.size(); ++i) {
+            Continued sequence(*one.model);
+            Row next = asked[i], made;
+            while (made.size() < 1 + i % new_tokens) {
+                made.push_back(sequence.next(next));
+                next = {made.back()};
+            }
+            expected.push_back(made);
+        }
+    }
+    std::set<int32_t> distinct;
+    for (const Row& made : expected) distinct.insert(made.begin(), made.end());
+    EXPECT_GT(distinct.size(), 10U) << "constant continuations prove little";
+    for (const int64_t rows : {1, 7, 64}) {
+        // The cache is short: some are put off, and computed anew.
+        const LoadedModel model = load(name, device, rows, std::max<int64_t>(64, rows * 24), 32);
+        generate::Decoder decoder(*model.ctx, *model.model);
+        const std::vector<Answer> answers = answer_as_they_come(decoder, asked);
+        for (std::size_t i = 0; i < asked.size(); ++i)
+            EXPECT_EQ(answers[i].ids, expected[i]) << "prompt " << i << " of " << rows << " rows";
+        EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+    }
+}
+
+TEST_P(DecoderTest, DrawnAnswersDoNotDependOnWhatIsDecodedBeside) {
+    const std::vector<Row> asked = prompts(name, 12);
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        Request request{.prompt = asked[i], .max_new_tokens = new_tokens, .seed = 4};
+        request.sampling = {.temperature = 1.2, .top_k = i % 2 == 0 ? 50 : 0, .repetition_penalty = 1.1};
+        request.prompt_number = static_cast<uint32_t>(i);
+        requests.push_back(request);
+    }
+    const LoadedModel model = load(name, device, 12, 12 * 64);
+    const std::vector<Answer> together = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+        generate::Decoder alone(*model.ctx, *model.model);
+        EXPECT_EQ(alone.answer({requests[i]}).front().ids, together[i].ids) << i;
+    }
+    requests[0].answer_number = 1;
+    EXPECT_NE(generate::Decoder(*model.ctx, *model.model).answer({requests[0]}).front().ids, together[0].ids);
+}
+
+TEST_P(DecoderTest, LogProbabilitiesAreThoseOfScore) {
+    const std::vector<Row> asked = prompts(name, 5);
+    std::vector<Request> requests;
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        requests.push_back({.prompt = asked[i], .max_new_tokens = new_tokens});
+        if (i >= 3) requests.back().sampling = {.temperature = 0.8, .top_p = 0.9};
+    }
+    const LoadedModel model = load(name, device, 48, 5 * 64);
+    const std::vector<Answer> answers = generate::Decoder(*model.ctx, *model.model).answer(requests);
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+        Row all = asked[i];
+        all.insert(all.end(), answers[i].ids.begin(), answers[i].ids.end());
+        const at::Tensor logp = score_every_position(*model.model, {all}).logits_TV.to(at::kDouble).log_softmax(-1);
+        for (std::size_t t = 0; t < answers[i].ids.size(); ++t)
+            EXPECT_NEAR(answers[i].logprobs[t],
+                        logp[static_cast<int64_t>(asked[i].size() + t) - 1][answers[i].ids[t]].item<double>(), 2e-4);
+    }
+}
+
+TEST_P(DecoderTest, AnswersEndAtStopIdsAndWhereTheirReaderSaysSo) {
+    const LoadedModel model = load(name, device, 2, 128);
+    const Row prompt = prompts(name, 1).front();
+    generate::Decoder decoder(*model.ctx, *model.model);
+    const Answer whole = decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}).front();
+    ASSERT_EQ(whole.ids.size(), static_cast<std::size_t>(new_tokens));
+    EXPECT_EQ(whole.ending, generate::Ending::length);
+
+    const int32_t last = whole.ids[6];
+    const auto before =
+        static_cast<std::size_t>(std::find(whole.ids.begin(), whole.ids.end(), last) - whole.ids.begin());
+    const Answer stopped =
+        decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens, .stop_ids = {-1, last}}}).front();
+    EXPECT_EQ(stopped.ids, Row(whole.ids.begin(), whole.ids.begin() + static_cast<std::ptrdiff_t>(before)));
+    EXPECT_EQ(stopped.ending, generate::Ending::stop_id);
+
+    int seen = 0;
+    const Answer told =
+        decoder.answer({{.prompt = prompt, .max_new_tokens = new_tokens}}, [&](int64_t, int32_t) { return ++seen < 3; })
+            .front();
+    EXPECT_EQ(told.ids, Row(whole.ids.begin(), whole.ids.begin() + 3));
+    EXPECT_EQ(told.ending, generate::Ending::told);
+    EXPECT_EQ(decoder.scheduler().pool().free(), decoder.scheduler().pool().pages());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecoderTest,
+                         ::testing::Combine(::testing::Values("llama_tied", "llama_bias", "mistral_window", "qwen2",
+                                                              "qwen3"),
+                                            ::testing::ValuesIn(built_devices())),
+                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+
+}  // namespace
+}  // namespace unsloth

@@ -1,0 +1,127 @@
+#include "unsloth/generate/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <vector>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using namespace generate;
+using Logits = std::vector<float>;
+using Ids = std::vector<int32_t>;
+
+Chosen choose(const Logits& logits, const spec::Sampling& sampling, const DrawKey& key = {}, const Ids& ids = {},
+              std::size_t answer_begin = 0) {
+    return choose_token(logits, sampling, ids, answer_begin, key);
+}
+
+const Logits logits = {1.0F, 2.5F, -1.0F, 2.4F, 0.3F, 2.5F, -6.0F, 0.9F};
+
+/// Probabilities that are proportional to these.
+std::vector<double> normalised(std::vector<double> weights) {
+    double sum = 0;
+    for (const double w : weights) sum += w;
+    for (double& w : weights) w /= sum;
+    return weights;
+}
+
+std::vector<double> softmax(const Logits& of, double temperature) {
+    std::vector<double> weights;
+    for (const float logit : of) weights.push_back(std::exp(static_cast<double>(logit) / temperature));
+    return normalised(weights);
+}
+
+/// Draws of 20,000 places in an answer against the distribution; tokens of probability 0 never come.
+void expect_frequencies(const spec::Sampling& sampling, const std::vector<double>& p, const DrawKey& of = {.seed = 5}) {
+    constexpr int draws = 20000;
+    std::vector<int> counts(p.size());
+    for (uint32_t position = 0; position < draws; ++position) {
+        DrawKey key = of;
+        key.position = position;
+        ++counts[static_cast<std::size_t>(choose(logits, sampling, key).id)];
+    }
+    double chi_squared = 0;
+    int classes = 0;
+    for (std::size_t id = 0; id < p.size(); ++id) {
+        if (p[id] == 0) {
+            EXPECT_EQ(counts[id], 0) << id;
+            continue;
+        }
+        const double expected = p[id] * draws;
+        ASSERT_GT(expected, 0.5);
+        chi_squared += (counts[id] - expected) * (counts[id] - expected) / expected;
+        ++classes;
+    }
+    // Beyond mean + 4 standard deviations a right sampler gets once in some ten thousand times; the seed is fixed.
+    EXPECT_LE(chi_squared, classes - 1 + 4 * std::sqrt(2.0 * (classes - 1)));
+}
+
+TEST(Sampler, WithoutATemperatureTakesTheLikeliestAndOfEqualsTheFirst) {
+    const Chosen chosen = choose(logits, {});
+    EXPECT_EQ(chosen.id, 1);
+    EXPECT_NEAR(chosen.logprob, std::log(softmax(logits, 1)[1]), 1e-6);
+}
+
+TEST(Sampler, DrawsByTheModelsProbabilities) {
+    expect_frequencies({.temperature = 1}, softmax(logits, 1));
+    expect_frequencies({.temperature = 2.5}, softmax(logits, 2.5));
+    expect_frequencies({.temperature = 1}, softmax(logits, 1), {.seed = uint64_t{1} << 40, .prompt = 3, .answer = 9});
+}
+
+TEST(Sampler, LeavesWhatTopKTopPAndMinPSay) {
+    const std::vector<double> p = softmax(logits, 1);  // order of likelihood: 1, 5, 3, 0, 7, 4, 2, 6
+    expect_frequencies({.temperature = 1, .top_k = 3}, normalised({0, p[1], 0, p[3], 0, p[5], 0, 0}));
+    expect_frequencies({.temperature = 1, .top_k = 1}, normalised({0, 1, 0, 0, 0, 0, 0, 0}));
+    const double two = p[1] + p[5];
+    expect_frequencies({.temperature = 1, .top_p = two - 0.01}, normalised({0, p[1], 0, 0, 0, p[5], 0, 0}));
+    expect_frequencies({.temperature = 1, .top_p = two + 0.01}, normalised({0, p[1], 0, p[3], 0, p[5], 0, 0}));
+    expect_frequencies({.temperature = 1, .top_p = 1e-9}, normalised({0, 1, 0, 0, 0, 0, 0, 0}));
+    const double least = (p[0] + p[7]) / 2 / p[1];
+    expect_frequencies({.temperature = 1, .min_p = least}, normalised({p[0], p[1], 0, p[3], 0, p[5], 0, 0}));
+    // top_p is of what top_k leaves.
+    const double of_three = p[1] / (p[1] + p[5] + p[3]);
+    expect_frequencies({.temperature = 1, .top_k = 3, .top_p = of_three - 0.01}, normalised({0, 1, 0, 0, 0, 0, 0, 0}));
+}
+
+TEST(Sampler, PenaltiesAndBiasesChangeWhatIsLikeliest) {
+    // 1 and 5 lead with 2.5, 3 follows with 2.4.
+    EXPECT_EQ(choose(logits, {.repetition_penalty = 1.5}, {}, {1, 5}, 2).id, 3) << "of the prompt too";
+    EXPECT_EQ(choose(logits, {.presence_penalty = 0.5}, {}, {1, 5}, 2).id, 1) << "not of the prompt";
+    EXPECT_EQ(choose(logits, {.presence_penalty = 0.5}, {}, {9, 1, 1, 5}, 1).id, 3);
+    EXPECT_EQ(choose({-1.0F, -1.2F}, {.repetition_penalty = 1.5}, {}, {0}, 1).id, 1) << "negative ones are multiplied";
+    EXPECT_EQ(choose(logits, {.logit_bias = {{6, 20.0F}}}).id, 6);
+    const Chosen biased = choose(logits, {.logit_bias = {{6, 20.0F}}});
+    EXPECT_NEAR(biased.logprob, std::log(softmax(logits, 1)[6]), 1e-5) << "log-probabilities are the model's own";
+    EXPECT_THROW(choose(logits, {.logit_bias = {{8, 1.0F}}}), CheckError);
+}
+
+TEST(Sampler, EveryPartOfTheKeyCounts) {
+    const spec::Sampling sampling{.temperature = 3};
+    const auto drawn = [&](DrawKey key) {
+        Ids ids;
+        for (key.position = 0; key.position < 64; ++key.position) ids.push_back(choose(logits, sampling, key).id);
+        return ids;
+    };
+    const Ids plain = drawn({});
+    EXPECT_EQ(drawn({}), plain);
+    EXPECT_NE(drawn({.seed = 1}), plain);
+    EXPECT_NE(drawn({.seed = uint64_t{1} << 32}), plain);
+    EXPECT_NE(drawn({.prompt = 1}), plain);
+    EXPECT_NE(drawn({.answer = 1}), plain);
+}
+
+TEST(Sampler, RefusesLogitsThatAreNoNumbers) {
+    const float nan = std::numeric_limits<float>::quiet_NaN(), infinite = std::numeric_limits<float>::infinity();
+    EXPECT_THROW(choose({1, nan, 2}, {}), Error);
+    EXPECT_THROW(choose({-infinite, -infinite}, {}), Error);
+    EXPECT_EQ(choose({-infinite, 1}, {.temperature = 1}).id, 1);
+}
+
+}  // namespace
+}  // namespace unsloth

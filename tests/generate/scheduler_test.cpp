@@ -1,0 +1,139 @@
+// The scheduler without a model: a cache is imagined in which each page holds the ids whose keys were put there.
+#include "unsloth/generate/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth {
+namespace {
+
+using namespace generate;
+using Ids = std::vector<int32_t>;
+
+constexpr int64_t page = 4;
+
+/// Carries passes out, and checks that every key that attention would read is the one of that token.
+class ImaginedCache {
+  public:
+    explicit ImaginedCache(int64_t pages) : tokens_(static_cast<std::size_t>(pages * page), -1) {}
+
+    void compute(const std::vector<Part>& parts) {
+        for (const Part& part : parts) {
+            const Sequence& s = *part.sequence;
+            for (int64_t t = s.cached; t < s.cached + part.count; ++t) at(s, t) = s.ids[static_cast<std::size_t>(t)];
+            computed += part.count;
+        }
+        for (const Part& part : parts)
+            for (int64_t t = 0; t < part.sequence->cached + part.count; ++t)
+                ASSERT_EQ(at(*part.sequence, t), part.sequence->ids[static_cast<std::size_t>(t)])
+                    << "token " << t << " of sequence " << part.sequence->number;
+    }
+    int64_t computed = 0;
+
+  private:
+    int32_t& at(const Sequence& s, int64_t t) {
+        const auto place = s.pages.at(static_cast<std::size_t>(t / page)) * page + t % page;
+        return tokens_.at(static_cast<std::size_t>(place));
+    }
+    Ids tokens_;
+};
+
+Ids ids_from(std::mt19937& random, int64_t count, int32_t different) {
+    Ids ids;
+    for (int64_t i = 0; i < count; ++i)
+        ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(different)));
+    return ids;
+}
+
+/// One pass, in which each answer's next token is its length; answers end by their max_new_tokens.
+bool step(Scheduler& scheduler, ImaginedCache& cache) {
+    const std::vector<Part> parts = scheduler.next_pass();
+    cache.compute(parts);
+    std::vector<Sequence*> choosing;
+    for (const Part& part : parts)
+        if (part.chooses()) choosing.push_back(part.sequence);
+    scheduler.computed(parts);
+    for (Sequence* s : choosing) {
+        s->ids.push_back(static_cast<int32_t>(s->ids.size()));
+        if (s->ids.size() == s->request.prompt.size() + static_cast<std::size_t>(s->request.max_new_tokens))
+            scheduler.finish(*s);
+    }
+    return !parts.empty();
+}
+
+TEST(Scheduler, LosesNoPageOverTenThousandRandomRequests) {
+    std::mt19937 random(1);
+    constexpr int64_t pages = 40;
+    Scheduler scheduler({.rows = 9, .pass_tokens = 24, .beside_tokens = 10, .context = 60}, pages, page);
+    ImaginedCache cache(pages);
+    const Ids beginning = ids_from(random, 17, 5);
+    int64_t added = 0;
+    bool more = true;
+    while (more || added < 10000) {
+        for (uint32_t some = random() % 4; some > 0 && added < 10000; --some, ++added) {
+            Ids prompt = ids_from(random, 1 + static_cast<int64_t>(random() % 30), 3);
+            if (random() % 2 == 0) prompt.insert(prompt.begin(), beginning.begin(), beginning.end());
+            scheduler.add({.prompt = prompt, .max_new_tokens = 1 + static_cast<int64_t>(random() % 12)});
+        }
+        more = step(scheduler, cache);
+        if (HasFatalFailure()) return;
+    }
+    EXPECT_EQ(scheduler.pool().free(), pages);
+    EXPECT_GT(scheduler.preemptions(), 0) << "the cache is never short: this shows nothing";
+}
+
+TEST(Scheduler, ComputesACommonBeginningOnce) {
+    ImaginedCache cache(64);
+    Scheduler scheduler({.rows = 8, .pass_tokens = 64, .beside_tokens = 64, .context = 40}, 64, page);
+    Ids prompt(20);
+    for (int32_t i = 0; i < 20; ++i) prompt[static_cast<std::size_t>(i)] = i;
+    for (int i = 0; i < 6; ++i) scheduler.add({.prompt = prompt, .max_new_tokens = 2});
+    while (step(scheduler, cache)) {
+    }
+    // 16 of 20 tokens lie in whole pages below the last token; of each sequence 4 more, and an answer's first token.
+    EXPECT_EQ(cache.computed, 16 + 6 * (4 + 1));
+    const int64_t before = cache.computed;
+    scheduler.add({.prompt = prompt, .max_new_tokens = 1});
+    while (step(scheduler, cache)) {
+    }
+    EXPECT_EQ(cache.computed - before, 4) << "pages that nobody holds are found again";
+}
+
+TEST(Scheduler, ALongPromptGoesInByPiecesBesideThoseThatDecode) {
+    ImaginedCache cache(100);
+    Scheduler scheduler({.rows = 4, .pass_tokens = 100, .beside_tokens = 7, .context = 200}, 100, page);
+    scheduler.add({.prompt = {1, 2, 3}, .max_new_tokens = 60});
+    step(scheduler, cache);
+    std::mt19937 random(2);
+    scheduler.add({.prompt = ids_from(random, 150, 1000), .max_new_tokens = 1});
+    int64_t passes = 0;
+    for (bool beside = true; beside; ++passes) {
+        const std::vector<Part> parts = scheduler.next_pass();
+        beside = parts.size() == 2;
+        if (beside) {
+            EXPECT_TRUE(parts[0].decodes());
+            EXPECT_LE(parts[1].count, 7);
+        }
+        cache.compute(parts);
+        scheduler.computed(parts);
+        for (const Part& part : parts)
+            if (part.sequence->remaining() == 0) part.sequence->ids.push_back(0);
+        if (passes > 0 && parts.size() == 2 && parts[1].sequence->remaining() == 1) break;
+    }
+    EXPECT_EQ(passes, (150 + 6) / 7 - 1);
+}
+
+TEST(Scheduler, RefusesWhatTheCacheCannotHold) {
+    EXPECT_THROW(Scheduler({.rows = 1, .pass_tokens = 1, .context = 41}, 10, page), Error);
+    Scheduler scheduler({.rows = 1, .pass_tokens = 8, .context = 40}, 10, page);
+    EXPECT_THROW(scheduler.add({.prompt = {1}, .max_new_tokens = 40}), Error);
+    EXPECT_EQ(scheduler.add({.prompt = {1}, .max_new_tokens = 39}), 0);
+    EXPECT_EQ(scheduler.add({.prompt = {1}, .max_new_tokens = 1}), 1);
+}
+
+}  // namespace
+}  // namespace unsloth
