@@ -9,6 +9,7 @@
 
 #include "bench/comm.h"
 #include "bench/gemm.h"
+#include "bench/generate.h"
 #include "bench/model.h"
 #include "bench/nf4.h"
 #include "bench/ops.h"
@@ -211,7 +212,7 @@ void run_bench(const config::LoadedConfig& loaded, const config::BenchRequest& a
         case config::BenchSubject::comm:
             return bench_comm(loaded, request);
         case config::BenchSubject::generate:
-            throw usage_error("bench generate does not work yet");
+            return bench_generate(loaded, asked);
     }
 }
 

@@ -1,0 +1,143 @@
+#include "bench/generate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <random>
+
+#include <nlohmann/json.hpp>
+
+#include "bench/ops.h"
+#include "unsloth/core/error.h"
+#include "unsloth/generate/decoder.h"
+#include "unsloth/train/session.h"
+
+namespace unsloth::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Bytes a second that a large copy reads and writes.
+double copy_rate(ops::Context& ctx) {
+    const int64_t bytes = ctx.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 26;
+    const auto options = at::TensorOptions(at::kByte).device(ctx.device());
+    const at::Tensor from = at::ones({bytes}, options), to = at::empty_like(from);
+    std::vector<double> seconds;
+    for (int round = 0; round < 12; ++round) {
+        synchronize(ctx);
+        const auto begin = Clock::now();
+        to.copy_(from);
+        synchronize(ctx);
+        seconds.push_back(seconds_since(begin));
+    }
+    return 2.0 * static_cast<double>(bytes) / median(seconds);
+}
+
+/// What a pass reads of the weights: the layers', wherever they lie, the adapters, and lm_head.
+int64_t weight_bytes(const model::Model& model) {
+    int64_t layers = 0, adapters = 0;
+    const auto add = [&](const memory::Plan& plan) {
+        for (const memory::Entry& entry : plan.entries()) {
+            if (entry.group == "layer weights" || entry.group == "base weights") layers += entry.bytes;
+            if (entry.group == "adapters") adapters += entry.bytes;
+        }
+    };
+    add(model.parts().resident_memory->plan());
+    if (model.parts().host_memory != nullptr) add(model.parts().host_memory->plan());
+    const formats::Checkpoint& checkpoint = model.parts().network.file->checkpoint;
+    if (layers == 0)  // the CPU reads them where the file is mapped
+        for (const std::string& name : checkpoint.names())
+            if (name.starts_with("model.layers.")) layers += static_cast<int64_t>(checkpoint.at(name).data.size());
+    const spec::ModelSpec& spec = model.spec();
+    return layers + adapters +
+           spec.vocab_size * spec.hidden_size * static_cast<int64_t>(c10::elementSize(model.dtype()));
+}
+
+struct Measured {
+    double prompts = 0;  ///< seconds until every row has its first token
+    double all = 0;      ///< until the last answer is there
+    double decode = 0;   ///< of the passes in which all rows decode
+    int64_t passes = 0;  ///< these
+};
+
+Measured measure(ops::Context& ctx, model::Model& model, int64_t rows, int64_t prompt, int64_t answer, uint32_t seed) {
+    generate::DecoderOptions options{.rows = rows};
+    options.beside_tokens = model.sizes().tokens;
+    generate::Decoder decoder(ctx, model, options);
+    std::mt19937 random(seed);
+    for (int64_t row = 0; row < rows; ++row) {  // requests are numbered from 0
+        generate::Request request{.prompt = {}, .max_new_tokens = answer};
+        for (int64_t t = 0; t < prompt; ++t)
+            request.prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(model.spec().vocab_size)));
+        decoder.add(std::move(request));
+    }
+    int64_t begun = 0, ended = 0;
+    std::vector<bool> has_token(static_cast<std::size_t>(rows));
+    const auto see = [&](int64_t number, int32_t) {
+        auto has = has_token[static_cast<std::size_t>(number)];
+        begun += has ? 0 : 1;
+        has = true;
+        return true;
+    };
+    const auto end = [&](int64_t, const generate::Answer&) { ++ended; };
+    Measured measured;
+    const auto start = Clock::now();
+    while (begun < rows && decoder.step(see, end)) {
+    }
+    measured.prompts = seconds_since(start);
+    const auto decoding = Clock::now();
+    while (ended == 0 && decoder.step(see, end)) ++measured.passes;
+    measured.decode = seconds_since(decoding);
+    while (decoder.step(see, end)) {
+    }
+    measured.all = seconds_since(start);
+    return measured;
+}
+
+}  // namespace
+
+void bench_generate(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
+    const std::vector<int64_t> all_rows =
+        request.batch > 0 ? std::vector<int64_t>{request.batch} : std::vector<int64_t>{1, 64, 256};
+    const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());
+    const int64_t prompt = request.seq > 0 ? request.seq : 256, answer = request.new_tokens, context = prompt + answer;
+    const train::OpenedModel opened = train::open_model(loaded.config);
+    const int64_t cache = most * ops::pages_of(context) * ops::page_tokens;
+    const train::LoadedModel benched =
+        train::load_for_inference(loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most), most,
+                                  most, /*fewest_tokens=*/1, {cache, context, false});
+    ops::Context& ctx = *benched.ctx;
+    model::Model& model = *benched.model;
+    const double rate = copy_rate(ctx);
+    for (const int64_t rows : all_rows) {
+        measure(ctx, model, rows, prompt, std::min<int64_t>(answer, 16), 1);  // libraries choose algorithms
+        const Measured m = measure(ctx, model, rows, prompt, answer, 2);
+        const int64_t keys =
+            rows * (prompt + answer / 2) * generate::cache_bytes_per_token(model.spec(), model.dtype());
+        const double ms = 1000 * m.decode / static_cast<double>(std::max<int64_t>(1, m.passes));
+        const double ceiling = 1000 * static_cast<double>(weight_bytes(model) + keys) / rate;
+        const nlohmann::ordered_json result{
+            {"bench", "generate"},
+            {"device", train::describe_device(ctx.device())},
+            {"model", loaded.config.model.path},
+            {"rows", rows},
+            {"prompt_tokens", prompt},
+            {"new_tokens", answer},
+            {"prompt_tokens_per_second", static_cast<double>(rows * prompt) / m.prompts},
+            {"tokens_per_second", static_cast<double>(rows * answer) / m.all},
+            {"decode_tokens_per_second", 1000 * static_cast<double>(rows) / ms},
+            {"pass_ms", ms},
+            {"weights_gb", static_cast<double>(weight_bytes(model)) / 1e9},
+            {"keys_gb", static_cast<double>(keys) / 1e9},
+            {"copy_gb_per_s", rate / 1e9},
+            {"ceiling_ms", ceiling},
+            {"share_of_ceiling", ceiling / ms}};
+        std::cout << (request.json ? result.dump() : result.dump(2)) << std::endl;
+    }
+}
+
+}  // namespace unsloth::bench
