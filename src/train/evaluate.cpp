@@ -13,6 +13,8 @@
 #include "unsloth/core/progress.h"
 #include "unsloth/data/answer_pattern.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/generate/decoder.h"
+#include "unsloth/ops/paged_attention.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/evaluation.h"
 #include "unsloth/train/session.h"
@@ -28,6 +30,7 @@ struct Question {
     int32_t set = 0;  ///< number of the evaluation set
     Prompt prompt;
     std::string expected;
+    std::string compared;  ///< what of it answers are compared with
 };
 
 Question question_of(const data::Sample& sample, int32_t set, const tokenizer::Tokenizer& tokenizer) {
@@ -45,7 +48,7 @@ Question question_of(const data::Sample& sample, int32_t set, const tokenizer::T
         return Prompt(sample.ids.begin() + static_cast<std::ptrdiff_t>(from),
                       sample.ids.begin() + static_cast<std::ptrdiff_t>(to));
     };
-    return {sample.row, set, ids(first, begin), tokenizer.decode(ids(begin, end), /*skip_special=*/true)};
+    return {sample.row, set, ids(first, begin), tokenizer.decode(ids(begin, end), /*skip_special=*/true), ""};
 }
 
 /// Tells right answers from wrong ones.
@@ -90,23 +93,35 @@ struct Score {
     int64_t right = 0, answers = 0;
 };
 
-/// Of each set.
-std::vector<Score> judge_answers(model::Model& model, const std::vector<Question>& questions, const Judge& judge,
-                                 const config::EvaluateRequest& request, const tokenizer::Tokenizer& tokenizer,
-                                 const std::vector<std::string>& sets) {
-    const std::vector<int32_t> stops = stop_ids(tokenizer, model.spec());
-    std::vector<std::string> expected;
-    for (const Question& question : questions) expected.push_back(judge.expected(question));
+/// With the likeliest tokens, in the questions' order.
+std::vector<std::string> answers_to(const std::vector<Question>& questions, const LoadedModel& model, int64_t context,
+                                    int64_t max_new_tokens, const tokenizer::Tokenizer& tokenizer) {
+    const std::vector<int32_t> stops = stop_ids(tokenizer, model.model->spec());
+    std::vector<generate::Request> requests;
+    for (const Question& question : questions)
+        requests.push_back({.prompt = question.prompt, .max_new_tokens = max_new_tokens, .stop_ids = stops});
+    Progress progress("answering", static_cast<int64_t>(questions.size()));
+    generate::Decoder decoder(*model.ctx, *model.model, {.context = context});
+    const auto ended = [&](int64_t, const generate::Answer&) {
+        progress.add();
+        if (const int signal = interrupt_requested(); signal != 0)
+            throw Interrupted(signal, "stopped before all prompts were answered");
+    };
+    std::vector<std::string> texts;
+    for (const generate::Answer& answer : decoder.answer(std::move(requests), {}, ended))
+        texts.push_back(tokenizer.decode(answer.ids, /*skip_special=*/true));
+    return texts;
+}
+
+/// Of each set; writes request.answers.
+std::vector<Score> judge_answers(const std::vector<Question>& questions, const std::vector<std::string>& answers,
+                                 const Judge& judge, const config::EvaluateRequest& request,
+                                 const tokenizer::Tokenizer& tokenizer, const std::vector<std::string>& sets) {
     std::vector<Score> scores(std::max<std::size_t>(sets.size(), 1));
     std::string rows;
-    Progress progress("answering", static_cast<int64_t>(questions.size()));
     for (std::size_t i = 0; i < questions.size(); ++i) {
-        if (const int signal = interrupt_requested(); signal != 0)
-            throw Interrupted(signal, cat("stopped after ", i, " of ", questions.size(), " answers"));
         const Question& question = questions[i];
-        const std::string answer = tokenizer.decode(
-            continue_prompt(model, question.prompt, request.max_new_tokens, stops), /*skip_special=*/true);
-        const bool right = judge.right(answer, expected[i]);
+        const bool right = judge.right(answers[i], question.compared);
         Score& score = scores[sets.empty() ? 0 : static_cast<std::size_t>(question.set)];
         ++score.answers;
         score.right += right ? 1 : 0;
@@ -114,10 +129,9 @@ std::vector<Score> judge_answers(model::Model& model, const std::vector<Question
         if (!sets.empty()) row["set"] = sets[static_cast<std::size_t>(question.set)];
         row["prompt"] = tokenizer.decode(question.prompt, /*skip_special=*/true);
         row["expected"] = question.expected;
-        row["answer"] = answer;
+        row["answer"] = answers[i];
         row["correct"] = right;
         rows += row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-        progress.add();
     }
     if (!request.answers.empty()) write_file_atomically(request.answers, rows);
     return scores;
@@ -151,18 +165,23 @@ void print_results(const Json& results, bool json) {
 
 /// What the plan must hold: batches of as many tokens as training's, and prompts with their answers.
 struct Sizes {
-    int64_t batch_tokens = 1, shortest = 0, prompt = 0, room = 0;
+    int64_t batch_tokens = 1, shortest = 0;
+    int64_t prompt = 0, context = 0, rows = 0;  ///< longest prompt, with its answer, and how many answers at a time
 };
 
 Sizes sizes_of(const data::Dataset& rows, const std::vector<Question>& questions, const config::Config& config,
                int64_t max_new_tokens) {
     const data::DatasetStats& stats = rows.stats();
     const int64_t usual = config.training.per_device_train_batch_size * config.model.max_seq_length;
-    Sizes sizes{std::max(stats.longest, std::min(stats.tokens, usual)), stats.longest, 0, 0};
+    Sizes sizes{std::max(stats.longest, std::min(stats.tokens, usual)), stats.longest};
     for (int64_t i = 0; i < rows.size(); ++i) sizes.shortest = std::min(sizes.shortest, rows.tokens(i));
     for (const Question& question : questions)
         sizes.prompt = std::max(sizes.prompt, static_cast<int64_t>(question.prompt.size()));
-    if (!questions.empty()) sizes.shortest = 1, sizes.room = sizes.prompt + max_new_tokens;
+    if (questions.empty()) return sizes;
+    constexpr int64_t most_rows = 64;
+    sizes.shortest = 1;
+    sizes.context = sizes.prompt + max_new_tokens;
+    sizes.rows = std::min<int64_t>(most_rows, static_cast<int64_t>(questions.size()));
     return sizes;
 }
 
@@ -186,19 +205,22 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
     std::vector<Question> questions;
     if (judges) {
         tokenizer.emplace(opened.tokenizer());
-        for (int64_t i = 0; i < rows.size(); ++i)
+        for (int64_t i = 0; i < rows.size(); ++i) {
             questions.push_back(question_of(rows.sample(i), rows.source(i), *tokenizer));
+            questions.back().compared = judge.expected(questions.back());
+        }
     }
     const Sizes sizes = sizes_of(rows, questions, config, request.max_new_tokens);
-    if (sizes.room > opened.file->spec.max_position_embeddings)
-        throw usage_error(cat("prompts and --max_new_tokens take ", sizes.room, " positions, the model allows ",
+    if (sizes.context > opened.file->spec.max_position_embeddings)
+        throw usage_error(cat("prompts and --max_new_tokens take ", sizes.context, " positions, the model allows ",
                               opened.file->spec.max_position_embeddings),
                           "Set a lower --max_new_tokens.");
     Evaluator evaluator(rows, config.data.eval_files, sizes.batch_tokens, {}, nullptr);
     const data::BatchLimits limits = evaluator.limits();
-    const LoadedModel model =
-        load_for_inference(loaded, opened, std::max(limits.tokens, sizes.prompt), std::max<int64_t>(limits.segments, 1),
-                           std::max<int64_t>(limits.labels, 1), sizes.shortest, sizes.room);
+    const CacheSize cache{sizes.rows * ops::pages_of(sizes.context) * ops::page_tokens, sizes.context, true};
+    const LoadedModel model = load_for_inference(
+        loaded, opened, std::max({limits.tokens, sizes.prompt, sizes.rows}), std::max(limits.segments, sizes.rows),
+        std::max({limits.labels, sizes.rows, int64_t{1}}), sizes.shortest, cache);
     const objective::References none;
     const auto objective = objective::make_objective(config, model.ctx->device(), none, nullptr);
     const Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);
@@ -208,9 +230,11 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
     for (const auto& [name, value] : report.figures) results[name] = number(value);
     results["eval_tokens"] = report.tokens;
     for (const auto& [name, loss] : report.losses) results[cat("eval_", name, "_loss")] = number(loss);
-    if (judges)
-        add_scores(results, judge.metric(), judge_answers(*model.model, questions, judge, request, *tokenizer, sets),
-                   sets);
+    if (judges) {
+        const std::vector<std::string> answers =
+            answers_to(questions, model, sizes.context, request.max_new_tokens, *tokenizer);
+        add_scores(results, judge.metric(), judge_answers(questions, answers, judge, request, *tokenizer, sets), sets);
+    }
     print_results(results, request.json);
 }
 
