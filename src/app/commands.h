@@ -28,6 +28,8 @@ void run_bench(const config::CommandLine& line);
 void run_watch(const config::CommandLine& line);
 void run_compare(const config::CommandLine& line);
 void run_report(const config::CommandLine& line);
+/// False when nothing fits.
+bool run_plan(const config::CommandLine& line);
 void run_replay(const config::CommandLine& line);
 /// False when something is broken.
 bool run_doctor(const config::CommandLine& line);

@@ -86,6 +86,8 @@ int run(const config::CommandLine& line) {
         case config::Command::bench:
             run_bench(line);
             break;
+        case config::Command::plan:
+            return run_plan(line) ? 0 : code_of(ErrorKind::runtime);
         case config::Command::doctor:
             return run_doctor(line) ? 0 : code_of(ErrorKind::runtime);
         case config::Command::watch:

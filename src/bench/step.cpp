@@ -20,6 +20,7 @@
 #include "unsloth/core/log.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/planner/run_plan_text.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
 
@@ -34,7 +35,8 @@ struct StepOperations {
     double base = 0, head = 0, attention = 0;
 };
 
-StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths, spec::Keep keep) {
+StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<int64_t>& lengths,
+                                const spec::RunPlan& run) {
     double tokens = 0, pairs = 0;
     for (const int64_t length : lengths) {
         tokens += static_cast<double>(length);
@@ -50,13 +52,16 @@ StepOperations count_operations(const spec::ModelSpec& spec, const std::vector<i
                  o = weights({spec::Projection::o});
     const double gate_up = weights({spec::Projection::gate, spec::Projection::up}),
                  down = weights({spec::Projection::down});
-    const spec::LayerSteps again = spec::recompute_of(keep);
-    const double layers = static_cast<double>(spec.num_layers);
-    const double passes = layers * (2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) +
-                                    (again.gate_up ? gate_up : 0));
+    double passes = 0, attentions = 0;
+    for (const spec::LayerPlan& layer : run.layers) {
+        const spec::LayerSteps again = spec::recompute_of(layer.keep);
+        passes += 2 * (qkv + o + gate_up + down) + (again.qkv ? qkv : 0) + (again.mid ? o : 0) +
+                  (again.gate_up ? gate_up : 0);
+        attentions += 3.5 + (again.attention ? 1 : 0);
+    }
     const double head = 2.0 * static_cast<double>(spec.vocab_size * spec.hidden_size);
-    const double scores = layers * pairs * static_cast<double>(spec.q_size()) * 4;
-    return {2 * tokens * passes, 2 * tokens * head, scores * (3.5 + (again.attention ? 1 : 0))};
+    const double scores = pairs * static_cast<double>(spec.q_size()) * 4;
+    return {2 * tokens * passes, 2 * tokens * head, scores * attentions};
 }
 
 /// The rate of an n³ product on this device now, in operations per second.
@@ -147,11 +152,14 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
     const double ms = times.ms;
-    const spec::LayerPlan layer = load.run.layers.front();  // as all of them
-    const StepOperations operations = count_operations(spec, lengths, layer.keep);
+    const auto cached = std::count_if(load.run.layers.begin(), load.run.layers.end(),
+                                      [](const spec::LayerPlan& layer) { return layer.cached; });
+    const StepOperations operations = count_operations(spec, lengths, load.run);
     const double floor_ms = 1000 * static_cast<double>(request.accumulate) *
                             (operations.base / rates.base + (operations.head + operations.attention) / rates.compute);
     const std::string places = train::describe_places(plan);
+    const double predicted_ms =
+        device.is_cuda() ? train::predicted_step_ms(plan, train::machine_of(device).card, request.accumulate) : 0;
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     nlohmann::ordered_json result{{"bench", "step"},
                                   {"device", train::describe_device(device)},
@@ -166,14 +174,16 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
                                   {"accumulate", request.accumulate},
                                   {"in_flight", load.run.in_flight},
                                   {"tokens", tokens},
-                                  {"gradient_checkpointing", name_of(layer)},
-                                  {"weight_cache", layer.cached && device.is_cuda()},
+                                  {"gradient_checkpointing", planner::describe_keep(load.run)},
+                                  {"weight_cache", cached > 0 && device.is_cuda()},
+                                  {"cached_layers", device.is_cuda() ? cached : 0},
                                   {"weights_at", places.empty() ? "the device" : places},
                                   {"deterministic", loaded.config.training.deterministic},
                                   {"resident_gib", gib(plan.resident().total_bytes())},
                                   {"host_gib", gib(plan.host().total_bytes())},
                                   {"steps", request.steps},
                                   {"step_ms", ms},
+                                  {"predicted_step_ms", predicted_ms},
                                   {"tokens_per_second", 1000.0 * static_cast<double>(tokens) / ms},
                                   {"peak_gib", gib(peak)},
                                   {"planned_gib", gib(plan.total_bytes())},

@@ -82,6 +82,10 @@ void read_texts(CommandLine& line, Problems& problems) {
         line.merge.max_shard_bytes = parse_byte_size(line.merge.max_shard_size, "--max_shard_size");
         line.quantize.max_shard_bytes = parse_byte_size(line.quantize.max_shard_size, "--max_shard_size");
     });
+    problems.check({"gpu_memory"}, [&] {
+        if (!line.plan.gpu_memory.empty())
+            line.plan.gpu_memory_bytes = parse_byte_size(line.plan.gpu_memory, "--gpu_memory");
+    });
     GenerateRequest& generate = line.generate;
     problems.check({"kv_memory"}, [&] {
         if (!generate.kv_memory.empty()) generate.kv_bytes = parse_byte_size(generate.kv_memory, "--kv_memory");
@@ -136,6 +140,9 @@ void check_presence(const CommandLine& line, Presence presence, Problems& proble
         case Command::bench:
             if (line.bench.what == BenchSubject::step) presence.called("bench step").need_model(config);
             if (line.bench.what == BenchSubject::generate) presence.called("bench generate").need_model(config);
+            break;
+        case Command::plan:
+            presence.need_model(config);
             break;
         case Command::data:
             presence.need_train_file(config.data, true);

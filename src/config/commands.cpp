@@ -452,6 +452,23 @@ void declare_bench(OptionSet& options, CommandLine& line) {
     options.add("json", bench.json, "Print the results as JSON.");
 }
 
+void declare_plan(OptionSet& options, CommandLine& line) {
+    PlanRequest& plan = line.plan;
+    options
+        .add("gpu", plan.gpu,
+             "Card to plan for: H200, H100, A100, L40S, RTX 4090, RTX 3090, RTX 5090, B200, or a JSON file of rates as "
+             "in cards/. Empty: this machine's GPU, or else the card whose memory is nearest to gpu_memory.")
+        .path("NAME|FILE")
+        .suggested_for({"card"});
+    options.add("gpu_memory", plan.gpu_memory, "Memory of the card, such as 24GiB; empty: what such a card has.")
+        .value("SIZE")
+        .suggested_for({"vram", "memory"});
+    options.add("gpus", plan.gpus, "GPUs of the machine, each of which trains on its own rows.")
+        .at_least(1)
+        .suggested_for({"num_gpus", "nproc_per_node"});
+    options.add("json", plan.json, "Print the plan as one JSON object.");
+}
+
 void declare_watch(OptionSet& options, CommandLine& line) {
     options.add("run", line.watch.run, "Folder of a run (its training.output_dir).")
         .path("RUN")
@@ -535,6 +552,8 @@ const std::vector<CommandInfo>& commands() {
          "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate [--batch N] [--seq N] [--json]",
          "Measure speed.", true, declare_bench},
+        {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--json]",
+         "What a run takes of a GPU's memory and of time, without a GPU.", true, declare_plan},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
          "Draw a run's losses and figures in the terminal.", false, declare_watch},
         {Command::compare, "compare", "RUN …",

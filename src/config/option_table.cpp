@@ -368,20 +368,22 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .suggested_for({"random_seed", "random_state"})
         .on_resume(OnResume::fixed);
     options
-        .add_choice("gradient_checkpointing", training.gradient_checkpointing,
-                    {{"auto", GradientCheckpointing::automatic},
-                     {"none", GradientCheckpointing::none},
-                     {"mlp", GradientCheckpointing::mlp},
-                     {"attention", GradientCheckpointing::attention},
-                     {"full", GradientCheckpointing::full},
-                     {"none+offload", GradientCheckpointing::none_offload},
-                     {"mlp+offload", GradientCheckpointing::mlp_offload},
-                     {"attention+offload", GradientCheckpointing::attention_offload},
-                     {"full+offload", GradientCheckpointing::full_offload}},
-                    "What is computed again in the backward pass instead of kept: nothing (none), a layer's MLP (mlp), "
-                    "all but its attention (attention), or all but its input (full). With +offload, what is kept lies "
-                    "in pinned host memory. auto takes the first that fits. true means full, false none, \"unsloth\" "
-                    "full+offload.")
+        .add_choice(
+            "gradient_checkpointing", training.gradient_checkpointing,
+            {{"auto", GradientCheckpointing::automatic},
+             {"none", GradientCheckpointing::none},
+             {"mlp", GradientCheckpointing::mlp},
+             {"attention", GradientCheckpointing::attention},
+             {"full", GradientCheckpointing::full},
+             {"none+offload", GradientCheckpointing::none_offload},
+             {"mlp+offload", GradientCheckpointing::mlp_offload},
+             {"attention+offload", GradientCheckpointing::attention_offload},
+             {"full+offload", GradientCheckpointing::full_offload}},
+            "What is computed again in the backward pass instead of kept: nothing (none), a layer's MLP (mlp), "
+            "all but its attention (attention), or all but its input (full). With +offload, what is kept lies "
+            "in pinned host memory. auto takes the mixture over the layers that is predicted to be fastest in the "
+            "memory there is. true means full, false none, \"unsloth\" "
+            "full+offload.")
         .synonym(true, "full")
         .synonym(false, "none")
         .synonym("unsloth", "full+offload")

@@ -48,6 +48,11 @@ class EngineImpl final : public config::Engine {
     void bench(const config::LoadedConfig& loaded, const config::BenchRequest& request) override {
         guarded([&] { bench::run_bench(loaded, request); });
     }
+    bool plan(const config::LoadedConfig& loaded, const config::PlanRequest& request) override {
+        bool fits = false;
+        guarded([&] { fits = train::run_plan(loaded, request); });
+        return fits;
+    }
     std::vector<config::DeviceReport> examine_devices(double seconds) override {
         return train::examine_devices(seconds);
     }

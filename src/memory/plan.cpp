@@ -51,7 +51,7 @@ void Plan::place() {
         return a_always != b_always ? a_always : entries_[a].bytes > entries_[b].bytes;
     });
     int64_t floor = 0;
-    std::vector<const Entry*> shared;
+    std::vector<const Entry*> shared;  // by offset
     for (const std::size_t index : order) {
         Entry& entry = entries_[index];
         if (entry.phases == always) {
@@ -60,17 +60,16 @@ void Plan::place() {
             continue;
         }
         // Lowest gap between conflicting neighbours that is large enough.
-        std::vector<const Entry*> conflicts;
-        for (const Entry* placed : shared)
-            if ((placed->phases & entry.phases) != 0) conflicts.push_back(placed);
-        std::sort(conflicts.begin(), conflicts.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
         int64_t offset = floor;
-        for (const Entry* placed : conflicts) {
+        for (const Entry* placed : shared) {
+            if ((placed->phases & entry.phases) == 0) continue;
             if (placed->offset - offset >= aligned(entry.bytes)) break;
             offset = std::max(offset, placed->offset + aligned(placed->bytes));
         }
         entry.offset = offset;
-        shared.push_back(&entry);
+        const auto above = std::upper_bound(shared.begin(), shared.end(), offset,
+                                            [](int64_t at, const Entry* placed) { return at < placed->offset; });
+        shared.insert(above, &entry);
     }
     total_ = floor;
     for (const Entry& entry : entries_) total_ = std::max(total_, entry.offset + aligned(entry.bytes));

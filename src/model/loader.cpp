@@ -62,8 +62,10 @@ void ModelPlan::set_run(spec::RunPlan run) {
     UNSLOTH_CHECK(std::none_of(run.layers.begin() + run.layers_on_host(), run.layers.end(),
                                [](const spec::LayerPlan& layer) { return layer.activations_at == spec::Place::host; }),
                   "a layer offloads its activations above one that does not");
+    const bool same_weights =
+        base_ && layers_at(run) == layers_at(request_.run) && cached_layers(run) == cached_layers(request_.run);
     request_.run = std::move(run);
-    plan_resident();
+    if (!same_weights) plan_resident();
     plan_step();
 }
 

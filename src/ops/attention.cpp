@@ -1,6 +1,8 @@
 // Attention's entry points: checks made once, then the implementation of the device.
 #include "unsloth/ops/attention.h"
 
+#include <algorithm>
+
 #include "ops/attention_impl.h"
 #include "unsloth/core/error.h"
 #include "unsloth/ops/profiler.h"
@@ -72,6 +74,14 @@ void check_inputs(const Context& ctx, const AttentionShape& shape, const Segment
     check_rows(out, "out", t, shape.heads, shape.head_dim, q);
 }
 
+/// Of cuDNN 9 on any card: the gradient of the queries in fp32, those of keys and values for every head in 16 bit,
+/// two statistics a row, what its packed form keeps of offsets, and where bits must repeat the scores in 16 bit.
+int64_t attention_workspace_bound(const AttentionShape& shape, bool deterministic, int64_t tokens, int64_t longest) {
+    constexpr int64_t offsets = 1 << 20, most_scores = int64_t{3} << 30;
+    const int64_t scores = deterministic ? std::min(most_scores, shape.heads * tokens * longest * 2) : 0;
+    return shape.heads * tokens * (shape.head_dim * (4 + 2 * 2) + 2 * 4) + scores + offsets;
+}
+
 }  // namespace
 
 AttentionPath attention_path(const AttentionShape& shape, at::ScalarType dtype, at::Device device,
@@ -125,6 +135,8 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
     check_shape(shape);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= tokens, "attention: ", tokens, " tokens in ",
                   segments, " segments of at most ", longest);
+    if (device.is_cuda() && !device.has_index())
+        return attention_workspace_bound(shape, deterministic, tokens, longest);
 #if UNSLOTH_CUDA
     if (device.is_cuda())
         return attention_cuda_workspace(shape, dtype, device, deterministic, tokens, segments, longest, backward);

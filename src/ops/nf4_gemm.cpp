@@ -169,7 +169,7 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
 
 Nf4GemmChooser nf4_gemm_chooser(at::Device device) {
 #if UNSLOTH_CUDA
-    if (device.is_cuda()) {
+    if (device.is_cuda() && device.has_index()) {
         const std::string card = nf4_gemm_card_cuda(device);
         if (nf4_gemm_measured(card))
             return [card](int64_t m, int64_t n, int64_t k, bool transposed) {

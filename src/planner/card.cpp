@@ -115,6 +115,14 @@ std::vector<std::string> card_names() {
     return names;
 }
 
+Card card_of_memory(int64_t bytes) {
+    const std::vector<Card>& cards = built_in_cards();
+    return *std::min_element(cards.begin(), cards.end(), [&](const Card& a, const Card& b) {
+        const int64_t off_a = std::abs(a.memory_bytes - bytes), off_b = std::abs(b.memory_bytes - bytes);
+        return off_a != off_b ? off_a < off_b : a.compute_capability > b.compute_capability;
+    });
+}
+
 Card find_card(const std::string& name_or_file) {
     if (name_or_file.ends_with(".json")) return parse_card(read_file(name_or_file), name_or_file);
     if (const Card* card = built_in_card(name_or_file)) return *card;

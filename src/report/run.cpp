@@ -181,7 +181,8 @@ Run read_run(const std::filesystem::path& folder) {
 
 RunFacts read_run_facts(const std::filesystem::path& folder) {
     const Json facts = object_of(folder / facts_file);
-    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}};
+    RunFacts read{integer(facts, "total_steps"), integer(facts, "planned_bytes"), {}, {}, {}};
+    if (const Json plan = facts.value("run_plan", Json()); plan.is_object()) read.run_plan = plan.dump();
     const Json groups = facts.value("planned_groups", Json::object());
     for (const auto& [name, bytes] : groups.items())
         if (bytes.is_number_integer()) read.planned_groups.emplace_back(name, bytes.get<int64_t>());
@@ -197,10 +198,12 @@ RunFacts read_run_facts(const std::filesystem::path& folder) {
 std::string run_facts_json(const RunFacts& facts) {
     Json groups = Json::object();
     for (const auto& [name, bytes] : facts.planned_groups) groups[name] = bytes;
+    const Json plan = Json::parse(facts.run_plan, nullptr, /*allow_exceptions=*/false);
     return Json{{"total_steps", facts.total_steps},
                 {"planned_bytes", facts.planned_bytes},
                 {"planned_groups", groups},
-                {"row_tokens", facts.row_tokens}}
+                {"row_tokens", facts.row_tokens},
+                {"run_plan", plan.is_discarded() ? Json() : plan}}
                .dump(2) +
            "\n";
 }

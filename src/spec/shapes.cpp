@@ -28,6 +28,7 @@ constexpr Shape shapes[] = {
     {"mistral-7b", Architecture::mistral, 4096, 14336, 32, 32, 8, 128, 32000, 32768, 1e-5, 1000000, false, false, 1},
     {"qwen2.5-7b", Architecture::qwen2, 3584, 18944, 28, 28, 4, 128, 152064, 32768, 1e-6, 1000000, false, false, 1},
     {"qwen3-8b", Architecture::qwen3, 4096, 12288, 36, 32, 8, 128, 151936, 40960, 1e-6, 1000000, false, false, 1},
+    {"qwen3-14b", Architecture::qwen3, 5120, 17408, 40, 40, 8, 128, 151936, 40960, 1e-6, 1000000, false, false, 1},
     // Small Llamas to train from scratch: for parity and quality checks that need real, learned weights.
     {"llama-110m", Architecture::llama, 768, 2048, 12, 12, 4, 64, 32000, 4096, 1e-5, 10000, true, false, 1},
     {"llama-15m", Architecture::llama, 288, 768, 6, 6, 6, 48, 32000, 2048, 1e-5, 10000, true, false, 1},

@@ -5,6 +5,11 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/train/layer_costs.h"
+
+#ifdef UNSLOTH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 namespace unsloth::train {
 namespace {
@@ -13,7 +18,7 @@ constexpr double chosen_share = 0.9;   // of free memory, for what the program c
 constexpr double usable_share = 0.97;  // of free memory: the CUDA context and libraries grow a little later
 
 int gpu_of(at::Device device) {
-    return device.is_cuda() ? device.index() : -1;
+    return device.is_cuda() ? std::max<int>(0, device.index()) : -1;
 }
 
 /// What the configuration allows of a device's memory; nullopt: no bound.
@@ -27,12 +32,14 @@ std::optional<int64_t> allowed(const config::Config& config, at::Device device) 
 }
 
 /// `share` of what is free, and no more than what the configuration allows.
-MemoryBudget budget_of(const config::Config& config, at::Device device, double share) {
-    const auto bounded = [&](at::Device where) {
-        const auto free = static_cast<int64_t>(share * static_cast<double>(memory::device_memory(where).free));
-        return std::min(free, allowed(config, where).value_or(free));
-    };
-    return {bounded(device), config::max_memory(config.model, -1).value_or(memory::device_memory(at::kCPU).free)};
+MemoryBudget budget_of(const config::Config& config, at::Device device, const MemoryBudget& free, double share) {
+    const auto usable = static_cast<int64_t>(share * static_cast<double>(free.device));
+    return {std::min(usable, allowed(config, device).value_or(usable)),
+            config::max_memory(config.model, -1).value_or(free.host)};
+}
+
+MemoryBudget free_memory(at::Device device) {
+    return {memory::device_memory(device).free, memory::device_memory(at::kCPU).free};
 }
 
 bool lie_elsewhere(const spec::RunPlan& run) {
@@ -43,14 +50,18 @@ bool lie_elsewhere(const spec::RunPlan& run) {
 /// Tries plans on the model's; the first that fits stays.
 class Choice {
   public:
-    Choice(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches)
-        : config_(config), plan_(plan), micro_batches_(micro_batches), budget_(budget(chosen_share)) {
+    Choice(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, Machine machine)
+        : config_(config),
+          plan_(plan),
+          micro_batches_(micro_batches),
+          machine_(std::move(machine)),
+          budget_(budget(chosen_share)) {
         const bool trains = plan.request().trains;
         const std::optional<spec::LayerPlan> asked = layer_plan_of(config.training.gradient_checkpointing);
         if (!trains) {
             ways_ = {{}};
         } else if (asked) {
-            ways_ = {*asked};
+            ways_ = solved_ways_ = {*asked};
         }
         if (!trains) {
             caches_ = {false};
@@ -67,12 +78,18 @@ class Choice {
             if (!take(map.layers(plan_.spec().num_layers, gpu_of(plan_.request().device)))) plan_.set_run(tried_);
             return;
         }
-        if (take(std::vector<spec::Place>(layers, spec::Place::device))) return;
-        const spec::RunPlan resident = tried_;
+        const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
+        const std::vector<spec::Place> all_on_device(layers, spec::Place::device);
+        if (solves ? solve({spec::Place::device}, 1) : take(all_on_device)) return;
         const bool can_move = plan_.request().device.is_cuda() && !plan_.request().fp8 &&
                               plan_.request().finetuning_type == config::FinetuningType::lora;
         budget_ = budget(usable_share);
-        if (fits(resident) || !can_move || !take_off_device(layers)) plan_.set_run(resident);
+        if (solves && solve({spec::Place::device}, 1)) return;
+        if (!solves && fits(tried_)) return plan_.set_run(tried_);
+        if (can_move && ((solves && solve_streamed()) || take_off_device(layers))) return;
+        ways_ = {ways_.back()};
+        caches_ = {caches_.back()};
+        if (!take(all_on_device)) plan_.set_run(tried_);
     }
 
   private:
@@ -85,7 +102,39 @@ class Choice {
             "Leave model.embed_tokens on the GPU.");
     }
 
-    MemoryBudget budget(double share) const { return budget_of(config_, plan_.request().device, share); }
+    MemoryBudget budget(double share) const { return budget_of(config_, plan_.request().device, machine_.free, share); }
+
+    /// The fastest plan with layers in these places and `in_flight` micro-batches under way; its time, if there is one.
+    std::optional<double> solve(const std::vector<spec::Place>& places, int64_t in_flight) {
+        std::vector<WeightForm> forms;
+        for (const spec::Place place : places)
+            for (const bool cached : caches_)
+                if (!cached || (place == spec::Place::device && holds_4bit(plan_))) forms.push_back({place, cached});
+        if (forms.empty()) forms = {{spec::Place::device, false}};  // weight_cache on, and nothing to expand
+        LayerCosts costs(plan_, machine_.card, micro_batches_, in_flight);
+        const std::optional<spec::RunPlan> found = costs.solve(solved_ways_, forms, {budget_.device, budget_.host});
+        if (!found) return std::nullopt;
+        plan_.set_run(*found);
+        return costs.step_ms(*found);
+    }
+
+    /// With layers in host memory: as many micro-batches in flight as are fastest.
+    bool solve_streamed() {
+        const std::size_t layers = static_cast<std::size_t>(plan_.spec().num_layers);
+        std::optional<double> best;
+        spec::RunPlan fastest;
+        for (int64_t in_flight = worth_in_flight(std::vector<spec::Place>(layers, spec::Place::host));;
+             in_flight = (in_flight + 1) / 2) {
+            const std::optional<double> ms = solve({spec::Place::device, spec::Place::host}, in_flight);
+            if (ms && (!best || *ms < *best)) {
+                best = ms;
+                fastest = plan_.request().run;
+            }
+            if (in_flight == 1) break;
+        }
+        if (best) plan_.set_run(fastest);
+        return best.has_value();
+    }
 
     bool fits(const spec::RunPlan& run) {
         const spec::MemoryNeed need = plan_.estimate(run);
@@ -160,24 +209,60 @@ class Choice {
     const config::Config& config_;
     model::ModelPlan& plan_;
     int64_t micro_batches_;
+    Machine machine_;
     MemoryBudget budget_;
     std::vector<spec::LayerPlan> ways_{{spec::Keep::everything},
                                        {spec::Keep::but_mlp},
                                        {spec::Keep::attention},
                                        {spec::Keep::input},
                                        {spec::Keep::input, spec::Place::host}};
+    std::vector<spec::LayerPlan> solved_ways_{{spec::Keep::everything},
+                                              {spec::Keep::but_mlp},
+                                              {spec::Keep::attention},
+                                              {spec::Keep::input},
+                                              {spec::Keep::everything, spec::Place::host},
+                                              {spec::Keep::but_mlp, spec::Place::host},
+                                              {spec::Keep::attention, spec::Place::host},
+                                              {spec::Keep::input, spec::Place::host}};
     std::vector<bool> caches_{true, false};
     spec::RunPlan tried_;
 };
 
 }  // namespace
 
-MemoryBudget memory_budget(const config::Config& config, at::Device device) {
-    return budget_of(config, device, usable_share);
+MemoryBudget memory_budget(const config::Config& config, at::Device device, const MemoryBudget& free) {
+    return budget_of(config, device, free, usable_share);
 }
 
-void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches) {
-    Choice(config, plan, micro_batches).make();
+MemoryBudget memory_budget(const config::Config& config, at::Device device) {
+    return memory_budget(config, device, free_memory(device));
+}
+
+Machine machine_of(at::Device device) {
+    Machine machine;
+    machine.free = free_memory(device);
+#ifdef UNSLOTH_CUDA
+    cudaDeviceProp properties{};
+    if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess)
+        machine.card =
+            planner::card_of_driver(properties.name, properties.major + properties.minor / 10.0, machine.known);
+#endif
+    return machine;
+}
+
+void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches,
+                       const std::optional<Machine>& machine) {
+    Choice(config, plan, micro_batches, machine ? *machine : machine_of(plan.request().device)).make();
+}
+
+double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches) {
+    const spec::RunPlan& run = plan.request().run;
+    return LayerCosts(plan, card, micro_batches, run.in_flight).step_ms(run);
+}
+
+bool fits(const model::ModelPlan& plan, const MemoryBudget& budget) {
+    return plan.total_bytes() <= budget.device &&
+           (!plan.request().device.is_cuda() || plan.host().total_bytes() <= budget.host);
 }
 
 std::string describe_places(const model::ModelPlan& plan) {
@@ -216,62 +301,6 @@ std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing optio
             return spec::LayerPlan{spec::Keep::input, spec::Place::host};
     }
     return std::nullopt;
-}
-
-void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget) {
-    if (plan.request().device.is_cuda() && plan.host().total_bytes() > budget.host)
-        throw runtime_failure(
-            cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
-                memory::human_bytes(budget.host), " may be\n", plan.table_text()),
-            "Choose a gradient_checkpointing that keeps less or does not offload, less tokens a micro-batch, or fewer "
-            "layers in host memory (model.device_map); model.max_memory and the control group bound what may be taken. "
-            "A run with training.save_steps 0 and save_minutes 0 plans no copies for checkpoints.");
-    if (plan.total_bytes() <= budget.device) return;
-    // What would fit: try the usual remedies on the plan itself.
-    std::string advice = "Would fit:";
-    const model::ActivationSizes asked = plan.request().sizes;
-    const auto fits = [&](const model::ActivationSizes& sizes, const spec::RunPlan& run) {
-        model::ModelPlan other = plan;
-        other.set_sizes(sizes);
-        other.set_run(run);
-        return other.total_bytes() <= budget.device;
-    };
-    std::vector<std::string> remedies;
-    model::ActivationSizes sizes = asked;
-    spec::RunPlan run = plan.request().run;
-    const spec::RunPlan asked_run = run;
-    const auto without = [&](const auto& thrifty) {
-        return std::none_of(asked_run.layers.begin(), asked_run.layers.end(), thrifty);
-    };
-    const auto try_layers = [&] {
-        if (asked.training && fits(sizes, run))
-            remedies.push_back(cat("gradient_checkpointing ", name_of(run.layers.front())));
-    };
-    for (spec::LayerPlan& layer : run.layers) layer.keep = spec::Keep::input;
-    if (without([](const spec::LayerPlan& layer) { return layer.keep == spec::Keep::input; })) try_layers();
-    for (spec::LayerPlan& layer : run.layers) layer.activations_at = spec::Place::host;
-    if (remedies.empty() &&
-        without([](const spec::LayerPlan& layer) { return layer.activations_at == spec::Place::host; }))
-        try_layers();
-    for (int64_t divisor = 2; divisor <= 1024 && remedies.size() < 2; divisor *= 2) {
-        sizes.tokens = std::max<int64_t>(1, asked.tokens / divisor);
-        sizes.head_rows = std::max<int64_t>(1, asked.head_rows / divisor);
-        sizes.segments = std::max<int64_t>(1, asked.segments / divisor);
-        sizes.longest = std::min(sizes.longest, sizes.tokens);
-        run.head_tile = std::min(run.head_tile, sizes.head_rows);
-        if (fits(sizes, run))
-            remedies.push_back(
-                cat("at most ", sizes.tokens, " tokens a micro-batch (per_device_train_batch_size x max_seq_length), ",
-                    "more gradient_accumulation_steps instead",
-                    asked.training ? cat(", gradient_checkpointing ", name_of(run.layers.front())) : ""));
-    }
-    for (const std::string& remedy : remedies) advice += "\n    " + remedy;
-    if (remedies.empty())
-        advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
-    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ",
-                              memory::human_bytes(plan.total_bytes()), ", ", memory::human_bytes(budget.device),
-                              " may be taken\n", plan.table_text()),
-                          advice);
 }
 
 }  // namespace unsloth::train

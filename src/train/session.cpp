@@ -164,7 +164,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
     request.offload_embedding =
         config.hardware.offload_embedding ||
-        config::DeviceMap(config.model).embedding_on_host(device.is_cuda() ? device.index() : -1);
+        config::DeviceMap(config.model).embedding_on_host(device.is_cuda() ? std::max<int>(0, device.index()) : -1);
     request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;
     if (const auto& adapter = config.model.adapter_name_or_path)
         request.adapter = formats::resolve_model_path(*adapter).string();
@@ -278,7 +278,7 @@ LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedM
         plan.set_sizes(sizes);
     }
     choose_memory_use(loaded.config, plan);
-    require_memory(plan, budget);
+    require_memory(opened.file, plan, budget);
     result.model = std::make_unique<model::Model>(*result.ctx, plan.load(*result.ctx));
     return result;
 }

@@ -17,12 +17,13 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/planner/run_plan_text.h"
 #include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/run.h"
 #include "unsloth/spec/finite_sites.h"
+#include "unsloth/train/agreed_plan.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/learning_rate.h"
-#include "unsloth/train/memory_use.h"
 #include "unsloth/train/parallel.h"
 
 namespace unsloth::train {
@@ -59,9 +60,11 @@ report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const dat
         for (const memory::Entry& entry : part->entries()) groups[entry.group] += entry.bytes;
     groups["recorded passes"] = plan.recorded_bytes();
     std::erase_if(groups, [](const auto& group) { return group.second == 0; });
-    return {steps, plan.total_bytes(), {groups.begin(), groups.end()}, report::row_lengths(rows.size(), [&](int64_t i) {
-                return rows.tokens(i);
-            })};
+    return {steps,
+            plan.total_bytes(),
+            {groups.begin(), groups.end()},
+            report::row_lengths(rows.size(), [&](int64_t i) { return rows.tokens(i); }),
+            planner::run_plan_json(plan.request().run)};
 }
 
 }  // namespace
@@ -200,7 +203,8 @@ void Trainer::make_plan() {
     request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
     sizes.deterministic = config().training.deterministic;
     plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
-    choose_memory_use(config(), *plan_, config().training.gradient_accumulation_steps);
+    choose_together(config(), *plan_, config().training.gradient_accumulation_steps, group_.get(),
+                    resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "");
     const bool of_base = config().preference.reference == config::Reference::base;
     if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
         !plan_->lora()->modules_to_save.empty())
@@ -254,7 +258,14 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
 namespace {
 
 /// What the log says of a choice.
-std::string describe_layers(const spec::LayerPlan& layer) {
+std::string describe_layers(const spec::RunPlan& run) {
+    const spec::LayerPlan& layer = run.layers.front();
+    const auto kept_alike = [&](const spec::LayerPlan& other) {
+        return other.keep == layer.keep && other.activations_at == layer.activations_at;
+    };
+    if (!std::all_of(run.layers.begin(), run.layers.end(), kept_alike))
+        return cat("of the layers ", planner::describe_keep(run),
+                   ", in the words of gradient_checkpointing; what they do not keep is recomputed");
     const char* const what[] = {"every layer's activations",
                                 "every layer's activations but its MLP's; those are recomputed",
                                 "each layer's input and its attention's output; the rest is recomputed",
@@ -287,10 +298,17 @@ void Trainer::banner() const {
         log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");
     else
         log::info("steps      ", total_steps_);
-    log::info("keeps      ", describe_layers(plan_->request().run.layers.front()));
+    log::info("keeps      ", describe_layers(plan_->request().run));
     if (const std::string places = describe_places(*plan_); !places.empty())
         log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
                   " micro-batches at a time");
+    if (device_.is_cuda()) {
+        const Machine machine = machine_of(device_);
+        char predicted[64];
+        std::snprintf(predicted, sizeof predicted, "%.0f ms a step of full rows",
+                      predicted_step_ms(*plan_, machine.card, config().training.gradient_accumulation_steps));
+        log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
+    }
     log::info("memory plan\n", plan_->table_text());
     if (const auto doubt = doubt_learning_rate(config(), spec); doubt && leads()) log::warning(*doubt);
     if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
@@ -301,7 +319,7 @@ void Trainer::banner() const {
 }
 
 void Trainer::load() {
-    require_memory(*plan_, memory_budget(config(), device_));
+    require_memory(opened_.file, *plan_, memory_budget(config(), device_));
     ctx_ = make_context(config(), device_);
     model_ = std::make_unique<model::Model>(*ctx_, plan_->load(*ctx_, load_share(group_.get(), *plan_)));
     if (reference_rows_) score_references();
@@ -345,7 +363,7 @@ void Trainer::run() {
 void Trainer::run_together() {
     banner();
     if (config().training.max_steps == 0) {
-        require_memory(*plan_, memory_budget(config(), device_));
+        require_memory(opened_.file, *plan_, memory_budget(config(), device_));
         log::info("max_steps 0: everything is valid and planned; nothing was trained");
         return;
     }

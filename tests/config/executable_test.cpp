@@ -174,6 +174,8 @@ TEST_F(ExecutableWithEngine, EveryCommandReachesItsCall) {
     EXPECT_EQ(run(executable(), "score --path m --train_file t --out o.jsonl").out, "score o.jsonl\n");
     EXPECT_EQ(run(executable(), "generate --path m --prompt hello").out, "generate hello\n");
     EXPECT_EQ(run(executable(), "bench ops --batch 3").out, "bench 3\n");
+    EXPECT_EQ(run(executable(), "plan --path m --gpu H200").out, "plan H200\n");
+    EXPECT_EQ(run(executable(), "plan --path m --gpu 'too small'").exit_code, 4) << "a plan that does not fit";
 }
 
 TEST_F(ExecutableWithEngine, AMissingDependencyOfTheEngineIsNamed) {

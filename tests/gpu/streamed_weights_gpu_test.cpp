@@ -45,7 +45,10 @@ TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
             run.layers[i].weights_at = spec::Place::host;
         return run;
     };
+    // What a layer keeps is asked for: left to the program, it may move more layers so that others keep more.
     config::Config config;
+    config.training.gradient_checkpointing = config::GradientCheckpointing::full_offload;
+    config.hardware.weight_cache = config::WeightCache::off;
     const auto choose = [&](int64_t device, int64_t host) {
         config.model.max_memory = {{cat(static_cast<int>(request.device.index())), cat(device)}, {"cpu", cat(host)}};
         train::choose_memory_use(config, plan);
@@ -56,7 +59,11 @@ TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
     for (const std::size_t layers : {4, 5, 6}) {
         const int64_t enough = plan.estimate(moved(layers)).device;
         ASSERT_GT(plan.estimate(moved(layers - 1)).device, enough);
-        EXPECT_EQ(choose(enough, plenty), moved(layers)) << layers;
+        const spec::RunPlan chosen = choose(enough, plenty);
+        EXPECT_LE(plan.estimate(chosen).device, enough);
+        EXPECT_EQ(std::count_if(chosen.layers.begin(), chosen.layers.end(),
+                                [](const spec::LayerPlan& layer) { return layer.weights_at == spec::Place::host; }),
+                  static_cast<std::ptrdiff_t>(layers));
     }
     EXPECT_EQ(choose(1 << 20, plenty), moved(0)) << "nothing fits: require_memory says what";
 }

@@ -225,7 +225,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 3 * (free / per_token);
     const model::ModelPlan plan(file, request);
     try {
-        train::require_memory(plan, train::memory_budget({}, at::kCPU));
+        train::require_memory(file, plan, train::memory_budget({}, at::kCPU));
         FAIL() << memory::human_bytes(plan.total_bytes()) << " fit into " << memory::human_bytes(free);
     } catch (const Error& error) {
         const std::string text = error.what();
@@ -235,7 +235,7 @@ TEST(ModelPlan, APlanThatDoesNotFitSaysWhatWould) {
             EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
     }
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 256;
-    EXPECT_NO_THROW(train::require_memory(model::ModelPlan(file, request), train::memory_budget({}, at::kCPU)));
+    EXPECT_NO_THROW(train::require_memory(file, model::ModelPlan(file, request), train::memory_budget({}, at::kCPU)));
 }
 
 }  // namespace

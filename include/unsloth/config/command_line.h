@@ -29,6 +29,7 @@ enum class Command {
     merge,
     quantize,
     bench,
+    plan,
     doctor,
     watch,
     compare,
@@ -201,6 +202,7 @@ struct CommandLine {
     MergeRequest merge;
     QuantizeRequest quantize;
     BenchRequest bench;
+    PlanRequest plan;
     WatchRequest watch;
     CompareRunsRequest compare;
     ReportRequest report;

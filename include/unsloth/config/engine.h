@@ -94,6 +94,15 @@ struct LogitComparison {
     double top1 = 0;     ///< share of the tokens whose likeliest next token is the same
 };
 
+/// What a run would take on a GPU that need not be here.
+struct PlanRequest {
+    std::string gpu;         ///< name of a card or a .json file; empty: this machine's GPU, or one of `gpu_memory`
+    std::string gpu_memory;  ///< size of its memory ("24GiB"); empty: the card's own
+    int64_t gpu_memory_bytes = 0;  ///< what gpu_memory says
+    int64_t gpus = 1;              ///< of a machine, each with a process
+    bool json = false;
+};
+
 /// What `doctor` finds out about a device by using it.
 struct DeviceReport {
     std::string name;
@@ -117,6 +126,8 @@ class __attribute__((visibility("default"))) Engine {
     virtual void replay(const ReplayRequest& request) = 0;
     virtual LogitComparison compare_logits(const CompareRequest& request) = 0;
     virtual void bench(const LoadedConfig& loaded, const BenchRequest& request) = 0;
+    /// Prints the plan. False where nothing fits.
+    virtual bool plan(const LoadedConfig& loaded, const PlanRequest& request) = 0;
     /// Of each GPU, or of the CPU where there is none: takes about `seconds` each.
     virtual std::vector<DeviceReport> examine_devices(double seconds) = 0;
 };

@@ -38,6 +38,8 @@ struct Card {
 /// no such card.
 Card find_card(const std::string& name_or_file);
 std::vector<std::string> card_names();
+/// The built-in card whose memory is nearest to so many bytes; of several the newest.
+Card card_of_memory(int64_t bytes);
 /// The built-in card that the driver's name says; for one that is not among them the card of the next lower compute
 /// capability, with `name` kept. `known`: whether it was among them.
 Card card_of_driver(const std::string& name, double compute_capability, bool& known);

@@ -93,6 +93,7 @@ struct RunFacts {
     int64_t total_steps = 0, planned_bytes = 0;                   ///< 0: not known
     std::vector<std::pair<std::string, int64_t>> planned_groups;  ///< as in Run
     std::vector<int64_t> row_tokens;                              ///< as in Run
+    std::string run_plan = {};                                    ///< JSON (planner/run_plan_text.h); empty: not known
 };
 inline constexpr const char* facts_file = "run_facts.json";
 /// Those of the folder; what is missing there is not known.

@@ -12,6 +12,9 @@ void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequ
 /// Loss, perplexity and token accuracy of data.eval_file or data.eval_files, and of generated answers the share that
 /// is right; on stdout. Input Error for rows that are no prompts with answers, where those are asked for.
 void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequest& request);
+/// What a run would take of a GPU that need not be here, and how long its steps would be; printed as a table or as
+/// JSON. False where nothing fits. usage Error for a card that is not known.
+bool run_plan(const config::LoadedConfig& loaded, const config::PlanRequest& request);
 /// Runs a step that was skipped again, and says which layer was the first with a value that is not finite. Input Error
 /// for a file that is no anomaly's.
 void run_replay(const config::ReplayRequest& request);

@@ -3,9 +3,11 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "unsloth/config/config.h"
 #include "unsloth/model/loader.h"
+#include "unsloth/planner/card.h"
 
 namespace unsloth::train {
 
@@ -16,18 +18,41 @@ struct MemoryBudget {
 };
 MemoryBudget memory_budget(const config::Config& config, at::Device device);
 
+/// What a plan is made for: a device's rates, and what is free there.
+struct Machine {
+    planner::Card card;  ///< without meaning for a run on the CPU
+    bool known = true;   ///< whether the card's figures are its own
+    MemoryBudget free;
+};
+Machine machine_of(at::Device device);
+/// memory_budget() of a machine that need not be this one.
+MemoryBudget memory_budget(const config::Config& config, at::Device device, const MemoryBudget& free);
+
 /// What gradient_checkpointing asks for; nullopt: automatic.
 std::optional<spec::LayerPlan> layer_plan_of(config::GradientCheckpointing option);
 
-/// Sets what `config` leaves to the program: the first of the ways to keep activations, and to hold 4-bit weights, with
-/// which the plan takes no more than 90 % of the device's free memory. If none does, model.device_map auto takes as
-/// many layers as it must off the device, from the last on. Where layers do not lie there, so many of the step's
-/// `micro_batches` are in flight at a time as hide the copies, if they fit. Without any way that fits, the last one is
-/// set. usage Error for a map that cannot be followed.
-void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1);
+/// Sets what `config` leaves to the program. On a GPU: the plan with the least predicted time among those that take no
+/// more than 90 % of what is free, or what the configuration allows where that is less: for each layer what it keeps
+/// and where, and whether its 4-bit weights are expanded once (train/layer_costs.h). If none fits, model.device_map
+/// auto takes layers off the device too, with so many of the step's `micro_batches` in flight at a time as is fastest;
+/// what does not fit in host memory stays on the disk. On the CPU, and where a map says what lies where: the first of a
+/// few ways that fits. Without any way that fits, the last one is set. usage Error for a map that cannot be followed.
+void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches = 1,
+                       const std::optional<Machine>& machine = std::nullopt);
 
-/// Throws a runtime Error with the table and what would fit when the plan exceeds the budget.
-void require_memory(const model::ModelPlan& plan, const MemoryBudget& budget);
+/// The time that a step with the plan is predicted to take on a GPU, in ms.
+double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches);
+
+bool fits(const model::ModelPlan& plan, const MemoryBudget& budget);
+
+/// Changes with which the plan of `file` would fit, one line each and at most three: on a GPU those with which a token
+/// takes least time first. None where even a short row does not fit.
+std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
+                                  const MemoryBudget& budget, const planner::Card* card = nullptr);
+
+/// Throws a runtime Error with the table and the remedies when the plan exceeds the budget.
+void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
+                    const MemoryBudget& budget);
 
 /// "layers 8 to 31 in host memory, …" for the log; empty where all lie on the device.
 std::string describe_places(const model::ModelPlan& plan);

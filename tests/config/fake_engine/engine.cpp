@@ -43,6 +43,10 @@ class FakeEngine : public config::Engine {
     void bench(const config::LoadedConfig&, const config::BenchRequest& request) override {
         std::printf("bench %ld\n", static_cast<long>(request.batch));
     }
+    bool plan(const config::LoadedConfig&, const config::PlanRequest& request) override {
+        std::printf("plan %s\n", request.gpu.c_str());
+        return request.gpu != "too small";
+    }
     std::vector<config::DeviceReport> examine_devices(double) override { return {}; }
 };
 

@@ -1,0 +1,10 @@
+#include "app/commands.h"
+#include "app/engine_loader.h"
+
+namespace unsloth::app {
+
+bool run_plan(const config::CommandLine& line) {
+    return load_engine()->plan(line.loaded, line.plan);
+}
+
+}  // namespace unsloth::app

@@ -1,0 +1,71 @@
+#include "unsloth/formats/described_model.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "unsloth/core/files.h"
+#include "unsloth/core/temporary.h"
+
+namespace unsloth::formats {
+namespace {
+
+/// A checkpoint without tensors: a file that has a header and nothing else.
+Checkpoint empty_checkpoint() {
+    const Temporary folder(std::filesystem::temp_directory_path() / "unsloth-plan", Temporary::Kind::folder);
+    const std::filesystem::path file = folder.path() / "model.safetensors";
+    write_file_atomically(file, std::string("\x02\0\0\0\0\0\0\0{}", 10));
+    return Checkpoint::open(file.string());
+}
+
+/// Whether the quantiser takes the matrix: embeddings never, of the rest what is not listed (without a list: lm_head).
+bool is_taken(const spec::TensorRule& rule, const QuantizationConfig& quantization) {
+    if (!rule.may_be_quantised || rule.role == spec::TensorRole::embed_tokens) return false;
+    const std::vector<std::string> skipped =
+        quantization.llm_int8_skip_modules.value_or(std::vector<std::string>{"lm_head"});
+    return std::none_of(skipped.begin(), skipped.end(), [&](const std::string& module) {
+        return rule.hf_name.starts_with(module + ".") || rule.hf_name.find("." + module + ".") != std::string::npos;
+    });
+}
+
+/// What the sources of the file point to lives as long as the file.
+struct Described {
+    std::vector<TensorView> views;
+    WeightFile file;
+};
+
+}  // namespace
+
+std::shared_ptr<const WeightFile> describe_model(spec::ModelSpec spec, std::optional<QuantizationConfig> quantization) {
+    static constexpr uint8_t no_scales = 0;  // tells nested scales from plain ones; nobody reads it
+    std::vector<TensorView> views;
+    std::vector<TensorSource> sources;
+    for (spec::TensorRule& rule : spec::tensor_table(spec)) {
+        TensorView view;
+        view.name = rule.hf_name;
+        view.dtype = spec.dtype;
+        view.shape = rule.shape;
+        TensorSource source;
+        const bool taken = quantization && is_taken(rule, *quantization);
+        if (taken && quantization->load_in_4bit) {
+            view.dtype = spec::DType::u8;
+            source.quant4.emplace().view.rows = rule.shape[0];
+            source.quant4->view.cols = rule.shape[1];
+            if (quantization->bnb_4bit_use_double_quant) source.quant4->view.absmax_u8 = &no_scales;
+        } else if (taken && quantization->load_in_8bit) {
+            view.dtype = spec::DType::i8;
+            source.int8.emplace().rows = rule.shape[0];
+            source.int8->cols = rule.shape[1];
+        }
+        source.rule = std::move(rule);
+        views.push_back(std::move(view));
+        sources.push_back(std::move(source));
+    }
+    for (std::size_t i = 0; i < sources.size(); ++i) sources[i].tensor = &views[i];
+    const auto described = std::make_shared<const Described>(
+        Described{std::move(views),
+                  {std::move(spec), std::move(quantization), empty_checkpoint(), ModelTensors(std::move(sources))}});
+    return {described, &described->file};
+}
+
+}  // namespace unsloth::formats

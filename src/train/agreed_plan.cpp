@@ -1,0 +1,61 @@
+#include "unsloth/train/agreed_plan.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "unsloth/config/device_map.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/planner/run_plan_text.h"
+
+namespace unsloth::train {
+namespace {
+
+/// What every rank has.
+MemoryBudget least_free(const MemoryBudget& own, comm::Group& group) {
+    MemoryBudget least = own;
+    for (const std::string& text : group.gather(cat(own.device, " ", own.host), "the comparison of free memory")) {
+        MemoryBudget other;
+        if (!(std::istringstream(text) >> other.device >> other.host)) continue;
+        least.device = std::min(least.device, other.device);
+        least.host = std::min(least.host, other.host);
+    }
+    return least;
+}
+
+/// Whether the plan of an earlier part of the run is taken.
+bool keep_before(const config::Config& config, model::ModelPlan& plan, const MemoryBudget& free,
+                 const std::string& before) {
+    std::optional<spec::RunPlan> run = planner::parse_run_plan(before);
+    const bool automatic = config.training.gradient_checkpointing == config::GradientCheckpointing::automatic &&
+                           config.hardware.weight_cache == config::WeightCache::automatic &&
+                           config::DeviceMap(config.model).automatic();
+    if (!run || !automatic || static_cast<int64_t>(run->layers.size()) != plan.spec().num_layers) return false;
+    run->head_tile = plan.request().run.head_tile;
+    const spec::MemoryNeed need = plan.estimate(*run);
+    const MemoryBudget budget = memory_budget(config, plan.request().device, free);
+    if (need.device > budget.device || (plan.request().device.is_cuda() && need.host > budget.host)) {
+        log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
+        return false;
+    }
+    plan.set_run(*std::move(run));
+    return true;
+}
+
+}  // namespace
+
+void choose_together(const config::Config& config, model::ModelPlan& plan, int64_t micro_batches, comm::Group* group,
+                     const std::string& before) {
+    Machine machine = machine_of(plan.request().device);
+    if (group != nullptr) machine.free = least_free(machine.free, *group);
+    if (!machine.known)
+        log::info("the rates of ", machine.card.name, " are not known; the plan is made with those of a card like it");
+    if (!keep_before(config, plan, machine.free, before)) choose_memory_use(config, plan, micro_batches, machine);
+    if (group == nullptr) return;
+    const std::string own = planner::run_plan_json(plan.request().run),
+                      first = group->gather(own, "the comparison of plans")[0];
+    if (first == own) return;
+    if (std::optional<spec::RunPlan> run = planner::parse_run_plan(first)) plan.set_run(*std::move(run));
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,159 @@
+#include "unsloth/train/layer_costs.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::train {
+namespace {
+
+const spec::LayerPlan thrifty{spec::Keep::input};
+
+/// A layer's choices as a number.
+int key_of(const spec::LayerPlan& layer) {
+    return static_cast<int>(layer.keep) + 4 * static_cast<int>(layer.activations_at) + 16 * (layer.cached ? 1 : 0) +
+           32 * static_cast<int>(layer.weights_at);
+}
+
+planner::StepWork work_of(const model::ModelPlan& plan, int64_t micro_batches) {
+    const model::LoadRequest& request = plan.request();
+    planner::StepWork work;
+    work.model = plan.spec();
+    work.tokens = std::max<int64_t>(1, request.sizes.tokens);
+    work.longest = std::clamp<int64_t>(request.sizes.longest, 1, work.tokens);
+    work.head_rows = std::max<int64_t>(1, request.sizes.head_rows);
+    work.micro_batches = micro_batches;
+    if (plan.table() != nullptr) work.trained_parameters = plan.table()->trainable_elements();
+    work.adapters = request.finetuning_type == config::FinetuningType::lora;
+    work.in_4bit = holds_4bit(plan);
+    work.fp8 = request.fp8;
+    work.trains_head = !work.adapters || (request.lora && !request.lora->modules_to_save.empty());
+    return work;
+}
+
+}  // namespace
+
+bool holds_4bit(const model::ModelPlan& plan) {
+    const model::LoadRequest& request = plan.request();
+    if (request.fp8 || request.finetuning_type != config::FinetuningType::lora) return false;
+    return plan.tensors().quantised_linears() > 0 || (request.load_in_4bit && plan.tensors().int8_linears() == 0);
+}
+
+LayerCosts::LayerCosts(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches,
+                       int64_t in_flight)
+    : plan_(plan),
+      in_flight_(in_flight),
+      layers_(plan.spec().num_layers),
+      time_(card, work_of(plan, micro_batches)),
+      thrifty_(estimate(thrifty, layers_)) {}
+
+spec::RunPlan LayerCosts::with(const std::vector<spec::LayerPlan>& layers) const {
+    spec::RunPlan run = plan_.request().run;
+    run.layers = layers;
+    run.in_flight = in_flight_;
+    return run;
+}
+
+/// Of a plan in which so many layers, from the lowest, are as `most` and the others thrifty.
+spec::MemoryNeed LayerCosts::estimate(const spec::LayerPlan& most, int64_t layers_of_it) const {
+    std::vector<spec::LayerPlan> layers(static_cast<std::size_t>(layers_), thrifty);
+    std::fill(layers.begin(), layers.begin() + layers_of_it, most);
+    return plan_.estimate(with(layers));
+}
+
+/// What a layer takes more than a thrifty one: what activations and weights take adds up, so that each is asked for
+/// alone. Between four and eight layers, since the first ones bring buffers that all share.
+spec::MemoryNeed LayerCosts::beyond_thrifty(const spec::LayerPlan& layer) {
+    const bool activations = layer.keep != thrifty.keep || layer.activations_at != thrifty.activations_at,
+               weights = layer.cached || layer.weights_at != spec::Place::device;
+    if (activations && weights) {
+        const spec::MemoryNeed kept = beyond_thrifty({layer.keep, layer.activations_at}),
+                               held = beyond_thrifty(
+                                   {thrifty.keep, thrifty.activations_at, layer.cached, layer.weights_at});
+        return {kept.device + held.device, kept.host + held.host};
+    }
+    if (!activations && !weights) return {};
+    const auto [at, fresh] = slopes_.try_emplace(key_of(layer));
+    if (fresh) {
+        const int64_t many = std::min<int64_t>(8, layers_), few = many / 2;
+        const spec::MemoryNeed more = estimate(layer, many), less = few > 0 ? estimate(layer, few) : thrifty_;
+        at->second = {(more.device - less.device) / (many - few), (more.host - less.host) / (many - few)};
+    }
+    return at->second;
+}
+
+planner::LayerOption LayerCosts::option(const spec::LayerPlan& layer) {
+    const spec::MemoryNeed own = beyond_thrifty({layer.keep, layer.activations_at});
+    planner::MovedBytes moved;
+    if (layer.activations_at == spec::Place::host) moved.activations = own.host / in_flight_;
+    if (layer.weights_at != spec::Place::device)  // of the disk's layers the host's say how large they are
+        moved.weights = beyond_thrifty({thrifty.keep, thrifty.activations_at, false, spec::Place::host}).host;
+    return {layer, beyond_thrifty(layer), time_.layer(layer, moved, in_flight_)};
+}
+
+/// Beside the layers' own bytes, where so many options share the layers: what a plan with as many layers in each takes.
+spec::MemoryNeed LayerCosts::shared(const std::vector<planner::LayerOption>& options, uint64_t used) {
+    std::vector<int64_t> counts(options.size(), 0);
+    std::vector<std::size_t> in_use;
+    for (std::size_t i = 0; i < options.size(); ++i)
+        if ((used >> i & 1) != 0) in_use.push_back(i);
+    for (int64_t layer = 0; layer < layers_; ++layer) ++counts[in_use[static_cast<std::size_t>(layer) % in_use.size()]];
+    spec::MemoryNeed need = plan_.estimate(with(planner::arrange(options, counts)));
+    for (std::size_t i = 0; i < options.size(); ++i) {
+        need.device -= counts[i] * options[i].bytes.device;
+        need.host -= counts[i] * options[i].bytes.host;
+    }
+    return need;
+}
+
+std::optional<spec::RunPlan> LayerCosts::solve(const std::vector<spec::LayerPlan>& ways,
+                                               const std::vector<WeightForm>& forms, const spec::MemoryNeed& budget) {
+    planner::Problem problem;
+    problem.layers = layers_;
+    for (const spec::LayerPlan& way : ways)
+        for (const WeightForm& form : forms)
+            problem.options.push_back(option({way.keep, way.activations_at, form.cached, form.at}));
+    std::map<uint64_t, spec::MemoryNeed> known;
+    problem.shared = [&](uint64_t used) {
+        const auto [at, fresh] = known.try_emplace(used);
+        if (fresh) at->second = shared(problem.options, used);
+        return at->second;
+    };
+    problem.least_shared = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};
+    for (std::size_t i = 0; i < problem.options.size(); ++i) {  // layers that are all alike share least
+        const spec::MemoryNeed alone = problem.shared(uint64_t{1} << i);
+        problem.least_shared.device = std::min(problem.least_shared.device, alone.device);
+        problem.least_shared.host = std::min(problem.least_shared.host, alone.host);
+    }
+    problem.budget = budget;
+    // What a plan really takes may be a little more than what the parts say: then with as much less.
+    for (int attempt = 0; attempt < 8; ++attempt) {
+        const std::optional<planner::Solution> found = planner::solve(problem);
+        if (!found) return std::nullopt;
+        spec::RunPlan run = with(planner::arrange(problem.options, found->counts));
+        const spec::MemoryNeed need = plan_.estimate(run);
+        if (need.device <= budget.device && need.host <= budget.host) return run;
+        problem.budget.device -= std::max<int64_t>(0, need.device - budget.device);
+        problem.budget.host -= std::max<int64_t>(0, need.host - budget.host);
+    }
+    return std::nullopt;
+}
+
+double LayerCosts::step_ms(const spec::RunPlan& run) {
+    std::vector<planner::LayerOption> options;
+    std::vector<int64_t> counts;
+    for (const spec::LayerPlan& layer : run.layers) {
+        const auto found = std::find_if(options.begin(), options.end(),
+                                        [&](const planner::LayerOption& option) { return option.plan == layer; });
+        if (found == options.end()) {
+            options.push_back(option(layer));
+            counts.push_back(1);
+        } else {
+            ++counts[static_cast<std::size_t>(found - options.begin())];
+        }
+    }
+    return time_.step_ms(planner::layers_ms(options, counts));
+}
+
+}  // namespace unsloth::train

@@ -1,0 +1,146 @@
+// What would fit where a plan does not.
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+#include "unsloth/train/memory_use.h"
+
+namespace unsloth::train {
+namespace {
+
+/// A change of a request, in the words of the options.
+struct Remedy {
+    std::string text;
+    model::LoadRequest request;
+};
+
+std::vector<Remedy> all_remedies(const model::ModelPlan& plan) {
+    const model::LoadRequest& asked = plan.request();
+    const bool lora = asked.finetuning_type == config::FinetuningType::lora, gpu = asked.device.is_cuda();
+    std::vector<Remedy> all;
+    const auto add = [&](const std::string& text, const auto& change) {
+        Remedy remedy{text, asked};
+        change(remedy.request);
+        all.push_back(std::move(remedy));
+    };
+    const auto each_layer = [](model::LoadRequest& request, const auto& change) {
+        for (spec::LayerPlan& layer : request.run.layers) change(layer);
+    };
+    const auto thrifty = [&](model::LoadRequest& request) {
+        each_layer(request, [&](spec::LayerPlan& layer) {
+            layer.keep = spec::Keep::input;
+            layer.cached = false;
+            if (gpu) layer.activations_at = spec::Place::host;
+        });
+    };
+    const auto keeping = [&](const std::string& words) {
+        return asked.trains ? cat(", gradient_checkpointing ", words) : std::string();
+    };
+    const std::string in_host_memory = "layers in host memory (model.device_map {\"model.layers\": \"cpu\", …})";
+    const auto move_layers = [&](model::LoadRequest& request) {
+        each_layer(request, [](spec::LayerPlan& layer) { layer.weights_at = spec::Place::host; });
+    };
+    const bool can_move = gpu && lora && !asked.fp8;
+    const std::string thrifty_words = gpu ? "full+offload" : "full";
+    if (asked.trains)
+        for (const spec::LayerPlan way : {spec::LayerPlan{spec::Keep::but_mlp},
+                                          {spec::Keep::input},
+                                          {spec::Keep::but_mlp, spec::Place::host},
+                                          {spec::Keep::input, spec::Place::host}}) {
+            if (!gpu && way.activations_at == spec::Place::host) continue;
+            add(cat("gradient_checkpointing ", name_of(way), gpu ? ", weight_cache off" : ""),
+                [&](model::LoadRequest& request) {
+                    each_layer(request, [&](spec::LayerPlan& layer) {
+                        layer.keep = way.keep;
+                        layer.activations_at = way.activations_at;
+                        layer.cached = false;
+                    });
+                });
+        }
+    if (can_move)
+        add(cat(in_host_memory, keeping(thrifty_words)), [&](model::LoadRequest& request) {
+            thrifty(request);
+            move_layers(request);
+        });
+    if (lora && !asked.load_in_4bit && plan.tensors().quantised_linears() == 0 && plan.tensors().int8_linears() == 0)
+        add(cat("model.load_in_4bit true", keeping(thrifty_words)), [&](model::LoadRequest& request) {
+            thrifty(request);
+            request.load_in_4bit = true;
+        });
+    if (gpu && !asked.offload_embedding)
+        add(cat("hardware.offload_embedding true", keeping(thrifty_words)), [&](model::LoadRequest& request) {
+            thrifty(request);
+            request.offload_embedding = true;
+        });
+    if (asked.trains && asked.optim == config::Optimizer::adamw_torch)
+        add(cat("optim adamw_8bit", keeping(thrifty_words)), [&](model::LoadRequest& request) {
+            thrifty(request);
+            request.optim = config::Optimizer::adamw_8bit;
+        });
+    for (const bool moved : {false, true})
+        for (int64_t divisor = 2; divisor <= 1024 && (!moved || can_move); divisor *= 2) {
+            const int64_t tokens = std::max<int64_t>(1, asked.sizes.tokens / divisor);
+            add(cat("at most ", tokens,
+                    " tokens a micro-batch (per_device_train_batch_size x max_seq_length), more "
+                    "gradient_accumulation_steps instead",
+                    moved ? ", " + in_host_memory : "", keeping(thrifty_words)),
+                [&](model::LoadRequest& request) {
+                    thrifty(request);
+                    if (moved) move_layers(request);
+                    model::ActivationSizes& sizes = request.sizes;
+                    sizes.tokens = tokens;
+                    sizes.head_rows = std::max<int64_t>(1, sizes.head_rows / divisor);
+                    sizes.segments = std::max<int64_t>(1, sizes.segments / divisor);
+                    sizes.longest = std::min(sizes.longest, sizes.tokens);
+                    request.run.head_tile = std::min(request.run.head_tile, sizes.head_rows);
+                });
+        }
+    return all;
+}
+
+}  // namespace
+
+std::vector<std::string> remedies(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
+                                  const MemoryBudget& budget, const planner::Card* card) {
+    constexpr std::size_t most = 3;
+    std::vector<std::pair<double, std::string>> found;  // by the time of a token
+    int fewer_tokens = 0;
+    for (const Remedy& remedy : all_remedies(plan)) {
+        const bool fewer = remedy.request.sizes.tokens < plan.request().sizes.tokens;
+        if (fewer && fewer_tokens == 2) continue;
+        const model::ModelPlan other(file, remedy.request);
+        if (!fits(other, budget)) continue;
+        fewer_tokens += fewer;
+        const double ms = card != nullptr && other.request().trains ? predicted_step_ms(other, *card, 1) : 0;
+        found.emplace_back(ms / static_cast<double>(std::max<int64_t>(1, other.request().sizes.tokens)), remedy.text);
+    }
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<std::string> texts;
+    for (const auto& [ms, text] : found)
+        if (texts.size() < most) texts.push_back(text);
+    return texts;
+}
+
+void require_memory(const std::shared_ptr<const formats::WeightFile>& file, const model::ModelPlan& plan,
+                    const MemoryBudget& budget) {
+    if (plan.request().device.is_cuda() && plan.host().total_bytes() > budget.host)
+        throw runtime_failure(
+            cat("not enough host memory: ", memory::human_bytes(plan.host().total_bytes()), " would be page-locked, ",
+                memory::human_bytes(budget.host), " may be\n", plan.table_text()),
+            "Choose a gradient_checkpointing that keeps less or does not offload, less tokens a micro-batch, or fewer "
+            "layers in host memory (model.device_map); model.max_memory and the control group bound what may be taken. "
+            "A run with training.save_steps 0 and save_minutes 0 plans no copies for checkpoints.");
+    if (plan.total_bytes() <= budget.device) return;
+    std::optional<Machine> machine;
+    if (plan.request().device.is_cuda()) machine = machine_of(plan.request().device);
+    std::string advice = "Would fit:";
+    const std::vector<std::string> found = remedies(file, plan, budget, machine ? &machine->card : nullptr);
+    for (const std::string& remedy : found) advice += "\n    " + remedy;
+    if (found.empty())
+        advice = "Not even a single short row would fit: use a smaller or 4-bit model, or a larger device.";
+    throw runtime_failure(cat("not enough memory on ", plan.request().device.str(), ": the plan needs ",
+                              memory::human_bytes(plan.total_bytes()), ", ", memory::human_bytes(budget.device),
+                              " may be taken\n", plan.table_text()),
+                          advice);
+}
+
+}  // namespace unsloth::train

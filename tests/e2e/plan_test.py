@@ -1,0 +1,135 @@
+"""`unsloth-train plan`: what a run would take of a GPU that is not here."""
+
+import time
+
+from support import *
+
+SMALL_GPUS = SOURCE / "configs" / "small-gpus"
+# configuration: shape, memory of the card
+ACCEPTED = {
+    "mistral-7b-24-gib": ("mistral-7b", "24GiB"),
+    "llama-8b-24-gib-2k": ("llama-3.1-8b", "24GiB"),
+    "llama-8b-24-gib-8k": ("llama-3.1-8b", "24GiB"),
+    "llama-8b-24-gib-32k": ("llama-3.1-8b", "24GiB"),
+    "qwen3-14b-24-gib": ("qwen3-14b", "24GiB"),
+    "llama-8b-8-gib": ("llama-3.1-8b", "8GiB"),
+    "llama-70b-24-gib": ("llama-3.1-70b", "24GiB"),
+}
+HOST = ["--max_memory", '{"cpu": "200GiB"}']
+
+
+class Plan(EndToEnd):
+    def plan(self, *arguments):
+        return json.loads(self.succeed("plan", *arguments, "--json").out)
+
+    def test_the_configurations_for_small_gpus_fit(self):
+        self.assertEqual({path.stem for path in SMALL_GPUS.glob("*.json")}, set(ACCEPTED))
+        for name, (shape, memory) in ACCEPTED.items():
+            host = [] if "70b" in name else HOST
+            plan = self.plan(
+                "--config", SMALL_GPUS / f"{name}.json", "--model.path", shape, "--gpu_memory", memory, *host
+            )
+            self.assertTrue(plan["fits"], name)
+            self.assertLessEqual(plan["total_bytes"], plan["budget_bytes"], name)
+            self.assertLessEqual(plan["host_bytes"], plan["host_budget_bytes"], name)
+            self.assertGreater(plan["predicted_tokens_per_second"], 0, name)
+
+    def test_a_plan_says_what_the_interface_promises(self):
+        plan = self.plan(
+            "--model.path",
+            "llama-3.1-8b",
+            "--gpu",
+            "H200",
+            "--per_device_train_batch_size",
+            8,
+            "--gradient_accumulation_steps",
+            1,
+            *HOST,
+        )
+        for key in (
+            "fits",
+            "total_bytes",
+            "device",
+            "host_bytes",
+            "disk_bytes",
+            "layers",
+            "micro_tokens",
+            "predicted_step_ms",
+            "predicted_tokens_per_second",
+            "largest",
+            "remedies",
+        ):
+            self.assertIn(key, plan)
+        self.assertEqual(len(plan["layers"]), 32)
+        layer = {
+            "keep": "everything",
+            "activations_at": "device",
+            "weights_at": "device",
+            "form": "bf16",
+            "cached": True,
+        }
+        self.assertEqual(plan["layers"][0], layer)
+        self.assertEqual(plan["micro_tokens"], 8 * 2048)
+        self.assertEqual(sum(plan["device"].values()), plan["total_bytes"])
+        self.assertAlmostEqual(
+            plan["predicted_tokens_per_second"] * plan["predicted_step_ms"] / 1000, 8 * 2048, delta=1
+        )
+        self.assertGreaterEqual(plan["largest"]["batch"], 8)
+        self.assertGreaterEqual(plan["largest"]["seq"], 131072)
+        text = self.succeed("plan", "--model.path", "llama-3.1-8b", "--gpu", "H200", *HOST).out
+        for words in ("NVIDIA H200", "tokens/s", "in all", "at most"):
+            self.assertIn(words, text)
+
+    def test_a_config_json_is_enough_and_takes_no_second(self):
+        folder = self.folder / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(LLAMA | {"torch_dtype": "bfloat16"}))
+        arguments = ("--model.path", folder, "--gpu", "rtx 4090", "--max_seq_length", 64, *HOST)
+        self.plan(*arguments)  # the libraries are in the page cache from here on
+        start = time.monotonic()
+        plan = self.plan(*arguments)
+        self.assertLess(time.monotonic() - start, 10)  # 0.8 s where nothing else runs
+        self.assertFalse(plan["measured"])
+
+    def test_less_memory_is_another_plan(self):
+        arguments = ("--model.path", "llama-3.1-8b", "--gpu", "H200", "--per_device_train_batch_size", 8, *HOST)
+        roomy, tight = self.plan(*arguments), self.plan(*arguments, "--max_memory_gib", 10)
+        self.assertLessEqual(tight["total_bytes"], 10 * 2**30)
+        self.assertLess(tight["predicted_tokens_per_second"], roomy["predicted_tokens_per_second"])
+        self.assertIn("host", {layer["activations_at"] for layer in tight["layers"]})
+        two = self.plan(*arguments, "--gpus", 2)
+        self.assertAlmostEqual(
+            two["predicted_tokens_per_second"], 2 * 0.998 * roomy["predicted_tokens_per_second"], delta=1
+        )
+
+    def test_where_nothing_fits_it_says_what_would(self):
+        device_map = json.dumps({"model": 0, "lm_head": 0})
+        result = self.fail_with(
+            RUNTIME,
+            [],
+            "plan",
+            "--model.path",
+            "llama-3.1-8b",
+            "--gpu_memory",
+            "6GiB",
+            "--device_map",
+            device_map,
+            *HOST,
+            "--json",
+        )
+        plan = json.loads(result.out)
+        self.assertFalse(plan["fits"])
+        self.assertTrue(1 <= len(plan["remedies"]) <= 3, plan["remedies"])
+
+    def test_what_it_refuses(self):
+        for arguments, words in {
+            ("--gpu", "voodoo"): "NVIDIA H200",
+            ("--gpu_memory", "much"): "gpu_memory",
+            ("--gpu_memory", "100MiB"): "driver",
+        }.items():
+            self.fail_with(USAGE, [words], "plan", "--model.path", "llama-3.1-8b", *arguments)
+        self.fail_with(INPUT, ["config.json"], "plan", "--model.path", "org/absent", "--gpu", "H200")
+
+
+if __name__ == "__main__":
+    main()

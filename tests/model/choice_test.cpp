@@ -1,0 +1,191 @@
+// The plan that is chosen for a GPU that is not here, of a model whose weights are not here.
+#include <algorithm>
+
+#include "model/support.h"
+#include "unsloth/formats/described_model.h"
+#include "unsloth/planner/run_plan_text.h"
+#include "unsloth/spec/shapes.h"
+#include "unsloth/train/agreed_plan.h"
+
+namespace unsloth {
+namespace {
+
+using namespace test;
+
+constexpr int64_t gib = int64_t{1} << 30;
+
+model::LoadRequest request_of(int64_t rows, int64_t length) {
+    model::LoadRequest request;
+    request.device = at::kCUDA;  // without an index: one that is not here
+    request.dtype = at::kBFloat16;
+    request.trains = true;
+    request.lora = spec::LoraSpec{};
+    request.lora->target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+    request.lora->r = 16;
+    request.sizes.tokens = request.sizes.head_rows = rows * length;
+    request.sizes.segments = rows;
+    request.sizes.longest = length;
+    request.run.head_tile = 1024;
+    return request;
+}
+
+std::shared_ptr<const formats::WeightFile> shape(const std::string& name) {
+    return formats::describe_model(spec::builtin_shape(name));
+}
+
+train::Machine machine(double device_gib, double host_gib) {
+    return {planner::find_card("H200"),
+            true,
+            {static_cast<int64_t>(device_gib * gib), static_cast<int64_t>(host_gib * gib)}};
+}
+
+struct Chosen {
+    spec::RunPlan run;
+    int64_t bytes = 0, host = 0;
+    double ms = 0;
+};
+
+Chosen choose(model::ModelPlan plan, const train::Machine& where, const config::Config& config = {},
+              int64_t micro_batches = 1) {
+    train::choose_memory_use(config, plan, micro_batches, where);
+    return {plan.request().run, plan.total_bytes(), plan.host().total_bytes(),
+            train::predicted_step_ms(plan, where.card, micro_batches)};
+}
+
+Chosen with(config::GradientCheckpointing keep, const model::ModelPlan& plan, const train::Machine& where) {
+    config::Config config;
+    config.training.gradient_checkpointing = keep;
+    return choose(plan, where, config);
+}
+
+TEST(Choice, IsFasterThanAnyOneWayForAllLayers) {
+    const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
+    for (const double budget : {10.0, 24.0, 40.0}) {
+        config::Config config;
+        config.training.max_memory_gib = budget;
+        const train::Machine where = machine(130, 200);
+        const Chosen best = choose(plan, where, config);
+        EXPECT_LE(best.bytes, static_cast<int64_t>(budget * gib));
+        EXPECT_GT(best.bytes, static_cast<int64_t>(0.9 * budget * gib)) << planner::describe_keep(best.run);
+        for (const auto keep : {config::GradientCheckpointing::none, config::GradientCheckpointing::mlp,
+                                config::GradientCheckpointing::attention, config::GradientCheckpointing::full,
+                                config::GradientCheckpointing::mlp_offload, config::GradientCheckpointing::none_offload,
+                                config::GradientCheckpointing::full_offload}) {
+            config.training.gradient_checkpointing = keep;
+            const Chosen alike = choose(plan, where, config);
+            if (alike.bytes > static_cast<int64_t>(budget * gib)) continue;
+            EXPECT_LT(best.ms, 1.001 * alike.ms) << budget << " GiB: " << planner::describe_keep(best.run)
+                                                 << " against " << planner::describe_keep(alike.run);
+        }
+    }
+}
+
+TEST(Choice, TakesWhatWasAskedFor) {
+    const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
+    const Chosen asked = with(config::GradientCheckpointing::mlp_offload, plan, machine(130, 200));
+    EXPECT_EQ(planner::describe_keep(asked.run), "mlp+offload");
+    const Chosen roomy = choose(plan, machine(130, 200));
+    EXPECT_EQ(planner::describe_keep(roomy.run), "none");
+    for (const spec::LayerPlan& layer : roomy.run.layers) EXPECT_TRUE(layer.cached);
+    config::Config config;
+    config.hardware.weight_cache = config::WeightCache::off;
+    for (const spec::LayerPlan& layer : choose(plan, machine(130, 200), config).run.layers) EXPECT_FALSE(layer.cached);
+}
+
+TEST(Choice, KeepsWithinHostMemory) {
+    const model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
+    config::Config config;
+    config.training.max_memory_gib = 12;
+    const Chosen plenty = choose(plan, machine(130, 200), config), little = choose(plan, machine(130, 4), config);
+    EXPECT_GT(plenty.host, 4 * gib);
+    EXPECT_LE(little.host, 4 * gib);
+    EXPECT_LE(little.bytes, 12 * gib);
+    EXPECT_GT(little.ms, plenty.ms);
+}
+
+TEST(Choice, MovesLayersOffTheDeviceWhereTheyMust) {
+    const Chosen large = choose(model::ModelPlan(shape("llama-3.1-70b"), request_of(4, 2048)), machine(23, 64));
+    EXPECT_LE(large.bytes, static_cast<int64_t>(0.97 * 23 * gib));
+    EXPECT_LE(large.host, 64 * gib);
+    int64_t moved = 0;
+    for (const spec::LayerPlan& layer : large.run.layers) moved += layer.weights_at == spec::Place::host;
+    EXPECT_GT(moved, 0);
+}
+
+TEST(Choice, MovesAsFewLayersAsItMustAndMoreWhereThatIsFaster) {
+    model::ModelPlan plan(shape("llama-3.2-1b"), request_of(2, 512));
+    const auto all = static_cast<std::size_t>(plan.spec().num_layers);
+    const train::Machine where = machine(130, 64);
+    for (const std::size_t layers : {std::size_t{3}, std::size_t{9}, all}) {
+        spec::RunPlan moved = plan.request().run;
+        moved.layers.assign(all, {spec::Keep::input, spec::Place::host});
+        for (std::size_t i = all - layers; i < all; ++i) moved.layers[i].weights_at = spec::Place::host;
+        config::Config config;
+        config.model.max_memory = {{"0", cat(plan.estimate(moved).device)}};
+        const Chosen any = choose(plan, where, config);
+        EXPECT_LE(any.bytes, plan.estimate(moved).device);
+        config.training.gradient_checkpointing = config::GradientCheckpointing::full_offload;
+        config.hardware.weight_cache = config::WeightCache::off;
+        const Chosen thrifty = choose(plan, where, config);
+        EXPECT_EQ(std::count_if(thrifty.run.layers.begin(), thrifty.run.layers.end(),
+                                [](const spec::LayerPlan& layer) { return layer.weights_at == spec::Place::host; }),
+                  static_cast<std::ptrdiff_t>(layers));
+        EXPECT_LT(any.ms, 1.001 * thrifty.ms) << planner::describe_keep(any.run);
+    }
+}
+
+TEST(Choice, WithoutAnyThatFitsSaysWhatWould) {
+    config::Config config;
+    config.model.device_map = R"({"model": 0, "lm_head": 0})";
+    model::ModelPlan plan(shape("llama-3.1-8b"), request_of(8, 2048));
+    const train::Machine where = machine(6, 64);
+    train::choose_memory_use(config, plan, 1, where);
+    const train::MemoryBudget budget = train::memory_budget(config, at::kCUDA, where.free);
+    ASSERT_FALSE(train::fits(plan, budget));
+    const std::vector<std::string> remedies = train::remedies(shape("llama-3.1-8b"), plan, budget, &where.card);
+    ASSERT_FALSE(remedies.empty());
+    EXPECT_LE(remedies.size(), 3U);
+    std::string all;
+    for (const std::string& remedy : remedies) all += remedy + "\n";
+    EXPECT_NE(all.find("layers in host memory"), std::string::npos) << all;
+}
+
+/// A run that goes on keeps the plan that it began with, which need not be what would be chosen now.
+TEST(Choice, ARunThatGoesOnKeepsItsPlan) {
+    UNSLOTH_NEEDS_XZ();
+    model::LoadRequest request = request_of(2, 64);
+    request.device = at::kCPU;
+    request.dtype = at::kFloat;
+    const auto file = std::make_shared<const formats::WeightFile>(
+        formats::WeightFile::open(model_folder("small_llama/bf16").string()));
+    model::ModelPlan plan(file, request);
+    spec::RunPlan before = plan.request().run;
+    for (spec::LayerPlan& layer : before.layers) layer.keep = spec::Keep::input;
+    const std::string text = planner::run_plan_json(before);
+    config::Config config;
+    const auto kept = [&](const std::string& earlier) {
+        train::choose_together(config, plan, 1, nullptr, earlier);
+        return planner::describe_keep(plan.request().run);
+    };
+    EXPECT_EQ(kept(""), "none");
+    EXPECT_EQ(kept(text), "full");
+    EXPECT_EQ(kept("no plan"), "none");
+    config.training.gradient_checkpointing = config::GradientCheckpointing::mlp;
+    EXPECT_EQ(kept(text), "mlp") << "what the configuration says holds";
+}
+
+/// What is planned of a description is what is planned of the file.
+TEST(Choice, ADescriptionPlansAsTheFileDoes) {
+    UNSLOTH_NEEDS_XZ();
+    for (const char* name : {"small_llama/bf16", "small_llama/nf4_dq", "qwen3"}) {
+        const auto file =
+            std::make_shared<const formats::WeightFile>(formats::WeightFile::open(model_folder(name).string()));
+        const auto described = formats::describe_model(file->spec, file->quantization);
+        const model::ModelPlan real(file, request_of(2, 64)), from_config(described, request_of(2, 64));
+        EXPECT_EQ(from_config.total_bytes(), real.total_bytes()) << name;
+        EXPECT_EQ(from_config.table_text(), real.table_text()) << name;
+    }
+}
+
+}  // namespace
+}  // namespace unsloth
