@@ -200,11 +200,12 @@ RowFormatter::RowFormatter(config::DataFormat format, const RowOptions& options,
             cat("training.objective dpo and orpo learn from pairs of answers, and the rows are of format ",
                 format_name(format)),
             "Rows of pairs are {prompt, chosen, rejected}; data.columns renames columns.");
-    if (options.objective == Objective::kto && format != DataFormat::prompt_completion &&
-        format != DataFormat::tokenized)
-        throw input_error(cat("training.objective kto learns from answers with a verdict, and the rows are of format ",
-                              format_name(format)),
-                          "Rows for it are {prompt, completion, label}; data.columns renames columns.");
+    if (options.objective == Objective::kto && (format == DataFormat::preference || format == DataFormat::text))
+        throw input_error(
+            cat("training.objective kto learns from answers with a verdict, and the rows are of format ",
+                format_name(format)),
+            "Rows for it are {prompt, completion, label}, or conversations and instructions with a column "
+            "label or kto_tag; data.columns renames columns.");
     if (format != config::DataFormat::tokenized && encoder == nullptr)
         throw input_error(
             cat("rows of format ", format_name(format), " need a tokenizer, and the model folder has none"),

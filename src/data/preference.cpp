@@ -216,13 +216,40 @@ Pair pair_of(const Json& given) {
     return {side(row, prompt, std::move(chosen), "chosen"), side(row, prompt, std::move(rejected), "rejected")};
 }
 
+Json judged_of(Json row) {
+    for (const char* column : {"conversations", "messages"}) {
+        if (!holds(row, column)) continue;
+        name_roles(row, column);
+        const Json messages = value_of(row, column);
+        const Json* const last =
+            kind_of(messages, column) == Kind::messages && messages.back().is_object() ? &messages.back() : nullptr;
+        if (last == nullptr || !last->contains("role") || (*last)["role"] != "assistant")
+            throw BadRow{cat("column \"", column, "\" does not end with an assistant's message"),
+                         "The verdict is on the last answer."};
+        row["completion"] = Json::array({*last});
+        row[column] = elements(messages, 0, messages.size() - 1);
+        row["prompt"] = prompt_messages(row);
+        break;
+    }
+    if (!row.contains("completion") && row.contains("output")) {
+        const std::string output = as_string(row["output"], "column \"output\"");
+        row["prompt"] = prompt_messages(row);
+        row["completion"] = Json::array({Json{{"role", "assistant"}, {"content", output}}});
+    }
+    // A template has variables of its own.
+    for (const char* column : {"conversations", "messages", "instruction", "input", "output", "history", "system"})
+        row.erase(column);
+    return row;
+}
+
 bool verdict_of(const Json& row) {
-    const Json& label = required(row, "label", config::DataFormat::prompt_completion);
+    const char* const column = holds(row, "label") || !holds(row, "kto_tag") ? "label" : "kto_tag";
+    const Json& label = required(row, column, config::DataFormat::prompt_completion);
     for (const Json& yes : {Json(true), Json(1), Json("true"), Json("True"), Json("1")})
         if (label == yes) return true;
     for (const Json& no : {Json(false), Json(0), Json("false"), Json("False"), Json("0")})
         if (label == no) return false;
-    throw BadRow{cat("column \"label\": expected true or false, found ", shown(label)),
+    throw BadRow{cat("column \"", column, "\": expected true or false, found ", shown(label)),
                  "It says whether the completion is a good answer."};
 }
 
@@ -255,7 +282,10 @@ FormattedRow RowFormatter::pair(const Json& row) const {
     return both;
 }
 
-FormattedRow RowFormatter::judged(const Json& row) const {
+FormattedRow RowFormatter::judged(const Json& given) const {
+    const Json row = format_ == config::DataFormat::tokenized || format_ == config::DataFormat::prompt_completion
+                         ? given
+                         : judged_of(given);
     if (says_nothing(required(row, "completion", config::DataFormat::prompt_completion)))
         throw BadRow{"the completion is empty", "A verdict is on something that is said."};
     FormattedRow result = answer(row);

@@ -22,7 +22,13 @@ Pair pair_of(const nlohmann::ordered_json& row);
 /// Whether a value is a list of ids, which need no tokenizer.
 bool is_ids(const nlohmann::ordered_json& value);
 
-/// The verdict in a row's column label: a boolean, 0 or 1, or these as texts. BadRow for anything else.
+/// A row {prompt, completion} of an answer with a verdict that comes as a conversation (messages, or ShareGPT's
+/// conversations), whose last message is the answer, or as LLaMA-Factory's {instruction, input?, system?, history?,
+/// output}. BadRow where the last message is no assistant's.
+nlohmann::ordered_json judged_of(nlohmann::ordered_json row);
+
+/// The verdict in a row's column label, or LLaMA-Factory's kto_tag: a boolean, 0 or 1, or these as texts. BadRow for
+/// anything else.
 bool verdict_of(const nlohmann::ordered_json& row);
 
 }  // namespace unsloth::data

@@ -168,6 +168,41 @@ TEST(JudgedRows, KeepTheirVerdict) {
     EXPECT_NE(refused(R"({"prompt": "q", "completion": "a"})", kto).find("\"label\" is missing"), std::string::npos);
 }
 
+// The forms of LLaMA-Factory's kto data, each as its {prompt, completion, label}.
+TEST(JudgedRows, MayBeConversationsAndInstructions) {
+    const RowOptions kto = of(config::Objective::kto);
+    const auto same = [&](const std::string& row, const std::string& plain, bool desirable) {
+        SCOPED_TRACE(row);
+        const FormattedRow got = pair(row, kto), expected = pair(plain, kto);
+        EXPECT_EQ(got.ids, expected.ids);
+        EXPECT_EQ(got.labels, expected.labels);
+        EXPECT_GT(got.targets, 0);
+        EXPECT_EQ(got.desirable, desirable);
+    };
+    const std::string talk = R"({"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+                                            {"role": "user", "content": "r"}],
+                                 "completion": [{"role": "assistant", "content": "b"}], "label": false})";
+    same(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+                          {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}], "label": false})",
+         talk, false);
+    same(R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"},
+                               {"from": "human", "value": "r"}, {"from": "gpt", "value": "b"}], "kto_tag": true})",
+         talk, true);
+    same(R"({"instruction": "r", "output": "b", "history": [["q", "a"]], "kto_tag": false})", talk, false);
+    same(R"({"instruction": "q", "input": "i", "system": "s", "output": "a", "kto_tag": "true"})",
+         R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q\ni"}],
+             "completion": [{"role": "assistant", "content": "a"}], "label": true})",
+         true);
+    EXPECT_TRUE(pair(R"({"prompt": "q", "completion": "a", "kto_tag": true})", kto).desirable);
+    EXPECT_NE(refused(R"({"messages": [{"role": "user", "content": "q"}], "label": true})", kto)
+                  .find("does not end with an assistant's message"),
+              std::string::npos);
+    EXPECT_NE(refused(R"({"instruction": "q", "output": "a", "kto_tag": 7})", kto).find("\"kto_tag\": expected true"),
+              std::string::npos);
+    EXPECT_NE(refused(R"({"instruction": "q", "output": "", "kto_tag": true})", kto).find("completion is empty"),
+              std::string::npos);
+}
+
 TEST(JudgedRows, GetTheAnswerOfTheRowBeforeThem) {
     const toy::Folder folder;
     DatasetOptions options;

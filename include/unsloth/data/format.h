@@ -68,7 +68,8 @@ class RowFormatter {
     ///
     /// With an objective of pairs a row becomes two segments, the prompt with the chosen and with the rejected answer
     /// (see pair_of in src/data/preference.h for their forms): BadRow where the answers are equal, or where of one of
-    /// them nothing is left to learn. With kto a row {prompt, completion, label} keeps its verdict.
+    /// them nothing is left to learn. With kto a row {prompt, completion, label} keeps its verdict (see judged_of there
+    /// for its other forms).
     FormattedRow format(const nlohmann::ordered_json& row) const;
     /// A row that is too long as rows of at most max_seq_length tokens. Each but the first begins with the token that
     /// the one before ends with, for its context, unless a segment begins there: so every token that is a target of
