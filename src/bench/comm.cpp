@@ -11,6 +11,7 @@
 #include "bench/ranks.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/core/error.h"
+#include "unsloth/memory/plan.h"
 
 namespace unsloth::bench {
 namespace {
@@ -57,15 +58,15 @@ void bench_comm(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const std::vector<int64_t> sizes = ctx.is_cuda() ? std::vector<int64_t>{1 << 10, 1 << 20, 16 << 20, 256 << 20}
                                                      : std::vector<int64_t>{1 << 10, 1 << 16, 1 << 20};
     if (ranks.group->rank() == 0 && !request.json)
-        std::printf("%d ranks, %s\n%12s %12s %12s\n", ranks.group->size(), train::describe_device(ranks.device).c_str(),
-                    "bytes", "ms", "bus GB/s");
+        std::printf("%d ranks, %s\n%12s %12s %12s\n", ranks.group->size(),
+                    memory::describe_device(ranks.device).c_str(), "bytes", "ms", "bus GB/s");
     for (const int64_t bytes : sizes) {
         const double ms = sum_ms(*ranks.group, ctx, bytes / 4),
                      bus = link_factor * static_cast<double>(bytes) / ms / 1e6;
         if (ranks.group->rank() != 0) continue;
         if (request.json) {
             std::cout << nlohmann::ordered_json{{"bench", "comm"},
-                                                {"device", train::describe_device(ranks.device)},
+                                                {"device", memory::describe_device(ranks.device)},
                                                 {"ranks", ranks.group->size()},
                                                 {"bytes", bytes},
                                                 {"ms", ms},

@@ -11,6 +11,8 @@
 #include "bench/ops.h"
 #include "bench/products.h"
 #include "unsloth/core/error.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/gemm_trials.h"
@@ -78,13 +80,13 @@ void print(const config::BenchRequest& request, const Product& product, double l
 }  // namespace
 
 void bench_gemm(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
-    const at::Device device = train::choose_device(loaded.config.hardware.device);
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
         ProductBench bench(loaded, device);
         const at::ScalarType dtype = ops::scalar_type(loaded.config.model.dtype);
         if (!request.json)
-            std::printf("%s\n%-12s %-22s %8s %8s\n", train::describe_device(device).c_str(), "product", "shape",
+            std::printf("%s\n%-12s %-22s %8s %8s\n", memory::describe_device(device).c_str(), "product", "shape",
                         "library", "ours");
         WaveCosts costs;
         std::vector<std::string> lines;

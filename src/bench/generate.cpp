@@ -10,6 +10,7 @@
 #include "bench/ops.h"
 #include "unsloth/core/error.h"
 #include "unsloth/generate/decoder.h"
+#include "unsloth/memory/plan.h"
 #include "unsloth/train/session.h"
 
 namespace unsloth::bench {
@@ -122,7 +123,7 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
         const double ceiling = 1000 * static_cast<double>(weight_bytes(model) + keys) / rate;
         const nlohmann::ordered_json result{
             {"bench", "generate"},
-            {"device", train::describe_device(ctx.device())},
+            {"device", memory::describe_device(ctx.device())},
             {"model", loaded.config.model.path},
             {"rows", rows},
             {"prompt_tokens", prompt},

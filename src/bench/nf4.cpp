@@ -12,6 +12,8 @@
 #include "bench/products.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/train/session.h"
@@ -189,13 +191,13 @@ std::string table_line(const weights::GroupLayout& group, bool transposed, const
 }  // namespace
 
 void bench_nf4(const config::LoadedConfig& loaded, [[maybe_unused]] const config::BenchRequest& request) {
-    const at::Device device = train::choose_device(loaded.config.hardware.device);
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
 #if UNSLOTH_CUDA
     if (device.is_cuda()) {
         ProductBench bench(loaded, device);
         const weights::LayerLayout& layout = bench.layout;
         if (!request.json)
-            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", train::describe_device(device).c_str(), "product",
+            std::printf("%s\n%-12s %6s %10s %12s %10s %7s\n", memory::describe_device(device).c_str(), "product",
                         "tokens", "library us", "dequant+ us", "tiles us", "of lib.");
         for (const weights::Group g : weights::all_groups) {
             const std::vector<WeightForms> sets = make_weights(bench.ctx, layout[g]);

@@ -14,9 +14,11 @@
 #include "unsloth/core/philox.h"
 #include "unsloth/formats/checkpoint.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/memory/plan.h"
 #include "unsloth/model/decoder_layer.h"
 #include "unsloth/ops/attention.h"
 #include "unsloth/ops/cross_entropy.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
@@ -278,21 +280,21 @@ spec::ModelSpec benched_spec(const config::LoadedConfig& loaded, const std::stri
 }
 
 void bench_ops(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
-    const at::Device device = train::choose_device(loaded.config.hardware.device);
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
     const spec::ModelSpec spec = benched_spec(loaded, device.is_cuda() ? "llama-3.1-8b" : "llama-15m");
     ops::Context ctx(device);
     ctx.deterministic = loaded.config.training.deterministic;
     const std::vector<Line> lines = OpBench(ctx, spec, ops::scalar_type(loaded.config.model.dtype), request).run();
     const double copy = lines[0].bytes / lines[0].ms, product = lines[1].operations / lines[1].ms;  // per ms
     if (!request.json)
-        std::printf("%s\n%-28s %-24s %10s %16s %8s\n", train::describe_device(device).c_str(), "operator", "shape",
+        std::printf("%s\n%-28s %-24s %10s %16s %8s\n", memory::describe_device(device).c_str(), "operator", "shape",
                     "ms", "rate", "share");
     for (const Line& line : lines) {
         const bool moves = line.bytes > 0;
         const double rate = (moves ? line.bytes : line.operations) / line.ms, share = rate / (moves ? copy : product);
         if (request.json) {
             std::cout << nlohmann::ordered_json{{"bench", "ops"},
-                                                {"device", train::describe_device(device)},
+                                                {"device", memory::describe_device(device)},
                                                 {"op", line.name},
                                                 {"shape", line.shape},
                                                 {"ms", line.ms},

@@ -5,6 +5,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/ops/device.h"
 
 namespace unsloth::bench {
 
@@ -15,7 +16,7 @@ RankGroup meet_ranks(const config::LoadedConfig& loaded, const std::string& benc
             cat(bench, " compares several processes, and this one is alone"),
             cat("Start it with scripts/launch.sh --nproc_per_node N ", bench, " …, or with torchrun --no-python."));
     comm::set_nccl_environment(loaded.config.distributed.nccl);
-    ranks.device = train::choose_device(loaded.config.hardware.device, ranks.environment.local_rank);
+    ranks.device = ops::choose_device(loaded.config.hardware.device, ranks.environment.local_rank);
     ranks.group =
         comm::make_group(ranks.environment, ranks.device, std::chrono::seconds(loaded.config.distributed.ddp_timeout));
     if (ranks.group->rank() != 0) log::set_level(std::max(log::level(), log::Level::warning));

@@ -11,6 +11,7 @@
 #include "bench/ops.h"
 #include "bench/ranks.h"
 #include "unsloth/comm/group.h"
+#include "unsloth/memory/plan.h"
 
 namespace unsloth::bench {
 namespace {
@@ -78,7 +79,7 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     if (group->rank() != 0) return;
     const nlohmann::ordered_json result{
         {"bench", "scaling"},
-        {"device", train::describe_device(device)},
+        {"device", memory::describe_device(device)},
         {"model", loaded.config.model.path},
         {"ranks", group->size()},
         {"ranks_of_machine", ranks.environment.local_world_size},

@@ -18,8 +18,11 @@
 #include "unsloth/bench/bench.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/ops/gemm.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
@@ -127,7 +130,7 @@ void add_disk_rates(const model::Model& model, weights::DiskStream::Counts read,
 void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& request) {
     const int64_t batch = request.batch, seq = request.seq;
     if (request.min_seq > seq) throw usage_error(cat("--min_seq ", request.min_seq, " is more than --seq ", seq));
-    const at::Device device = train::choose_device(loaded.config.hardware.device);
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
     if (request.tune) require_tunable(loaded.config, device);
     const std::vector<int64_t> lengths = row_lengths(batch, seq, request.min_seq);
     const int64_t tokens = request.accumulate * std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
@@ -148,7 +151,7 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
     const StepTimes times = timer.run(request.steps);
     const weights::DiskStream::Counts after = disk_counts();
     if (const std::string& trace = loaded.config.logging.profile; !trace.empty())
-        train::profile(ctx, trace, [&] { timer.run(1); });
+        ops::profile(ctx, trace, [&] { timer.run(1); });
     const int64_t peak = device.is_cuda() ? memory::peak_allocated_bytes(device) : plan.total_bytes();
     const Ceilings rates = measure_ceilings(ctx, load.dtype, load.fp8);
     const double ms = times.ms;
@@ -162,7 +165,7 @@ void bench_step(const config::LoadedConfig& loaded, const config::BenchRequest& 
         device.is_cuda() ? train::predicted_step_ms(plan, train::machine_of(device).card, request.accumulate) : 0;
     const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
     nlohmann::ordered_json result{{"bench", "step"},
-                                  {"device", train::describe_device(device)},
+                                  {"device", memory::describe_device(device)},
                                   {"model", loaded.config.model.path},
                                   {"base", plan.base_description()},
                                   {"dtype", name_of(loaded.config.model.dtype)},

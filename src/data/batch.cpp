@@ -71,4 +71,15 @@ int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int3
     return targets;
 }
 
+void cover_every_position(Batch& batch) {
+    batch.target_index.clear();
+    batch.target_ids.clear();
+    for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
+        const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
+        batch.target_index.push_back(t);
+        batch.target_ids.push_back(target == ignore_label ? 0 : target);
+    }
+    batch.labels = batch.tokens();
+}
+
 }  // namespace unsloth::data

@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include "unsloth/core/numa.h"
 #include "unsloth/core/parallel.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 
 #ifdef UNSLOTH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -73,13 +75,6 @@ constexpr std::size_t huge_page = std::size_t{2} << 20;
     return data;
 }
 
-#ifdef UNSLOTH_CUDA
-std::string pci_address(at::Device device) {
-    char text[32] = "";
-    return cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess ? text : "";
-}
-#endif
-
 }  // namespace
 
 Arena Arena::host(Plan plan, at::Device device) {
@@ -87,7 +82,7 @@ Arena Arena::host(Plan plan, at::Device device) {
 #ifdef UNSLOTH_CUDA
     const int64_t bytes = std::max<int64_t>(plan.total_bytes(), 1);
     const std::size_t mapped = (static_cast<std::size_t>(bytes) + huge_page - 1) / huge_page * huge_page;
-    void* const data = map_memory(mapped, numa_node_of(pci_address(device)));
+    void* const data = map_memory(mapped, numa_node_of(ops::pci_address(device)));
     if (data == nullptr) throw host_memory_failure(plan, bytes, std::strerror(errno));
     if (cudaHostRegister(data, mapped, cudaHostRegisterDefault) != cudaSuccess) {
         // Some sandboxes lock no pages that are there already: then the driver makes them, which takes longer.
@@ -134,6 +129,12 @@ DeviceMemory device_memory(at::Device device) {
     memory.total = static_cast<int64_t>(total);
 #endif
     return memory;
+}
+
+std::string describe_device(at::Device device) {
+    const std::string memory = human_bytes(device_memory(device).total);
+    if (const std::string name = ops::device_name(device); !name.empty()) return cat(name, " (", memory, ")");
+    return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
 }
 
 int64_t peak_allocated_bytes([[maybe_unused]] at::Device device) {

@@ -15,6 +15,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
+#include "unsloth/core/log.h"
 
 namespace unsloth::ops {
 
@@ -155,6 +156,17 @@ void write_chrome_trace(const std::filesystem::path& path, const std::vector<Spa
                           {"ts", span.begin_us},
                           {"dur", span.end_us - span.begin_us}});
     write_file_atomically(path, nlohmann::json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump());
+}
+
+void profile(Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step) {
+    Profiler profiler(ctx);
+    ctx.profiler = &profiler;
+    step();
+    ctx.profiler = nullptr;
+    const std::vector<Span> spans = profiler.take();
+    log::info("profile of one step\n", region_table(spans));
+    write_chrome_trace(trace, spans);
+    log::info("trace in ", trace.string());
 }
 
 }  // namespace unsloth::ops

@@ -7,6 +7,7 @@
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
 #include "unsloth/core/philox.h"
+#include "unsloth/data/batch.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
@@ -106,7 +107,7 @@ std::vector<at::Tensor> logits_of(const config::Config& config, const OpenedMode
         sample.positions.resize(row.size());
         for (std::size_t t = 0; t < row.size(); ++t) sample.positions[t] = static_cast<int32_t>(t);
         data::Batch batch = data::make_batch({&sample});
-        cover_every_position(batch);
+        data::cover_every_position(batch);
         std::vector<at::Tensor> chunks;
         loaded.model->score(batch, [&](int64_t, const at::Tensor& logits_CV) {
             chunks.push_back(logits_CV.to(at::kFloat).cpu().clone());

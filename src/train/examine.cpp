@@ -9,7 +9,9 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/memory/plan.h"
 #include "unsloth/ops/attention.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/quant.h"
@@ -198,7 +200,7 @@ class QuietOperators {
 config::DeviceReport examine(at::Device device, int count, double seconds) {
     config::DeviceReport report;
     try {
-        report.name = describe_device(device);
+        report.name = memory::describe_device(device);
         Examination examination(device);
         const Clock::time_point start = Clock::now();
         do {
@@ -222,10 +224,10 @@ config::DeviceReport examine(at::Device device, int count, double seconds) {
 
 std::vector<config::DeviceReport> examine_devices(double seconds) {
     const QuietOperators quiet;
-    const int count = gpu_count();
+    const int count = ops::gpu_count();
     if (count == 0) return {examine(at::kCPU, 0, seconds)};
     std::vector<config::DeviceReport> reports;
-    for (int i = 0; i < count; ++i) reports.push_back(examine(choose_device(cat("cuda:", i)), count, seconds));
+    for (int i = 0; i < count; ++i) reports.push_back(examine(ops::choose_device(cat("cuda:", i)), count, seconds));
     return reports;
 }
 

@@ -12,6 +12,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/formats/described_model.h"
 #include "unsloth/formats/hf_config.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/shapes.h"
 #include "unsloth/train/commands.h"
@@ -55,7 +56,7 @@ Target target_of(const config::PlanRequest& request) {
         card = planner::find_card(request.gpu);
     } else if (request.gpu_memory_bytes > 0) {
         card = planner::card_of_memory(request.gpu_memory_bytes);
-    } else if (const at::Device here = choose_device("auto"); here.is_cuda()) {
+    } else if (const at::Device here = ops::choose_device("auto"); here.is_cuda()) {
         target.machine = machine_of(here);
         card.memory_bytes = memory::device_memory(here).total;
     } else {

@@ -6,6 +6,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/log.h"
+#include "unsloth/data/batch.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/session.h"
 
@@ -61,7 +62,7 @@ class LogitsFile {
 nlohmann::ordered_json score_row(model::Model& model, const data::Dataset& rows, int64_t i, LogitsFile& logits) {
     const data::Sample sample = rows.sample(i), all = all_targets(sample);
     data::Batch batch = data::make_batch({&all});
-    if (logits.wanted()) cover_every_position(batch);
+    if (logits.wanted()) data::cover_every_position(batch);
     const at::Tensor losses =
         model.score(batch, logits.wanted() ? [&](int64_t, const at::Tensor& chunk) { logits.append(i, chunk); }
                                            : model::Model::OnLogits());

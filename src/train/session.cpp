@@ -1,24 +1,15 @@
 #include "unsloth/train/session.h"
 
-#include <ATen/Parallel.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <thread>
 
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/formats/finite.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
-#include "unsloth/ops/profiler.h"
 #include "unsloth/train/memory_use.h"
-
-#ifdef UNSLOTH_CUDA
-#include <cuda_runtime_api.h>
-#endif
 
 namespace unsloth::train {
 namespace {
@@ -50,65 +41,6 @@ void check_against_adapter(const config::LoadedConfig& loaded, const spec::LoraS
 }
 
 }  // namespace
-
-int gpu_count() {
-    int count = 0;
-#ifdef UNSLOTH_CUDA
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        (void)cudaGetLastError();  // no driver: not an error of ours
-        count = 0;
-    }
-#endif
-    return count;
-}
-
-at::Device choose_device(const std::string& option, int local_rank) {
-    if (option == "cpu") return at::kCPU;
-    const int count = gpu_count();
-    if (option == "auto" && count == 0) return at::kCPU;
-    // Some launchers show each process its own GPU alone.
-    const int own = count == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? 0 : local_rank;
-    const int index = option.rfind("cuda:", 0) == 0 ? std::stoi(option.substr(5)) : own;
-    if (index >= count)
-        throw usage_error(cat("hardware.device ", option, ": this machine offers ", count, " CUDA device(s)",
-                              local_rank > 0 ? cat(", and this is process ", local_rank, " (from 0) on it") : "",
-#ifdef UNSLOTH_CUDA
-                              ""
-#else
-                              " (this build has no CUDA)"
-#endif
-                              ),
-                          "Use --device cpu or auto, or check the driver with nvidia-smi.");
-    at::globalContext().lazyInitDevice(at::kCUDA);  // the allocator's figures are asked for before its first allocation
-    const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(index));
-    c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
-        .setDevice(device);  // our kernels are launched where the thread stands
-    return device;
-}
-
-std::string describe_device(at::Device device) {
-    const std::string memory = memory::human_bytes(memory::device_memory(device).total);
-    if (const std::string name = device_name(device); !name.empty()) return cat(name, " (", memory, ")");
-    return cat("CPU, ", at::get_num_threads(), " threads (", memory, ")");
-}
-
-std::string device_name(at::Device device) {
-#ifdef UNSLOTH_CUDA
-    cudaDeviceProp properties{};
-    if (device.is_cuda() && cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess) return properties.name;
-#endif
-    (void)device;
-    return "";
-}
-
-std::string pci_address(at::Device device) {
-#ifdef UNSLOTH_CUDA
-    char text[32] = "";
-    if (device.is_cuda() && cudaDeviceGetPCIBusId(text, sizeof text, device.index()) == cudaSuccess) return text;
-#endif
-    (void)device;
-    return "";
-}
 
 OpenedModel open_model(const config::Config& config) {
     if (config.model.path.empty())
@@ -222,17 +154,6 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
             }};
 }
 
-void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step) {
-    ops::Profiler profiler(ctx);
-    ctx.profiler = &profiler;
-    step();
-    ctx.profiler = nullptr;
-    const std::vector<ops::Span> spans = profiler.take();
-    log::info("profile of one step\n", ops::region_table(spans));
-    ops::write_chrome_trace(trace, spans);
-    log::info("trace in ", trace.string());
-}
-
 std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {
     auto ctx = std::make_unique<ops::Context>(device);
     ctx->deterministic = config.training.deterministic;
@@ -240,20 +161,9 @@ std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Dev
     return ctx;
 }
 
-void cover_every_position(data::Batch& batch) {
-    batch.target_index.clear();
-    batch.target_ids.clear();
-    for (int32_t t = 0; t < static_cast<int32_t>(batch.ids_T.size()); ++t) {
-        const int32_t target = batch.targets_T[static_cast<std::size_t>(t)];
-        batch.target_index.push_back(t);
-        batch.target_ids.push_back(target == data::ignore_label ? 0 : target);
-    }
-    batch.labels = batch.tokens();
-}
-
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache) {
-    const at::Device device = choose_device(loaded.config.hardware.device);
+    const at::Device device = ops::choose_device(loaded.config.hardware.device);
     LoadedModel result;
     result.ctx = make_context(loaded.config, device);
     model::LoadRequest request = load_request(loaded, device, /*trains=*/false);

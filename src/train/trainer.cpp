@@ -17,6 +17,9 @@
 #include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
 #include "unsloth/data/run_tokenizer.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
+#include "unsloth/ops/profiler.h"
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/run.h"
@@ -73,7 +76,7 @@ Trainer::Trainer(const config::LoadedConfig& loaded, Purpose purpose)
     : loaded_(loaded),
       purpose_(purpose),
       environment_(comm::read_launch_environment()),
-      device_(choose_device(loaded.config.hardware.device, environment_.local_rank)) {
+      device_(ops::choose_device(loaded.config.hardware.device, environment_.local_rank)) {
     if (!leads()) log::set_level(std::max(log::level(), log::Level::warning));
     if (environment_.local_world_size > 1 && config().hardware.device.rfind("cuda:", 0) == 0)
         throw usage_error(cat("hardware.device ", config().hardware.device, " would put all ",
@@ -249,7 +252,7 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
         scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->state().params_P);
     cache.key =
         cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ", plan_->base_description(), " ",
-            name_of(config().model.dtype), " adapters ", adapters, " ", describe_device(device_), " ",
+            name_of(config().model.dtype), " adapters ", adapters, " ", memory::describe_device(device_), " ",
             static_cast<int>(config().hardware.kernels), " ", request.sizes.deterministic, " tokens ",
             request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
     return cache;
@@ -291,7 +294,7 @@ void Trainer::banner() const {
     if (group_)
         log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
                   " on this machine, started by ", environment_.launcher);
-    log::info("device     ", describe_device(device_), "; compute ", name_of(config().model.dtype),
+    log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
     log::info("data       ", data::describe(*loader_));
     if (config().training.max_steps == 0)
@@ -334,7 +337,7 @@ void Trainer::load() {
     settings.loss_scaling = config().model.dtype == spec::DType::f16;
     settings.skip_on_spike = t.skip_on_spike;
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
-    hardware_rate_ = report::dense_bf16_rate(device_name(device_));
+    hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
     if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state(), model_->parts().copies);
 }
@@ -388,8 +391,8 @@ void Trainer::run_together() {
     if (leads()) {
         write_file_atomically(folder / report::facts_file,
                               report::run_facts_json(facts_of(total_steps_, *plan_, loader_->dataset())));
-        observers_.push_back(make_console(config(), pci_address(device_)));
-        observers_.push_back(make_metrics(config(), progress_.step, pci_address(device_)));
+        observers_.push_back(make_console(config(), ops::pci_address(device_)));
+        observers_.push_back(make_metrics(config(), progress_.step, ops::pci_address(device_)));
     }
     starting.reset();
     if (progress_.evaluation_due || (t.eval_on_start && progress_.step == 0)) {
@@ -462,7 +465,7 @@ bool Trainer::profiles(int64_t step) const {
 bool Trainer::issue(const data::StepBatch& batch, int64_t step) {
     const double rate = learning_rate(step), grace = config().training.save_grace_seconds;
     if (profiles(step)) {
-        profile(*ctx_, config().logging.profile, [&] { stepper_->issue(batch, step, rate); });
+        ops::profile(*ctx_, config().logging.profile, [&] { stepper_->issue(batch, step, rate); });
         return true;
     }
     IssueOptions options{.save_due = leads() && save_time_has_come(),

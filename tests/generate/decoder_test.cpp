@@ -1,5 +1,6 @@
 // Many requests at once against one sequence after the other, and what `score` says of the same ids.
 #include "unsloth/generate/decoder.h"
+#include "unsloth/ops/device.h"
 
 #include <algorithm>
 #include <random>
@@ -19,7 +20,7 @@ constexpr int64_t new_tokens = 10, context = 48;
 LoadedModel load(const std::string& name, const std::string& device, int64_t rows, int64_t cache_tokens,
                  int64_t pass_tokens = 64) {
     model::LoadRequest request;
-    request.device = train::choose_device(device);
+    request.device = ops::choose_device(device);
     request.dtype = at::kFloat;
     request.load_in_4bit = false;
     request.sizes.training = false;

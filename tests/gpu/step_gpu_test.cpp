@@ -10,6 +10,7 @@
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth {
@@ -18,7 +19,7 @@ namespace {
 class StepGpu : public testing::Test {
   protected:
     void SetUp() override {
-        if (train::choose_device("auto").is_cpu()) GTEST_SKIP() << "no GPU";
+        if (ops::choose_device("auto").is_cpu()) GTEST_SKIP() << "no GPU";
         folder_ = std::filesystem::path(testing::TempDir()) / "step_gpu_test";
         std::filesystem::create_directories(folder_);
         std::ofstream rows(folder_ / "rows.jsonl");

@@ -1,6 +1,7 @@
 // Weights in page-locked host memory that are copied ahead of use, on a GPU: the runs of tests/train/streamed_weights.h
 // with and without recorded passes.
 #include "train/streamed_weights.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/train/memory_use.h"
 
 namespace unsloth {
@@ -30,7 +31,7 @@ TEST_P(StreamedWeightsGpu, GenerateTheSame) {
 TEST(StreamedWeightsChoiceGpu, TakesAsFewLayersOffTheDeviceAsItMust) {
     if (!device_available("cuda")) GTEST_SKIP() << "no GPU";
     model::LoadRequest request;
-    request.device = train::choose_device("cuda");
+    request.device = ops::choose_device("cuda");
     request.dtype = at::kBFloat16;
     request.lora.emplace().target_modules = {"q_proj", "down_proj"};
     request.trains = true;

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "model/support.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth {
@@ -25,7 +26,7 @@ class PackedTest : public ::testing::TestWithParam<std::string> {
 
     model::LoadRequest request(bool packed, bool trains) {
         model::LoadRequest r;
-        r.device = train::choose_device(GetParam());
+        r.device = ops::choose_device(GetParam());
         r.dtype = on_gpu() ? at::kBFloat16 : at::kFloat;
         r.sizes.tokens = r.sizes.longest = r.sizes.head_rows = trains ? few : 40;
         r.sizes.cache_tokens = trains ? 0 : 40;

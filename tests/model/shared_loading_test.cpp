@@ -3,6 +3,8 @@
 
 #include "model/support.h"
 
+#include "unsloth/ops/device.h"
+
 namespace unsloth {
 namespace {
 
@@ -23,7 +25,7 @@ void PrintTo(const Load& load, std::ostream* out) {
 
 model::LoadRequest request_of(const Load& load) {
     model::LoadRequest request;
-    request.device = train::choose_device(load.device);
+    request.device = ops::choose_device(load.device);
     request.dtype = load.dtype;
     request.sizes.tokens = request.sizes.longest = request.sizes.head_rows = 16;
     request.sizes.segments = 2;

@@ -21,6 +21,7 @@
 #include "unsloth/data/batch.h"
 #include "unsloth/formats/safetensors.h"
 #include "unsloth/model/loader.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/dtype.h"
 #include "unsloth/train/session.h"
 
@@ -97,7 +98,7 @@ inline std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
 
 inline bool device_available(const std::string& name) {
     try {
-        train::choose_device(name);
+        ops::choose_device(name);
     } catch (const Error&) {
         return false;
     }
@@ -169,7 +170,7 @@ inline LoadedModel load_model(const fs::path& folder, const std::string& device,
                               bool load_in_4bit, int64_t tokens, int64_t segments,
                               const std::optional<std::string>& adapter = std::nullopt) {
     model::LoadRequest request;
-    request.device = train::choose_device(device);
+    request.device = ops::choose_device(device);
     request.dtype = dtype;
     request.load_in_4bit = load_in_4bit;
     request.adapter = adapter;

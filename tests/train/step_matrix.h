@@ -5,6 +5,7 @@
 
 #include "comm/ranks.h"
 #include "train/support.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/train/step.h"
 
 namespace unsloth::test {
@@ -187,7 +188,7 @@ inline StepRun run_rank(const StepSplit& split, const StepSettingsCase& settings
 /// The run on all ranks of the split, by rank; `device`: "cpu", or "cuda" (rank r takes GPU r).
 inline std::vector<StepRun> run_ranks(const StepSplit& split, const StepSettingsCase& settings,
                                       const std::string& device, at::ScalarType dtype) {
-    const auto device_of = [&](int rank) { return train::choose_device(device == "cpu" ? "cpu" : cat("cuda:", rank)); };
+    const auto device_of = [&](int rank) { return ops::choose_device(device == "cpu" ? "cpu" : cat("cuda:", rank)); };
     if (split.ranks == 1) return {run_rank(split, settings, device_of(0), dtype, nullptr)};
     std::vector<StepRun> runs(static_cast<std::size_t>(split.ranks));
     comm::on_ranks(

@@ -5,6 +5,7 @@
 
 #include "train/step_matrix.h"
 #include "unsloth/formats/model_writer.h"
+#include "unsloth/ops/device.h"
 
 namespace unsloth::test {
 
@@ -158,7 +159,7 @@ inline std::vector<int32_t> generated(Base base, const std::vector<spec::Place>&
 }
 
 inline void expect_generation_from_anywhere(Base base, const std::string& device, at::ScalarType dtype) {
-    const at::Device where = train::choose_device(device);
+    const at::Device where = ops::choose_device(device);
     std::optional<std::vector<int32_t>> resident;
     for (const StreamedCase& streamed : streamed_cases(/*gpu=*/false)) {
         if (streamed.in_flight > 1 || streamed.layer != spec::LayerPlan{}) continue;
@@ -170,7 +171,7 @@ inline void expect_generation_from_anywhere(Base base, const std::string& device
 }
 
 inline void expect_streaming_changes_no_bit(Base base, const std::string& device, at::ScalarType dtype) {
-    const at::Device where = train::choose_device(device);
+    const at::Device where = ops::choose_device(device);
     std::optional<StreamedRun> resident;
     for (const StreamedCase& streamed : streamed_cases(where.is_cuda())) {
         SCOPED_TRACE(streamed.name);

@@ -66,4 +66,8 @@ Batch make_batch(const std::vector<const Sample*>& samples);
 /// token.
 int64_t count_targets(const std::vector<int32_t>& labels, const std::vector<int32_t>& positions);
 
+/// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so
+/// that the model scores all of them, in order.
+void cover_every_position(Batch& batch);
+
 }  // namespace unsloth::data

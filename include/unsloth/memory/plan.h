@@ -82,6 +82,8 @@ struct DeviceMemory {
     int64_t free = 0, total = 0;
 };
 DeviceMemory device_memory(at::Device device);
+/// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
+std::string describe_device(at::Device device);
 
 /// Peak bytes that LibTorch's allocator held on this device since the last reset (CUDA), or the plan's bytes on the
 /// CPU.

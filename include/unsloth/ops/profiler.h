@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,5 +66,8 @@ std::string region_table(const std::vector<Span>& spans);
 
 /// Chrome's trace event format (chrome://tracing, Perfetto). Throws as write_file_atomically.
 void write_chrome_trace(const std::filesystem::path& path, const std::vector<Span>& spans);
+
+/// Runs `step` with a profiler: logs its regions' times and writes a Chrome trace. Waits for the device.
+void profile(Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step);
 
 }  // namespace unsloth::ops

@@ -1,7 +1,6 @@
-// What the commands share: the device, the model on disk, tokenizer and data, and the model in memory.
+// What the commands share: the model on disk, tokenizer and data, and the model in memory.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -14,19 +13,6 @@
 #include "unsloth/tokenizer/tokenizer.h"
 
 namespace unsloth::train {
-
-/// hardware.device as a device; usage Error when it asks for a GPU that is not there. "auto" and "cuda" mean the GPU of
-/// the process's number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are
-/// launched.
-at::Device choose_device(const std::string& option, int local_rank = 0);
-/// Of CUDA, that this process sees; 0 without a driver.
-int gpu_count();
-/// "NVIDIA H200 (139.8 GiB)", "CPU, 8 threads".
-std::string describe_device(at::Device device);
-/// "0000:17:00.0", as NVML takes it; empty for the CPU.
-std::string pci_address(at::Device device);
-/// "NVIDIA H200"; empty for the CPU.
-std::string device_name(at::Device device);
 
 /// The checkpoint, and where its tokenizer lies (in an adapter's folder if that has one).
 struct OpenedModel {
@@ -54,15 +40,8 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
 /// Rows of logits that the lm_head makes at a time.
 int64_t head_chunk_rows(const spec::ModelSpec& spec, at::ScalarType dtype, int64_t rows);
 
-/// Runs `step` with a profiler: logs its regions' times and writes a Chrome trace. Waits for the device.
-void profile(ops::Context& ctx, const std::filesystem::path& trace, const std::function<void()>& step);
-
 /// A context on `device` with what the configuration says of reductions and kernels.
 std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device);
-
-/// Makes every position of the batch a row of the head (those without a target, such as a segment's last one, too), so
-/// that Model::score yields the logits of all of them, in order.
-void cover_every_position(data::Batch& batch);
 
 /// StepSettings::bucket_bytes. Sums take multiprocessors from the backward pass, whose products count on all of them:
 /// beside it they cost more than NVLink needs after it, and are worth it where a network is between the ranks.
