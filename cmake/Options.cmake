@@ -9,11 +9,12 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
-# Without these the cache would refuse precompiled headers, which are named by -include and differ in their times.
+# Without these the cache would refuse precompiled headers. It may refuse objects whose headers changed while they were
+# compiled (no include_file_mtime): kept, they would come back as those of the changed header.
 find_program(CCACHE ccache)
 if(CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
-      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${CCACHE}")
+      CCACHE_SLOPPINESS=pch_defines,time_macros "${CCACHE}")
   set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE}")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
