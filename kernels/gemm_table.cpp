@@ -5,6 +5,7 @@
 #include "kernels/common/launch.h"
 #include "kernels/gemm_table_h200.h"
 #include "unsloth/core/error.h"
+#include "unsloth/spec/measured_card.h"
 
 namespace unsloth::kernels {
 namespace {
@@ -32,9 +33,12 @@ GemmForm form_of(const GemmCase& p) {
 }
 
 GemmTable measured_table(const GemmCard& card) {
-    if (card.name == "NVIDIA H200" && card.compute_capability == 90 && card.multiprocessors == 132)
-        return h200_gemm_table();
-    return {};
+    if (spec::measured_card(card.name) != "NVIDIA H200" || card.compute_capability != 90 || card.multiprocessors != 132)
+        return {};
+    GemmTable table = h200_gemm_table();
+    // What few rows take is the memory's rate, which is the card's own.
+    if (card.name != "NVIDIA H200") table.products = {};
+    return table;
 }
 
 const GemmAlgorithm* measured_product(const GemmTable& table, const GemmCase& p) {

@@ -1,7 +1,8 @@
 #include "ops/gemm_fp8_choice.h"
 
 #include <algorithm>
-#include <array>
+
+#include "unsloth/spec/measured_card.h"
 
 namespace unsloth::ops {
 namespace {
@@ -39,14 +40,11 @@ int64_t waves(const MeasuredCard& card, int64_t m, int64_t n, int columns) {
     return ceil_div(ceil_div(m, rows_of_a_tile) * ceil_div(n, columns), card.multiprocessors);
 }
 
-/// Cards on which the kernel of this tree has passed its tests.
-constexpr std::array<std::string_view, 1> released_cards = {"NVIDIA H200"};
-
 }  // namespace
 
 std::optional<kernels::Fp8Tile> fp8_gemm_tile(int64_t m, int64_t n, std::string_view card) {
-    const auto measured =
-        std::find_if(std::begin(cards), std::end(cards), [&](const MeasuredCard& c) { return c.name == card; });
+    const auto measured = std::find_if(std::begin(cards), std::end(cards),
+                                       [&](const MeasuredCard& c) { return c.name == spec::measured_card(card); });
     if (measured == std::end(cards)) return std::nullopt;
     const bool lasting = waves(*measured, m, n, 256) >= lasting_waves;
     kernels::Fp8Tile best;
@@ -64,7 +62,7 @@ std::optional<kernels::Fp8Tile> fp8_gemm_tile(int64_t m, int64_t n, std::string_
 
 Fp8GemmChoice fp8_gemm_choice(int64_t m, int64_t n, int64_t rank, std::string_view card) {
     // Without a tail the library is as fast at large m (within 4 % either way) and faster at small m.
-    if (rank == 0 || std::find(released_cards.begin(), released_cards.end(), card) == released_cards.end()) return {};
+    if (rank == 0) return {};
     const std::optional<kernels::Fp8Tile> tile = fp8_gemm_tile(m, n, card);
     return tile ? Fp8GemmChoice{true, *tile} : Fp8GemmChoice{};
 }

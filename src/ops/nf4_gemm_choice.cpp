@@ -3,6 +3,7 @@
 #include <array>
 
 #include "unsloth/ops/nf4_gemm.h"
+#include "unsloth/spec/measured_card.h"
 
 namespace unsloth::ops {
 namespace {
@@ -20,8 +21,6 @@ struct Step {
     Nf4GemmChoice choice = {};
 };
 constexpr int most_steps = 8;
-
-constexpr std::string_view measured_card = "NVIDIA H200";
 
 struct Shape {
     bool transposed;
@@ -114,7 +113,7 @@ constexpr Shape h200[] = {
 }  // namespace
 
 bool nf4_gemm_measured(std::string_view card) {
-    return card == measured_card;
+    return spec::measured_card(card) == "NVIDIA H200";
 }
 
 Nf4GemmChoice nf4_gemm_choice(std::string_view card, int64_t m, int64_t n, int64_t k, bool transposed) {

@@ -102,11 +102,17 @@ TEST(GemmTable, TheLastWaveCountsInFull) {
     EXPECT_EQ(predicted_ns(tile, static_cast<double>(3.0F + 1e-6F), 4096), predicted_ns(tile, 3.0, 4096));
 }
 
-TEST(GemmTable, OnlyTheMeasuredCardHasEntries) {
+TEST(GemmTable, AnH100TakesTheTilesOfTheH200AndNothingThatItsMemoryDecides) {
+    const GemmTable h100 = measured_table({"NVIDIA H100 80GB HBM3", 90, 132});
+    EXPECT_EQ(h100.tiles.size(), measured_table({"NVIDIA H200", 90, 132}).tiles.size());
+    EXPECT_TRUE(h100.products.empty());
+}
+
+TEST(GemmTable, OtherCardsThanTheMeasuredHaveNoEntries) {
     EXPECT_FALSE(measured_table({"NVIDIA H200", 90, 132}).tiles.empty());
     for (const GemmCard& other :
-         {GemmCard{"NVIDIA H100 80GB HBM3", 90, 132}, GemmCard{"NVIDIA H200 MIG 3g.71gb", 90, 60},
-          GemmCard{"NVIDIA H200", 90, 60}, GemmCard{}}) {
+         {GemmCard{"NVIDIA H100 PCIe", 90, 114}, GemmCard{"NVIDIA H100 80GB HBM3", 90, 60},
+          GemmCard{"NVIDIA H200 MIG 3g.71gb", 90, 60}, GemmCard{"NVIDIA H200", 90, 60}, GemmCard{}}) {
         EXPECT_TRUE(measured_table(other).tiles.empty()) << other.name;
         EXPECT_TRUE(measured_table(other).products.empty()) << other.name;
     }
