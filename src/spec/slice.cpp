@@ -1,0 +1,61 @@
+#include "unsloth/spec/slice.h"
+
+#include <algorithm>
+
+#include "unsloth/core/error.h"
+
+namespace unsloth::spec {
+namespace {
+
+// 16 bytes of bf16, which products read at a time; and random numbers are drawn by fours of channels.
+constexpr int64_t alignment = 8;
+
+[[noreturn]] void refuse(TensorRank tp, const std::string& what) {
+    throw usage_error(cat("distributed.tp_size ", tp.size, ": ", what),
+                      "Take a tp_size that divides the model's heads and its intermediate size.");
+}
+
+void require_divisible(TensorRank tp, const char* name, int64_t size, int64_t unit) {
+    if (size % tp.size != 0) refuse(tp, cat("the model's ", name, " ", size, " is not divisible by it"));
+    if (size / tp.size * unit % alignment != 0)
+        refuse(tp, cat("a rank's share of the model's ", name, " ", size, " is ", size / tp.size * unit,
+                       " columns, no multiple of ", alignment));
+}
+
+}  // namespace
+
+ModelSpec slice(const ModelSpec& model, TensorRank tp) {
+    UNSLOTH_CHECK(tp.size >= 1 && tp.rank >= 0 && tp.rank < tp.size, "rank ", tp.rank, " of ", tp.size);
+    if (tp.alone()) return model;
+    require_divisible(tp, "num_attention_heads", model.num_heads, model.head_dim);
+    require_divisible(tp, "intermediate_size", model.intermediate_size, 1);
+    if (model.num_kv_heads % tp.size != 0 && tp.size % model.num_kv_heads != 0)
+        refuse(tp, cat("the model's num_key_value_heads ", model.num_kv_heads,
+                       " neither is divisible by it nor divides it"));
+    ModelSpec own = model;
+    own.num_heads = model.num_heads / tp.size;
+    own.num_kv_heads = std::max<int64_t>(1, model.num_kv_heads / tp.size);
+    own.intermediate_size = model.intermediate_size / tp.size;
+    return own;
+}
+
+MatrixSlice slice_of(const ModelSpec& model, Projection p, TensorRank tp) {
+    const ModelSpec own = slice(model, tp);
+    const int64_t n = own.out_features(p), k = own.in_features(p);
+    if (is_cut_by_inputs(p)) return {{0, n}, {tp.rank * k, k}};
+    const bool shared = (p == Projection::k || p == Projection::v) && model.num_kv_heads < tp.size;
+    const int64_t place = shared ? tp.rank * model.num_kv_heads / tp.size : tp.rank;  // in slices of this size
+    return {{place * n, n}, {0, k}};
+}
+
+Range vocabulary_slice(int64_t vocab_size, TensorRank tp) {
+    if (tp.alone()) return {0, vocab_size};
+    if (vocab_size < alignment * tp.size)
+        refuse(tp, cat("a vocabulary of ", vocab_size, " gives no rank ", alignment, " rows"));
+    const auto border = [&](int rank) {
+        return rank == tp.size ? vocab_size : vocab_size * rank / tp.size / alignment * alignment;
+    };
+    return {border(tp.rank), border(tp.rank + 1) - border(tp.rank)};
+}
+
+}  // namespace unsloth::spec

@@ -1,0 +1,110 @@
+#include "unsloth/spec/slice.h"
+
+#include <gtest/gtest.h>
+
+#include "unsloth/core/error.h"
+#include "unsloth/spec/shapes.h"
+
+namespace unsloth {
+namespace {
+
+using spec::Projection;
+using spec::Range;
+using spec::TensorRank;
+
+spec::ModelSpec model() {
+    spec::ModelSpec m;
+    m.hidden_size = 48;
+    m.intermediate_size = 96;
+    m.num_layers = 2;
+    m.num_heads = 12;
+    m.num_kv_heads = 4;
+    m.head_dim = 8;
+    m.vocab_size = 101;
+    return m;
+}
+
+TEST(Slice, OfOneRankIsTheModel) {
+    const spec::ModelSpec own = spec::slice(model(), {});
+    EXPECT_EQ(own.num_heads, 12);
+    EXPECT_EQ(own.num_kv_heads, 4);
+    EXPECT_EQ(spec::slice_of(model(), Projection::down, {}), (spec::MatrixSlice{{0, 48}, {0, 96}}));
+    EXPECT_EQ(spec::vocabulary_slice(101, {}), (Range{0, 101}));
+}
+
+/// Slices lie side by side and cover the matrix, on the side that is cut; the other side is whole.
+TEST(Slice, CoversEachMatrixOnce) {
+    for (const int size : {1, 2, 4})
+        for (int index = 0; index < spec::projection_count; ++index) {
+            const auto p = static_cast<Projection>(index);
+            int64_t next = 0;
+            for (int rank = 0; rank < size; ++rank) {
+                const spec::MatrixSlice part = spec::slice_of(model(), p, {rank, size});
+                const Range cut = spec::is_cut_by_inputs(p) ? part.columns : part.rows;
+                const Range whole = spec::is_cut_by_inputs(p) ? part.rows : part.columns;
+                EXPECT_EQ(cut.begin, next) << spec::name_of(p) << " " << rank << " of " << size;
+                next += cut.size;
+                EXPECT_EQ(whole,
+                          (Range{0, spec::is_cut_by_inputs(p) ? model().out_features(p) : model().in_features(p)}));
+            }
+            EXPECT_EQ(next, spec::is_cut_by_inputs(p) ? model().in_features(p) : model().out_features(p));
+        }
+}
+
+/// A rank's query heads and the key/value head that they read, where that one serves several ranks.
+TEST(Slice, NeighboursHaveTheSameKeyHeadWhereThereAreFewer) {
+    for (const int kv_heads : {1, 2, 4}) {
+        spec::ModelSpec m = model();
+        m.num_kv_heads = kv_heads;
+        const int64_t queries_of_a_key = m.num_heads / kv_heads;
+        for (const int size : {2, 4})
+            for (int rank = 0; rank < size; ++rank) {
+                const spec::ModelSpec own = spec::slice(m, {rank, size});
+                const Range q = spec::slice_of(m, Projection::q, {rank, size}).rows,
+                            k = spec::slice_of(m, Projection::k, {rank, size}).rows;
+                EXPECT_EQ(own.num_heads % own.num_kv_heads, 0);
+                for (int64_t head = 0; head < own.num_heads; ++head) {
+                    const int64_t whole = q.begin / m.head_dim + head,
+                                  local_key = head / (own.num_heads / own.num_kv_heads);
+                    EXPECT_EQ(k.begin / m.head_dim + local_key, whole / queries_of_a_key)
+                        << kv_heads << " heads, rank " << rank << " of " << size << ", query " << whole;
+                }
+            }
+    }
+}
+
+TEST(Slice, CutsTheVocabularyAtMultiplesOfEight) {
+    int64_t next = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+        const Range rows = spec::vocabulary_slice(101, {rank, 4});
+        EXPECT_EQ(rows.begin, next);
+        EXPECT_EQ(rows.begin % 8, 0);
+        EXPECT_GT(rows.size, 0);
+        next += rows.size;
+    }
+    EXPECT_EQ(next, 101);
+    EXPECT_THROW(spec::vocabulary_slice(31, {0, 4}), Error);
+}
+
+TEST(Slice, SaysWhichSizeDoesNotDivide) {
+    const auto refusal = [](const spec::ModelSpec& m, int size) -> std::string {
+        try {
+            spec::slice(m, {0, size});
+        } catch (const Error& error) {
+            EXPECT_EQ(error.kind(), ErrorKind::usage);
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_NE(refusal(model(), 5).find("num_attention_heads 12"), std::string::npos) << refusal(model(), 5);
+    EXPECT_NE(refusal(model(), 3).find("num_key_value_heads 4"), std::string::npos) << refusal(model(), 3);
+    spec::ModelSpec odd = model();
+    odd.intermediate_size = 98;
+    EXPECT_NE(refusal(odd, 4).find("intermediate_size 98"), std::string::npos) << refusal(odd, 4);
+    odd.intermediate_size = 92;
+    EXPECT_NE(refusal(odd, 4).find("23 columns"), std::string::npos) << refusal(odd, 4);
+    EXPECT_EQ(refusal(spec::builtin_shape(spec::builtin_shape_names().front()), 2), "");
+}
+
+}  // namespace
+}  // namespace unsloth
