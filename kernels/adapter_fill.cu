@@ -19,13 +19,15 @@ __device__ __forceinline__ void fill_tile(const AdapterBlock& block, uint32_t fi
     T* out = static_cast<T*>(block.out);
     const bool wide =
         !block.transposed && columns % fill_width == 0 && block.stride * static_cast<int64_t>(sizeof(T)) % 16 == 0 &&
+        block.source_stride * static_cast<int64_t>(sizeof(float)) % 16 == 0 &&
         (reinterpret_cast<std::uintptr_t>(out) | reinterpret_cast<std::uintptr_t>(block.source)) % 16 == 0;
     if (wide) {
         Pack<float, fill_width> in[fill_packs] = {};
 #pragma unroll
         for (int i = 0; i < fill_packs; ++i) {
             const uint32_t at = first + (i * fill_threads + threadIdx.x) * fill_width;
-            if (at < end && block.source != nullptr) in[i] = load_pack<fill_width>(block.source + at);
+            if (at < end && block.source != nullptr)
+                in[i] = load_pack<fill_width>(block.source + at / columns * block.source_stride + at % columns);
         }
 #pragma unroll
         for (int i = 0; i < fill_packs; ++i) {
@@ -39,8 +41,9 @@ __device__ __forceinline__ void fill_tile(const AdapterBlock& block, uint32_t fi
         return;
     }
     for (uint32_t at = first + threadIdx.x; at < end; at += fill_threads) {
-        const float value = block.source != nullptr ? block.source[at] * block.scale : 0.f;
         const uint32_t row = at / columns, column = at % columns;
+        const float value =
+            block.source != nullptr ? block.source[row * block.source_stride + column] * block.scale : 0.f;
         out[block.transposed ? column * block.stride + row : row * block.stride + column] = from_float<T>(value);
     }
 }

@@ -12,7 +12,8 @@ namespace unsloth::kernels {
 
 /// out[row, column] = scale * source[row, column] (out[column, row] when transposed), rounded once to `type`.
 struct AdapterBlock {
-    const float* source = nullptr;  ///< [rows, columns], contiguous; nullptr: zeros
+    const float* source = nullptr;  ///< [rows, columns]; nullptr: zeros
+    int64_t source_stride = 0;      ///< of its rows
     void* out = nullptr;
     int64_t stride = 0;  ///< of out, in elements
     int32_t rows = 0, columns = 0;

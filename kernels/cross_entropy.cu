@@ -118,9 +118,14 @@ __device__ void write_gradient(T* row, int packs, int columns, int target, const
     }
 }
 
+template <class T>
+__device__ __forceinline__ T* row_of(const Matrix& logits) {
+    return static_cast<T*>(logits.data) + blockIdx.x * logits.stride;
+}
+
 template <class T, int N>
 __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const CrossEntropy p) {
-    T* row = static_cast<T*>(p.logits.data) + blockIdx.x * p.logits.stride;
+    T* row = row_of<T>(p.logits);
     const int columns = static_cast<int>(p.columns);
     const int packs = columns / N;
     const int target = p.targets[blockIdx.x];
@@ -132,6 +137,39 @@ __global__ void __launch_bounds__(row_threads, 1) cross_entropy_kernel(const Cro
         const float scale = p.weights != nullptr ? step_scale * p.weights[blockIdx.x] : step_scale;
         write_gradient<T, N>(row, packs, columns, target, total, scale);
     }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(row_threads, 1) cross_entropy_statistics_kernel(const CrossEntropyStatistics p) {
+    const T* row = static_cast<const T*>(p.logits.data) + blockIdx.x * p.logits.stride;
+    const int columns = static_cast<int>(p.columns);
+    const OnlineSoftmax total = row_online_softmax<T, N>(row, columns / N, columns);
+    if (threadIdx.x != 0) return;
+    const int64_t target = p.targets[blockIdx.x] - p.first;
+    p.statistics[blockIdx.x] = total.maximum;
+    p.statistics[p.rows + blockIdx.x] = total.sum;
+    p.statistics[2 * p.rows + blockIdx.x] = target >= 0 && target < columns ? to_float(row[target]) : 0.f;
+}
+
+/// Every thread combines the slices' statistics by itself: there are a few of them.
+template <class T, int N>
+__global__ void __launch_bounds__(row_threads, 1) cross_entropy_of_slice_kernel(const CrossEntropyOfSlice p) {
+    const CrossEntropy& own = p.of_slice;
+    const float* const of_row = p.statistics + blockIdx.x;
+    OnlineSoftmax total;
+    float target_logit = 0.f;
+    for (int64_t s = 0; s < p.slices; ++s) {
+        const float* const slice = of_row + s * 3 * own.rows;
+        total.merge(slice[0], slice[own.rows]);
+        target_logit += slice[2 * own.rows];
+    }
+    if (threadIdx.x == 0) own.losses[blockIdx.x] = logf(total.sum) + (total.maximum - target_logit);
+    if (!own.gradient) return;
+    const int columns = static_cast<int>(own.columns);
+    const float step_scale = own.scalars->inv_loss_divisor * own.scalars->loss_scale;
+    const float scale = own.weights != nullptr ? step_scale * own.weights[blockIdx.x] : step_scale;
+    const int target = static_cast<int>(own.targets[blockIdx.x] - p.first);  // no column of this slice matches others
+    write_gradient<T, N>(row_of<T>(own.logits), columns / N, columns, target, total, scale);
 }
 
 __global__ void __launch_bounds__(row_threads) accumulate_loss_kernel(const AccumulateLoss p) {
@@ -201,6 +239,33 @@ void cross_entropy(const CrossEntropy& p, cudaStream_t stream) {
             UNSLOTH_LAUNCH((cross_entropy_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
         } else {
             UNSLOTH_LAUNCH((cross_entropy_kernel<T, 1>), rows, row_threads, 0, stream, p);
+        }
+    });
+}
+
+void cross_entropy_statistics(const CrossEntropyStatistics& p, cudaStream_t stream) {
+    if (p.rows == 0) return;
+    const auto rows = static_cast<unsigned>(p.rows);
+    dispatch_floating(p.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if (aligned_16(p.logits.data, {p.rows > 1 ? p.logits.stride : 0}, p.type)) {
+            UNSLOTH_LAUNCH((cross_entropy_statistics_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
+        } else {
+            UNSLOTH_LAUNCH((cross_entropy_statistics_kernel<T, 1>), rows, row_threads, 0, stream, p);
+        }
+    });
+}
+
+void cross_entropy_of_slice(const CrossEntropyOfSlice& p, cudaStream_t stream) {
+    const CrossEntropy& own = p.of_slice;
+    if (own.rows == 0) return;
+    const auto rows = static_cast<unsigned>(own.rows);
+    dispatch_floating(own.type, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if (aligned_16(own.logits.data, {own.rows > 1 ? own.logits.stride : 0}, own.type)) {
+            UNSLOTH_LAUNCH((cross_entropy_of_slice_kernel<T, vector_width<T>>), rows, row_threads, 0, stream, p);
+        } else {
+            UNSLOTH_LAUNCH((cross_entropy_of_slice_kernel<T, 1>), rows, row_threads, 0, stream, p);
         }
     });
 }

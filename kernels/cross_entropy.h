@@ -22,6 +22,26 @@ struct CrossEntropy {
 };
 void cross_entropy(const CrossEntropy& params, cudaStream_t stream);
 
+/// Logits that are columns [first, first + columns) of a vocabulary that is cut over ranks.
+struct CrossEntropyStatistics {
+    int64_t rows = 0;
+    int64_t columns = 0;
+    int64_t first = 0;
+    spec::DType type = spec::DType::bf16;
+    ConstMatrix logits;
+    const int32_t* targets = nullptr;  ///< [rows], of the whole vocabulary
+    float* statistics = nullptr;       ///< [3, rows]
+};
+void cross_entropy_statistics(const CrossEntropyStatistics& params, cudaStream_t stream);
+
+struct CrossEntropyOfSlice {
+    CrossEntropy of_slice;  ///< targets of the whole vocabulary
+    int64_t first = 0;
+    int64_t slices = 0;
+    const float* statistics = nullptr;  ///< [slices, 3, rows]
+};
+void cross_entropy_of_slice(const CrossEntropyOfSlice& params, cudaStream_t stream);
+
 struct AccumulateLoss {
     int64_t count = 0;
     const float* losses = nullptr;

@@ -91,14 +91,14 @@ __global__ void __launch_bounds__(1024) column_sums_kernel(const ColumnSums p) {
     if (threadIdx.x == 0 && summed < p.columns) p.sums[summed] += total;
 }
 
-/// body(k, u) for each of a token's channels column + k, k < N: u in [0, 1) is Philox's draw of it.
+/// body(k, u) for each of a token's channels first + k, k < N: u in [0, 1) is Philox's draw of it.
 template <int N, class Body>
 __device__ void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset, uint32_t site,
-                              int64_t column, const Body& body) {
+                              int64_t first, const Body& body) {
     constexpr int draws = N >= 4 ? 4 : N;  // channels that one call of the generator serves
 #pragma unroll
     for (int base = 0; base < N; base += draws) {
-        const auto channel = static_cast<uint32_t>(column) + base;
+        const auto channel = static_cast<uint32_t>(first) + base;
         const PhiloxWords random = philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row),
                                               static_cast<uint32_t>(offset), site, channel / 4);
 #pragma unroll
@@ -116,7 +116,7 @@ struct DropoutOperation {
     const int32_t* offset;
     const spec::StepScalars* scalars;
     float probability, scale;
-    uint32_t layer, projection;
+    uint32_t layer, projection, first_channel;
     bool accumulate;
 
     struct State {
@@ -130,8 +130,8 @@ struct DropoutOperation {
     }
     __device__ void store(uint32_t row, int64_t column, const State& in) const {
         Pack<T, N> result;
-        for_each_draw<N>(*scalars, row_id[row], offset[row], dropout_site(scalars->epoch, layer, projection), column,
-                         [&](int k, float u) {
+        for_each_draw<N>(*scalars, row_id[row], offset[row], dropout_site(scalars->epoch, layer, projection),
+                         column + first_channel, [&](int k, float u) {
                              float value = u >= probability ? to_float(in.x.v[k]) * scale : 0.f;
                              if (accumulate) value += to_float(in.out.v[k]);
                              result.v[k] = from_float<T>(value);
@@ -180,6 +180,7 @@ void run_dropout(const Dropout& p, cudaStream_t stream) {
                                            1.f / (1.f - p.probability),
                                            p.layer,
                                            p.projection,
+                                           p.first_channel,
                                            p.accumulate};
     map_rows<N>(operation, p.tokens, p.columns, stream);
 }

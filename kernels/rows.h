@@ -61,6 +61,7 @@ struct Dropout {
     float probability = 0;  ///< of dropping
     uint32_t layer = 0;
     uint32_t projection = 0;
+    uint32_t first_channel = 0;  ///< of column 0; a multiple of 4
     bool accumulate = false;
 };
 void dropout(const Dropout& params, cudaStream_t stream);

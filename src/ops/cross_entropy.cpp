@@ -52,6 +52,63 @@ void cross_entropy_cpu(const Context& ctx, const at::Tensor& logits_CV, const at
     });
 }
 
+/// Places of a row's three statistics.
+constexpr int64_t maximum_of = 0, sum_of = 1, target_of = 2;
+
+void cross_entropy_statistics_cpu(const at::Tensor& logits_CV, const at::Tensor& targets_C, int64_t first,
+                                  const at::Tensor& statistics_3C) {
+    const cpu::Rows rows(logits_CV);
+    const int64_t columns = rows.columns(), count = rows.rows();
+    const int32_t* targets = targets_C.const_data_ptr<int32_t>();
+    float* statistics = statistics_3C.mutable_data_ptr<float>();
+    at::parallel_for(0, count, cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            const float* logits = rows.read(row, scratch.data());
+            const float maximum = softmax_maximum(logits, columns);
+            const int64_t target = targets[row] - first;
+            statistics[maximum_of * count + row] = maximum;
+            statistics[sum_of * count + row] =
+                cpu::lane_sum(columns, [&](int64_t c) { return std::exp(logits[c] - maximum); });
+            statistics[target_of * count + row] = target >= 0 && target < columns ? logits[target] : 0.f;
+        }
+    });
+}
+
+void cross_entropy_of_slice_cpu(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
+                                int64_t first, const at::Tensor& statistics_S3C, const at::Tensor& losses_C,
+                                bool gradient, const at::Tensor& weight_C) {
+    const cpu::Rows rows(logits_CV);
+    const int64_t columns = rows.columns(), count = rows.rows(), slices = statistics_S3C.size(0);
+    const int32_t* targets = targets_C.const_data_ptr<int32_t>();
+    const float* statistics = statistics_S3C.const_data_ptr<float>();
+    float* losses = losses_C.mutable_data_ptr<float>();
+    const float step_scale = gradient ? ctx.scalars->inv_loss_divisor * ctx.scalars->loss_scale : 0.f;
+    const float* weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
+    at::parallel_for(0, count, cpu::grain_size(8 * columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> scratch(static_cast<size_t>(columns)), p(static_cast<size_t>(columns));
+        for (int64_t row = begin; row < end; ++row) {
+            const auto statistic = [&](int64_t slice, int64_t which) {
+                return statistics[(slice * 3 + which) * count + row];
+            };
+            float maximum = statistic(0, maximum_of), sum = 0.f, target_logit = 0.f;
+            for (int64_t s = 1; s < slices; ++s) maximum = std::max(maximum, statistic(s, maximum_of));
+            for (int64_t s = 0; s < slices; ++s) {
+                sum += statistic(s, sum_of) * std::exp(statistic(s, maximum_of) - maximum);
+                target_logit += statistic(s, target_of);
+            }
+            losses[row] = std::log(sum) + (maximum - target_logit);
+            if (!gradient) continue;
+            const float scale = weights == nullptr ? step_scale : step_scale * weights[row];
+            const float factor = scale / sum;
+            const float* logits = rows.read(row, scratch.data());
+            for (int64_t c = 0; c < columns; ++c) p[c] = std::exp(logits[c] - maximum) * factor;
+            if (const int64_t target = targets[row] - first; target >= 0 && target < columns) p[target] -= scale;
+            rows.write(row, p.data());
+        }
+    });
+}
+
 void accumulate_loss_cpu(const Context& ctx, const at::Tensor& losses_n, Site site) {
     const float* losses = losses_n.const_data_ptr<float>();
     double sum = 0;
@@ -86,6 +143,23 @@ void check_logits(const Context& ctx, const at::Tensor& logits_CV) {
                   "a vocabulary of ", logits_CV.size(1));
 }
 
+#ifdef UNSLOTH_CUDA
+kernels::CrossEntropy cross_entropy_params(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
+                                           const at::Tensor& losses_C, bool gradient, const at::Tensor& weight_C) {
+    kernels::CrossEntropy params;
+    params.rows = logits_CV.size(0);
+    params.columns = logits_CV.size(1);
+    params.type = dtype_of(logits_CV);
+    params.logits = {logits_CV.mutable_data_ptr(), logits_CV.stride(0)};
+    params.targets = targets_C.const_data_ptr<int32_t>();
+    params.losses = losses_C.mutable_data_ptr<float>();
+    params.weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
+    params.scalars = ctx.scalars;
+    params.gradient = gradient;
+    return params;
+}
+#endif
+
 }  // namespace
 
 void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, const at::Tensor& losses_C,
@@ -98,17 +172,52 @@ void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& 
     UNSLOTH_CHECK(!gradient || ctx.scalars != nullptr, "the gradient's scale is read from ctx.scalars");
     if (!ctx.is_cuda()) return cross_entropy_cpu(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
 #ifdef UNSLOTH_CUDA
-    kernels::CrossEntropy params;
+    kernels::cross_entropy(cross_entropy_params(ctx, logits_CV, targets_C, losses_C, gradient, weight_C),
+                           static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void cross_entropy_statistics(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, int64_t first,
+                              const at::Tensor& statistics_3C) {
+    const Region region(ctx, "cross_entropy");
+    check_logits(ctx, logits_CV);
+    check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
+    check_contiguous(ctx, "statistics", statistics_3C, {3, logits_CV.size(0)}, at::kFloat);
+    if (!ctx.is_cuda()) return cross_entropy_statistics_cpu(logits_CV, targets_C, first, statistics_3C);
+#ifdef UNSLOTH_CUDA
+    kernels::CrossEntropyStatistics params;
     params.rows = logits_CV.size(0);
     params.columns = logits_CV.size(1);
+    params.first = first;
     params.type = dtype_of(logits_CV);
-    params.logits = {logits_CV.mutable_data_ptr(), logits_CV.stride(0)};
+    params.logits = {logits_CV.const_data_ptr(), logits_CV.stride(0)};
     params.targets = targets_C.const_data_ptr<int32_t>();
-    params.losses = losses_C.mutable_data_ptr<float>();
-    params.weights = weight_C.defined() ? weight_C.const_data_ptr<float>() : nullptr;
-    params.scalars = ctx.scalars;
-    params.gradient = gradient;
-    kernels::cross_entropy(params, static_cast<cudaStream_t>(ctx.stream()));
+    params.statistics = statistics_3C.mutable_data_ptr<float>();
+    kernels::cross_entropy_statistics(params, static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void cross_entropy_of_slice(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, int64_t first,
+                            const at::Tensor& statistics_S3C, const at::Tensor& losses_C, bool gradient,
+                            const at::Tensor& weight_C) {
+    const Region region(ctx, "cross_entropy");
+    check_logits(ctx, logits_CV);
+    check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
+    UNSLOTH_CHECK(statistics_S3C.dim() == 3 && statistics_S3C.size(0) > 0, "statistics of no slice");
+    check_contiguous(ctx, "statistics", statistics_S3C, {statistics_S3C.size(0), 3, logits_CV.size(0)}, at::kFloat);
+    check_contiguous(ctx, "losses", losses_C, {logits_CV.size(0)}, at::kFloat);
+    if (weight_C.defined()) check_contiguous(ctx, "weight", weight_C, {logits_CV.size(0)}, at::kFloat);
+    UNSLOTH_CHECK(!gradient || ctx.scalars != nullptr, "the gradient's scale is read from ctx.scalars");
+    if (!ctx.is_cuda())
+        return cross_entropy_of_slice_cpu(ctx, logits_CV, targets_C, first, statistics_S3C, losses_C, gradient,
+                                          weight_C);
+#ifdef UNSLOTH_CUDA
+    kernels::CrossEntropyOfSlice params;
+    params.of_slice = cross_entropy_params(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
+    params.first = first;
+    params.slices = statistics_S3C.size(0);
+    params.statistics = statistics_S3C.const_data_ptr<float>();
+    kernels::cross_entropy_of_slice(params, static_cast<cudaStream_t>(ctx.stream()));
 #endif
 }
 

@@ -20,7 +20,7 @@ void check_block(const Context& ctx, const FillBlock& block) {
     check_compute_tensor(ctx, "out", block.out, block.out.sizes());
     if (!block.source.defined()) return;
     const int64_t rows = block.out.size(block.transposed ? 1 : 0), columns = block.out.size(block.transposed ? 0 : 1);
-    check_contiguous(ctx, "source", block.source, {rows, columns}, at::kFloat);
+    check_matrix(ctx, "source", block.source, rows, columns, at::kFloat);
 }
 
 #ifdef UNSLOTH_CUDA
@@ -28,6 +28,7 @@ void check_block(const Context& ctx, const FillBlock& block) {
 kernels::AdapterBlock describe(const FillBlock& block) {
     kernels::AdapterBlock b;
     b.source = block.source.defined() ? block.source.const_data_ptr<float>() : nullptr;
+    b.source_stride = block.source.defined() ? block.source.stride(0) : 0;
     b.out = block.out.mutable_data_ptr();
     b.stride = block.out.stride(0);
     b.rows = static_cast<int32_t>(block.out.size(block.transposed ? 1 : 0));

@@ -25,7 +25,7 @@ void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int6
         if (of_b) {
             check_contiguous(ctx, "dB", slice.db, {slice.n, slice.rank}, at::kFloat);
         } else {
-            check_contiguous(ctx, "dA", slice.da, {slice.rank, k}, at::kFloat);
+            check_matrix(ctx, "dA", slice.da, slice.rank, k, at::kFloat);
         }
     }
 }
@@ -34,17 +34,17 @@ void check_slices(const Context& ctx, const std::vector<LoraSlice>& slices, int6
 /// undefined.
 at::Tensor stacked_da(const std::vector<LoraSlice>& slices, int64_t r, int64_t k) {
     const at::Tensor* first = nullptr;
-    int64_t rows = 0;
+    int64_t rows = 0, stride = 0;
     for (const LoraSlice& slice : slices) {
         if (slice.r == 0) continue;
         if (slice.rank != slice.r || slice.r_begin != rows) return {};
-        if (first == nullptr) first = &slice.da;
+        if (first == nullptr) first = &slice.da, stride = slice.da.stride(0);
         if (slice.da.storage().unsafeGetStorageImpl() != first->storage().unsafeGetStorageImpl() ||
-            slice.da.storage_offset() != first->storage_offset() + rows * k)
+            slice.da.stride(0) != stride || slice.da.storage_offset() != first->storage_offset() + rows * stride)
             return {};
         rows += slice.r;
     }
-    return first != nullptr && rows == r ? first->as_strided({r, k}, {k, 1}) : at::Tensor();
+    return first != nullptr && rows == r ? first->as_strided({r, k}, {stride, 1}) : at::Tensor();
 }
 
 }  // namespace

@@ -157,6 +157,7 @@ void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, cons
     UNSLOTH_CHECK(p >= 0 && p < 1, "dropout probability ", p, " is outside [0, 1)");
     UNSLOTH_CHECK(key.layer < (1u << 13) && key.projection < 8, "layer ", key.layer, ", projection ", key.projection,
                   " do not fit dropout_site");
+    UNSLOTH_CHECK(key.first_channel % 4 == 0, "dropout from channel ", key.first_channel, " on");
     UNSLOTH_CHECK(ctx.scalars != nullptr, "dropout reads its seed and epoch from ctx.scalars");
     if (!ctx.is_cuda()) {
         return cpu::dropout(*ctx.scalars, x_TK, row_T, offset_T, static_cast<float>(p), key, out_TK, accumulate);
@@ -174,6 +175,7 @@ void dropout(Context& ctx, const at::Tensor& x_TK, const at::Tensor& row_T, cons
     params.probability = static_cast<float>(p);
     params.layer = key.layer;
     params.projection = key.projection;
+    params.first_channel = key.first_channel;
     params.accumulate = accumulate;
     kernels::dropout(params, stream_of(ctx));
 #endif

@@ -21,13 +21,15 @@ const int32_t* pointer(const at::Tensor& index) {
     return index.defined() ? index.const_data_ptr<int32_t>() : nullptr;
 }
 
-/// body(channel, u) for each of a token's channels: u in [0, 1) is Philox's draw of it.
+/// body(column, u) for each of a token's columns, which are its channels from `first_channel` (a multiple of 4) on: u
+/// in [0, 1) is Philox's draw of the channel.
 template <class Body>
-void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset, uint32_t site, int64_t columns,
-                   const Body& body) {
+void for_each_draw(const spec::StepScalars& scalars, int32_t row, int32_t offset, uint32_t site, uint32_t first_channel,
+                   int64_t columns, const Body& body) {
     for (int64_t first = 0; first < columns; first += 4) {
-        const PhiloxWords random = philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row),
-                                              static_cast<uint32_t>(offset), site, static_cast<uint32_t>(first / 4));
+        const PhiloxWords random =
+            philox4x32(scalars.seed_lo, scalars.seed_hi, static_cast<uint32_t>(row), static_cast<uint32_t>(offset),
+                       site, first_channel / 4 + static_cast<uint32_t>(first / 4));
         for (int64_t c = first; c < std::min(first + 4, columns); ++c) body(c, unit_float(random.w[c - first]));
     }
 }
@@ -107,7 +109,7 @@ void dropout(const spec::StepScalars& scalars, const at::Tensor& x, const at::Te
         std::vector<float> x_scratch(size), out_scratch(size), result(size);
         for (int64_t t = begin; t < end; ++t) {
             const float* values = x_rows.read(t, x_scratch.data());
-            for_each_draw(scalars, row_T[t], offset_T[t], site, columns,
+            for_each_draw(scalars, row_T[t], offset_T[t], site, key.first_channel, columns,
                           [&](int64_t c, float u) { result[c] = u >= probability ? values[c] * scale : 0.f; });
             if (accumulate) {
                 const float* before = out_rows.read(t, out_scratch.data());
@@ -131,7 +133,7 @@ void add_noise(const spec::StepScalars& scalars, const at::Tensor& x, const at::
         std::vector<float> scratch(size), result(size);
         for (int64_t t = begin; t < end; ++t) {
             const float* values = x_rows.read(t, scratch.data());
-            for_each_draw(scalars, row_T[t], offset_T[t], site, columns,
+            for_each_draw(scalars, row_T[t], offset_T[t], site, /*first_channel=*/0, columns,
                           [&](int64_t c, float u) { result[c] = values[c] + magnitude_T[t] * (2.f * u - 1.f); });
             x_rows.write(t, result.data());
         }

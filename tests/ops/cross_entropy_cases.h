@@ -1,6 +1,8 @@
 // Cases of cross-entropy, its accumulation, and argmax.
 #pragma once
 
+#include <numeric>
+
 #include "ops/op_cases.h"
 #include "unsloth/ops/cross_entropy.h"
 
@@ -46,6 +48,41 @@ inline OpCase weighted_cross_entropy_case(int64_t rows, int64_t columns, at::Sca
         const at::Tensor losses = token_losses_oracle(leaf, a[1]);
         (losses * a[3]).sum().backward();
         return Tensors{leaf.grad() * scale, losses.detach()};
+    };
+    return c;
+}
+
+/// The vocabulary is cut at these columns, as over ranks; what their halves make together is what one head makes.
+inline OpCase sliced_cross_entropy_case(int64_t rows, std::vector<int64_t> widths, at::ScalarType dtype, Layout layout,
+                                        bool gradient, bool weighted, double spread) {
+    const int64_t columns = std::accumulate(widths.begin(), widths.end(), int64_t{0});
+    OpCase c = weighted ? weighted_cross_entropy_case(rows, columns, dtype, layout)
+                        : cross_entropy_case(rows, columns, dtype, layout, gradient, spread);
+    c.name = "in " + std::to_string(widths.size()) + " slices " + c.name;
+    if (rows > 2)
+        c.args[1].value[0] = widths.front() - 1, c.args[1].value[1] = widths.front() % columns;  // at a border
+    c.run = [=](ops::Context& ctx, const Tensors& a) {
+        const auto floats = at::TensorOptions(at::kFloat).device(ctx.device());
+        const at::Tensor statistics = at::full({int64_t(widths.size()), 3, rows}, NAN, floats);
+        const auto each = [&](const auto& visit) {
+            int64_t first = 0;
+            for (std::size_t s = 0; s < widths.size(); ++s) {
+                visit(static_cast<int64_t>(s), first, a[0].narrow(1, first, widths[s]));
+                first += widths[s];
+            }
+        };
+        each([&](int64_t s, int64_t first, const at::Tensor& logits) {
+            ops::cross_entropy_statistics(ctx, logits, a[1], first, statistics[s]);
+        });
+        at::Tensor before;
+        each([&](int64_t, int64_t first, const at::Tensor& logits) {
+            ops::cross_entropy_of_slice(ctx, logits, a[1], first, statistics, a[2], gradient || weighted,
+                                        weighted ? a[3] : at::Tensor());
+            if (before.defined()) {
+                EXPECT_TRUE(at::equal(before, a[2])) << "losses differ between slices";
+            }
+            before = a[2].clone();
+        });
     };
     return c;
 }
@@ -104,12 +141,16 @@ inline std::vector<OpCase> cross_entropy_cases(uint64_t seed) {
         for (const Layout layout : all_layouts) {
             cases.push_back(weighted_cross_entropy_case(1, 9, dtype, layout));
             cases.push_back(weighted_cross_entropy_case(5, 1032, dtype, layout));
+            cases.push_back(sliced_cross_entropy_case(5, {344, 688}, dtype, layout, true, true, 3));
             for (const bool gradient : {false, true}) {
                 cases.push_back(cross_entropy_case(1, 1, dtype, layout, gradient, 1));
                 cases.push_back(cross_entropy_case(3, 7, dtype, layout, gradient, 3));
                 cases.push_back(cross_entropy_case(5, 32, dtype, layout, gradient, 30));
                 cases.push_back(cross_entropy_case(4, 1000, dtype, layout, gradient, 5));
                 cases.push_back(cross_entropy_case(3, 4099, dtype, layout, gradient, 4));
+                cases.push_back(sliced_cross_entropy_case(1, {9}, dtype, layout, gradient, false, 3));
+                cases.push_back(sliced_cross_entropy_case(5, {8, 1, 16, 7}, dtype, layout, gradient, false, 30));
+                cases.push_back(sliced_cross_entropy_case(4, {2056, 2043}, dtype, layout, gradient, false, 4));
             }
             cases.push_back(argmax_case(1, 1, dtype, layout, false));
             cases.push_back(argmax_case(6, 37, dtype, layout, true));

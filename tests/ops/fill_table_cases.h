@@ -13,8 +13,9 @@ inline void check_fill_table(at::Device device) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
         const auto options = at::TensorOptions().dtype(type).device(ctx.device());
         // Odd sizes take the element-wise way, multiples of 8 the wide one.
-        const at::Tensor a = at::randn({5, 37}).to(ctx.device()), b = at::randn({48, 16}).to(ctx.device()),
-                         c = at::randn({16, 264}).to(ctx.device());
+        const at::Tensor a = at::randn({5, 37}).to(ctx.device()),
+                         b = at::randn({48, 40}).to(ctx.device()).narrow(1, 8, 16),
+                         c = at::randn({16, 300}).to(ctx.device()).narrow(1, 5, 264);
         const at::Tensor first = at::full({64, 80}, 7, options), second = at::full({300, 32}, 7, options);
         const std::vector<FillBlock> blocks = {
             {.source = a, .out = first.narrow(0, 0, 5).narrow(1, 3, 37)},

@@ -103,7 +103,7 @@ inline at::Tensor dropout_mask(const at::Tensor& row, const at::Tensor& offset, 
         const auto row_id = static_cast<uint32_t>(row[t].item<int32_t>());
         const auto place = static_cast<uint32_t>(offset[t].item<int32_t>());
         for (int64_t c = 0; c < columns; ++c) {
-            const auto channel = static_cast<uint32_t>(c);
+            const auto channel = key.first_channel + static_cast<uint32_t>(c);
             const PhiloxWords words = philox4x32(scalars.seed_lo, scalars.seed_hi, row_id, place, site, channel / 4);
             value[t][c] = unit_float(words.w[channel % 4]) >= static_cast<float>(p) ? 1.0 / (1.0 - p) : 0.0;
         }
@@ -114,11 +114,12 @@ inline at::Tensor dropout_mask(const at::Tensor& row, const at::Tensor& offset, 
 enum class DropoutMode { separate, in_place, accumulate };
 
 inline OpCase dropout_case(int64_t tokens, int64_t columns, at::ScalarType dtype, Layout layout, double p,
-                           DropoutMode mode) {
+                           DropoutMode mode, uint32_t first_channel = 0) {
     OpCase c;
-    c.name = "dropout " + case_name(tokens, columns, c10::toString(dtype), name_of(layout), p, static_cast<int>(mode));
+    c.name = "dropout " + case_name(tokens, columns, c10::toString(dtype), name_of(layout), p, static_cast<int>(mode),
+                                    first_channel);
     c.scalars = test_scalars();
-    const ops::DropoutKey key{31, 6};
+    const ops::DropoutKey key{31, 6, first_channel};
     const bool in_place = mode == DropoutMode::in_place, accumulate = mode == DropoutMode::accumulate;
     c.args = {{"row", at::randint(0, 100000, {tokens}, at::kInt)},
               {"offset", at::randint(0, 2048, {tokens}, at::kInt)},
@@ -206,6 +207,8 @@ inline std::vector<OpCase> rows_cases(uint64_t seed) {
                 cases.push_back(dropout_case(9, 23, from, layout, 0.1, mode));
                 cases.push_back(dropout_case(5, 64, from, layout, 0.5, mode));
                 cases.push_back(dropout_case(2, 64, from, layout, 0.0, mode));
+                cases.push_back(dropout_case(3, 24, from, layout, 0.5, mode, /*first_channel=*/8));
+                cases.push_back(dropout_case(3, 23, from, layout, 0.5, mode, /*first_channel=*/1020));
             }
         }
     }

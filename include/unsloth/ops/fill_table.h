@@ -9,7 +9,7 @@
 namespace unsloth::ops {
 
 struct FillBlock {
-    at::Tensor source;  ///< fp32 [R, C], contiguous; undefined: zeros
+    at::Tensor source;  ///< fp32 [R, C], row stride free; undefined: zeros
     at::Tensor out;     ///< [R, C], or [C, R] when transposed; fp32, bf16 or f16; row stride free
     double scale = 1.0;
     bool transposed = false;

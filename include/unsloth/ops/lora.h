@@ -20,7 +20,7 @@ struct LoraSlice {
     int64_t r_begin = 0, r = 0;  ///< columns of u and v, rows of A that are reserved: multiples of 8
     int64_t rank = 0;            ///< of them in use; 0: no adapter, gradients are not looked at
     double scale = 1.0;          ///< of dB
-    at::Tensor da = {};          ///< fp32 [rank, K], contiguous, +=
+    at::Tensor da = {};          ///< fp32 [rank, K], row stride free, +=
     at::Tensor db = {};          ///< fp32 [n, rank], contiguous, +=
 };
 

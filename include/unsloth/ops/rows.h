@@ -34,6 +34,7 @@ void column_sums(Context& ctx, const at::Tensor& dy_TN, const at::Tensor& dbias_
 struct DropoutKey {
     uint32_t layer = 0;
     uint32_t projection = 0;
+    uint32_t first_channel = 0;  ///< which channel x's first column is; a multiple of 4
 };
 
 /// out_TK = x_TK * mask / (1 - p); with `accumulate` out += instead. mask of (row_T[t], offset_T[t], channel) from the
