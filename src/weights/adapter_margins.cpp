@@ -1,5 +1,7 @@
 #include "unsloth/weights/adapter_margins.h"
 
+#include "unsloth/weights/part.h"
+
 namespace unsloth::weights {
 namespace {
 
@@ -63,10 +65,10 @@ ops::FillTable make_table(ops::Context& ctx, const Adapters& adapters, const Lay
         ops::FillBlock block{.out = place(shape, group), .transposed = shape.part == Shape::Part::a_transposed};
         const spec::Projection projection = shape.slice->projection;
         if (shape.used && shape.part == Shape::Part::b) {
-            block.source = adapters.value(*adapters.b(shape.layer, projection));
+            block.source = rows_of(adapters.value(*adapters.b(shape.layer, projection)), shape.slice->part);
             block.scale = adapters.lora(shape.layer)[static_cast<std::size_t>(projection)].scale;
         } else if (shape.used) {
-            block.source = adapters.value(*adapters.a(shape.layer, projection));
+            block.source = columns_of(adapters.value(*adapters.a(shape.layer, projection)), shape.slice->part);
         }
         blocks.push_back(std::move(block));
     }

@@ -39,6 +39,7 @@ BasePlan::BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout 
     for (int layer = 0; layer < static_cast<int>(file_->spec.num_layers); ++layer)
         if (streams(layer)) streamed_.push_back(layer);
     if (!streamed_.empty()) require_resident();
+    if (!layout_.tp.alone()) require_slices();
     for (int64_t layer = 0; layer < file_->spec.num_layers; ++layer) ready_.push_back(becomes_ready(layer));
     tiles_serve_ = tiles_serve();
     require_offload_folder();
@@ -79,6 +80,29 @@ void BasePlan::require_precision() const {
             "model.precision names the embeddings or lm_head, which are one matrix in this model, and "
             "lora.modules_to_save trains a copy of it",
             "Leave them out of one of the two.");
+}
+
+/// 4-bit codes are cut where a block of them ends, and images are read from files in one piece.
+void BasePlan::require_slices() const {
+    const auto refuse = [&](const std::string& what, const std::string& advice) {
+        throw usage_error(cat("distributed.tp_size ", layout_.tp.size, ": ", what), advice);
+    };
+    if (layout_.dora)
+        refuse("lora.use_dora needs the norms of whole rows, which the ranks' slices do not have",
+               "Leave one of the two out.");
+    if (!recordable())
+        refuse("layers on the disk (model.device_map) are read as whole matrices",
+               "Keep them on the device or in host memory.");
+    for (const formats::TensorSource& source : file_->tensors.all()) {
+        if (source.rule.role != spec::TensorRole::linear || !spec::is_4bit(type_of(source))) continue;
+        const spec::MatrixSlice part = part_of(source);
+        for (const int64_t columns : {source.cols(), part.columns.begin, part.columns.size})
+            if (columns % spec::quant4_block != 0)
+                refuse(cat("a rank's columns ", part.columns.begin, " to ", part.columns.begin + part.columns.size,
+                           " of ", source.rule.hf_name, ", which is held in 4 bit, do not end where its blocks of ",
+                           spec::quant4_block, " do"),
+                       "Take a smaller tp_size, or hold that matrix in bf16 or int8 (model.precision).");
+    }
 }
 
 /// Some forms are made on the device, or change there.
@@ -159,6 +183,24 @@ int BasePlan::widest_bits() const {
     return bits;
 }
 
+/// What of a tensor this rank has: all of it, but of the layers' matrices.
+spec::MatrixSlice BasePlan::part_of(const formats::TensorSource& source) const {
+    if (source.rule.role == spec::TensorRole::linear)
+        for (const Slice& slice : layout_[group_of(source.rule.projection)].slices)
+            if (slice.projection == source.rule.projection) return slice.part;
+    return {{0, source.rows()}, {0, source.cols()}};
+}
+
+bool BasePlan::is_cut(const formats::TensorSource& source) const {
+    return part_of(source) != spec::MatrixSlice{{0, source.rows()}, {0, source.cols()}};
+}
+
+/// Whether a 4-bit weight is held with nested block maxima.
+bool BasePlan::nested(const formats::TensorSource& source) const {
+    const bool whole = !as_it_lies(source) || source.quant4->view.nested();
+    return whole && (!is_cut(source) || keeps_nested_maxima(part_of(source), source.cols()));
+}
+
 /// Codes and masters' copies always are; on a GPU 16-bit layers, and quantised ones that are expanded while loading.
 bool BasePlan::becomes_ready(int64_t layer) const {
     if (request_.fp8 || request_.masters) return true;
@@ -188,18 +230,19 @@ bool BasePlan::tiles_serve() const {
 bool BasePlan::lies_in_tiles(const formats::TensorSource& source) const {
     const bool in_layer = source.rule.role == spec::TensorRole::linear;
     if (!tiles_serve_ || !in_layer || on_disk(source.rule.layer) || !spec::is_4bit(type_of(source))) return false;
-    if (as_it_lies(source)) return spec::nf4_tiles_supported(source.quant4->view);
-    return source.rows() % spec::nf4_tile == 0 && source.cols() % spec::nf4_tile == 0;
+    const spec::MatrixSlice part = part_of(source);
+    return nested(source) && part.rows.size % spec::nf4_tile == 0 && part.columns.size % spec::nf4_tile == 0;
 }
 
 /// Of a layer that does not lie ready, and of embeddings and lm_head.
 BasePlan::Held BasePlan::held(const formats::TensorSource& source) const {
     const bool lies = as_it_lies(source), in_layer = source.rule.role == spec::TensorRole::linear;
     if (lies_in_tiles(source)) return Held::tiles;
-    if (lies && in_layer && request_.device.is_cpu() && !streams(source.rule.layer)) return Held::file_map;
+    if (lies && in_layer && request_.device.is_cpu() && !streams(source.rule.layer) && !is_cut(source))
+        return Held::file_map;
     if (type_of(source) == spec::WeightType::int8) return Held::int8;
     if (!spec::is_4bit(type_of(source))) return Held::matrix;
-    return lies ? Held::packed : Held::quantised_here;
+    return lies && !is_cut(source) ? Held::packed : Held::quantised_here;
 }
 
 bool BasePlan::has_bias(Group g) const {
@@ -237,7 +280,8 @@ LayerImage BasePlan::image_of(const Sources& sources) const {
 void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerImage& image) const {
     const Held how = held(source);
     if (how == Held::file_map) return;
-    const int64_t elements = source.rows() * source.cols(),
+    const spec::MatrixSlice part = part_of(source);
+    const int64_t elements = part.rows.size * part.columns.size,
                   blocks = (elements + spec::quant4_block - 1) / spec::quant4_block;
     const auto add = [&](const char* what, at::ScalarType type, int64_t count, bool is_large = true) {
         if (is_large == large) image.add(part_name(source.rule.hf_name, what), type, count);
@@ -245,16 +289,16 @@ void BasePlan::add_parts(const formats::TensorSource& source, bool large, LayerI
     if (how == Held::matrix) return add("matrix", matrix_type(source), elements);
     if (how == Held::int8) {
         add("codes", at::kChar, elements);
-        return add("maxima", at::kFloat, source.rows(), /*is_large=*/false);
+        return add("maxima", at::kFloat, part.rows.size, /*is_large=*/false);
     }
-    const bool nested = how != Held::packed || source.quant4->view.nested();
+    const bool in_8bit = nested(source);
     if (how == Held::tiles) {
-        add("tiles", at::kByte, spec::nf4_tiles_bytes(source.rows(), source.cols()));
+        add("tiles", at::kByte, spec::nf4_tiles_bytes(part.rows.size, part.columns.size));
     } else {
         add("packed", at::kByte, (elements + 1) / 2);
-        add("absmax", nested ? at::kByte : at::kFloat, blocks);
+        add("absmax", in_8bit ? at::kByte : at::kFloat, blocks);
     }
-    if (nested)
+    if (in_8bit)
         add("nested absmax", at::kFloat, (blocks + spec::quant4_nested_block - 1) / spec::quant4_nested_block,
             /*is_large=*/false);
     add("tables", at::kFloat, 16 + 256, /*is_large=*/false);

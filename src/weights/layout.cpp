@@ -32,8 +32,9 @@ Group group_of(spec::Projection p) {
     return Group::down;
 }
 
-LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora) {
+LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora, spec::TensorRank tp) {
     LayerLayout layout;
+    layout.tp = tp;
     for (const spec::LayerLora& layer : lora)
         layout.dora = layout.dora || std::any_of(layer.begin(), layer.end(),
                                                  [](const spec::LoraModule& module) { return module.dora; });
@@ -41,9 +42,10 @@ LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::Lay
         const auto p = static_cast<spec::Projection>(index);
         GroupLayout& group = layout.groups[static_cast<std::size_t>(group_of(p))];
         const int64_t rank = padded_rank(lora, p);
-        group.slices.push_back({p, group.n, spec.out_features(p), group.r, rank});
-        group.n += spec.out_features(p);
-        group.k = spec.in_features(p);
+        const spec::MatrixSlice part = spec::slice_of(spec, p, tp);
+        group.slices.push_back({p, group.n, part.rows.size, group.r, rank, part});
+        group.n += part.rows.size;
+        group.k = part.columns.size;
         group.r += rank;
     }
     return layout;

@@ -9,6 +9,7 @@
 #include "unsloth/ops/dtype.h"
 #include "unsloth/ops/fp8.h"
 #include "unsloth/weights/base_plan.h"
+#include "unsloth/weights/part.h"
 #include "weights/base_buffers.h"
 #include "weights/disk_loading.h"
 
@@ -124,17 +125,26 @@ void share_nested_offsets(std::vector<StoredLayer>& layers, at::Device device, S
 /// A frozen matrix with the values that the run trains on: quantised ones on the device, others as they lie.
 StoredWeight BasePlan::frozen_weight(ops::Context& ctx, const formats::TensorSource& linear) const {
     const spec::WeightType type = type_of(linear);
+    const spec::MatrixSlice part = part_of(linear);
     if (type == spec::WeightType::int8) {
-        const ops::Int8Tensor weight = int8_of(linear);
+        const auto weight = std::get<ops::Int8Tensor>(slice(int8_of(linear), part));
         return ops::Int8Tensor{weight.codes.to(ctx.device()), weight.maxima.to(ctx.device())};
     }
-    if (!spec::is_4bit(type)) return matrix_of(linear, matrix_type(linear));
-    if (as_it_lies(linear)) return ops::upload(ctx, linear.quant4->view);
+    if (!spec::is_4bit(type)) return slice(matrix_of(linear, matrix_type(linear)), part);
+    if (as_it_lies(linear)) {
+        if (!is_cut(linear)) return ops::upload(ctx, linear.quant4->view);
+        const auto where_it_is = [](const char*, const at::Tensor& values) { return values; };
+        auto weight = std::get<ops::Quant4Tensor>(slice(quant4_rows(linear.quant4->view, where_it_is), part));
+        for (at::Tensor* tensor : {&weight.packed, &weight.absmax, &weight.nested_absmax, &weight.tables})
+            if (tensor->defined()) *tensor = tensor->to(ctx.device());
+        return weight;
+    }
+    // Nested maxima are of all of a matrix's blocks: it is quantised as a whole.
     if (type == spec::WeightType::nf4 && is_plain(linear))
-        return ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device()));
+        return slice(ops::quantize_nf4(ctx, mapped_tensor(*linear.tensor).to(ctx.device())), part);
     const formats::Quant4Owned made = quantised_on_host(linear, type);
     const auto copied = [&](const char*, const at::Tensor& values) { return values.clone().to(ctx.device()); };
-    return quant4_rows(made.view(), copied);
+    return slice(quant4_rows(made.view(), copied), part);
 }
 
 /// Where a frozen matrix lies; with `reads` its values, too.
@@ -147,14 +157,19 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
         if (source.int8) return int8_of(source);
         return mapped_tensor(*source.tensor);
     }
+    const spec::MatrixSlice part = part_of(source);
+    const int64_t rows = part.rows.size, cols = part.columns.size;
     StoredWeight stored;
     if (how == Held::packed) {
         stored = quant4_rows(source.quant4->view, place);
     } else if (how == Held::matrix) {
-        stored = place("matrix", reads ? matrix_of(source, matrix_type(source)) : at::Tensor()).view(source.rule.shape);
+        at::Tensor made;
+        if (reads) made = std::get<at::Tensor>(slice(matrix_of(source, matrix_type(source)), part));
+        stored = place("matrix", made).view({rows, cols});
     } else if (how == Held::int8) {
-        const ops::Int8Tensor made = reads ? int8_of(source) : ops::Int8Tensor{};
-        stored = ops::Int8Tensor{place("codes", made.codes).view(source.rule.shape), place("maxima", made.maxima)};
+        ops::Int8Tensor made;
+        if (reads) made = std::get<ops::Int8Tensor>(slice(int8_of(source), part));
+        stored = ops::Int8Tensor{place("codes", made.codes).view({rows, cols}), place("maxima", made.maxima)};
     } else if (how == Held::tiles) {
         ops::Nf4Tiles made;
         if (reads) made = ops::make_nf4_tiles(ctx, std::get<ops::Quant4Tensor>(frozen_weight(ctx, source)));
@@ -162,18 +177,18 @@ StoredWeight BasePlan::load_stored(ops::Context& ctx, const formats::TensorSourc
                                place("nested absmax", made.nested_absmax),
                                place("tables", made.tables),
                                made.nested_offset,
-                               source.rows(),
-                               source.cols()};
+                               rows,
+                               cols};
     } else {
         ops::Quant4Tensor made;
         if (reads) made = std::get<ops::Quant4Tensor>(frozen_weight(ctx, source));
         stored = ops::Quant4Tensor{place("packed", made.packed),
                                    place("absmax", made.absmax),
-                                   place("nested absmax", made.nested_absmax),
+                                   nested(source) ? place("nested absmax", made.nested_absmax) : at::Tensor(),
                                    place("tables", made.tables),
                                    made.nested_offset,
-                                   source.rows(),
-                                   source.cols()};
+                                   rows,
+                                   cols};
     }
     if (reads) source.drop();
     return stored;
@@ -241,8 +256,11 @@ at::Tensor BasePlan::load_bias(const memory::Arena& arena, int layer, Group g) c
     if (!has_bias(g)) return {};
     const at::Tensor joined = at::zeros({group.n}, at::kFloat);
     for (const Slice& slice : group.slices)
-        if (const formats::TensorSource* bias = file_->tensors.bias(layer, slice.projection))
-            bias->read_f32(joined.data_ptr<float>() + slice.n_begin);
+        if (const formats::TensorSource* bias = file_->tensors.bias(layer, slice.projection)) {
+            const at::Tensor whole = at::empty({bias->cols()}, at::kFloat);
+            bias->read_f32(whole.data_ptr<float>());
+            joined.narrow(0, slice.n_begin, slice.n).copy_(rows_of(whole, slice.part));
+        }
     return arena.tensor(arena.plan().find(bias_name(layer, g)), {group.n}, request_.dtype).copy_(joined);
 }
 

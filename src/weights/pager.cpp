@@ -4,6 +4,7 @@
 
 #include "unsloth/core/error.h"
 #include "unsloth/ops/rows.h"
+#include "unsloth/weights/part.h"
 
 namespace unsloth::weights {
 namespace {
@@ -191,10 +192,10 @@ void Pager::copy_masters(ops::Context& ctx, int layer) {
             const auto find = [&](spec::TensorRole role) {
                 return masters_->table().find(role, layer, slice.projection, Parameter::Kind::base);
             };
-            ops::copy_2d(ctx, masters_->value(*find(spec::TensorRole::linear)),
+            ops::copy_2d(ctx, part_of(masters_->value(*find(spec::TensorRole::linear)), slice.part),
                          std::get<DenseBase>(operand.base).w_NK.narrow(0, slice.n_begin, slice.n));
             if (const Parameter* bias = find(spec::TensorRole::bias))
-                ops::copy_2d(ctx, masters_->value(*bias).unsqueeze(0),
+                ops::copy_2d(ctx, rows_of(masters_->value(*bias), slice.part).unsqueeze(0),
                              operand.bias_N.narrow(0, slice.n_begin, slice.n).unsqueeze(0));
         }
     }

@@ -1,8 +1,65 @@
 #include "unsloth/weights/stored_weight.h"
 
+#include "unsloth/core/error.h"
 #include "unsloth/ops/rows.h"
+#include "unsloth/weights/part.h"
 
 namespace unsloth::weights {
+namespace {
+
+/// A part's block maxima in fp32; `part` in blocks. Multiplied and added apart, as spec::Quant4View says.
+at::Tensor plain_maxima(const ops::Quant4Tensor& whole, const spec::MatrixSlice& part) {
+    const int64_t blocks = whole.cols / spec::quant4_block;
+    const at::Tensor maxima = part_of(whole.absmax.view({whole.rows, blocks}), part);
+    if (!whole.nested_absmax.defined()) return maxima.contiguous().view({-1});
+    const auto indices = at::TensorOptions(at::kLong).device(maxima.device());
+    const auto range = [&](const spec::Range& r) { return at::arange(r.begin, r.begin + r.size, indices); };
+    const at::Tensor nested_block =
+        (range(part.rows).unsqueeze(1) * blocks + range(part.columns)).floor_divide(spec::quant4_nested_block);
+    const at::Tensor values = whole.tables.narrow(0, 16, 256).index_select(0, maxima.reshape({-1}).to(at::kLong));
+    return values.mul(whole.nested_absmax.index_select(0, nested_block.view({-1}))).add(whole.nested_offset);
+}
+
+ops::Quant4Tensor slice_of(const ops::Quant4Tensor& whole, const spec::MatrixSlice& part) {
+    constexpr int64_t block = spec::quant4_block;
+    UNSLOTH_CHECK(whole.cols % block == 0 && part.columns.begin % block == 0 && part.columns.size % block == 0,
+                  "columns ", part.columns.begin, " + ", part.columns.size, " of ", whole.cols, " in 4 bit");
+    const auto columns_by = [&](int64_t unit) {
+        return spec::MatrixSlice{part.rows, {part.columns.begin / unit, part.columns.size / unit}};
+    };
+    ops::Quant4Tensor made = whole;
+    made.rows = part.rows.size;
+    made.cols = part.columns.size;
+    made.packed = part_of(whole.packed.view({whole.rows, whole.cols / 2}), columns_by(2)).contiguous().view({-1});
+    if (!whole.nested_absmax.defined() || !keeps_nested_maxima(part, whole.cols)) {
+        made.absmax = plain_maxima(whole, columns_by(block));
+        made.nested_absmax = at::Tensor();
+        made.nested_offset = 0;
+        return made;
+    }
+    constexpr int64_t nested = spec::quant4_nested_block;
+    const int64_t first = part.rows.begin * whole.cols / block, blocks = part.rows.size * whole.cols / block;
+    made.absmax = whole.absmax.narrow(0, first, blocks);
+    made.nested_absmax = whole.nested_absmax.narrow(0, first / nested, (blocks + nested - 1) / nested);
+    return made;
+}
+
+}  // namespace
+
+bool keeps_nested_maxima(const spec::MatrixSlice& part, int64_t cols) {
+    return part.columns == spec::Range{0, cols} &&
+           part.rows.begin * cols % (spec::quant4_block * spec::quant4_nested_block) == 0;
+}
+
+StoredWeight slice(const StoredWeight& whole, const spec::MatrixSlice& part) {
+    if (const auto* quantised = std::get_if<ops::Quant4Tensor>(&whole)) {
+        const spec::MatrixSlice all{{0, quantised->rows}, {0, quantised->cols}};
+        return part == all ? *quantised : slice_of(*quantised, part);
+    }
+    if (const auto* int8 = std::get_if<ops::Int8Tensor>(&whole))
+        return ops::Int8Tensor{part_of(int8->codes, part).contiguous(), rows_of(int8->maxima, part)};
+    return part_of(std::get<at::Tensor>(whole), part).contiguous();
+}
 
 void expand(ops::Context& ctx, std::span<const StoredWeight* const> weights, std::span<const at::Tensor> outs_NK) {
     std::vector<spec::Quant4View> rows;

@@ -41,7 +41,8 @@ struct BaseRequest {
 
 class BasePlan {
   public:
-    /// usage Error where fp8 is asked for and cannot be, and where layers that must lie on the device do not.
+    /// The layers are the layout's slices of the file's. usage Error where fp8 is asked for and cannot be, where layers
+    /// that must lie on the device do not, and where a weight's form cannot be cut so.
     BasePlan(std::shared_ptr<const formats::WeightFile> file, LayerLayout layout, std::vector<spec::LayerLora> lora,
              BaseRequest request);
 
@@ -76,8 +77,12 @@ class BasePlan {
     enum class Held { file_map, packed, quantised_here, tiles, int8, matrix };
     Held held(const formats::TensorSource& source) const;
     spec::WeightType type_of(const formats::TensorSource& source) const;
+    spec::MatrixSlice part_of(const formats::TensorSource& source) const;
+    bool is_cut(const formats::TensorSource& source) const;
+    bool nested(const formats::TensorSource& source) const;
     bool as_it_lies(const formats::TensorSource& source) const;
     void require_precision() const;
+    void require_slices() const;
     bool trains(spec::TensorRole role) const {
         return role == spec::TensorRole::embed_tokens ? request_.trains_embedding : request_.trains_head;
     }

@@ -16,6 +16,7 @@
 
 #include "unsloth/spec/lora_spec.h"
 #include "unsloth/spec/model_spec.h"
+#include "unsloth/spec/slice.h"
 
 namespace unsloth::weights {
 
@@ -40,7 +41,8 @@ struct Slice {
     spec::Projection projection;
     int64_t n_begin = 0, n = 0;  ///< rows of W
     int64_t r_begin = 0,
-            r = 0;  ///< rows of A and columns of B that are reserved (padded to 8; the same in every layer)
+            r = 0;           ///< rows of A and columns of B that are reserved (padded to 8; the same in every layer)
+    spec::MatrixSlice part;  ///< what of the model's W it is: B's rows, and A's columns, are cut alike
 };
 
 /// A group's shape, the same in every layer: ranks are the largest of any layer, so that one scratch buffer serves all.
@@ -54,15 +56,24 @@ struct GroupLayout {
 
 struct LayerLayout {
     std::array<GroupLayout, group_count> groups;
-    bool dora = false;  ///< outputs are scaled after the product (weights/dora_norms.h)
+    bool dora = false;    ///< outputs are scaled after the product (weights/dora_norms.h)
+    spec::TensorRank tp;  ///< whose slices of the model's matrices these are
     const GroupLayout& operator[](Group g) const { return groups[static_cast<std::size_t>(g)]; }
     int64_t elements() const;     ///< of one layer's four buffers
     int64_t widest_rank() const;  ///< the largest group's r
 };
 
-/// `lora` has one entry a layer, or is empty (no adapters: R = 0).
-LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora);
+/// A rank's slices of the layers of `spec`, which is the whole model. `lora` has one entry a layer, or is empty (no
+/// adapters: R = 0).
+LayerLayout make_layout(const spec::ModelSpec& spec, const std::vector<spec::LayerLora>& lora,
+                        spec::TensorRank tp = {});
 
 Group group_of(spec::Projection p);
+
+/// Whether a group's products are cut by their inputs (Megatron's row parallel): what a rank's product gives are terms
+/// of a sum over the ranks. Of the other groups that holds of the gradient of their input.
+constexpr bool is_cut_by_inputs(Group g) {
+    return g == Group::o || g == Group::down;
+}
 
 }  // namespace unsloth::weights

@@ -7,6 +7,7 @@
 
 #include "unsloth/ops/nf4_gemm.h"
 #include "unsloth/ops/quant.h"
+#include "unsloth/spec/slice.h"
 
 namespace unsloth::weights {
 
@@ -20,6 +21,13 @@ void expand(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& out
 
 /// out_nD[i] = row index_n[i] (int32) of the weight, which does not lie in tiles; as ops::gather_rows.
 void gather_rows(ops::Context& ctx, const StoredWeight& weight, const at::Tensor& index_n, const at::Tensor& out_nD);
+
+/// A part of a weight that does not lie in tiles, on the same device and with the same values; may share its memory. Of
+/// 4-bit weights the columns, and the part's, begin and end at borders of blocks; their block maxima become fp32 where
+/// the part has not whole nested blocks (keeps_nested_maxima).
+StoredWeight slice(const StoredWeight& whole, const spec::MatrixSlice& part);
+/// Whether a part of a 4-bit weight [.., cols] begins where a nested block does, and is whole rows.
+bool keeps_nested_maxima(const spec::MatrixSlice& part, int64_t cols);
 
 /// Where a 4-bit weight keeps the one number that lies on the host; nullptr: it has none.
 float* nested_offset(StoredWeight& weight);
