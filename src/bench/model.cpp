@@ -51,9 +51,10 @@ data::StepBatch random_step(const spec::ModelSpec& spec, const std::vector<int64
 }
 
 BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                           comm::Group* group, int64_t micro_batches)
+                           comm::Group* group, int64_t micro_batches, comm::Communicator* tp)
     : opened_(train::open_model(loaded.config)) {
     model::LoadRequest load = train::load_request(loaded, device, /*trains=*/true);
+    load.tp = model::TensorParallel(tp);
     load.sizes.tokens = load.sizes.head_rows = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     load.sizes.segments = static_cast<int64_t>(lengths.size());
     load.sizes.longest = *std::max_element(lengths.begin(), lengths.end());
@@ -69,8 +70,9 @@ BenchedModel::BenchedModel(const config::LoadedConfig& loaded, at::Device device
 StepTimer::StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
                      comm::Group* group, int64_t micro_batches)
     : learning_rate_(config.training.learning_rate.value_or(config::TrainingOptions().learning_rate.value())),
-      batch_(random_step(benched.spec(), lengths, group ? static_cast<uint32_t>(group->rank()) : 0,
-                         group ? group->size() : 1, micro_batches)),
+      batch_(random_step(benched.spec(), lengths,
+                         group ? static_cast<uint32_t>(group->rank() / benched.request().tp.place().size) : 0,
+                         group ? group->size() / benched.request().tp.place().size : 1, micro_batches)),
       stepper_(benched.ctx(), benched.model(), settings_of(config, group)) {}
 
 StepTimes StepTimer::run(int64_t steps) {

@@ -12,9 +12,10 @@ namespace unsloth::bench {
 /// A model that is ready to train on micro-batches of rows of these lengths, as a run would plan and load it.
 class BenchedModel {
   public:
-    /// With a group its ranks load together, as those of a run do.
+    /// With a group its ranks load together, as those of a run do; `tp`: of them, those that compute each layer
+    /// together.
     BenchedModel(const config::LoadedConfig& loaded, at::Device device, const std::vector<int64_t>& lengths,
-                 comm::Group* group = nullptr, int64_t micro_batches = 1);
+                 comm::Group* group = nullptr, int64_t micro_batches = 1, comm::Communicator* tp = nullptr);
 
     const spec::ModelSpec& spec() const { return opened_.file->spec; }
     const model::LoadRequest& request() const { return plan_->request(); }
@@ -43,7 +44,7 @@ struct StepTimes {
 /// again.
 class StepTimer {
   public:
-    /// With a group each rank has rows of its own, and gradients are shared.
+    /// With a group each data-parallel rank (by default: each rank) has rows of its own, and gradients are shared.
     StepTimer(BenchedModel& benched, const config::Config& config, const std::vector<int64_t>& lengths,
               comm::Group* group = nullptr, int64_t micro_batches = 1);
     /// Whether the steps that follow share gradients; at first they do where there is a group.

@@ -12,6 +12,7 @@
 #include "bench/ranks.h"
 #include "unsloth/comm/group.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/train/parallel.h"
 
 namespace unsloth::bench {
 namespace {
@@ -54,9 +55,10 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     const RankGroup ranks = meet_ranks(loaded, "bench scaling");
     const at::Device device = ranks.device;
     const std::unique_ptr<comm::Group>& group = ranks.group;
+    const comm::Mesh mesh(*group, train::choose_mesh(loaded.config.distributed, group->size()));
     const std::vector<int64_t> lengths = row_lengths(request.batch, request.seq, request.min_seq);
     const auto loading = Clock::now();
-    BenchedModel benched(loaded, device, lengths, group.get());
+    BenchedModel benched(loaded, device, lengths, group.get(), /*micro_batches=*/1, mesh.tp());
     synchronize(benched.ctx());
     const std::vector<double> load_seconds =
         gather_numbers(*group, std::chrono::duration<double>(Clock::now() - loading).count(), "the times of loading");
@@ -74,7 +76,7 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
     const double reduce_ms = all_reduce_ms(*group, benched);
     const double bytes = 4.0 * static_cast<double>(benched.model().parameters()->table().flat_elements());
     const double tokens =
-        static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) * group->size();
+        static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})) * mesh.shape().dp;
     const double alone_ms = median(alone.ms), together_ms = median(together.ms);
     if (group->rank() != 0) return;
     const nlohmann::ordered_json result{
@@ -82,6 +84,7 @@ void bench_scaling(const config::LoadedConfig& loaded, const config::BenchReques
         {"device", memory::describe_device(device)},
         {"model", loaded.config.model.path},
         {"ranks", group->size()},
+        {"tp_size", mesh.shape().tp},
         {"ranks_of_machine", ranks.environment.local_world_size},
         {"batch", request.batch},
         {"seq", request.seq},

@@ -165,7 +165,11 @@ class Lister {
         }
         if (sizes_.expands_head)
             add({"lm_head", "expanded lm_head", {spec_.vocab_size, d}, dtype_, phase}, h.lm_head_VD);
-        add({"lm_head", "logits", {run_.head_tile, spec_.vocab_size}, dtype_, phase}, h.logits_CV);
+        const int64_t columns = spec::vocabulary_slice(spec_.vocab_size, layout_.tp).size;
+        add({"lm_head", "logits", {run_.head_tile, columns}, dtype_, phase}, h.logits_CV);
+        if (!layout_.tp.alone())
+            add({"lm_head", "statistics of logits", {layout_.tp.size * 3 * run_.head_tile}, at::kFloat, phase},
+                h.statistics);
     }
 
     void tokens(TokenBuffers& b) {

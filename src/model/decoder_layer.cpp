@@ -63,9 +63,11 @@ ops::Fp8Matrix encoded(const LayerContext& c, const weights::Operand& w, const a
     return codes;
 }
 
-/// The gradient buffer of a trained norm; undefined when it is frozen.
+/// The gradient buffer of a trained norm; undefined when it is frozen, or another rank's to add to: that of the
+/// residual stream is the same on all, those of q and k are sums over their heads.
 at::Tensor norm_gradient(const LayerContext& c, spec::TensorRole role) {
-    if (!c.group.trains_base) return {};
+    const bool of_heads = role == spec::TensorRole::q_norm || role == spec::TensorRole::k_norm;
+    if (!c.group.trains_base || (!of_heads && !c.group.tp.first())) return {};
     const weights::Parameter* p =
         c.group.parameters->table().find(role, c.layer(), spec::Projection::q, weights::Parameter::Kind::base);
     return c.group.parameters->gradient(*p);
@@ -211,7 +213,9 @@ void layer_backward(const LayerContext& c, const weights::LayerWeights& w, const
     const weights::LayerLayout& layout = c.group.layout;
     const spec::ModelSpec& spec = c.spec;
     const int64_t hidden = spec.hidden_size;
-    const at::Tensor h_TD = c.scratch.h_full.narrow(1, 0, hidden), g_TD = c.scratch.g_full.narrow(1, 0, hidden);
+    // No adapter columns stand beside h here: its rows have no gaps, as sums over ranks want them.
+    const at::Tensor h_TD = c.scratch.h_full.as_strided({a.x_TD.size(0), hidden}, {hidden, 1}),
+                     g_TD = c.scratch.g_full.narrow(1, 0, hidden);
     const at::Tensor act_TF = c.scratch.act_full.narrow(1, 0, spec.intermediate_size);
     const at::Tensor gate_up_T2F = a.gate_up_full.narrow(1, 0, 2 * spec.intermediate_size);
 

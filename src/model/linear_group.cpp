@@ -3,8 +3,14 @@
 #include "unsloth/ops/gemm.h"
 #include "unsloth/ops/lora.h"
 #include "unsloth/ops/rows.h"
+#include "unsloth/weights/part.h"
 
 namespace unsloth::model {
+
+using weights::columns_of;
+using weights::part_of;
+using weights::rows_of;
+
 namespace {
 
 /// What a profile calls a group's products: by kind and group.
@@ -22,14 +28,15 @@ const char* label(Product product, Group g) {
     return names[static_cast<int>(product)][static_cast<int>(g)];
 }
 
-ops::DropoutKey dropout_key(const GroupContext& c, spec::Projection p) {
-    return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(p)};
+ops::DropoutKey dropout_key(const GroupContext& c, const weights::Slice& slice) {
+    return {static_cast<uint32_t>(c.layer), static_cast<uint32_t>(slice.projection),
+            static_cast<uint32_t>(slice.part.columns.begin)};
 }
 
 /// The input as a projection's adapter sees it: dropped out into the scratch buffer.
-at::Tensor dropped_input(const GroupContext& c, spec::Projection p, const at::Tensor& x_TK) {
+at::Tensor dropped_input(const GroupContext& c, const weights::Slice& slice, const at::Tensor& x_TK) {
     const at::Tensor out = c.dropped.narrow(1, 0, x_TK.size(1));
-    ops::dropout(c.ctx, x_TK, c.row_T, c.offset_T, c.dropout, dropout_key(c, p), out);
+    ops::dropout(c.ctx, x_TK, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice), out);
     return out;
 }
 
@@ -47,8 +54,8 @@ std::vector<ops::LoraSlice> lora_slices(const GroupContext& c, Group g) {
             const spec::LoraModule& module = c.adapters->lora(c.layer)[static_cast<std::size_t>(slice.projection)];
             s.rank = module.r;
             s.scale = module.scale;
-            s.da = c.parameters->gradient(*c.adapters->a(c.layer, slice.projection));
-            s.db = c.parameters->gradient(*c.adapters->b(c.layer, slice.projection));
+            s.da = columns_of(c.parameters->gradient(*c.adapters->a(c.layer, slice.projection)), slice.part);
+            s.db = rows_of(c.parameters->gradient(*c.adapters->b(c.layer, slice.projection)), slice.part);
         }
         slices.push_back(std::move(s));
     }
@@ -64,8 +71,8 @@ void adapter_a_gradients(const GroupContext& c, Group g, const at::Tensor& v_TR,
         if (!has_adapter(c, slice)) continue;
         const weights::Parameter& a = *c.adapters->a(c.layer, slice.projection);
         ops::gemm(c.ctx, {.a = v_TR.narrow(1, slice.r_begin, a.shape[0]),
-                          .b = dropped_input(c, slice.projection, x_TK),
-                          .out = c.parameters->gradient(a),
+                          .b = dropped_input(c, slice, x_TK),
+                          .out = columns_of(c.parameters->gradient(a), slice.part),
                           .transpose_a = true,
                           .beta = 1.0,
                           .label = label(Product::dA, g)});
@@ -77,16 +84,19 @@ const weights::Parameter* base_parameter(const GroupContext& c, const weights::S
 }
 
 void bias_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN) {
+    if (is_cut_by_inputs(g) && !c.tp.first()) return;  // dy is the same on all ranks
     for (const weights::Slice& slice : c.layout[g].slices)
         if (const weights::Parameter* bias = base_parameter(c, slice, spec::TensorRole::bias))
-            ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n), c.parameters->gradient(*bias));
+            ops::column_sums(c.ctx, dy_TN.narrow(1, slice.n_begin, slice.n),
+                             rows_of(c.parameters->gradient(*bias), slice.part));
 }
 
 void matrix_gradients(const GroupContext& c, Group g, const at::Tensor& dy_TN, const at::Tensor& x_TK) {
     for (const weights::Slice& slice : c.layout[g].slices)
         ops::gemm(c.ctx, {.a = dy_TN.narrow(1, slice.n_begin, slice.n),
                           .b = x_TK,
-                          .out = c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
+                          .out = part_of(c.parameters->gradient(*base_parameter(c, slice, spec::TensorRole::linear)),
+                                         slice.part),
                           .transpose_a = true,
                           .beta = 1.0,
                           .label = label(Product::dW, g)});
@@ -101,7 +111,7 @@ void add_masked_adapter_terms(const GroupContext& c, Group g, const weights::Ope
         ops::gemm(
             c.ctx,
             {.a = v_TR.narrow(1, slice.r_begin, slice.r), .b = w.a_RK.narrow(0, slice.r_begin, slice.r), .out = term});
-        ops::dropout(c.ctx, term, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice.projection), dx_TK,
+        ops::dropout(c.ctx, term, c.row_T, c.offset_T, c.dropout, dropout_key(c, slice), dx_TK,
                      /*accumulate=*/true);
     }
 }
@@ -121,7 +131,7 @@ void fill_adapter_columns(const GroupContext& c, Group g, const weights::Operand
                 ops::zero_2d(c.ctx, tail);
                 continue;
             }
-            ops::gemm(c.ctx, {.a = dropped_input(c, slice.projection, x_TK),
+            ops::gemm(c.ctx, {.a = dropped_input(c, slice, x_TK),
                               .b = w.a_RK.narrow(0, slice.r_begin, slice.r),
                               .out = tail,
                               .transpose_b = true,
@@ -140,15 +150,18 @@ bool scales_outputs(const GroupContext& c) {
 
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                     const ops::Fp8Matrix& codes, const Outputs& out) {
-    const bool scaled = scales_outputs(c);
+    const bool scaled = scales_outputs(c), terms = is_cut_by_inputs(g);
+    const bool adds = !scaled && (!terms || c.tp.first());  // bias and residual are terms of one rank
+    const at::Tensor& product = scaled ? out.z_TN : out.y_TN;
     weights::multiply_forward(c.ctx, w,
                               {.input = x_full,
                                .codes = codes,
                                .adapters = c.layout[g].r > 0 && c.adapters != nullptr,
-                               .out = scaled ? out.z_TN : out.y_TN,
-                               .bias = !scaled,
-                               .residual = scaled ? at::Tensor() : out.residual_TN,
+                               .out = product,
+                               .bias = adds,
+                               .residual = adds ? out.residual_TN : at::Tensor(),
                                .label = label(Product::forward, g)});
+    if (terms) c.tp.sum(c.ctx, product, label(Product::forward, g));
     if (scaled && !out.z_TN.is_same(out.y_TN)) ops::dora_forward(c.ctx, out.z_TN, w.scale, out.residual_TN, out.y_TN);
 }
 
@@ -187,6 +200,7 @@ void input_backward(const GroupContext& c, Group g, const weights::Operand& w, c
                                 .out = dx_TK,
                                 .label = label(Product::dx, g)});
     if (masked) add_masked_adapter_terms(c, g, w, v_TR, dx_TK);
+    if (!is_cut_by_inputs(g)) c.tp.sum(c.ctx, dx_TK, label(Product::dx, g));
 }
 
 void weight_backward(const GroupContext& c, Group g, const at::Tensor& dy_full, const at::Tensor& x_TK) {

@@ -70,12 +70,14 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     weights::SharedLoading shared(share, outer + (masters ? static_cast<int64_t>(table_->parameters().size())
                                                           : spec().num_layers * spec::projection_count));
     ModelParts parts;
-    parts.records = request_.records && base_->recordable();
+    parts.records = request_.records && base_->recordable() && request_.tp.alone();
     parts.resident_memory = std::make_unique<memory::Arena>(resident_, request_.device);
     const memory::Arena& arena = *parts.resident_memory;
     Network& network = parts.network;
     network.file = file_;
     network.spec = spec();
+    network.tp = request_.tp;
+    network.own = own_;
     network.layout = layout_;
     network.dtype = request_.dtype;
     network.lora = lora_layers_;
@@ -101,7 +103,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.outer = base_->load_outer(ctx, arena, parts.host_memory.get(), trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)
-        parts.activations.push_back(std::make_unique<Activations>(spec(), layout_, request_.sizes, request_.run,
+        parts.activations.push_back(std::make_unique<Activations>(own_, layout_, request_.sizes, request_.run,
                                                                   request_.dtype, *parts.step_memory,
                                                                   parts.host_memory.get(), micro));
     return parts;

@@ -51,7 +51,8 @@ ModelPlan::ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadReques
         lora_layers_ = spec::resolve_lora(*request_.lora, spec());
         table_ = weights::ParameterTable::lora(spec(), lora_layers_, request_.lora->modules_to_save);
     }
-    layout_ = weights::make_layout(spec(), lora_layers_);
+    own_ = spec::slice(spec(), request_.tp.place());
+    layout_ = weights::make_layout(spec(), lora_layers_, request_.tp.place());
     set_run(request_.run);
 }
 
@@ -129,7 +130,7 @@ void ModelPlan::plan_step() {
     request_.sizes.noise = request_.trains && request_.noise_alpha > 0;
     request_.sizes.trains_embedding = request_.trains && trains(spec::TensorRole::embed_tokens);
     step_ = host_ = memory::Plan();
-    Activations::plan(spec(), layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
+    Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
     base_->submit_host(host_);
     if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, host_);
     step_.place();
@@ -137,7 +138,7 @@ void ModelPlan::plan_step() {
 }
 
 int64_t ModelPlan::recorded_bytes() const {
-    if (!request_.records || !request_.device.is_cuda() || !base_->recordable()) return 0;
+    if (!request_.records || !request_.tp.alone() || !request_.device.is_cuda() || !base_->recordable()) return 0;
     return static_cast<int64_t>(recorded_shapes) * request_.run.in_flight * spec().num_layers * recorded_layer_bytes;
 }
 

@@ -44,6 +44,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
     const TokenInputs& inputs = micro.inputs();
     const Scratch& scratch = micro.activations().scratch();
     const GroupContext group{ctx_,
+                             network.tp,
                              network.layout,
                              layer,
                              scope_ == PolicyScope::policy ? network.adapters.get() : nullptr,
@@ -54,7 +55,7 @@ LayerContext Model::layer_context(int layer, const MicroBatch& micro) {
                              inputs.offset_T,
                              scratch.dropped,
                              on_module ? &on_module : nullptr};
-    return {network.spec, group, inputs, scratch, counts_};
+    return {network.own, group, inputs, scratch, counts_};
 }
 
 // --- passes --------------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
     for (int64_t first = 0; first < batch.labels; first += chunk) {
         const int64_t rows = std::min(chunk, batch.labels - first);
         const at::Tensor logits_CV = head_logits(ctx_, parts_.network, micro, first, rows);
-        head_loss(ctx_, micro, first, logits_CV, LogitsGradient::none);
+        head_loss(ctx_, parts_.network, micro, first, logits_CV, LogitsGradient::none);
         if (on_logits) on_logits(first, logits_CV);
     }
     // A copy on the CPU too: the buffer's bytes serve the next forward pass.
@@ -183,6 +184,7 @@ at::Tensor Model::score(const data::Batch& batch, const OnLogits& on_logits, Pol
 }
 
 void Model::continue_rows(const CachedPass& pass, const OnLogits& on_logits) {
+    UNSLOTH_CHECK(parts_.network.tp.alone(), "a rank's logits are a slice of the vocabulary");
     MicroBatch& micro = *micro_batches_.front();
     micro.upload(pass.batch);
     micro.continue_rows(pass.batch, pass.slots_T, pass.rows);

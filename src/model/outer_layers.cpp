@@ -11,9 +11,11 @@
 namespace unsloth::model {
 namespace {
 
-/// lm_head as its products read it: where it lies, or where gather_head_rows expanded it.
-const at::Tensor& head_matrix(const Network& network, const HeadBuffers& head) {
-    return head.lm_head_VD.defined() ? head.lm_head_VD : std::get<at::Tensor>(network.outer.lm_head_VD);
+/// lm_head as its products read it: where it lies, or where gather_head_rows expanded it; this rank's rows.
+at::Tensor head_matrix(const Network& network, const HeadBuffers& head) {
+    const spec::Range rows = network.vocabulary();
+    return (head.lm_head_VD.defined() ? head.lm_head_VD : std::get<at::Tensor>(network.outer.lm_head_VD))
+        .narrow(0, rows.begin, rows.size);
 }
 
 }  // namespace
@@ -26,6 +28,7 @@ void embed(ops::Context& ctx, const Network& network, const MicroBatch& micro, b
 }
 
 void embedding_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro) {
+    if (!network.tp.first()) return;  // it is the same on all ranks
     const TokenBuffers& tokens = micro.activations().tokens();
     const at::Tensor g_TD = micro.activations().scratch().g_full.narrow(1, 0, network.spec.hidden_size);
     const int64_t ids = micro.distinct_ids();
@@ -57,14 +60,23 @@ at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBat
     return logits_CV;
 }
 
-void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV,
-               LogitsGradient gradient) {
+void head_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+               const at::Tensor& logits_CV, LogitsGradient gradient) {
     const Activations& a = micro.activations();
     const HeadBuffers& head = a.head();
-    const int64_t rows = logits_CV.size(0);
-    ops::cross_entropy(ctx, logits_CV, a.tokens().target_ids_n.narrow(0, first, rows),
-                       head.loss_n.narrow(0, first, rows), gradient != LogitsGradient::none,
-                       gradient == LogitsGradient::weighted ? head.weight_n.narrow(0, first, rows) : at::Tensor());
+    const int64_t rows = logits_CV.size(0), column = network.vocabulary().begin;
+    const at::Tensor targets = a.tokens().target_ids_n.narrow(0, first, rows),
+                     losses = head.loss_n.narrow(0, first, rows);
+    const bool wanted = gradient != LogitsGradient::none;
+    const at::Tensor weights =
+        gradient == LogitsGradient::weighted ? head.weight_n.narrow(0, first, rows) : at::Tensor();
+    const TensorParallel& tp = network.tp;
+    if (tp.alone()) return ops::cross_entropy(ctx, logits_CV, targets, losses, wanted, weights);
+    const at::Tensor statistics =
+        head.statistics.narrow(0, 0, tp.place().size * 3 * rows).view({tp.place().size, 3, rows});
+    ops::cross_entropy_statistics(ctx, logits_CV, targets, column, statistics[tp.place().rank]);
+    tp.gather(ctx, statistics, "the logits' statistics");
+    ops::cross_entropy_of_slice(ctx, logits_CV, targets, column, statistics, losses, wanted, weights);
 }
 
 void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,
@@ -75,15 +87,15 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
     const ops::Site site{static_cast<uint32_t>(2 * network.layers() + 1)};
     const weights::Parameter* const lm_head = network.trained(spec::TensorRole::lm_head);
     const weights::Parameter* const norm =
-        network.full_finetuning ? network.trained(spec::TensorRole::final_norm) : nullptr;
+        network.full_finetuning && network.tp.first() ? network.trained(spec::TensorRole::final_norm) : nullptr;
     // A row's gradient is linear in its weight, which follows from all rows. Where nothing is trained here it is made
     // with weight one, and weighed on its way back to its place; gradients that are sums over rows need the weights
     // first, and the products twice.
-    const bool weighs_first = objective.weighs() && (lm_head != nullptr || norm != nullptr);
+    const bool weighs_first = objective.weighs() && (lm_head != nullptr || network.full_finetuning);
     gather_head_rows(ctx, network, micro);
     if (weighs_first) {
         for (int64_t first = 0; first < n; first += chunk)
-            head_loss(ctx, micro, first, head_logits(ctx, network, micro, first, std::min(chunk, n - first)),
+            head_loss(ctx, network, micro, first, head_logits(ctx, network, micro, first, std::min(chunk, n - first)),
                       LogitsGradient::none);
         objective.weigh(ctx, micro, site);
     }
@@ -91,17 +103,20 @@ void head_forward_backward(ops::Context& ctx, const Network& network, const Micr
         const int64_t rows = std::min(chunk, n - first);
         const at::Tensor h_CD = head.h_nD.narrow(0, first, rows);
         const at::Tensor logits_CV = head_logits(ctx, network, micro, first, rows);
-        head_loss(ctx, micro, first, logits_CV, weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
+        head_loss(ctx, network, micro, first, logits_CV,
+                  weighs_first ? LogitsGradient::weighted : LogitsGradient::plain);
         if (lm_head != nullptr)
             ops::gemm(ctx, {.a = logits_CV,
                             .b = h_CD,
-                            .out = network.parameters->gradient(*lm_head),
+                            .out = network.parameters->gradient(*lm_head).narrow(0, network.vocabulary().begin,
+                                                                                 network.vocabulary().size),
                             .transpose_a = true,
                             .beta = 1.0,
                             .label = "gemm dW lm_head"});
         // The rows' gradient takes their place.
         ops::gemm(ctx, {.a = logits_CV, .b = head_matrix(network, head), .out = h_CD, .label = "gemm dx lm_head"});
     }
+    network.tp.sum(ctx, head.h_nD.narrow(0, 0, n), "the gradient of the head's rows");
     if (!weighs_first) objective.weigh(ctx, micro, site);
 
     const at::Tensor dx_nD = head.dx_nD.narrow(0, 0, n);

@@ -215,7 +215,7 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
         throw usage_error(cat("prompts and --max_new_tokens take ", sizes.context, " positions, the model allows ",
                               opened.file->spec.max_position_embeddings),
                           "Set a lower --max_new_tokens.");
-    Evaluator evaluator(rows, config.data.eval_files, sizes.batch_tokens, {}, nullptr);
+    Evaluator evaluator(rows, config.data.eval_files, sizes.batch_tokens, /*rank=*/0, /*ranks=*/1, nullptr);
     const data::BatchLimits limits = evaluator.limits();
     const CacheSize cache{sizes.rows * ops::pages_of(sizes.context) * ops::page_tokens, sizes.context, true};
     const LoadedModel model = load_for_inference(

@@ -18,15 +18,15 @@ struct SetSums {
 };
 using Sums = std::vector<SetSums>;  // by evaluation set
 
-/// Of all ranks.
-void add_up(Sums& sums, at::Device device, comm::Group& group, const std::string& what) {
+/// Of all ranks; `counts`: this one's are among them.
+void add_up(Sums& sums, bool counts, at::Device device, comm::Group& group, const std::string& what) {
     std::vector<float> own;
     for (const SetSums& set : sums) {
         own.push_back(static_cast<float>(set.of.loss));
         own.push_back(static_cast<float>(set.hits));
         own.insert(own.end(), set.of.measures.begin(), set.of.measures.end());
     }
-    const at::Tensor all = at::tensor(own, at::kFloat).to(device);
+    const at::Tensor all = at::tensor(own, at::kFloat).mul_(counts ? 1 : 0).to(device);
     group.all_reduce(all, what);
     const at::Tensor totals = all.cpu();
     group.check();
@@ -86,10 +86,8 @@ double share(int64_t hits, const data::Extent& of) {
 }  // namespace
 
 Evaluator::Evaluator(data::Dataset rows, const std::vector<std::pair<std::string, std::string>>& files,
-                     int64_t most_tokens, const comm::LaunchEnvironment& environment, comm::Group* group)
-    : batches_(std::move(rows), most_tokens, environment.rank, environment.world_size),
-      extents_(batches_.extents()),
-      group_(group) {
+                     int64_t most_tokens, int rank, int ranks, comm::Group* group)
+    : batches_(std::move(rows), most_tokens, rank, ranks), extents_(batches_.extents()), group_(group) {
     for (const auto& [name, file] : files) names_.push_back(name);
     if (names_.empty())
         extents_ = {total_of(extents_)};
@@ -103,8 +101,10 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
     const std::string what = cat("the evaluation at step ", step);
     SetSums none;
     // Objectives with figures of their own compare answers; single tokens say little about them.
-    const bool by_token = !objective.measures().defined();
-    if (!by_token) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
+    const bool measured = objective.measures().defined();
+    // Tensor-parallel ranks see slices of the logits, whose likeliest token is none's.
+    const bool by_token = !measured && model.tensor_parallel().alone();
+    if (measured) none.of.measures.resize(static_cast<std::size_t>(objective.measures().numel()));
     Sums sums(extents_.size(), none);
     const auto set = [&](int32_t source) { return names_.empty() ? 0 : static_cast<std::size_t>(source); };
     Progress progress("evaluating", batches_.most_batches());
@@ -120,12 +120,12 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         if (by_token) of_set.hits += hits.count();
         progress.add();
     }
-    if (group_) add_up(sums, ctx.device(), *group_, what);
+    if (group_) add_up(sums, model.tensor_parallel().first(), ctx.device(), *group_, what);
     const SetSums all = total_of(sums);
     const data::Extent whole = total_of(extents_);
     EvalReport report{step, epoch, objective.evaluated(all.of, whole), whole.labels, 0, {}, {}};
-    report.figures =
-        by_token ? objective::Figures{{"token_accuracy", share(all.hits, whole)}} : objective.figures(all.of.measures);
+    if (measured) report.figures = objective.figures(all.of.measures);
+    if (by_token) report.figures = {{"token_accuracy", share(all.hits, whole)}};
     for (std::size_t i = 0; i < names_.size(); ++i)
         report.losses.emplace_back(names_[i], objective.evaluated(sums[i].of, extents_[i]));
     report.seconds = seconds_since(start);

@@ -8,7 +8,6 @@ comm::MeshShape choose_mesh(const config::DistributedOptions& distributed, int p
     const auto not_yet = [](const char* option, bool asked, const char* instead) {
         if (asked) throw usage_error(cat("distributed.", option, " does not work yet"), instead);
     };
-    not_yet("tp_size above 1", distributed.tp_size > 1, "Leave it at 1.");
     not_yet("pp_size above 1", distributed.pp_size > 1, "Leave it at 1.");
     not_yet("cp_size above 1", distributed.cp_size > 1, "Leave it at 1.");
     not_yet("zero_stage above 0", distributed.zero_stage > 0, "Leave it at 0.");

@@ -43,8 +43,8 @@ int agree_on_signal(comm::Group* group, at::Device device, const std::string& wh
     return signal_of(flags.const_data_ptr<float>());
 }
 
-RankSums::RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets)
-    : ctx_(ctx), group_(group), buckets_(buckets) {
+RankSums::RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets, bool counts_loss)
+    : ctx_(ctx), group_(group), buckets_(buckets), counts_loss_(counts_loss) {
     sums_ = at::zeros({first_second + group.size()}, at::TensorOptions(at::kFloat).device(ctx.device()));
     for (at::Tensor* flag : {&bad_here_, &bad_anywhere_, &bad_elsewhere_})
         *flag = at::zeros({1}, at::TensorOptions(at::kBool).device(ctx.device()));
@@ -65,6 +65,7 @@ void RankSums::issue(Host& host, const at::Tensor& gradients_P, const at::Tensor
     static_assert(offsetof(spec::StepOutcome, loss) == 0);
     const at::Tensor loss = outcome.narrow(0, 0, sizeof(float)).view(at::kFloat);
     sums_.narrow(0, 0, 1).copy_(loss);
+    if (!counts_loss_) sums_.narrow(0, 0, 1).zero_();
     sums_.narrow(0, first_flag, host.flags.numel()).copy_(host.flags, /*non_blocking=*/true);
     const at::Tensor site =
         outcome.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);

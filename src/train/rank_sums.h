@@ -11,7 +11,8 @@ namespace unsloth::train {
 class RankSums {
   public:
     /// `buckets`: gradients are summed in these while the backward pass goes on; nullptr: all together, after it.
-    RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets);
+    /// `counts_loss`: of tensor-parallel ranks, which all have the same loss, one's counts.
+    RankSums(ops::Context& ctx, comm::Group& group, const model::GradientBuckets* buckets, bool counts_loss = true);
 
     /// Host memory of one step under way, pinned on CUDA: this rank's flags, and what comes back summed.
     struct Host {
@@ -38,6 +39,7 @@ class RankSums {
     ops::Context& ctx_;
     comm::Group& group_;
     const model::GradientBuckets* buckets_;
+    bool counts_loss_;
     at::Tensor sums_;  ///< fp32: the loss; how many ranks met a value that is not finite, ask for a save, were sent
                        ///< each stop signal; each rank's seconds
     at::Tensor bad_here_, bad_anywhere_, bad_elsewhere_;  ///< bool [1]

@@ -56,7 +56,8 @@ objective::References score_references(model::Model& model, at::Device device, c
         progress.add();
         if (i >= rows.batches()) continue;  // ranks ask together, also those that have a batch less
         const data::Batch batch = rows.batch(i);
-        references.set(batch, model.score(batch, {}, scope));
+        const at::Tensor losses = model.score(batch, {}, scope);
+        if (model.tensor_parallel().first()) references.set(batch, losses);  // all have the same
     }
     share(group, device, references.values());
     if (group == nullptr || group->rank() == 0)

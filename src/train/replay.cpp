@@ -100,6 +100,8 @@ config::LoadedConfig config_of(const fs::path& run, const Anomaly& anomaly, cons
                                       "false",
                                       "--training.gradient_accumulation_steps",
                                       std::to_string(accumulation),
+                                      "--distributed.tp_size",
+                                      "1",
                                       "--training.report_to",
                                       "[]",
                                       "--logging.metrics_port",

@@ -72,7 +72,7 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
     if (settings.group != nullptr) {
         if (settings.bucket_bytes > 0) buckets_ = &model.cut_gradients(settings.bucket_bytes);
-        sums_ = std::make_unique<RankSums>(ctx, *settings.group, buckets_);
+        sums_ = std::make_unique<RankSums>(ctx, *settings.group, buckets_, model.tensor_parallel().first());
     }
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
     // With no byte to join, one stretch a layer.
@@ -134,6 +134,8 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     if (sums_) slot.worked.record();
     if (sums_ && shares_) {
         sums_->issue(slot.sums, parameters.state().grads_P, device_outcome_, step, options.save_due, own_seconds_);
+        if (slot.measures.defined() && !model_.tensor_parallel().first())
+            objective_.measures().zero_();  // all have them
         if (slot.measures.defined())
             settings_.group->all_reduce(objective_.measures(), cat("the measures of step ", step));
     }
@@ -160,7 +162,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
                       .limits = limits};
     for (const data::Batch& micro : batch.micro) {
         result.rows.insert(result.rows.end(), micro.rows.begin(), micro.rows.end());
-        result.flops += flops_.of(micro.segments, micro.labels);
+        result.flops += flops_.of(micro.segments, micro.labels) / model_.tensor_parallel().place().size;
     }
     pending_.push_back({next_slot_, std::move(result), options.layer_norms});
     next_slot_ = (next_slot_ + 1) % slots_.size();

@@ -55,6 +55,15 @@ void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
     limits.labels = std::max(limits.labels, other.labels);
 }
 
+/// What tensor-parallel ranks do not do, beside what their weights' forms refuse.
+void require_cuttable(const config::Config& config) {
+    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
+    if (config.training.sample_prompts)
+        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.model.dtype == spec::DType::f16)
+        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+}
+
 report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
     std::map<std::string, int64_t> groups;
     std::vector<const memory::Plan*> parts = {&plan.resident(), &plan.step()};
@@ -156,7 +165,7 @@ void Trainer::open_data() {
         data::load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
                                  data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
     if (data.eval) eval_rows_ = std::move(*data.eval);
-    data::LoaderOptions options = data::loader_options(config(), environment_.rank, environment_.world_size);
+    data::LoaderOptions options = data::loader_options(config(), data_rank(), data_ranks());
     // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
     const auto& saved = config().lora.modules_to_save;
     options.order_tokens = full() || config().model.adapter_name_or_path ||
@@ -183,12 +192,15 @@ void Trainer::open_data() {
 void Trainer::make_plan() {
     model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
     objective_ = objective::make_objective(config(), device_, references_, group_.get());
+    if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
+    if (!request.tp.alone()) require_cuttable(config());
     request.weighs = objective_->weighs();
     request.saves = leads() && config::saves_checkpoints(config().training);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
-        evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, environment_, group_.get());
+        evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, data_rank(), data_ranks(),
+                           group_.get());
         widen(limits, evaluator_->limits());
     }
     if (objective::needs_references(config())) plan_references(limits);
@@ -221,7 +233,7 @@ void Trainer::make_plan() {
 void Trainer::plan_references(data::BatchLimits& limits) {
     const int64_t first = resume_ ? resume_->state.progress.step : 0;
     reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(first, total_steps_)), limits.tokens,
-                            environment_.rank, environment_.world_size);
+                            data_rank(), data_ranks());
     widen(limits, reference_rows_->limits());
 }
 
@@ -293,7 +305,10 @@ void Trainer::banner() const {
         for (const std::string& setting : nccl_) log::info("nccl       ", setting);
     if (group_)
         log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
-                  " on this machine, started by ", environment_.launcher);
+                  " on this machine, started by ", environment_.launcher,
+                  data_ranks() < environment_.world_size
+                      ? cat("; ", data_ranks(), " copies of the model, each over ", mesh_->shape().tp)
+                      : "");
     log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
               ", residual stream in the same type");
     log::info("data       ", data::describe(*loader_));

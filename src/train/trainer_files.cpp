@@ -96,8 +96,7 @@ void Trainer::open_output() {
     if (training.max_steps == 0) return;
     if (purpose_ == Purpose::examines) {
         resume_ = find_resume_point(training);
-        if (resume_)
-            training.gradient_accumulation_steps = accumulation_for(training, resume_->state, environment_.world_size);
+        if (resume_) training.gradient_accumulation_steps = accumulation_for(training, resume_->state, data_ranks());
         return;
     }
     const fs::path folder = training.output_dir;
@@ -122,7 +121,7 @@ void Trainer::open_output() {
     if (group_) chosen = group_->gather(chosen, "the checkpoint to go on from")[0];
     if (chosen.empty()) return;
     resume_ = read_resume_point(chosen);
-    training.gradient_accumulation_steps = accumulation_for(training, resume_->state, environment_.world_size);
+    training.gradient_accumulation_steps = accumulation_for(training, resume_->state, data_ranks());
 }
 
 /// The state of the checkpoint that the run goes on from, to the last bit.
@@ -292,7 +291,7 @@ RunMoment Trainer::moment() const {
     if (plateau_) run.progress.plateau = plateau_->state();
     run.per_device_train_batch_size = t.per_device_train_batch_size;
     run.gradient_accumulation_steps = t.gradient_accumulation_steps;
-    run.world_size = environment_.world_size;
+    run.world_size = data_ranks();
     run.cpu_threads = cpu_threads();
     run.data = data_fingerprint_;
     run.parameters = layout_fingerprint(model_->parameters()->table(), t.optim);

@@ -123,7 +123,7 @@ std::string Trainer::keep_anomaly(const StepResult& result, std::vector<RankView
     anomaly.grad_norm = result.outcome.grad_norm;
     anomaly.limits = result.limits;
     anomaly.seed = t.seed;
-    anomaly.world_size = environment_.world_size;
+    anomaly.world_size = data_ranks();
     anomaly.gradient_accumulation_steps = t.gradient_accumulation_steps;
     anomaly.config = config_hash(config::config_to_json(effective_config()));
     anomaly.ranks = std::move(views);

@@ -55,7 +55,8 @@ struct HeadBuffers {
     at::Tensor x_nD, h_nD, dx_nD;  ///< gathered residual rows, normalised (later dh), gradient
     at::Tensor rstd_n, loss_n;     ///< fp32
     at::Tensor weight_n;           ///< fp32, of the rows' gradients; undefined where they have none
-    at::Tensor logits_CV;          ///< one chunk of rows
+    at::Tensor logits_CV;          ///< one chunk of rows; of the rank's slice of the vocabulary
+    at::Tensor statistics;         ///< fp32: of a chunk's rows in each slice (ops/cross_entropy.h); undefined with one
     at::Tensor lm_head_VD;         ///< expanded; undefined where it lies as its products read it
     at::Tensor logp_S, slope_S;    ///< fp64, of sequences: an objective's sums and derivatives; as weight_n
 };

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "unsloth/ops/context.h"
+#include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/operand.h"
 
 namespace unsloth::model {
@@ -20,6 +20,7 @@ using ModuleObserver = std::function<void(const std::string& module, const at::T
 /// What the products of a layer need beside its weights.
 struct GroupContext {
     ops::Context& ctx;
+    const TensorParallel& tp;
     const weights::LayerLayout& layout;
     int layer = 0;
     const weights::Adapters* adapters = nullptr;  ///< nullptr: no adapters, or switched off
@@ -45,8 +46,8 @@ struct Outputs {
     at::Tensor z_TN = {};  ///< DoRA: where the outputs are kept before their scale; y itself: they are left there alone
 };
 
-/// x_full · [W | sB]ᵀ to `out`. x_full [T, K+R] with its adapter columns filled; `codes` of x where w asks for them
-/// (Operand::codes).
+/// x_full · [W | sB]ᵀ to `out`, of all tensor-parallel ranks where the group is cut by its inputs (y_TN is then
+/// contiguous). x_full [T, K+R] with its adapter columns filled; `codes` of x where w asks for them (Operand::codes).
 void linear_forward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& x_full,
                     const ops::Fp8Matrix& codes, const Outputs& out);
 
@@ -56,8 +57,9 @@ std::vector<ops::MagnitudeGradient> magnitude_gradients(const GroupContext& c, G
 /// The backward in two halves, because a layer makes x again together with the step that follows dx.
 ///
 /// From dy (the first N columns of dy_full [T, N+R], whose last R become v = dy·sB): adds the gradients of B (and of a
-/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's;
-/// `codes` of dy where w asks for them.
+/// trained bias) to the flat buffer, and writes dx_TK (undefined: not needed), which may be any memory but dy's; of all
+/// tensor-parallel ranks where the group is cut by its outputs (dx_TK is then contiguous). `codes` of dy where w asks
+/// for them.
 void input_backward(const GroupContext& c, Group g, const weights::Operand& w, const at::Tensor& dy_full,
                     const ops::Fp8Matrix& codes, const at::Tensor& u_TR, const at::Tensor& dx_TK);
 /// Then, from the group's input x and dy_full as it was left: adds the gradients of A (and of a trained W).

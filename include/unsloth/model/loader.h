@@ -36,6 +36,7 @@ struct LoadRequest {
     std::optional<std::string> offload_folder;  ///< for weights on the disk that the checkpoint has in another form
     bool records = false;                       ///< passes are recorded where shapes repeat (ModelParts::records)
     ops::Nf4GemmChooser nf4_chooser;            ///< products that read 4-bit tiles on this device; empty: none
+    TensorParallel tp;                          ///< whose slices of the layers are planned and loaded
     ActivationSizes sizes;
     spec::RunPlan run;
     int64_t fewest_tokens = 0;  ///< a pass has at least so many (generation: one); 0: about as many as `sizes` says
@@ -49,6 +50,8 @@ class ModelPlan {
     ModelPlan(std::shared_ptr<const formats::WeightFile> file, LoadRequest request);
 
     const spec::ModelSpec& spec() const { return file_->spec; }
+    /// With this rank's slices of the layers.
+    const spec::ModelSpec& own_spec() const { return own_; }
     const formats::ModelTensors& tensors() const { return file_->tensors; }
     const LoadRequest& request() const { return request_; }
     const std::optional<spec::LoraSpec>& lora() const { return request_.lora; }
@@ -98,6 +101,7 @@ class ModelPlan {
 
     std::shared_ptr<const formats::WeightFile> file_;
     LoadRequest request_;
+    spec::ModelSpec own_;
     std::shared_ptr<const formats::Adapter> adapter_;
     std::vector<spec::LayerLora> lora_layers_;
     std::optional<weights::ParameterTable> table_;

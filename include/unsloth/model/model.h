@@ -42,6 +42,7 @@ class Model {
     Model& operator=(const Model&) = delete;
 
     const spec::ModelSpec& spec() const { return parts_.network.spec; }
+    const TensorParallel& tensor_parallel() const { return parts_.network.tp; }
     at::ScalarType dtype() const { return parts_.network.dtype; }
     weights::Parameters* parameters() { return parts_.network.parameters.get(); }
     const ModelParts& parts() const { return parts_; }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "unsloth/formats/load_plan.h"
+#include "unsloth/model/tensor_parallel.h"
 #include "unsloth/weights/base_plan.h"
 
 namespace unsloth::model {
@@ -14,6 +15,8 @@ namespace unsloth::model {
 struct Network {
     std::shared_ptr<const formats::WeightFile> file;  ///< its map may be what the weights are
     spec::ModelSpec spec;
+    TensorParallel tp;
+    spec::ModelSpec own;  ///< whose layers are this rank's slices
     weights::LayerLayout layout;
     at::ScalarType dtype = at::kFloat;
     std::vector<spec::LayerLora> lora;             ///< one a layer; empty: no adapters
@@ -25,6 +28,7 @@ struct Network {
     weights::OuterWeights outer;
     uint64_t outer_version = 0;  ///< of the parameters in `outer`
 
+    spec::Range vocabulary() const { return spec::vocabulary_slice(spec.vocab_size, tp.place()); }
     int layers() const { return static_cast<int>(spec.num_layers); }
     /// The master of a tensor outside of the layers; nullptr where it is frozen.
     const weights::Parameter* trained(spec::TensorRole role) const;

@@ -13,14 +13,15 @@ void embedding_backward(ops::Context& ctx, const Network& network, const MicroBa
 
 /// The residual rows with a target, normed: head().h_nD; and lm_head expanded, where it does not lie as it is read.
 void gather_head_rows(ops::Context& ctx, const Network& network, const MicroBatch& micro);
-/// Logits [rows, V] of the gathered rows [first, first + rows), at most one chunk.
+/// Logits [rows, V] of the gathered rows [first, first + rows), at most one chunk; in the rank's slice of the
+/// vocabulary.
 at::Tensor head_logits(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first, int64_t rows);
 /// What becomes of a chunk's logits: they stay, or become their own gradient (with the step's divisor and scale,
 /// ctx.scalars), each row's times head().weight_n or as it is.
 enum class LogitsGradient : uint8_t { none, plain, weighted };
 /// Turns a chunk's logits into the losses of its rows.
-void head_loss(ops::Context& ctx, const MicroBatch& micro, int64_t first, const at::Tensor& logits_CV,
-               LogitsGradient gradient);
+void head_loss(ops::Context& ctx, const Network& network, const MicroBatch& micro, int64_t first,
+               const at::Tensor& logits_CV, LogitsGradient gradient);
 /// The objective's loss of the micro-batch, the gradients of what is trained here, and in scratch().g_full the gradient
 /// of the last layer's output. The full [T, V] logits never exist.
 void head_forward_backward(ops::Context& ctx, const Network& network, const MicroBatch& micro,

@@ -60,6 +60,9 @@ class Trainer {
     void require_own_output() const;
     void require_disk() const;
     bool leads() const { return environment_.rank == 0; }  ///< writes files and reports
+    /// Who of those that read rows of their own this rank is; those that share a model's layers read the same.
+    int data_rank() const { return mesh_ ? mesh_->at().dp : 0; }
+    int data_ranks() const { return mesh_ ? mesh_->shape().dp : 1; }
     void open_output();
     void open_data();
     void make_plan();

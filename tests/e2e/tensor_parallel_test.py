@@ -1,0 +1,154 @@
+"""Ranks that compute each layer together, on the CPU: the same losses and adapters as one process, and what is said when one is lost."""
+
+import signal
+import time
+
+from rank_support import Ranks
+from support import (
+    LLAMA,
+    OK,
+    QWEN3,
+    RUNTIME,
+    SIGTERM_SAVED,
+    TIMEOUT_S,
+    USAGE,
+    floats,
+    main,
+    model,
+    read_safetensors,
+    write_rows,
+)
+
+
+class TensorParallel(Ranks):
+    def tp(self, size, *arguments):
+        return [*arguments, "--tp_size", size]
+
+    def run_ranks(self, processes, arguments):
+        code, err = self.launch(processes, arguments)
+        self.assertEqual(code, OK, err)
+        return err
+
+    # Adam takes a step of the rate's size however small a gradient is: rounding turns a few of the smallest round.
+    def assert_same_values(self, out, other, file="adapter_model.safetensors", delta=2e-4):
+        expected = read_safetensors(self.folder / other / file)
+        found = read_safetensors(self.folder / out / file)
+        self.assertEqual(found.keys(), expected.keys())
+        for name, (_, shape, data) in found.items():
+            self.assertEqual(shape, expected[name][1], name)
+            for a, b in zip(floats(data), floats(expected[name][2])):
+                self.assertAlmostEqual(a, b, delta=delta, msg=name)
+
+    def assert_same_course(self, out, other):
+        """All metrics of the steps and evaluations that depend on products."""
+        steps, expected = self.steps(self.folder / out), self.steps(self.folder / other)
+        self.assertEqual(len(steps), len(expected))
+        for got, one in zip(steps, expected):
+            self.assertEqual((got["tokens"], got["trained_tokens"]), (one["tokens"], one["trained_tokens"]))
+            self.assertAlmostEqual(got["loss"], one["loss"], delta=2e-5 * one["loss"])
+            self.assertAlmostEqual(got["grad_norm"], one["grad_norm"], delta=5e-4 * one["grad_norm"])
+            # Not rewards/accuracies: of the first step's margins, which are zero, rounding decides.
+            for name in ("rewards/margins", "logps/chosen"):
+                if name in one:
+                    self.assertAlmostEqual(got[name], one[name], delta=1e-4)
+        rows, expected = self.evaluations(self.folder / out), self.evaluations(self.folder / other)
+        self.assertEqual(len(rows), len(expected))
+        for got, one in zip(rows, expected):
+            self.assertEqual(got["eval_tokens"], one["eval_tokens"])
+            self.assertAlmostEqual(got["eval_loss"], one["eval_loss"], delta=1e-5 * one["eval_loss"])
+
+    def test_meshes_give_the_same_losses_and_adapters(self):
+        """tp 4 has two ranks for each key/value head."""
+        more = ["--val_size", 5, "--eval_on_start", "true"]
+        self.run_ranks(1, self.arguments("one", 4, 2, *more))
+        for processes, tp, batch in ((2, 2, 4), (4, 2, 2), (4, 4, 4)):
+            with self.subTest(processes=processes, tp=tp):
+                out = f"w{processes}t{tp}"
+                self.run_ranks(processes, self.arguments(out, batch, 2, *self.tp(tp, *more)))
+                self.assert_same_course(out, "one")
+                self.assert_same_values(out, "one")
+
+    def test_full_fine_tuning_saves_the_whole_model(self):
+        folder, rows = model(QWEN3), self.rows(24)
+        more = ["--finetuning_type", "full", "--learning_rate", "0.001", "--max_steps", 4]
+        self.run_ranks(1, self.train_arguments(folder, rows, *more, out="one"))
+        self.run_ranks(2, self.train_arguments(folder, rows, *self.tp(2, *more), out="two"))
+        self.assert_same_course("two", "one")
+        self.assert_same_values("two", "one", "model.safetensors", delta=1e-4)
+
+    def test_preferences(self):
+        file = self.preference_rows("dpo", 12)
+        more = ["--objective", "dpo", "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 1,
+                "--max_steps", 4, "--val_size", 3]  # fmt: skip
+        self.run_ranks(1, self.train_arguments(model(LLAMA), file, *more, out="one"))
+        self.run_ranks(2, self.train_arguments(model(LLAMA), file, *self.tp(2, *more), out="two"))
+        self.assert_same_course("two", "one")
+
+    def test_a_run_goes_on_with_another_tp_size(self):
+        self.run_ranks(1, self.arguments("one", 4, 2, "--save_steps", 3))
+        self.run_ranks(2, self.arguments("two", 4, 2, *self.tp(2, "--save_steps", 3)))
+        for processes, tp, source in ((1, 1, "two"), (4, 4, "two"), (2, 2, "one")):
+            with self.subTest(processes=processes, source=source):
+                out = f"{source}_on_{processes}"
+                checkpoint = self.folder / source / "checkpoint-3"
+                self.run_ranks(
+                    processes, self.arguments(out, 4, 2, *self.tp(tp, "--resume_from_checkpoint", checkpoint))
+                )
+                expected = self.steps(self.folder / "one")[3:]
+                for got, other in zip(self.steps(self.folder / out), expected, strict=True):
+                    self.assertEqual(got["step"], other["step"])
+                    self.assertAlmostEqual(got["loss"], other["loss"], delta=2e-5 * other["loss"])
+
+    def start(self, out, *more):
+        ranks = self.start_ranks(lambda rank: self.arguments(out, 2, 1, *self.tp(2, "--max_steps", 1000000, *more)))
+        metrics = self.folder / out / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        return ranks
+
+    def test_a_killed_rank_is_named(self):
+        ranks = self.start("killed", "--ddp_timeout", 3)
+        ranks[1].kill()
+        began = time.monotonic()
+        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        self.assertRegex(err, r"rank 1 ")
+        self.assertLess(time.monotonic() - began, 20)
+
+    def test_a_stopped_rank_is_named(self):
+        ranks = self.start("stopped", "--ddp_timeout", 60)
+        ranks[1].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        self.assertRegex(err, r"rank 1 \(.*\) gives no sign of life")
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_a_signal_to_one_rank_stops_and_saves_all(self):
+        ranks = self.start("asked")
+        ranks[1].send_signal(signal.SIGTERM)
+        for rank in ranks:
+            err = rank.communicate(timeout=TIMEOUT_S)[1]
+            self.assertEqual(rank.returncode, SIGTERM_SAVED, err)
+        self.assertTrue((self.folder / "asked" / "adapter_model.safetensors").exists())
+
+    def test_what_cannot_be_cut_is_refused(self):
+        prompts = write_rows(self.folder / "prompts.jsonl", [{"prompt": "a"}])
+        for processes, parts, *more in (
+            (3, ["tp_size 3", "num_attention_heads 4"], "--tp_size", 3),
+            (3, ["tp_size 2", "3 processes"], "--tp_size", 2),
+            (2, ["tp_size 2", "use_dora"], "--tp_size", 2, "--use_dora", "true"),
+            (2, ["tp_size 2", "blocks of 64"], "--tp_size", 2, "--load_in_4bit", "true"),
+            (2, ["zero_stage beside tp_size"], "--tp_size", 2, "--zero_stage", 1),
+            (2, ["tp_size 2", "sample_prompts"], "--tp_size", 2, "--sample_prompts", prompts, "--val_size", 2),
+        ):
+            with self.subTest(parts=parts):
+                code, err = self.launch(
+                    processes, self.train_arguments(model(LLAMA), self.rows(8), *more, out="refused")
+                )
+                self.assertEqual(code, USAGE, err)
+                for part in parts:
+                    self.assertIn(part, err)
+
+
+if __name__ == "__main__":
+    main()
