@@ -300,12 +300,14 @@ void adamw_step(const AdamwArgs& args, cudaStream_t stream) {
     args.m8 != nullptr ? launch_step<true>(args, stream) : launch_step<false>(args, stream);
 }
 
-void gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {
-    const int64_t chunks = ceil_div(args.elements, norm_chunk);
-    if (chunks > 0)
+void gradient_squares(const GradientSquaresArgs& args, cudaStream_t stream) {
+    if (const int64_t chunks = ceil_div(args.elements, norm_chunk); chunks > 0)
         UNSLOTH_LAUNCH(sum_of_squares, static_cast<unsigned>(chunks), threads, 0, stream, args.grads, args.elements,
                        args.partials);
-    UNSLOTH_LAUNCH(finish_norm, 1, threads, 0, stream, args.partials, chunks, args.scalars, args.outcome);
+}
+
+void finish_gradient_norm(const GradientNormArgs& args, cudaStream_t stream) {
+    UNSLOTH_LAUNCH(finish_norm, 1, threads, 0, stream, args.partials, args.chunks, args.scalars, args.outcome);
 }
 
 }  // namespace unsloth::kernels

@@ -33,14 +33,19 @@ void adamw_step(const AdamwArgs& args, cudaStream_t stream);
 /// alone.
 inline constexpr int64_t norm_chunk = 16384;
 
-struct GradientNormArgs {
+struct GradientSquaresArgs {
     const float* grads = nullptr;
     int64_t elements = 0;        ///< a multiple of 4, 16-byte aligned
     double* partials = nullptr;  ///< [ceil(elements / norm_chunk)]
+};
+struct GradientNormArgs {
+    const double* partials = nullptr;
+    int64_t chunks = 0;
     const spec::StepScalars* scalars = nullptr;
     spec::StepOutcome* outcome = nullptr;
 };
 
-void gradient_norm(const GradientNormArgs& args, cudaStream_t stream);
+void gradient_squares(const GradientSquaresArgs& args, cudaStream_t stream);
+void finish_gradient_norm(const GradientNormArgs& args, cudaStream_t stream);
 
 }  // namespace unsloth::kernels

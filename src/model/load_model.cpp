@@ -85,7 +85,8 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
     network.noise_alpha = request_.trains ? request_.noise_alpha : 0.0;
     network.full_finetuning = masters;
     if (table_) {
-        network.parameters = std::make_unique<weights::Parameters>(*table_, request_.optim, request_.trains, arena);
+        network.parameters =
+            std::make_unique<weights::Parameters>(*table_, request_.optim, request_.trains, request_.share, arena);
         initialise(*network.parameters, shared);
     }
     if (!lora_layers_.empty())
@@ -99,7 +100,7 @@ ModelParts ModelPlan::load(ops::Context& ctx, const weights::LoadShare& share) c
             if (p.kind == weights::Parameter::Kind::magnitude)
                 network.parameters->value(p).copy_(network.pager->dora()->norms(p.layer, p.projection));
     if (request_.saves && table_)
-        parts.copies = weights::Parameters::copies(*table_, request_.optim, *parts.host_memory);
+        parts.copies = weights::Parameters::copies(*table_, request_.optim, request_.share, *parts.host_memory);
     network.outer = base_->load_outer(ctx, arena, parts.host_memory.get(), trained, shared);
     parts.step_memory = std::make_unique<memory::Arena>(step_, request_.device);
     for (int64_t micro = 0; micro < request_.run.in_flight; ++micro)

@@ -106,13 +106,15 @@ void ModelPlan::plan_resident() {
     base_.emplace(file_, layout_, lora_layers_, base_request());
     resident_ = memory::Plan();
     base_->submit(resident_);
-    if (table_) weights::Parameters::plan(*table_, request_.optim, request_.trains, resident_);
+    if (table_) weights::Parameters::plan(*table_, request_.optim, request_.trains, request_.share, resident_);
     resident_.place();
 }
 
 std::string ModelPlan::resident_fingerprint() const {
     ContentHash hash;
-    for (const memory::Entry& entry : resident_.entries()) hash.add_field(cat(entry.name, " ", entry.bytes));
+    // Of the optimizer's states a rank may have a slice, which is nobody else's and of its own size.
+    for (const memory::Entry& entry : resident_.entries())
+        if (entry.group != weights::optimizer_group) hash.add_field(cat(entry.name, " ", entry.bytes));
     return hash.hex();
 }
 
@@ -132,7 +134,7 @@ void ModelPlan::plan_step() {
     step_ = host_ = memory::Plan();
     Activations::plan(own_, layout_, request_.sizes, request_.run, request_.dtype, request_.device, step_, host_);
     base_->submit_host(host_);
-    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, host_);
+    if (request_.saves && table_) weights::Parameters::plan_copies(*table_, request_.optim, request_.share, host_);
     step_.place();
     host_.place();
 }

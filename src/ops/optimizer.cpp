@@ -1,5 +1,6 @@
 #include "unsloth/ops/optimizer.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace {
 
 namespace adamw = kernels::adamw;
 
-constexpr int64_t norm_chunk_elements = 16384;  // kernels/optimizer.h has the same, for the same order of summation
+constexpr int64_t norm_chunk_elements = gradient_norm_chunk;
 
 void check_array(const Context& ctx, const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t count) {
     UNSLOTH_CHECK(tensor.defined() && tensor.device() == ctx.device() && tensor.is_contiguous(), name,
@@ -148,7 +149,7 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
     });
 }
 
-void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* partials) {
+void gradient_squares_on_cpu(const at::Tensor& grads_P, double* partials) {
     const float* grads = grads_P.data_ptr<float>();
     const int64_t elements = grads_P.numel();
     const int64_t chunks = (elements + norm_chunk_elements - 1) / norm_chunk_elements;
@@ -161,13 +162,10 @@ void gradient_norm_on_cpu(Context& ctx, const at::Tensor& grads_P, double* parti
             partials[chunk] = sum;
         }
     });
-    double total = 0;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) total += partials[chunk];
-    adamw::finish_gradient_norm(total, *ctx.scalars, *ctx.outcome);
 }
 
 #ifdef UNSLOTH_CUDA
-static_assert(norm_chunk_elements == kernels::norm_chunk);
+static_assert(norm_chunk_elements == kernels::norm_chunk, "sums are in the same order");
 static_assert(block_decays == 1 && block_8bit == 2 && block_rate_shift == 2,
               "kernels/optimizer.cu spells the flags as numbers");
 
@@ -221,25 +219,50 @@ int64_t gradient_norm_scratch(int64_t elements) {
     return (elements + norm_chunk_elements - 1) / norm_chunk_elements * static_cast<int64_t>(sizeof(double));
 }
 
-void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch) {
-    check_step_state(ctx);
+void gradient_squares(Context& ctx, const at::Tensor& grads_P, const at::Tensor& partials) {
+    const int64_t chunks = (grads_P.numel() + norm_chunk_elements - 1) / norm_chunk_elements;
     check_array(ctx, grads_P, "grads_P", at::kFloat, grads_P.numel());
+    check_array(ctx, partials, "partials", at::kDouble, chunks);
     UNSLOTH_CHECK(grads_P.numel() % 4 == 0 && aligned(grads_P, 16),
                   "grads_P must have a multiple of 4 elements, aligned to 16");
+    if (chunks == 0) return;
+    if (!ctx.is_cuda()) return gradient_squares_on_cpu(grads_P, partials.data_ptr<double>());
+#ifdef UNSLOTH_CUDA
+    kernels::gradient_squares({.grads = grads_P.const_data_ptr<float>(),
+                               .elements = grads_P.numel(),
+                               .partials = partials.data_ptr<double>()},
+                              static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void finish_gradient_norm(Context& ctx, const at::Tensor& partials) {
+    check_step_state(ctx);
+    check_array(ctx, partials, "partials", at::kDouble, partials.numel());
+    if (!ctx.is_cuda()) {
+        double total = 0;
+        const double* const sums = partials.const_data_ptr<double>();
+        for (int64_t chunk = 0; chunk < partials.numel(); ++chunk) total += sums[chunk];
+        return adamw::finish_gradient_norm(total, *ctx.scalars, *ctx.outcome);
+    }
+#ifdef UNSLOTH_CUDA
+    kernels::finish_gradient_norm({.partials = partials.data_ptr<double>(),
+                                   .chunks = partials.numel(),
+                                   .scalars = ctx.scalars,
+                                   .outcome = ctx.outcome},
+                                  static_cast<cudaStream_t>(ctx.stream()));
+#endif
+}
+
+void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch) {
     const int64_t needed = gradient_norm_scratch(grads_P.numel());
     UNSLOTH_CHECK(needed == 0 || (scratch.defined() && scratch.device() == ctx.device() && scratch.is_contiguous() &&
                                   aligned(scratch, sizeof(double)) && static_cast<int64_t>(scratch.nbytes()) >= needed),
                   "scratch must have ", needed, " bytes on ", ctx.device());
-    auto* partials = needed == 0 ? nullptr : static_cast<double*>(scratch.data_ptr());
-    if (!ctx.is_cuda()) return gradient_norm_on_cpu(ctx, grads_P, partials);
-#ifdef UNSLOTH_CUDA
-    kernels::gradient_norm({.grads = grads_P.const_data_ptr<float>(),
-                            .elements = grads_P.numel(),
-                            .partials = partials,
-                            .scalars = ctx.scalars,
-                            .outcome = ctx.outcome},
-                           static_cast<cudaStream_t>(ctx.stream()));
-#endif
+    const int64_t chunks = needed / static_cast<int64_t>(sizeof(double));
+    const at::TensorOptions fp64 = at::TensorOptions(at::kDouble).device(ctx.device());
+    const at::Tensor partials = chunks == 0 ? at::empty({0}, fp64) : at::from_blob(scratch.data_ptr(), {chunks}, fp64);
+    gradient_squares(ctx, grads_P, partials);
+    finish_gradient_norm(ctx, partials);
 }
 
 void adamw_step(Context& ctx, const AdamwState& state, const AdamwSettings& settings, bool zero_gradients) {

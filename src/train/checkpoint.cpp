@@ -4,7 +4,10 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <cstring>
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <map>
 
 #include "unsloth/core/error.h"
 #include "unsloth/core/hash.h"
@@ -19,11 +22,23 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
     return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-/// A file's tensor, in place in its map.
-at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like) {
-    if (view.dtype != ops::dtype_of(like) || view.elements() != like.numel())
+struct SavedTensor {
+    const char* name;
+    at::Tensor ops::AdamwState::* member;
+};
+constexpr std::array<SavedTensor, 7> saved_tensors{{{"params", &ops::AdamwState::params_P},
+                                                    {"m32", &ops::AdamwState::m32},
+                                                    {"v32", &ops::AdamwState::v32},
+                                                    {"m8", &ops::AdamwState::m8},
+                                                    {"v8", &ops::AdamwState::v8},
+                                                    {"absmax_m8", &ops::AdamwState::absmax_m8},
+                                                    {"absmax_v8", &ops::AdamwState::absmax_v8}}};
+
+/// A file's tensor, of so many elements, in place in its map.
+at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like, int64_t elements) {
+    if (view.dtype != ops::dtype_of(like) || view.elements() != elements)
         throw input_error(cat(view.file->path().string(), ": ", view.name, " has ", view.elements(), " elements of ",
-                              formats::safetensors_name(view.dtype), ", the run needs ", like.numel(), " of ",
+                              formats::safetensors_name(view.dtype), ", the run needs ", elements, " of ",
                               formats::safetensors_name(ops::dtype_of(like))));
     UNSLOTH_CHECK(view.is_aligned(static_cast<std::size_t>(like.element_size())), view.name, " is not aligned");
     return at::from_blob(const_cast<std::byte*>(view.data.data()), {view.elements()},
@@ -33,13 +48,8 @@ at::Tensor mapped(const formats::TensorView& view, const at::Tensor& like) {
 }  // namespace
 
 std::vector<std::pair<std::string, at::Tensor>> trained_tensors(const ops::AdamwState& s) {
-    std::vector<std::pair<std::string, at::Tensor>> tensors{{"params", s.params_P},
-                                                            {"m32", s.m32},
-                                                            {"v32", s.v32},
-                                                            {"m8", s.m8},
-                                                            {"v8", s.v8},
-                                                            {"absmax_m8", s.absmax_m8},
-                                                            {"absmax_v8", s.absmax_v8}};
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    for (const SavedTensor& saved : saved_tensors) tensors.emplace_back(saved.name, s.*saved.member);
     std::erase_if(tensors, [](const auto& named) { return !named.second.defined() || named.second.numel() == 0; });
     return tensors;
 }
@@ -81,19 +91,65 @@ const at::Tensor& Snapshot::at(const std::string& name) const {
     return tensors_.front().second;
 }
 
-void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, bool with_values) {
+std::string optimizer_file(weights::Share share) {
+    if (share.size == 1) return "optimizer.safetensors";
+    std::array<char, 64> name;
+    std::snprintf(name.data(), name.size(), "optimizer-%05d-of-%05d.safetensors", share.rank + 1, share.size);
+    return name.data();
+}
+
+void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, weights::ParameterSlice own,
+                    bool with_values) {
+    std::map<std::string, at::Tensor> tensors(snapshot.tensors().begin(), snapshot.tensors().end());
+    if (!with_values || own.elements() == 0)
+        tensors.erase("params");
+    else if (at::Tensor& values = tensors.at("params"); values.numel() > own.elements())
+        values = values.narrow(0, own.begin, own.elements());
+    if (tensors.empty()) return;
     std::vector<formats::TensorDecl> declared;
-    for (const auto& [name, tensor] : snapshot.tensors())
-        if (with_values || name != "params") declared.push_back({name, ops::dtype_of(tensor), {tensor.numel()}});
+    for (const auto& [name, tensor] : tensors) declared.push_back({name, ops::dtype_of(tensor), {tensor.numel()}});
     formats::SafetensorsWriter writer(path, declared);
-    for (const formats::TensorDecl& decl : writer.tensors()) writer.append(decl.name, bytes_of(snapshot.at(decl.name)));
+    for (const formats::TensorDecl& decl : writer.tensors()) writer.append(decl.name, bytes_of(tensors.at(decl.name)));
     writer.finish();
 }
 
-void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState& state, bool with_values) {
-    const formats::SafetensorsFile file(path);
-    for (const auto& [name, tensor] : trained_tensors(state))
-        if (with_values || name != "params") tensor.copy_(mapped(file.at(name), tensor));
+namespace {
+
+/// How many ranks shared the optimizer that the checkpoint holds.
+int shares_of(const std::filesystem::path& checkpoint) {
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+        int rank = 0, size = 0;
+        if (std::sscanf(entry.path().filename().c_str(), "optimizer-%5d-of-%5d", &rank, &size) == 2 && rank >= 1 &&
+            rank <= size && entry.path().filename() == optimizer_file({rank - 1, size}))
+            return size;
+    }
+    return 1;
+}
+
+}  // namespace
+
+void restore_optimizer(const std::filesystem::path& checkpoint, weights::Parameters& parameters,
+                       config::Optimizer optimizer, bool with_values) {
+    using weights::Parameters, weights::Share, weights::ParameterSlice;
+    const weights::ParameterTable& table = parameters.table();
+    const int shares = shares_of(checkpoint);
+    for (int rank = 0; rank < shares; ++rank) {
+        const Share share{rank, shares};
+        if (table.slice(share).elements() == 0) continue;
+        const formats::SafetensorsFile file(checkpoint / optimizer_file(share));
+        for (const SavedTensor& saved : saved_tensors) {
+            const bool values = saved.member == &ops::AdamwState::params_P;
+            if (values && !with_values) continue;
+            const at::Tensor to = values ? parameters.values_P : parameters.state().*saved.member;
+            const ParameterSlice there = Parameters::state_slice(table, optimizer, share, saved.member),
+                                 here = Parameters::state_slice(table, optimizer, values ? Share{} : parameters.share(),
+                                                                saved.member);
+            const int64_t begin = std::max(there.begin, here.begin), end = std::min(there.end, here.end);
+            if (begin >= end) continue;
+            to.narrow(0, begin - here.begin, end - begin)
+                .copy_(mapped(file.at(saved.name), to, there.elements()).narrow(0, begin - there.begin, end - begin));
+        }
+    }
 }
 
 void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
@@ -101,7 +157,7 @@ void restore_adapter(const std::filesystem::path& folder, const weights::Paramet
     const formats::SafetensorsFile file(folder / "adapter_model.safetensors");
     for (const weights::Parameter& p : table.parameters()) {
         const at::Tensor values = params_P.narrow(0, p.offset, p.elements());
-        values.copy_(mapped(file.at(p.name), values));
+        values.copy_(mapped(file.at(p.name), values, p.elements()));
     }
 }
 

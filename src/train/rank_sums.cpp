@@ -55,8 +55,26 @@ RankSums::Host RankSums::make_host() const {
     return {at::zeros({sums_.numel() - first_flag}, options), at::zeros({sums_.numel()}, options)};
 }
 
-void RankSums::issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step, bool save_due,
-                     double own_seconds) {
+void RankSums::sum_gradients(const weights::Parameters& parameters, int64_t step) {
+    const at::Tensor& gradients_P = parameters.gradients_P;
+    if (parameters.share().size > 1) {
+        const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
+        group_.all().reduce_scatter(gradients_P, gradients_P.narrow(0, own.begin, own.elements()),
+                                    cat("the gradients of step ", step));
+    } else if (buckets_ == nullptr) {
+        group_.all_reduce(gradients_P, cat("the gradients of step ", step));
+    } else {
+        for (std::size_t i = 0; i < buckets_->all().size(); ++i) {
+            const model::GradientStretch& bucket = buckets_->all()[i];
+            group_.all_reduce_beside(
+                gradients_P.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
+                cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
+        }
+    }
+}
+
+void RankSums::issue(Host& host, const weights::Parameters& parameters, const at::Tensor& outcome, int64_t step,
+                     bool save_due, double own_seconds) {
     const ops::Region region(ctx_, "all-reduce");
     float* const flags = host.flags.mutable_data_ptr<float>();
     flags[0] = save_due ? 1.0F : 0.0F;
@@ -71,13 +89,7 @@ void RankSums::issue(Host& host, const at::Tensor& gradients_P, const at::Tensor
         outcome.narrow(0, offsetof(spec::StepOutcome, first_bad_site), sizeof(uint32_t)).view(at::kInt);
     at::ne_out(bad_here_, site, static_cast<int32_t>(spec::all_finite));
     sums_.narrow(0, bad_value, 1).copy_(bad_here_);
-    if (buckets_ == nullptr) group_.all_reduce(gradients_P, cat("the gradients of step ", step));
-    for (std::size_t i = 0; buckets_ != nullptr && i < buckets_->all().size(); ++i) {
-        const model::GradientStretch& bucket = buckets_->all()[i];
-        group_.all_reduce_beside(
-            gradients_P.narrow(0, bucket.begin, bucket.end - bucket.begin), [&] { buckets_->wait(i); },
-            cat("the gradients of step ", step, ", bucket ", i + 1, " of ", buckets_->all().size()));
-    }
+    sum_gradients(parameters, step);
     group_.all_reduce(sums_, cat("the loss of step ", step));
     group_.join();
     loss.copy_(sums_.narrow(0, 0, 1));

@@ -24,8 +24,9 @@ class RankSums {
     /// sent, of a save that one asks for, of how long each worked (`own_seconds`: this one, in the last step that it
     /// knows of), and of a value that is not finite: sums need not show it, and those of the next step do not. Nothing
     /// synchronises.
-    void issue(Host& host, const at::Tensor& gradients_P, const at::Tensor& outcome, int64_t step, bool save_due,
-               double own_seconds);
+    /// Where ranks share the optimizer, of the gradients each has the sums of its slice alone.
+    void issue(Host& host, const weights::Parameters& parameters, const at::Tensor& outcome, int64_t step,
+               bool save_due, double own_seconds);
 
     /// What issue() brought back, once the step is done.
     struct Agreed {
@@ -36,6 +37,8 @@ class RankSums {
     static Agreed agreed(const Host& host);
 
   private:
+    void sum_gradients(const weights::Parameters& parameters, int64_t step);
+
     ops::Context& ctx_;
     comm::Group& group_;
     const model::GradientBuckets* buckets_;

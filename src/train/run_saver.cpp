@@ -1,5 +1,7 @@
 #include "unsloth/train/run_saver.h"
 
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "unsloth/core/error.h"
@@ -9,10 +11,19 @@
 #include "unsloth/train/save.h"
 
 namespace unsloth::train {
+namespace {
+
+constexpr const char* failed_suffix = ".failed";
+
+}  // namespace
 
 RunSaver::RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
                    const std::optional<ops::AdamwState>& copies)
-    : files_(std::move(files)), state_(state), background_(ctx, state, copies) {}
+    : files_(std::move(files)), state_(state), background_(ctx, state_, copies) {}
+
+RunSaver::~RunSaver() {
+    leaves_ = true;
+}
 
 void RunSaver::write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
                             const formats::TrainerState& trainer) const {
@@ -25,13 +36,44 @@ void RunSaver::write_result(const std::filesystem::path& folder, const at::Tenso
     formats::write_trainer_state(folder, trainer);
 }
 
-void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& moment) const {
-    formats::CheckpointWriter writer(files_.output_dir, moment.run.progress.step);
+/// This rank's part of the optimizer. A model is saved in its own type, which may hold less than the fp32 values that
+/// training goes on with.
+void RunSaver::write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const {
+    const std::filesystem::path file = folder / optimizer_file(files_.share);
+    try {
+        save_optimizer(file, snapshot, files_.table->slice(files_.share), /*with_values=*/!files_.lora);
+    } catch (const std::exception& error) {
+        if (files_.share.rank > 0) write_file_atomically(file.string() + failed_suffix, error.what());
+        throw;
+    }
+}
+
+/// A file is there when it is whole.
+void RunSaver::await_others(const std::filesystem::path& folder) const {
+    const auto give_up = std::chrono::steady_clock::now() + files_.patience;
+    for (int rank = 1; rank < files_.share.size; ++rank) {
+        const weights::Share share{rank, files_.share.size};
+        if (files_.table->slice(share).elements() == 0) continue;
+        const std::filesystem::path file = folder / optimizer_file(share), failed = file.string() + failed_suffix;
+        while (!std::filesystem::exists(file)) {
+            if (std::filesystem::exists(failed))
+                throw runtime_failure(cat("rank ", rank, " could not write its part: ", read_file(failed)));
+            if (leaves_ || std::chrono::steady_clock::now() >= give_up)
+                throw runtime_failure(cat("rank ", rank, " did not write ", file.filename().string(), " within ",
+                                          files_.patience.count(), " s (distributed.ddp_timeout)"),
+                                      "Do all ranks see the same training.output_dir?");
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+    }
+}
+
+void RunSaver::write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot,
+                                const RunMoment& moment) const {
     write_result(writer.folder(), snapshot.params(), moment.trainer);
-    // A model is saved in its own type, which may hold less than the fp32 values that training goes on with.
-    save_optimizer(writer.folder() / "optimizer.safetensors", snapshot, /*with_values=*/!files_.lora);
+    write_share(writer.folder(), snapshot);
     write_file_atomically(writer.folder() / "run_config.json", files_.config);
     formats::write_run_state(writer.folder(), moment.run);
+    await_others(writer.folder());
     writer.commit();
     log::info("saved ", writer.path().string());
     const bool has_best = moment.run.progress.best.value.has_value();
@@ -39,11 +81,26 @@ void RunSaver::write_checkpoint(const Snapshot& snapshot, const RunMoment& momen
                                     has_best ? std::optional(moment.run.progress.best.step) : std::nullopt);
 }
 
-void RunSaver::checkpoint(RunMoment moment) {
+void RunSaver::checkpoint(RunMoment moment, const std::function<std::string(const std::string&)>& agree) {
     wait();
     last_ = moment.run.progress.step;
-    background_.save(
-        [this, moment = std::move(moment)](const Snapshot& snapshot) { write_checkpoint(snapshot, moment); });
+    std::shared_ptr<formats::CheckpointWriter> writer;
+    std::exception_ptr failure;
+    std::string folder;
+    try {
+        if (files_.share.rank == 0) {
+            writer = std::make_shared<formats::CheckpointWriter>(files_.output_dir, *last_);
+            folder = writer->folder().string();
+        }
+    } catch (const std::exception&) {
+        failure = std::current_exception();  // as one of the writing: a warning
+    }
+    if (agree) folder = agree(folder);
+    if (folder.empty() && !failure) return;  // the first rank says why
+    background_.save([this, moment = std::move(moment), writer, failure, folder](const Snapshot& snapshot) {
+        if (failure) std::rethrow_exception(failure);
+        writer ? write_checkpoint(*writer, snapshot, moment) : write_share(folder, snapshot);
+    });
 }
 
 bool RunSaver::wait() {
@@ -57,7 +114,7 @@ bool RunSaver::wait() {
 }
 
 void RunSaver::result(const formats::TrainerState& trainer) const {
-    write_result(files_.output_dir, state_.params_P, trainer);
+    if (files_.share.rank == 0) write_result(files_.output_dir, state_.params_P, trainer);
 }
 
 }  // namespace unsloth::train

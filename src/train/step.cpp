@@ -71,7 +71,9 @@ Stepper::Stepper(ops::Context& ctx, model::Model& model, const StepSettings& set
     ctx_.scalars = reinterpret_cast<const spec::StepScalars*>(device_scalars_.data_ptr<uint8_t>());
     ctx_.outcome = reinterpret_cast<spec::StepOutcome*>(device_outcome_.data_ptr<uint8_t>());
     if (settings.group != nullptr) {
-        if (settings.bucket_bytes > 0) buckets_ = &model.cut_gradients(settings.bucket_bytes);
+        // Slices are summed after the backward pass, whole.
+        if (settings.bucket_bytes > 0 && model.parameters()->share().size == 1)
+            buckets_ = &model.cut_gradients(settings.bucket_bytes);
         sums_ = std::make_unique<RankSums>(ctx, *settings.group, buckets_, model.tensor_parallel().first());
     }
     if (settings.skip_on_spike > 0) spike_guard_.emplace(ctx);
@@ -112,7 +114,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     // 2 gradients, and what the objective measures, start from zero
     {
         const ops::Region region(ctx_, "zero gradients");
-        parameters.state().grads_P.zero_();
+        parameters.gradients_P.zero_();
         objective_.begin(batch);
     }
     // 3 forward and backward of the micro-batches, so many at a time as are planned in flight (Model::walk)
@@ -133,7 +135,7 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     // 4 sums over the ranks
     if (sums_) slot.worked.record();
     if (sums_ && shares_) {
-        sums_->issue(slot.sums, parameters.state().grads_P, device_outcome_, step, options.save_due, own_seconds_);
+        sums_->issue(slot.sums, parameters, device_outcome_, step, options.save_due, own_seconds_);
         if (slot.measures.defined() && !model_.tensor_parallel().first())
             objective_.measures().zero_();  // all have them
         if (slot.measures.defined())
@@ -143,15 +145,20 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     const SpikeLimits limits = spike_guard_ ? spikes_.limits(step) : SpikeLimits{};
     {
         const ops::Region region(ctx_, "update");
-        ops::gradient_norm(ctx_, parameters.state().grads_P, parameters.norm_scratch);
+        measure_norm(step);
         if (spike_guard_) spike_guard_->issue(slot.limits, limits, device_outcome_);
         ops::adamw_step(ctx_, parameters.state(), settings_.adamw);
+        if (shares_optimizer()) {
+            const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
+            settings_.group->all().all_gather(parameters.values_P.narrow(0, own.begin, own.elements()),
+                                              parameters.values_P, cat("the parameters of step ", step));
+        }
         model_.parameters_changed();
     }
     // 6 what take() reads when the device is here
     slot.outcome.copy_(device_outcome_, /*non_blocking=*/true);
     if (slot.measures.defined()) slot.measures.copy_(objective_.measures(), /*non_blocking=*/true);
-    if (options.layer_norms) measure_layers(slot);
+    if (options.layer_norms) measure_layers(slot, step);
     slot.end.record();
     StepResult result{.step = step,
                       .epoch = batch.epoch,
@@ -169,13 +176,37 @@ bool Stepper::issue(const data::StepBatch& batch, int64_t step, double learning_
     return true;
 }
 
+/// Ranks that share the optimizer have the sums of squares of a slice each, and add them up in the same order as one
+/// that has all.
+void Stepper::measure_norm(int64_t step) {
+    const weights::Parameters& parameters = *model_.parameters();
+    if (!shares_optimizer()) return ops::gradient_norm(ctx_, parameters.gradients_P, parameters.norm_scratch);
+    const weights::ParameterSlice own = parameters.table().padded_slice(parameters.share());
+    const at::Tensor sums = parameters.norm_scratch.view(at::kDouble);
+    const at::Tensor own_sums =
+        sums.narrow(0, own.begin / ops::gradient_norm_chunk, own.elements() / ops::gradient_norm_chunk);
+    ops::gradient_squares(ctx_, parameters.gradients_P.narrow(0, own.begin, own.elements()), own_sums);
+    settings_.group->all().all_gather(own_sums, sums, cat("the gradient norm of step ", step));
+    ops::finish_gradient_norm(ctx_, sums);
+}
+
 /// The norms of each layer's gradient, summed over the ranks; loss scaling's factor is still in them.
-void Stepper::measure_layers(Slot& slot) {
-    const at::Tensor& gradients_P = model_.parameters()->state().grads_P;
+void Stepper::measure_layers(Slot& slot, int64_t step) {
+    const weights::Parameters& parameters = *model_.parameters();
+    const weights::ParameterSlice own =
+        parameters.table().slice(shares_optimizer() ? parameters.share() : weights::Share{});
     for (std::size_t i = 0; i < stretches_.size(); ++i) {
         at::Tensor norm = layer_norms_.select(0, static_cast<int64_t>(i));
-        at::linalg_vector_norm_out(norm,
-                                   gradients_P.narrow(0, stretches_[i].begin, stretches_[i].end - stretches_[i].begin));
+        const int64_t begin = std::max(stretches_[i].begin, own.begin), end = std::min(stretches_[i].end, own.end);
+        if (begin < end)
+            at::linalg_vector_norm_out(norm, parameters.gradients_P.narrow(0, begin, end - begin));
+        else
+            norm.zero_();
+    }
+    if (shares_optimizer()) {
+        layer_norms_.square_();
+        settings_.group->all_reduce(layer_norms_, cat("the layers' gradient norms of step ", step));
+        layer_norms_.sqrt_();
     }
     slot.layer_norms.copy_(layer_norms_, /*non_blocking=*/true);
 }

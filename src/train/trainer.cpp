@@ -195,7 +195,8 @@ void Trainer::make_plan() {
     if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
     if (!request.tp.alone()) require_cuttable(config());
     request.weighs = objective_->weighs();
-    request.saves = leads() && config::saves_checkpoints(config().training);
+    request.share = optimizer_share(config().distributed, mesh_ ? &*mesh_ : nullptr);
+    request.saves = (leads() || request.share.size > 1) && config::saves_checkpoints(config().training);
     data::BatchLimits limits = loader_->limits();
     if (eval_rows_.size() > 0) {
         limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
@@ -261,7 +262,7 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
     if (loader_->dataset().stats().tokens * bytes_of_token < cache.files.least_bytes) cache.files.folder.clear();
     const model::LoadRequest& request = plan_->request();
     const std::string adapters =
-        scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->state().params_P);
+        scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->values_P);
     cache.key =
         cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ", plan_->base_description(), " ",
             name_of(config().model.dtype), " adapters ", adapters, " ", memory::describe_device(device_), " ",
@@ -354,7 +355,8 @@ void Trainer::load() {
     stepper_ = std::make_unique<Stepper>(*ctx_, *model_, settings);
     hardware_rate_ = report::dense_bf16_rate(ops::device_name(device_));
     if (resume_) restore();
-    if (leads()) saver_.emplace(run_files(), *ctx_, model_->parameters()->state(), model_->parts().copies);
+    if (leads() || model_->parameters()->share().size > 1)
+        saver_.emplace(run_files(), *ctx_, model_->parameters()->saved(), model_->parts().copies);
 }
 
 double Trainer::learning_rate(int64_t step) const {

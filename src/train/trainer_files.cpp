@@ -71,7 +71,7 @@ void Trainer::require_disk() const {
             p.elements() * static_cast<int64_t>(spec::size_of(full() ? opened_.file->spec.dtype : spec::DType::f32));
     const bool saves = config::saves_checkpoints(t);
     memory::Plan copies;  // values and moments; the values of a LoRA are its result
-    weights::Parameters::plan_copies(table, t.optim, copies);
+    weights::Parameters::plan_copies(table, t.optim, {}, copies);
     int64_t checkpoint = result - (full() ? 0 : table.flat_elements() * static_cast<int64_t>(sizeof(float)));
     for (const memory::Entry& copy : copies.entries()) checkpoint += copy.bytes;
     if (!saves) checkpoint = 0;
@@ -147,8 +147,8 @@ void Trainer::restore() {
 /// What a checkpoint holds of the parameters, to the last bit.
 void Trainer::load_values(const fs::path& checkpoint) {
     weights::Parameters& parameters = *model_->parameters();
-    if (!full()) restore_adapter(checkpoint, parameters.table(), parameters.state().params_P);
-    restore_optimizer(checkpoint / "optimizer.safetensors", parameters.state(), /*with_values=*/full());
+    if (!full()) restore_adapter(checkpoint, parameters.table(), parameters.values_P);
+    restore_optimizer(checkpoint, parameters, config().training.optim, /*with_values=*/full());
     model_->parameters_changed();
 }
 
@@ -211,7 +211,14 @@ void Trainer::checkpoint() {
     agreed_save_ = false;
     require_same_values();
     const comm::Busy saving(saver_ ? group_.get() : nullptr, cat("saving checkpoint-", progress_.step));
-    if (saver_ && saver_->last_checkpoint() != progress_.step) saver_->checkpoint(moment());
+    if (!saver_ || saver_->last_checkpoint() == progress_.step) return;
+    const auto agree = [this](const std::string& folder) {
+        return group_->gather(folder, "the checkpoint's folder")[0];
+    };
+    if (model_->parameters()->share().size > 1)
+        saver_->checkpoint(moment(), agree);
+    else
+        saver_->checkpoint(moment());
 }
 
 /// A checkpoint between two steps: training stands still until the state was copied.
@@ -227,7 +234,7 @@ void Trainer::save_while_training() {
 /// Ranks that trained apart without a word must not leave it in a checkpoint: nothing is saved.
 void Trainer::require_same_values() {
     if (!group_ || compared_step_ == progress_.step) return;
-    require_equal_hashes(*group_, values_hash(model_->parameters()->state().params_P), progress_.step);
+    require_equal_hashes(*group_, values_hash(model_->parameters()->values_P), progress_.step);
     compared_step_ = progress_.step;
 }
 
@@ -263,6 +270,8 @@ RunFiles Trainer::run_files() const {
     files.tokenizer_folder = opened_.tokenizer_folder;
     files.config = config::config_to_json(effective_config());
     files.save_total_limit = config().training.save_total_limit;
+    files.share = model_->parameters()->share();
+    files.patience = std::chrono::seconds(config().distributed.ddp_timeout);
     return files;
 }
 

@@ -23,10 +23,12 @@ struct BlockCounts {
     int64_t slots32 = 0, slots8 = 0;
 };
 
-BlockCounts count_blocks(const ParameterTable& table, config::Optimizer optimizer) {
+/// Of the blocks that begin before element `end`.
+BlockCounts count_blocks(const ParameterTable& table, config::Optimizer optimizer, int64_t end) {
     BlockCounts counts;
     for (const Parameter& p : table.parameters())
-        (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) += blocks(p);
+        (uses_8bit(p, optimizer) ? counts.slots8 : counts.slots32) +=
+            std::clamp<int64_t>((end - p.offset) / ops::optimizer_block, 0, blocks(p));
     return counts;
 }
 
@@ -38,15 +40,18 @@ struct Flat {
     at::Tensor ops::AdamwState::* member;
 };
 
-std::vector<Flat> flat_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains) {
-    const auto [slots32, slots8] = count_blocks(table, optimizer);
-    const int64_t flat = table.flat_elements(), block = ops::optimizer_block;
+std::vector<Flat> flat_buffers(const ParameterTable& table, config::Optimizer optimizer, bool trains, Share share) {
+    const int64_t all = table.padded_elements(share.size), block = ops::optimizer_block;
+    const ParameterSlice own = table.slice(share);
+    const BlockCounts before = count_blocks(table, optimizer, own.begin),
+                      behind = count_blocks(table, optimizer, own.end);
+    const int64_t slots32 = behind.slots32 - before.slots32, slots8 = behind.slots8 - before.slots8;
     using State = ops::AdamwState;
-    if (!trains) return {{"trainable values", flat, at::kFloat, &State::params_P}};
-    return {{"trainable values", flat, at::kFloat, &State::params_P},
-            {"trainable gradients", flat, at::kFloat, &State::grads_P},
-            {"block flags", flat / block, at::kByte, &State::flags_b},
-            {"block slots", flat / block, at::kInt, &State::slot_b},
+    if (!trains) return {{"trainable values", all, at::kFloat, &State::params_P}};
+    return {{"trainable values", all, at::kFloat, &State::params_P},
+            {"trainable gradients", all, at::kFloat, &State::grads_P},
+            {"block flags", own.elements() / block, at::kByte, &State::flags_b},
+            {"block slots", own.elements() / block, at::kInt, &State::slot_b},
             {"moments m, 32-bit", slots32 * block, at::kFloat, &State::m32},
             {"moments v, 32-bit", slots32 * block, at::kFloat, &State::v32},
             {"moments m, 8-bit", slots8 * block, at::kByte, &State::m8},
@@ -56,10 +61,11 @@ std::vector<Flat> flat_buffers(const ParameterTable& table, config::Optimizer op
             {"dynamic maps", 512, at::kFloat, &State::maps}};
 }
 
-/// Those that a checkpoint holds.
-std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer) {
+/// Those that a checkpoint is made of: the first rank writes the result, for which it takes all values.
+std::vector<Flat> saved_buffers(const ParameterTable& table, config::Optimizer optimizer, Share share) {
     using State = ops::AdamwState;
-    std::vector<Flat> buffers = flat_buffers(table, optimizer, /*trains=*/true);
+    std::vector<Flat> buffers = flat_buffers(table, optimizer, /*trains=*/true, share);
+    buffers.front().elements = share.rank == 0 ? table.flat_elements() : table.slice(share).elements();
     std::erase_if(buffers, [](const Flat& flat) {
         for (const auto member :
              {&State::params_P, &State::m32, &State::v32, &State::m8, &State::v8, &State::absmax_m8, &State::absmax_v8})
@@ -159,33 +165,56 @@ const Parameter* ParameterTable::find(spec::TensorRole role, int layer, spec::Pr
     return nullptr;
 }
 
-void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, memory::Plan& plan) {
-    for (const Flat& flat : flat_buffers(table, optimizer, trains)) {
-        const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
-        plan.add(state ? "optimizer state" : flat.name, flat.name,
-                 flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
-    }
-    if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.flat_elements()));
+int64_t ParameterTable::padded_elements(int size) const {
+    if (size == 1) return flat_;
+    const int64_t unit = size * ops::gradient_norm_chunk;
+    return (flat_ + unit - 1) / unit * unit;
 }
 
-Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const memory::Arena& arena)
-    : table_(std::move(table)) {
-    for (const Flat& flat : flat_buffers(table_, optimizer, trains)) {
+ParameterSlice ParameterTable::padded_slice(Share share) const {
+    const int64_t each = padded_elements(share.size) / share.size;
+    return {share.rank * each, (share.rank + 1) * each};
+}
+
+ParameterSlice ParameterTable::slice(Share share) const {
+    const ParameterSlice padded = padded_slice(share);
+    return {std::min(padded.begin, flat_), std::min(padded.end, flat_)};
+}
+
+void Parameters::plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, Share share,
+                      memory::Plan& plan) {
+    for (const Flat& flat : flat_buffers(table, optimizer, trains, share)) {
+        const bool state = flat.member != &ops::AdamwState::params_P && flat.member != &ops::AdamwState::grads_P;
+        plan.add(state ? optimizer_group : flat.name, flat.name,
+                 flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
+    }
+    if (trains) plan.add("workspace", norm_scratch_name, ops::gradient_norm_scratch(table.padded_elements(share.size)));
+}
+
+Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, Share share,
+                       const memory::Arena& arena)
+    : table_(std::move(table)), share_(share) {
+    for (const Flat& flat : flat_buffers(table_, optimizer, trains, share)) {
         state_.*flat.member = arena.tensor(arena.plan().find(flat.name), {flat.elements}, flat.dtype);
         (state_.*flat.member).zero_();
     }
+    values_P = state_.params_P;
+    gradients_P = state_.grads_P;
     if (!trains) return;
     norm_scratch = arena.tensor(arena.plan().find(norm_scratch_name),
-                                {ops::gradient_norm_scratch(table_.flat_elements())}, at::kByte);
-    const int64_t block_total = table_.flat_elements() / ops::optimizer_block;
+                                {ops::gradient_norm_scratch(table_.padded_elements(share.size))}, at::kByte);
+    const ParameterSlice own = table_.slice(share);
+    state_.params_P = values_P.narrow(0, own.begin, own.elements());
+    state_.grads_P = gradients_P.narrow(0, own.begin, own.elements());
+    const int64_t first_block = own.begin / ops::optimizer_block, block_total = own.elements() / ops::optimizer_block;
     at::Tensor flags = at::zeros({block_total}, at::kByte), slots = at::zeros({block_total}, at::kInt);
     int32_t next32 = 0, next8 = 0;
     for (const Parameter& p : table_.parameters()) {
         const bool eight = uses_8bit(p, optimizer);
         const auto flag = static_cast<uint8_t>((p.decays ? ops::block_decays : 0) | (eight ? ops::block_8bit : 0) |
                                                p.rate_group() << ops::block_rate_shift);
-        const int64_t first = p.offset / ops::optimizer_block;
-        for (int64_t b = first; b < first + blocks(p); ++b) {
+        const int64_t first = p.offset / ops::optimizer_block - first_block;
+        for (int64_t b = std::max<int64_t>(first, 0); b < std::min(first + blocks(p), block_total); ++b) {
             flags.data_ptr<uint8_t>()[b] = flag;
             slots.data_ptr<int32_t>()[b] = eight ? next8++ : next32++;
         }
@@ -195,15 +224,36 @@ Parameters::Parameters(ParameterTable table, config::Optimizer optimizer, bool t
     state_.maps.copy_(ops::dynamic_maps(at::kCPU));
 }
 
-void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, memory::Plan& host) {
-    for (const Flat& flat : saved_buffers(table, optimizer))
+ops::AdamwState Parameters::saved() const {
+    ops::AdamwState saved = state_;
+    if (share_.rank == 0) saved.params_P = values_P.narrow(0, 0, table_.flat_elements());
+    return saved;
+}
+
+ParameterSlice Parameters::state_slice(const ParameterTable& table, config::Optimizer optimizer, Share share,
+                                       at::Tensor ops::AdamwState::* member) {
+    using State = ops::AdamwState;
+    const ParameterSlice own = table.slice(share);
+    if (member == &State::params_P) return own;
+    const BlockCounts before = count_blocks(table, optimizer, own.begin),
+                      behind = count_blocks(table, optimizer, own.end);
+    const int64_t block = ops::optimizer_block;
+    if (member == &State::m32 || member == &State::v32) return {before.slots32 * block, behind.slots32 * block};
+    if (member == &State::m8 || member == &State::v8) return {before.slots8 * block, behind.slots8 * block};
+    UNSLOTH_CHECK(member == &State::absmax_m8 || member == &State::absmax_v8, "no tensor of the state that is saved");
+    return {before.slots8, behind.slots8};
+}
+
+void Parameters::plan_copies(const ParameterTable& table, config::Optimizer optimizer, Share share,
+                             memory::Plan& host) {
+    for (const Flat& flat : saved_buffers(table, optimizer, share))
         host.add("checkpoints", copy_name(flat), flat.elements * static_cast<int64_t>(c10::elementSize(flat.dtype)));
 }
 
-ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer,
+ops::AdamwState Parameters::copies(const ParameterTable& table, config::Optimizer optimizer, Share share,
                                    const memory::Arena& host) {
     ops::AdamwState copies;
-    for (const Flat& flat : saved_buffers(table, optimizer))
+    for (const Flat& flat : saved_buffers(table, optimizer, share))
         copies.*flat.member = host.tensor(host.plan().find(copy_name(flat)), {flat.elements}, flat.dtype);
     return copies;
 }

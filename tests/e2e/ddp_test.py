@@ -27,6 +27,9 @@ from support import (
     write_rows,
 )
 
+# Of more parameters than four slices have chunks.
+WIDE = LLAMA | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
+
 
 class Distributed(Ranks):
     def test_world_sizes_give_the_same_losses(self):
@@ -51,6 +54,104 @@ class Distributed(Ranks):
                 for name, (_, _, data) in read_safetensors(self.folder / out / "adapter_model.safetensors").items():
                     for a, b in zip(floats(data), floats(adapter[name][2])):
                         self.assertAlmostEqual(a, b, delta=1e-5)
+
+    def shared_optimizer(self, out, *extra, config=LLAMA):
+        """For runs of one model and rows: 12 steps of 8 rows, with dropout and packed rows."""
+        return self.train_arguments(
+            model(config), self.rows(48), "--lora.lora_dropout", "0.1", "--max_steps", 12, *extra, out=out,
+        )  # fmt: skip
+
+    def batch(self, size):
+        return ["--per_device_train_batch_size", 8 // size, "--gradient_accumulation_steps", 1]
+
+    def result(self, out):
+        return [(file.name, file.read_bytes()) for file in sorted((self.folder / out).glob("*.safetensors"))]
+
+    def test_a_shared_optimizer_has_the_bits_of_data_parallel(self):
+        """And both the losses of one process. Of the adapter's parameters some ranks have none."""
+        full = ["--finetuning_type", "full", "--load_in_4bit", "false"]
+        for name, config, sizes, extra in (
+            ("lora", LLAMA, (4,), ["--modules_to_save", "lm_head", "--data.packing", "true"]),
+            ("full", WIDE, (2, 4), full),
+        ):
+            code, err = self.launch(1, self.shared_optimizer(name, *self.batch(1), *extra, config=config))
+            self.assertEqual(code, OK, err)
+            alone = self.steps(self.folder / name)
+            for size in sizes:
+                runs = []
+                for stage in (0, 1):
+                    out = f"{name}{size}zero{stage}"
+                    arguments = self.shared_optimizer(
+                        out, *self.batch(size), *extra, "--zero_stage", stage, "--logging.layer_norms", "true",
+                        config=config,
+                    )  # fmt: skip
+                    code, err = self.launch(size, arguments)
+                    self.assertEqual(code, OK, err)
+                    steps = self.steps(self.folder / out)
+                    self.assertEqual(len(steps), 12)
+                    runs.append([(s["loss"], s["grad_norm"]) for s in steps])
+                    if stage == 0:
+                        layers = steps
+                    for got, expected in zip(steps, layers):
+                        for key in expected:
+                            if key.startswith("grad_norm/"):
+                                self.assertAlmostEqual(got[key], expected[key], delta=1e-5 * expected[key])
+                    for got, expected in zip(steps, alone):
+                        self.assertEqual(got["tokens"], expected["tokens"])
+                        self.assertAlmostEqual(got["loss"], expected["loss"], delta=1e-5 * expected["loss"])
+                self.assertEqual(runs[0], runs[1], f"{name} on {size} ranks")
+                self.assertEqual(self.result(f"{name}{size}zero0"), self.result(f"{name}{size}zero1"))
+
+    def test_a_shared_optimizer_goes_on_with_other_numbers_of_ranks(self):
+        full = ["--finetuning_type", "full", "--load_in_4bit", "false", "--zero_stage", 1, "--save_steps", 4]
+
+        def run(out, size, *extra):
+            code, err = self.launch(size, self.shared_optimizer(out, *self.batch(size), *full, *extra, config=WIDE))
+            self.assertEqual(code, OK, err)
+            return {s["step"]: s["loss"] for s in self.steps(self.folder / out)}
+
+        whole = run("four", 4)
+        checkpoint = self.folder / "four" / "checkpoint-4"
+        self.assertEqual(
+            sorted(file.name for file in checkpoint.glob("optimizer*")),
+            [f"optimizer-{rank:05}-of-00004.safetensors" for rank in range(1, 5)],
+        )
+        again = run("again", 4, "--resume_from_checkpoint", checkpoint)
+        self.assertEqual(again, {step: loss for step, loss in whole.items() if step > 4})
+        self.assertEqual(self.result("again"), self.result("four"))
+        run("two", 2, "--resume_from_checkpoint", checkpoint)
+        one = run("one", 1, "--resume_from_checkpoint", self.folder / "two" / "checkpoint-8")
+        self.assertEqual(sorted(one), [9, 10, 11, 12])
+        for step, loss in one.items():
+            self.assertAlmostEqual(loss, whole[step], delta=1e-4 * whole[step])
+        (checkpoint / "optimizer-00003-of-00004.safetensors").unlink()
+        code, err = self.launch(
+            2,
+            self.shared_optimizer(
+                "missing", *self.batch(2), *full, "--resume_from_checkpoint", checkpoint, config=WIDE
+            ),
+        )
+        self.assertNotEqual(code, OK)
+        self.assertIn("optimizer-00003-of-00004.safetensors is missing", err)
+
+    def test_a_killed_rank_of_a_shared_optimizer_is_named(self):
+        arguments = self.shared_optimizer(
+            "shared_killed", *self.batch(2), "--finetuning_type", "full", "--load_in_4bit", "false", "--zero_stage", 1,
+            "--save_steps", 1000, "--max_steps", 1000000, "--ddp_timeout", 5, config=WIDE,
+        )  # fmt: skip
+        ranks = self.start_ranks(lambda rank: arguments)
+        metrics = self.folder / "shared_killed" / "metrics.jsonl"
+        self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, ranks)
+        ranks[1].kill()
+        err = ranks[0].communicate(timeout=TIMEOUT_S)[1]
+        self.assertEqual(ranks[0].returncode, RUNTIME, err)
+        self.assertRegex(err, r"rank 1 .*(no sign of life|did not come to .* of step)")
+        self.assertEqual(list((self.folder / "shared_killed").glob("checkpoint-*")), [])
+
+    def test_stages_that_do_not_work_are_refused(self):
+        code, err = self.launch(2, self.arguments("stages", 2, 1, "--zero_stage", 3))
+        self.assertEqual(code, USAGE, err)
+        self.assertIn("zero_stage above 1 does not work yet", err)
 
     def test_preferences_are_the_same_on_ranks(self):
         """The reference is scored by all ranks together; kto's divergence is that of a round, which all ranks share."""

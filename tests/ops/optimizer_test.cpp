@@ -393,6 +393,25 @@ TEST_F(OptimizerTest, NotFiniteOrABadSiteSkips) {
     EXPECT_EQ(step.outcome.skipped, 0U);
 }
 
+TEST_F(OptimizerTest, TheNormOfPartsHasTheBitsOfTheWhole) {
+    constexpr int64_t chunk = ops::gradient_norm_chunk, elements = 3 * chunk + 256, padded = 6 * chunk;
+    StepState step(ctx);
+    set_step(step, {}, 1e-2, 1);
+    at::Tensor gradients = at::zeros({padded});
+    gradients.narrow(0, 0, elements).copy_(at::randn({elements}, generator));
+    ops::gradient_norm(ctx, gradients.narrow(0, 0, elements),
+                       at::empty({ops::gradient_norm_scratch(elements)}, at::kByte));
+    const float whole = ctx.outcome->grad_norm;
+    ctx.outcome->grad_norm = 0;
+    const at::Tensor sums = at::full({padded / chunk}, -1, at::kDouble);
+    for (const int64_t rank : {2, 0, 1})
+        ops::gradient_squares(ctx, gradients.narrow(0, rank * 2 * chunk, 2 * chunk), sums.narrow(0, rank * 2, 2));
+    ops::finish_gradient_norm(ctx, sums);
+    EXPECT_GT(whole, 0);
+    EXPECT_EQ(ctx.outcome->grad_norm, whole);
+    EXPECT_THROW(ops::gradient_squares(ctx, gradients, sums.narrow(0, 0, 5)), CheckError);
+}
+
 TEST_F(OptimizerTest, RefusesWhatDoesNotFit) {
     AdamwState state = make_state({block_8bit, 0}, at::kCPU);
     EXPECT_THROW(ops::adamw_step(ctx, state, {}), CheckError) << "no scalars";

@@ -36,11 +36,12 @@ class PagerTest : public ::testing::Test {
         const ParameterTable table = ParameterTable::lora(spec, layers, {});
         memory::Plan plan;
         Pager::plan_slot(layout, at::kFloat, plan);
-        Parameters::plan(table, config::Optimizer::adamw_torch, /*trains=*/false, plan);
+        Parameters::plan(table, config::Optimizer::adamw_torch, /*trains=*/false, {}, plan);
         AdapterMargins::plan(layout, layers, at::kCPU, /*transposed=*/false, plan);
         plan.place();
         arena = std::make_unique<memory::Arena>(plan, at::kCPU);
-        parameters = std::make_unique<Parameters>(table, config::Optimizer::adamw_torch, /*trains=*/false, *arena);
+        parameters =
+            std::make_unique<Parameters>(table, config::Optimizer::adamw_torch, /*trains=*/false, Share{}, *arena);
         adapters = std::make_unique<Adapters>(*parameters, layers);
         change_adapters(1);
         std::vector<StoredLayer> stored(4);

@@ -28,6 +28,7 @@ struct LoadRequest {
     bool trains = false;                 ///< gradients and optimizer states too
     bool saves = false;                  ///< with trains: checkpoints are written while it goes on (ModelParts::copies)
     config::Optimizer optim = config::Optimizer::adamw_8bit;
+    weights::Share share;            ///< of the optimizer's states
     uint64_t seed = 0;               ///< of the adapters' initialisation
     double noise_alpha = 0;          ///< NEFTune's; 0: none
     bool weighs = false;             ///< the objective gives rows of the head weights (model/head_objective.h)

@@ -62,6 +62,14 @@ float bias_correction(double beta, uint32_t step);
 void gradient_norm(Context& ctx, const at::Tensor& grads_P, const at::Tensor& scratch);
 int64_t gradient_norm_scratch(int64_t elements);  ///< bytes
 
+/// Elements of a partial sum.
+inline constexpr int64_t gradient_norm_chunk = 16384;
+/// gradient_norm's two halves, for gradients of which a rank has a part that begins at a multiple of a chunk: the sums
+/// of squares of its chunks (fp64, contiguous, one a chunk), and what follows from those of all chunks, to the same
+/// bits.
+void gradient_squares(Context& ctx, const at::Tensor& grads_P, const at::Tensor& partials);
+void finish_gradient_norm(Context& ctx, const at::Tensor& partials);
+
 /// One AdamW update of every block; learning rate, step and bias corrections from ctx.scalars, clip factor
 /// and skip from ctx.outcome. 32-bit blocks follow torch.optim.AdamW; 8-bit ones bitsandbytes' arithmetic
 /// (update from the unquantised moments, decay after the update), with a guard: where the second moment had

@@ -42,11 +42,16 @@ class Snapshot {
     std::vector<std::pair<std::string, at::Tensor>> tensors_;
 };
 
-/// AdamW's moments, and with `with_values` the values too, to a safetensors file.
-void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, bool with_values);
-/// Reads what save_optimizer wrote into the state's tensors. input Error when a tensor is missing or of another size or
-/// type.
-void restore_optimizer(const std::filesystem::path& path, const ops::AdamwState& state, bool with_values);
+/// A checkpoint's file of a share: optimizer.safetensors, or for one of several optimizer-00002-of-00004.safetensors.
+std::string optimizer_file(weights::Share share);
+/// AdamW's moments, and with `with_values` the values of the slice too, to a safetensors file; none where there is
+/// nothing to write.
+void save_optimizer(const std::filesystem::path& path, const Snapshot& snapshot, weights::ParameterSlice own,
+                    bool with_values);
+/// Reads what save_optimizer wrote for all ranks, of whatever number, into the parameters' state, and with
+/// `with_values` all values. input Error when a file or a tensor is missing or of another size or type.
+void restore_optimizer(const std::filesystem::path& checkpoint, weights::Parameters& parameters,
+                       config::Optimizer optimizer, bool with_values);
 /// Reads adapters and modules_to_save of a folder that save_adapter wrote (in fp32) into the flat values, exactly.
 void restore_adapter(const std::filesystem::path& folder, const weights::ParameterTable& table,
                      const at::Tensor& params_P);

@@ -1,11 +1,15 @@
 // What a run writes into its output folder: checkpoints while it goes on, the result at its end.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "unsloth/formats/checkpoint_folder.h"
 #include "unsloth/formats/run_state.h"
 #include "unsloth/formats/trainer_state.h"
 #include "unsloth/spec/model_spec.h"
@@ -25,6 +29,8 @@ struct RunFiles {
     std::filesystem::path tokenizer_folder;
     std::string config;  ///< run_config.json
     int64_t save_total_limit = 0;
+    weights::Share share;           ///< of the optimizer: each rank writes its own, the first all else
+    std::chrono::seconds patience;  ///< of the first with the others' files
 };
 
 /// What belongs to one moment of it, beside the tensors.
@@ -35,14 +41,16 @@ struct RunMoment {
 
 class RunSaver {
   public:
-    /// `copies`: as BackgroundSaver's.
+    /// `state`: Parameters::saved(). `copies`: as BackgroundSaver's.
     RunSaver(RunFiles files, const ops::Context& ctx, const ops::AdamwState& state,
              const std::optional<ops::AdamwState>& copies);
+    ~RunSaver();
 
     /// Saves checkpoint-N (N = the moment's step) in the background, from a copy of the state after the work issued so
     /// far. Older ones beyond the limit are removed once it is complete. A failure is a warning: the run is worth more
-    /// than one checkpoint, and the one before is whole.
-    void checkpoint(RunMoment moment);
+    /// than one checkpoint, and the one before is whole. All ranks of a share call it together; `agree` then tells all
+    /// what the first says: the folder that is filled. It appears when all of them have written.
+    void checkpoint(RunMoment moment, const std::function<std::string(const std::string&)>& agree = nullptr);
     /// Waits for the checkpoint under way; whether the last one asked for is complete.
     bool wait();
     /// The adapter or model, with tokenizer and trainer_state.json, in the output folder itself. runtime Error when it
@@ -53,10 +61,13 @@ class RunSaver {
   private:
     void write_result(const std::filesystem::path& folder, const at::Tensor& params_P,
                       const formats::TrainerState& trainer) const;
-    void write_checkpoint(const Snapshot& snapshot, const RunMoment& moment) const;
+    void write_checkpoint(formats::CheckpointWriter& writer, const Snapshot& snapshot, const RunMoment& moment) const;
+    void write_share(const std::filesystem::path& folder, const Snapshot& snapshot) const;
+    void await_others(const std::filesystem::path& folder) const;
 
     RunFiles files_;
-    const ops::AdamwState& state_;
+    ops::AdamwState state_;
+    std::atomic<bool> leaves_{false};
     std::optional<int64_t> last_;
     BackgroundSaver background_;  ///< ends first: its thread reads what stands above
 };

@@ -70,8 +70,9 @@ struct IssueOptions {
 int agree_on_signal(comm::Group* group, at::Device device, const std::string& what);
 
 /// With a group, gradients and loss are summed over its ranks before the norm: a batch's divisor counts what all of
-/// them have. A step in which one rank met a value that is not finite is skipped by all, and so is the next where it
-/// was issued before the result was taken.
+/// them have. Where the parameters have a share, each rank updates its slice, and all gather the values. A step in
+/// which one rank met a value that is not finite is skipped by all, and so is the next where it was issued before the
+/// result was taken.
 ///
 /// Issues steps without waiting for them: on CUDA the results of a step are read one step late. Loss scaling reads them
 /// at once, because the next step needs the new scale.
@@ -111,7 +112,9 @@ class Stepper {
     LayerNorms read_layer_norms(const Slot& slot, double loss_scale) const;
     std::size_t before(std::size_t slot) const { return (slot + slots_.size() - 1) % slots_.size(); }
     void write_scalars(Slot& slot, const data::StepBatch& batch, int64_t step, double learning_rate);
-    void measure_layers(Slot& slot);
+    bool shares_optimizer() const { return shares_ && model_.parameters()->share().size > 1; }
+    void measure_norm(int64_t step);
+    void measure_layers(Slot& slot, int64_t step);
     void adjust_loss_scale(const spec::StepOutcome& outcome);
 
     ops::Context& ctx_;

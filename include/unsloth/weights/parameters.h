@@ -1,4 +1,5 @@
-// All trainable parameters: one flat fp32 buffer with named views, and the same for gradients and optimizer states.
+// All trainable parameters: one flat fp32 buffer with named views, and the same for gradients and optimizer states, of
+// which a rank may hold a slice.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,20 @@ struct Parameter {
     RateGroup rate_group() const;
 };
 
+/// The plan's group of what the optimizer keeps.
+inline constexpr const char* optimizer_group = "optimizer state";
+
+/// Which of the equal slices of the flat layout a rank's optimizer has.
+struct Share {
+    int rank = 0, size = 1;
+};
+
+/// Elements [begin, end) of a flat buffer.
+struct ParameterSlice {
+    int64_t begin = 0, end = 0;
+    int64_t elements() const { return end - begin; }
+};
+
 /// What is trained, before any memory exists: the list and the flat layout.
 class ParameterTable {
   public:
@@ -46,6 +61,12 @@ class ParameterTable {
     const std::vector<Parameter>& parameters() const { return parameters_; }
     int64_t flat_elements() const { return flat_; }  ///< with the padding to 256
     int64_t trainable_elements() const;              ///< without
+    /// Of flat buffers that so many ranks share: flat_elements(), for several with what equal slices need more at the
+    /// end. A slice begins where a chunk of the gradients' norm does, so that the norm has the same bits.
+    int64_t padded_elements(int size) const;
+    /// The rank's slice of the padded buffer, and what of it holds parameters.
+    ParameterSlice padded_slice(Share share) const;
+    ParameterSlice slice(Share share) const;
     const Parameter* find(spec::TensorRole role, int layer, spec::Projection projection, Parameter::Kind kind) const;
 
   private:
@@ -57,20 +78,32 @@ class ParameterTable {
 /// The flat buffers on a device, from the plan.
 class Parameters {
   public:
-    /// Submits the flat buffers: fp32 values and gradients, moments as `optimizer` asks (8-bit blocks for tensors of at
-    /// least 4096 elements that are no embedding; the others 32-bit). Without `trains` only the values.
-    static void plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, memory::Plan& plan);
-    Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, const memory::Arena& arena);
-    /// Host memory for copies of what training changes, which checkpoints are written from: values and moments.
-    static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, memory::Plan& host);
+    /// Submits the flat buffers: fp32 values and gradients, of the share's slice moments as `optimizer` asks (8-bit
+    /// blocks for tensors of at least 4096 elements that are no embedding; the others 32-bit). Without `trains` only
+    /// the values.
+    static void plan(const ParameterTable& table, config::Optimizer optimizer, bool trains, Share share,
+                     memory::Plan& plan);
+    Parameters(ParameterTable table, config::Optimizer optimizer, bool trains, Share share, const memory::Arena& arena);
+    /// Host memory for copies of saved(), which checkpoints are written from.
+    static void plan_copies(const ParameterTable& table, config::Optimizer optimizer, Share share, memory::Plan& host);
     /// Those of the plan; the other tensors are undefined.
-    static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer, const memory::Arena& host);
+    static ops::AdamwState copies(const ParameterTable& table, config::Optimizer optimizer, Share share,
+                                  const memory::Arena& host);
+    /// Where the elements of one of the state's saved tensors lie among those of all ranks'.
+    static ParameterSlice state_slice(const ParameterTable& table, config::Optimizer optimizer, Share share,
+                                      at::Tensor ops::AdamwState::* member);
 
     const ParameterTable& table() const { return table_; }
-    at::Tensor value(const Parameter& p) const { return view(state_.params_P, p); }
-    at::Tensor gradient(const Parameter& p) const { return view(state_.grads_P, p); }
+    at::Tensor value(const Parameter& p) const { return view(values_P, p); }
+    at::Tensor gradient(const Parameter& p) const { return view(gradients_P, p); }
+    Share share() const { return share_; }
+    /// All of them, padded.
+    at::Tensor values_P, gradients_P;
+    /// What the optimizer changes: of the share's slice.
     ops::AdamwState& state() { return state_; }
     const ops::AdamwState& state() const { return state_; }
+    /// What a checkpoint is made of: state(), on the first rank of the share with all values.
+    ops::AdamwState saved() const;
     at::Tensor norm_scratch;
     /// Increases whenever values change; compute copies compare it to know that they are stale.
     uint64_t version = 1;
@@ -78,6 +111,7 @@ class Parameters {
   private:
     static at::Tensor view(const at::Tensor& flat, const Parameter& p);
     ParameterTable table_;
+    Share share_;
     ops::AdamwState state_;
 };
 
