@@ -106,6 +106,16 @@ class Pages(EndToEnd):
         for name in ("out/first/report.html", "out/first/adapter_model.safetensors", "out/first.gguf"):
             self.assertTrue((self.place / name).exists(), name)
 
+    def test_the_table_of_cards_is_what_plan_says(self):
+        done = subprocess.run(
+            [sys.executable, SOURCE / "scripts" / "configurations_table.py", PROGRAM, "--check"],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_hyperparameters_and_symptoms(self):
         self.finished_runs()
         self.run_page("docs/hyperparameters.md", 1)
