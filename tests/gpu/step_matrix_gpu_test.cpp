@@ -26,7 +26,7 @@ TEST_P(StepMatrixGpu, SplitsChangeRoundingAlone) {
     const StepSettingsCase plain;
     const StepSplit& split = GetParam();
     const StepRun run = run_ranks(split, plain, "cuda", at::kFloat)[0];
-    const StepRun whole = run_ranks({1, 1, split.equal_rows}, plain, "cuda", at::kFloat)[0];
+    const StepRun whole = run_ranks({1, 1, split.equal_rows, split.dora}, plain, "cuda", at::kFloat)[0];
     for (std::size_t i = 0; i < whole.losses.size(); ++i) {
         EXPECT_NEAR(run.losses[i], whole.losses[i], 1e-4 * whole.losses[i]) << "step " << i + 1;
         EXPECT_NEAR(run.norms[i], whole.norms[i], 1e-3 * whole.norms[i]) << "step " << i + 1;
