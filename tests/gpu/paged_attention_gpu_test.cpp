@@ -58,10 +58,10 @@ at::Tensor attend(at::Device device, const Case& c, Paged paged, at::ScalarType 
     PagedRows& rows = paged.rows;
     if (device.is_cuda()) {
         const int32_t longest = *std::max_element(rows.lengths.begin(), rows.lengths.end());
-        ctx.workspace =
-            at::empty({paged_attention_workspace(shape, device, rows.count(), longest) +
-                       attention_workspace(shape, type, device, false, rows.tokens(), rows.count(), 3, false)},
-                      at::TensorOptions(at::kByte).device(device));
+        ctx.workspace = at::empty({paged_attention_workspace(shape, device, rows.count(), longest) +
+                                   attention_workspace(shape, type, device, false, rows.tokens(), rows.count(),
+                                                       std::min<int64_t>(3, rows.tokens()), false)},
+                                  at::TensorOptions(at::kByte).device(device));
         rows.lengths_S = at::tensor(at::ArrayRef<int32_t>(rows.lengths), at::kInt).to(device);
         rows.pages_SM = at::tensor(at::ArrayRef<int32_t>(rows.pages), at::kInt).to(device);
     }
