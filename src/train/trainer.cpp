@@ -7,16 +7,12 @@
 #include <map>
 #include <sstream>
 
-#include "train/references.h"
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/files.h"
 #include "unsloth/core/interrupt.h"
 #include "unsloth/core/log.h"
-#include "unsloth/core/version.h"
-#include "unsloth/data/describe.h"
 #include "unsloth/data/prefetch.h"
-#include "unsloth/data/run_tokenizer.h"
 #include "unsloth/memory/plan.h"
 #include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
@@ -24,45 +20,15 @@
 #include "unsloth/report/hardware_rate.h"
 #include "unsloth/report/run.h"
 #include "unsloth/spec/finite_sites.h"
-#include "unsloth/train/agreed_plan.h"
 #include "unsloth/train/agreement.h"
 #include "unsloth/train/learning_rate.h"
+#include "unsloth/train/memory_use.h"
 #include "unsloth/train/parallel.h"
 
 namespace unsloth::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string count_text(int64_t count) {
-    char text[32];
-    const auto value = static_cast<double>(count);
-    if (value >= 1e9)
-        std::snprintf(text, sizeof text, "%.2f B", value / 1e9);
-    else if (value >= 1e6)
-        std::snprintf(text, sizeof text, "%.2f M", value / 1e6);
-    else if (value >= 1e4)
-        std::snprintf(text, sizeof text, "%.1f k", value / 1e3);
-    else
-        std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
-    return text;
-}
-
-/// The plan must hold these batches, too; their tokens are within the limits already.
-void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
-    limits.segments = std::max(limits.segments, other.segments);
-    limits.longest = std::max(limits.longest, other.longest);
-    limits.labels = std::max(limits.labels, other.labels);
-}
-
-/// What tensor-parallel ranks do not do, beside what their weights' forms refuse.
-void require_cuttable(const config::Config& config) {
-    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
-    if (config.training.sample_prompts)
-        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
-    if (config.model.dtype == spec::DType::f16)
-        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
-}
 
 report::RunFacts facts_of(int64_t steps, const model::ModelPlan& plan, const data::Dataset& rows) {
     std::map<std::string, int64_t> groups;
@@ -147,194 +113,6 @@ void Trainer::require_agreement() const {
             cat("rank ", rank, " was started differently from rank 0: \"", b, "\" instead of \"", a, "\""),
             "All ranks need the same configuration, model and data.");
     }
-}
-
-/// A rate that is left to the program is a number from here on.
-void Trainer::settle_learning_rate() {
-    std::optional<double>& rate = loaded_.config.training.learning_rate;
-    if (rate) return;
-    const LearningRateRule rule = learning_rate_rule(config(), opened_.file->spec);
-    rate = rule.rate;
-    log::info("learning_rate auto: ", rule.reason);
-}
-
-// --- before the first step -----------------------------------------------------------------------------------------
-
-void Trainer::open_data() {
-    data::TrainingData data =
-        data::load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
-                                 data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
-    if (data.eval) eval_rows_ = std::move(*data.eval);
-    data::LoaderOptions options = data::loader_options(config(), data_rank(), data_ranks());
-    // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
-    const auto& saved = config().lora.modules_to_save;
-    options.order_tokens = full() || config().model.adapter_name_or_path ||
-                           std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
-    data_fingerprint_ = data.train.fingerprint();
-    if (resume_ && resume_->state.data != data_fingerprint_)
-        throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
-                          "Use the same files, format, template and tokenizer; or start a new run from its weights "
-                          "with model.adapter_name_or_path.");
-    loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
-    total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
-    if (resume_) require_steps_left(*resume_, total_steps_);
-    schedule_ = config::schedule_options(config().training, total_steps_);
-    if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
-        if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
-            throw usage_error(
-                "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
-                "the run",
-                "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
-        plateau_.emplace(schedule_);
-    }
-}
-
-void Trainer::make_plan() {
-    model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
-    objective_ = objective::make_objective(config(), device_, references_, group_.get());
-    if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
-    if (!request.tp.alone()) require_cuttable(config());
-    request.weighs = objective_->weighs();
-    request.share = optimizer_share(config().distributed, mesh_ ? &*mesh_ : nullptr);
-    request.saves = (leads() || request.share.size > 1) && config::saves_checkpoints(config().training);
-    data::BatchLimits limits = loader_->limits();
-    if (eval_rows_.size() > 0) {
-        limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
-        evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, data_rank(), data_ranks(),
-                           group_.get());
-        widen(limits, evaluator_->limits());
-    }
-    if (objective::needs_references(config())) plan_references(limits);
-    model::ActivationSizes& sizes = request.sizes;
-    if (config().training.sample_prompts && purpose_ == Purpose::trains) {  // on all ranks: their plans are alike
-        samples_ = std::make_unique<Samples>(config(), opened_);
-        limits.tokens = std::max(limits.tokens, samples_->longest());
-        limits.longest = std::max(limits.longest, samples_->longest());
-        sizes.cache_tokens = samples_->room();
-    }
-    sizes.tokens = limits.tokens;
-    sizes.segments = limits.segments;
-    sizes.longest = limits.longest;
-    sizes.head_rows = limits.labels;
-    request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
-    sizes.deterministic = config().training.deterministic;
-    plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
-    choose_together(config(), *plan_, config().training.gradient_accumulation_steps, group_.get(),
-                    resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "");
-    const bool of_base = config().preference.reference == config::Reference::base;
-    if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
-        !plan_->lora()->modules_to_save.empty())
-        throw usage_error(
-            cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
-                " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
-            "Set preference.reference to initial.");
-}
-
-/// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too.
-void Trainer::plan_references(data::BatchLimits& limits) {
-    const int64_t first = resume_ ? resume_->state.progress.step : 0;
-    reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(first, total_steps_)), limits.tokens,
-                            data_rank(), data_ranks());
-    widen(limits, reference_rows_->limits());
-}
-
-/// Before the first step, and before a checkpoint's values replace those that the run began with.
-void Trainer::score_references() {
-    const Clock::time_point start = Clock::now();
-    const bool of_base = config().preference.reference == config::Reference::base;
-    const model::PolicyScope scope = of_base ? model::PolicyScope::base : model::PolicyScope::policy;
-    const ReferenceCache cache = reference_cache(scope);
-    references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get(), cache);
-    if (evaluator_)
-        eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get(), cache);
-    log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
-              model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
-              duration_text(seconds_since(start)));
-}
-
-/// Named by the model's values, how it computes, and how many rows share a batch: what bits depend on.
-ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
-    ReferenceCache cache;
-    if (!config().preference.cache_reference) return cache;
-    cache.files = data::cache_options(config().data.cache_dir);
-    cache.files.max_bytes = static_cast<int64_t>(config().data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
-    constexpr int64_t bytes_of_token = 4;  // of text, about: the bound is on the data's files
-    if (loader_->dataset().stats().tokens * bytes_of_token < cache.files.least_bytes) cache.files.folder.clear();
-    const model::LoadRequest& request = plan_->request();
-    const std::string adapters =
-        scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->values_P);
-    cache.key =
-        cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ", plan_->base_description(), " ",
-            name_of(config().model.dtype), " adapters ", adapters, " ", memory::describe_device(device_), " ",
-            static_cast<int>(config().hardware.kernels), " ", request.sizes.deterministic, " tokens ",
-            request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
-    return cache;
-}
-
-namespace {
-
-/// What the log says of a choice.
-std::string describe_layers(const spec::RunPlan& run) {
-    const spec::LayerPlan& layer = run.layers.front();
-    const auto kept_alike = [&](const spec::LayerPlan& other) {
-        return other.keep == layer.keep && other.activations_at == layer.activations_at;
-    };
-    if (!std::all_of(run.layers.begin(), run.layers.end(), kept_alike))
-        return cat("of the layers ", planner::describe_keep(run),
-                   ", in the words of gradient_checkpointing; what they do not keep is recomputed");
-    const char* const what[] = {"every layer's activations",
-                                "every layer's activations but its MLP's; those are recomputed",
-                                "each layer's input and its attention's output; the rest is recomputed",
-                                "each layer's input; the rest is recomputed"};
-    return cat(what[static_cast<int>(layer.keep)], layer.activations_at == spec::Place::host ? ", in host memory" : "",
-               " (gradient_checkpointing ", name_of(layer), ")");
-}
-
-}  // namespace
-
-void Trainer::banner() const {
-    const spec::ModelSpec& spec = opened_.file->spec;
-    const weights::ParameterTable& table = *plan_->table();
-    const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
-    char share[32];
-    std::snprintf(share, sizeof share, "%.3f %%", 100.0 * static_cast<double>(trainable) / static_cast<double>(total));
-    log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ",
-              spec.hidden_size, ", ", count_text(total), " parameters; base: ", plan_->base_description());
-    log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)",
-              full() ? ", all of it" : "");
-    if (group_ && device_.is_cuda())
-        for (const std::string& setting : nccl_) log::info("nccl       ", setting);
-    if (group_)
-        log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
-                  " on this machine, started by ", environment_.launcher,
-                  data_ranks() < environment_.world_size
-                      ? cat("; ", data_ranks(), " copies of the model, each over ", mesh_->shape().tp)
-                      : "");
-    log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
-              ", residual stream in the same type");
-    log::info("data       ", data::describe(*loader_));
-    if (config().training.max_steps == 0)
-        log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");
-    else
-        log::info("steps      ", total_steps_);
-    log::info("keeps      ", describe_layers(plan_->request().run));
-    if (const std::string places = describe_places(*plan_); !places.empty())
-        log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
-                  " micro-batches at a time");
-    if (device_.is_cuda()) {
-        const Machine machine = machine_of(device_);
-        char predicted[64];
-        std::snprintf(predicted, sizeof predicted, "%.0f ms a step of full rows",
-                      predicted_step_ms(*plan_, machine.card, config().training.gradient_accumulation_steps));
-        log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
-    }
-    log::info("memory plan\n", plan_->table_text());
-    if (const auto doubt = doubt_learning_rate(config(), spec); doubt && leads()) log::warning(*doubt);
-    if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
-        log::warning(
-            "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "
-            "after a merge the "
-            "two are no longer tied");
 }
 
 void Trainer::load() {

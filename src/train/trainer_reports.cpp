@@ -1,4 +1,4 @@
-// What the trainer says of its steps, and of how the run ended.
+// What the trainer says before the first step, of its steps, and of how the run ended.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -7,11 +7,94 @@
 #include "unsloth/config/load.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/log.h"
+#include "unsloth/data/describe.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/finite_sites.h"
+#include "unsloth/train/learning_rate.h"
+#include "unsloth/train/memory_use.h"
 #include "unsloth/train/trainer.h"
 
 namespace unsloth::train {
+namespace {
+
+std::string count_text(int64_t count) {
+    char text[32];
+    const auto value = static_cast<double>(count);
+    if (value >= 1e9)
+        std::snprintf(text, sizeof text, "%.2f B", value / 1e9);
+    else if (value >= 1e6)
+        std::snprintf(text, sizeof text, "%.2f M", value / 1e6);
+    else if (value >= 1e4)
+        std::snprintf(text, sizeof text, "%.1f k", value / 1e3);
+    else
+        std::snprintf(text, sizeof text, "%lld", static_cast<long long>(count));
+    return text;
+}
+
+/// What the log says of a choice.
+std::string describe_layers(const spec::RunPlan& run) {
+    const spec::LayerPlan& layer = run.layers.front();
+    const auto kept_alike = [&](const spec::LayerPlan& other) {
+        return other.keep == layer.keep && other.activations_at == layer.activations_at;
+    };
+    if (!std::all_of(run.layers.begin(), run.layers.end(), kept_alike))
+        return cat("of the layers ", planner::describe_keep(run),
+                   ", in the words of gradient_checkpointing; what they do not keep is recomputed");
+    const char* const what[] = {"every layer's activations",
+                                "every layer's activations but its MLP's; those are recomputed",
+                                "each layer's input and its attention's output; the rest is recomputed",
+                                "each layer's input; the rest is recomputed"};
+    return cat(what[static_cast<int>(layer.keep)], layer.activations_at == spec::Place::host ? ", in host memory" : "",
+               " (gradient_checkpointing ", name_of(layer), ")");
+}
+
+}  // namespace
+
+void Trainer::banner() const {
+    const spec::ModelSpec& spec = opened_.file->spec;
+    const weights::ParameterTable& table = *plan_->table();
+    const int64_t trainable = table.trainable_elements(), total = opened_.file->tensors.parameters();
+    char share[32];
+    std::snprintf(share, sizeof share, "%.3f %%", 100.0 * static_cast<double>(trainable) / static_cast<double>(total));
+    log::info("model      ", config().model.path, ": ", spec.model_type, ", ", spec.num_layers, " layers, hidden ",
+              spec.hidden_size, ", ", count_text(total), " parameters; base: ", plan_->base_description());
+    log::info("trainable  ", count_text(trainable), " parameters (", share, " of the model)",
+              full() ? ", all of it" : "");
+    if (group_ && device_.is_cuda())
+        for (const std::string& setting : nccl_) log::info("nccl       ", setting);
+    if (group_)
+        log::info("ranks      ", environment_.world_size, ", ", environment_.local_world_size,
+                  " on this machine, started by ", environment_.launcher,
+                  data_ranks() < environment_.world_size
+                      ? cat("; ", data_ranks(), " copies of the model, each over ", mesh_->shape().tp)
+                      : "");
+    log::info("device     ", memory::describe_device(device_), "; compute ", name_of(config().model.dtype),
+              ", residual stream in the same type");
+    log::info("data       ", data::describe(*loader_));
+    if (config().training.max_steps == 0)
+        log::info("steps      ", loader_->total_steps(config().training.num_train_epochs, -1), " without max_steps 0");
+    else
+        log::info("steps      ", total_steps_);
+    log::info("keeps      ", describe_layers(plan_->request().run));
+    if (const std::string places = describe_places(*plan_); !places.empty())
+        log::info("weights    ", places, "; copied to the device ahead of use, for ", plan_->request().run.in_flight,
+                  " micro-batches at a time");
+    if (device_.is_cuda()) {
+        const Machine machine = machine_of(device_);
+        char predicted[64];
+        std::snprintf(predicted, sizeof predicted, "%.0f ms a step of full rows",
+                      predicted_step_ms(*plan_, machine.card, config().training.gradient_accumulation_steps));
+        log::info("predicted  ", predicted, machine.known ? "" : ", by the rates of a card like this one");
+    }
+    log::info("memory plan\n", plan_->table_text());
+    if (const auto doubt = doubt_learning_rate(config(), spec); doubt && leads()) log::warning(*doubt);
+    if (spec.tie_word_embeddings && plan_->lora() && !plan_->lora()->modules_to_save.empty())
+        log::warning(
+            "embed_tokens and lm_head are tied in this model; modules_to_save trains its own copies, as PEFT does: "
+            "after a merge the "
+            "two are no longer tied");
+}
 
 void Trainer::report(const StepResult& result) {
     agreed_signal_ = result.signal;

@@ -1,0 +1,161 @@
+// What a run is made of before its first step: rows, the plan that holds them, what a reference says of them.
+#include <algorithm>
+#include <chrono>
+
+#include "train/references.h"
+#include "unsloth/core/error.h"
+#include "unsloth/core/log.h"
+#include "unsloth/core/version.h"
+#include "unsloth/data/run_tokenizer.h"
+#include "unsloth/memory/plan.h"
+#include "unsloth/report/run.h"
+#include "unsloth/train/agreed_plan.h"
+#include "unsloth/train/agreement.h"
+#include "unsloth/train/learning_rate.h"
+#include "unsloth/train/parallel.h"
+#include "unsloth/train/trainer.h"
+
+namespace unsloth::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The plan must hold these batches, too; their tokens are within the limits already.
+void widen(data::BatchLimits& limits, const data::BatchLimits& other) {
+    limits.segments = std::max(limits.segments, other.segments);
+    limits.longest = std::max(limits.longest, other.longest);
+    limits.labels = std::max(limits.labels, other.labels);
+}
+
+/// What tensor-parallel ranks do not do, beside what their weights' forms refuse.
+void require_cuttable(const config::Config& config) {
+    const std::string size = cat("distributed.tp_size ", config.distributed.tp_size, " does not go with ");
+    if (config.training.sample_prompts)
+        throw usage_error(size + "training.sample_prompts: a rank alone cannot answer", "Leave one of the two out.");
+    if (config.model.dtype == spec::DType::f16)
+        throw usage_error(size + "model.dtype float16: sums over ranks are in bf16 or fp32", "Use bfloat16.");
+}
+
+}  // namespace
+
+/// A rate that is left to the program is a number from here on.
+void Trainer::settle_learning_rate() {
+    std::optional<double>& rate = loaded_.config.training.learning_rate;
+    if (rate) return;
+    const LearningRateRule rule = learning_rate_rule(config(), opened_.file->spec);
+    rate = rule.rate;
+    log::info("learning_rate auto: ", rule.reason);
+}
+
+void Trainer::open_data() {
+    data::TrainingData data =
+        data::load_training_data(config(), opened_.limits(), encoder_maker(opened_, config()),
+                                 data::run_encoder_fingerprint(opened_.tokenizer_folder, config().data));
+    if (data.eval) eval_rows_ = std::move(*data.eval);
+    data::LoaderOptions options = data::loader_options(config(), data_rank(), data_ranks());
+    // Whether embeddings are trained may be the adapter folder's word: sorting the ids costs next to nothing.
+    const auto& saved = config().lora.modules_to_save;
+    options.order_tokens = full() || config().model.adapter_name_or_path ||
+                           std::find(saved.begin(), saved.end(), "embed_tokens") != saved.end();
+    data_fingerprint_ = data.train.fingerprint();
+    if (resume_ && resume_->state.data != data_fingerprint_)
+        throw usage_error(cat("the training rows are not those of ", resume_->folder.string()),
+                          "Use the same files, format, template and tokenizer; or start a new run from its weights "
+                          "with model.adapter_name_or_path.");
+    loader_ = std::make_unique<data::StepLoader>(std::move(data.train), options);
+    total_steps_ = loader_->total_steps(config().training.num_train_epochs, config().training.max_steps);
+    if (resume_) require_steps_left(*resume_, total_steps_);
+    schedule_ = config::schedule_options(config().training, total_steps_);
+    if (config().training.lr_scheduler_type == config::Schedule::reduce_lr_on_plateau) {
+        if (eval_rows_.size() == 0 || config().training.eval_steps == 0)
+            throw usage_error(
+                "lr_scheduler_type reduce_lr_on_plateau follows the evaluation loss, and nothing is evaluated during "
+                "the run",
+                "Give data.eval_file, data.eval_files or data.val_size, and training.eval_steps.");
+        plateau_.emplace(schedule_);
+    }
+}
+
+void Trainer::make_plan() {
+    model::LoadRequest request = load_request(loaded_, device_, /*trains=*/true);
+    objective_ = objective::make_objective(config(), device_, references_, group_.get());
+    if (mesh_) request.tp = model::TensorParallel(mesh_->tp());
+    if (!request.tp.alone()) require_cuttable(config());
+    request.weighs = objective_->weighs();
+    request.share = optimizer_share(config().distributed, mesh_ ? &*mesh_ : nullptr);
+    request.saves = (leads() || request.share.size > 1) && config::saves_checkpoints(config().training);
+    data::BatchLimits limits = loader_->limits();
+    if (eval_rows_.size() > 0) {
+        limits.tokens = std::max(limits.tokens, eval_rows_.stats().longest);
+        evaluator_.emplace(eval_rows_, config().data.eval_files, limits.tokens, data_rank(), data_ranks(),
+                           group_.get());
+        widen(limits, evaluator_->limits());
+    }
+    if (objective::needs_references(config())) plan_references(limits);
+    model::ActivationSizes& sizes = request.sizes;
+    if (config().training.sample_prompts && purpose_ == Purpose::trains) {  // on all ranks: their plans are alike
+        samples_ = std::make_unique<Samples>(config(), opened_);
+        limits.tokens = std::max(limits.tokens, samples_->longest());
+        limits.longest = std::max(limits.longest, samples_->longest());
+        sizes.cache_tokens = samples_->room();
+    }
+    sizes.tokens = limits.tokens;
+    sizes.segments = limits.segments;
+    sizes.longest = limits.longest;
+    sizes.head_rows = limits.labels;
+    request.run.head_tile = head_chunk_rows(opened_.file->spec, request.dtype, limits.labels);
+    sizes.deterministic = config().training.deterministic;
+    plan_ = std::make_unique<model::ModelPlan>(opened_.file, request);
+    choose_together(config(), *plan_, config().training.gradient_accumulation_steps, group_.get(),
+                    resume_ ? report::read_run_facts(resume_->folder.parent_path()).run_plan : "");
+    const bool of_base = config().preference.reference == config::Reference::base;
+    if (reference_rows_ && of_base && config().model.adapter_name_or_path && plan_->lora() &&
+        !plan_->lora()->modules_to_save.empty())
+        throw usage_error(
+            cat("preference.reference base is the model without adapters, and ", *config().model.adapter_name_or_path,
+                " replaces ", plan_->lora()->modules_to_save.front(), " as a whole"),
+            "Set preference.reference to initial.");
+}
+
+/// The rows that a reference is to score, in batches as the evaluation has them: the plan must hold these too.
+void Trainer::plan_references(data::BatchLimits& limits) {
+    const int64_t first = resume_ ? resume_->state.progress.step : 0;
+    reference_rows_.emplace(loader_->dataset().subset(loader_->rows_of_steps(first, total_steps_)), limits.tokens,
+                            data_rank(), data_ranks());
+    widen(limits, reference_rows_->limits());
+}
+
+/// Before the first step, and before a checkpoint's values replace those that the run began with.
+void Trainer::score_references() {
+    const Clock::time_point start = Clock::now();
+    const bool of_base = config().preference.reference == config::Reference::base;
+    const model::PolicyScope scope = of_base ? model::PolicyScope::base : model::PolicyScope::policy;
+    const ReferenceCache cache = reference_cache(scope);
+    references_ = train::score_references(*model_, device_, *reference_rows_, scope, group_.get(), cache);
+    if (evaluator_)
+        eval_references_ = train::score_references(*model_, device_, evaluator_->batches(), scope, group_.get(), cache);
+    log::info("reference  ", of_base ? "base" : "initial", ": ", reference_rows_->dataset().size(),
+              model_->counts().qkv > 0 ? " rows scored in " : " rows from the cache in ",
+              duration_text(seconds_since(start)));
+}
+
+/// Named by the model's values, how it computes, and how many rows share a batch: what bits depend on.
+ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
+    ReferenceCache cache;
+    if (!config().preference.cache_reference) return cache;
+    cache.files = data::cache_options(config().data.cache_dir);
+    cache.files.max_bytes = static_cast<int64_t>(config().data.cache_max_gib * static_cast<double>(int64_t{1} << 30));
+    constexpr int64_t bytes_of_token = 4;  // of text, about: the bound is on the data's files
+    if (loader_->dataset().stats().tokens * bytes_of_token < cache.files.least_bytes) cache.files.folder.clear();
+    const model::LoadRequest& request = plan_->request();
+    const std::string adapters =
+        scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->values_P);
+    cache.key =
+        cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ", plan_->base_description(), " ",
+            name_of(config().model.dtype), " adapters ", adapters, " ", memory::describe_device(device_), " ",
+            static_cast<int>(config().hardware.kernels), " ", request.sizes.deterministic, " tokens ",
+            request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
+    return cache;
+}
+
+}  // namespace unsloth::train
