@@ -1,6 +1,7 @@
 // Communicators of CPU ranks: through memory that they share, or between machines through the ranks' store.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,13 +12,27 @@
 
 namespace unsloth::comm {
 
+/// Work of the CPU is done when it is asked for: nothing goes on beside it.
+class CpuCommunicator : public Communicator {
+  public:
+    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
+                           const std::string& what) override {
+        after();
+        all_reduce(sum, what);
+    }
+    void join() override {}
+
+  protected:
+    using Communicator::Communicator;
+};
+
 /// Bytes of the segment of so many ranks.
 std::size_t shared_segment_bytes(int size);
 /// `exchange` outlives it.
 std::unique_ptr<Communicator> make_shared_communicator(Exchange& exchange, int rank, std::vector<int> ranks,
                                                        std::unique_ptr<SharedSegment> segment);
-/// Of all ranks; between two of them nothing can be sent.
-std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange);
+/// Of all ranks, which `ranks` are; between two of them nothing can be sent. `exchange` outlives it.
+std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::vector<int> ranks);
 
 /// runtime Error of a rank that sent another number of bytes than this one expects.
 void require_size(std::size_t found, std::size_t expected, int rank, const std::string& what);

@@ -41,7 +41,7 @@ class CpuGroup final : public StoreBackedGroup {
                               "On the CPU only data parallel goes over machines: the ranks that share a model need one "
                               "machine, and one container.");
         log::info("the ranks have no memory in common: what they sum goes through their store, which is slower");
-        return make_store_communicator(exchange());
+        return make_store_communicator(exchange(), ranks);
     }
 };
 

@@ -68,10 +68,10 @@ void sum_ranks(const std::vector<const std::byte*>& of_ranks, std::byte* out, st
     }
 }
 
-class SharedCommunicator final : public Communicator {
+class SharedCommunicator final : public CpuCommunicator {
   public:
     SharedCommunicator(Exchange& exchange, int rank, std::vector<int> ranks, std::unique_ptr<SharedSegment> segment)
-        : Communicator(rank, std::move(ranks)), exchange_(exchange), segment_(std::move(segment)) {}
+        : CpuCommunicator(rank, std::move(ranks)), exchange_(exchange), segment_(std::move(segment)) {}
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override {
         require_summable(sum, what);
@@ -92,12 +92,6 @@ class SharedCommunicator final : public Communicator {
             turn_ ^= 1;
         }
     }
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                           const std::string& what) override {
-        after();
-        all_reduce(sum, what);
-    }
-    void join() override {}
 
     void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) override {
         require_summable(values, what), require_summable(own, what);

@@ -1,5 +1,4 @@
 #include <cstring>
-#include <numeric>
 
 #include "comm/cpu_communicator.h"
 #include "comm/cpu_sum.h"
@@ -8,29 +7,17 @@
 namespace unsloth::comm {
 namespace {
 
-std::vector<int> everyone(int size) {
-    std::vector<int> ranks(static_cast<std::size_t>(size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-}
-
 std::vector<uint8_t> bytes_of(const at::Tensor& tensor) {
     const auto* const data = static_cast<const uint8_t*>(tensor.const_data_ptr());
     return {data, data + tensor.nbytes()};
 }
 
-class StoreCommunicator final : public Communicator {
+class StoreCommunicator final : public CpuCommunicator {
   public:
-    explicit StoreCommunicator(Exchange& exchange)
-        : Communicator(exchange.rank(), everyone(exchange.size())), exchange_(exchange) {}
+    StoreCommunicator(Exchange& exchange, std::vector<int> ranks)
+        : CpuCommunicator(exchange.rank(), std::move(ranks)), exchange_(exchange) {}
 
     void all_reduce(const at::Tensor& sum, const std::string& what) override { add_up(sum, 0, sum, what); }
-    void all_reduce_beside(const at::Tensor& sum, const std::function<void()>& after,
-                           const std::string& what) override {
-        after();
-        all_reduce(sum, what);
-    }
-    void join() override {}
 
     void reduce_scatter(const at::Tensor& values, const at::Tensor& own, const std::string& what) override {
         UNSLOTH_CHECK(values.numel() == own.numel() * size(), what, ": parts of another size");
@@ -93,8 +80,8 @@ class StoreCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange) {
-    return std::make_unique<StoreCommunicator>(exchange);
+std::unique_ptr<Communicator> make_store_communicator(Exchange& exchange, std::vector<int> ranks) {
+    return std::make_unique<StoreCommunicator>(exchange, std::move(ranks));
 }
 
 void require_size(std::size_t found, std::size_t expected, int rank, const std::string& what) {
