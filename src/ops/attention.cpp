@@ -5,6 +5,7 @@
 
 #include "ops/attention_impl.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
@@ -135,8 +136,7 @@ int64_t attention_workspace(const AttentionShape& shape, at::ScalarType dtype, a
     check_shape(shape);
     UNSLOTH_CHECK(tokens > 0 && segments > 0 && longest > 0 && longest <= tokens, "attention: ", tokens, " tokens in ",
                   segments, " segments of at most ", longest);
-    if (device.is_cuda() && !device.has_index())
-        return attention_workspace_bound(shape, deterministic, tokens, longest);
+    if (is_absent(device)) return attention_workspace_bound(shape, deterministic, tokens, longest);
 #if UNSLOTH_CUDA
     if (device.is_cuda())
         return attention_cuda_workspace(shape, dtype, device, deterministic, tokens, segments, longest, backward);

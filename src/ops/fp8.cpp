@@ -6,6 +6,7 @@
 
 #include "ops/checks.h"
 #include "ops/cpu_rows.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/norm.h"
 #include "unsloth/ops/profiler.h"
 #include "unsloth/ops/rope.h"
@@ -77,13 +78,11 @@ void check_rows(const char* name, const at::Tensor& x, int64_t columns) {
 }  // namespace
 
 bool fp8_available(at::Device device) {
-    if (device.is_cpu() || !device.has_index())
-        return true;  // whoever plans for a GPU that is not there knows the card
+    if (device.is_cpu() || is_absent(device)) return true;  // whoever plans for an absent GPU knows the card
 #ifdef UNSLOTH_CUDA
     int major = 0, minor = 0;
-    const int index = device.has_index() ? device.index() : 0;
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) == cudaSuccess &&
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()) == cudaSuccess &&
            fp8_serves(major, minor);
 #else
     return false;
@@ -94,7 +93,7 @@ int64_t fp8_longest_row(at::Device device) {
 #ifdef UNSLOTH_CUDA
     if (device.is_cuda()) return kernels::fp8_longest_row;
 #endif
-    UNSLOTH_CHECK(device.is_cpu() || !device.has_index(), "no kernels for ", device.str());
+    UNSLOTH_CHECK(device.is_cpu() || is_absent(device), "no kernels for ", device.str());
     return std::numeric_limits<int64_t>::max();
 }
 

@@ -5,6 +5,7 @@
 #include "ops/cpu_scratch.h"
 #include "ops/gemm_cuda.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
 
 namespace unsloth::ops {
@@ -83,7 +84,7 @@ void gemm(Context& ctx, const Gemm& args) {
 
 int64_t gemm_workspace(at::Device device) {
     constexpr int64_t of_any_card = int64_t{32} << 20;
-    if (device.is_cuda() && !device.has_index()) return of_any_card;
+    if (is_absent(device)) return of_any_card;
 #if UNSLOTH_CUDA
     if (device.is_cuda()) return gemm_cuda_workspace(device);
 #endif

@@ -6,6 +6,7 @@
 #include "ops/checks.h"
 #include "ops/nf4_gemm_cuda.h"
 #include "unsloth/core/error.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/spec/quant4_host.h"
 
 namespace unsloth::ops {
@@ -169,7 +170,7 @@ void dequantize_nf4_tiles(Context& ctx, const Nf4Tiles& weight, const at::Tensor
 
 Nf4GemmChooser nf4_gemm_chooser(at::Device device) {
 #if UNSLOTH_CUDA
-    if (device.is_cuda() && device.has_index()) {
+    if (device.is_cuda() && !is_absent(device)) {
         const std::string card = nf4_gemm_card_cuda(device);
         if (nf4_gemm_measured(card))
             return [card](int64_t m, int64_t n, int64_t k, bool transposed) {

@@ -1,4 +1,5 @@
 #include "unsloth/ops/norm.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/ops/profiler.h"
 
 #include <cmath>
@@ -245,7 +246,7 @@ void head_norm_backward(Context& ctx, const at::Tensor& dy_THd, const at::Tensor
 }
 
 int64_t norm_backward_workspace(at::Device device, int64_t rows, int64_t columns) {
-    if (!device.has_index()) return 0;  // of a GPU that is not there: less than its products' workspace
+    if (is_absent(device)) return 0;  // of a GPU that is not there: less than its products' workspace
 #ifdef UNSLOTH_CUDA
     if (device.is_cuda()) return kernels::norm_scratch_bytes(rows, columns);
 #endif

@@ -95,8 +95,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
         request.nf4_chooser = ops::nf4_gemm_chooser(device);
     request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
     request.offload_embedding =
-        config.hardware.offload_embedding ||
-        config::DeviceMap(config.model).embedding_on_host(device.is_cuda() ? std::max<int>(0, device.index()) : -1);
+        config.hardware.offload_embedding || config::DeviceMap(config.model).embedding_on_host(ops::gpu_number(device));
     request.finetuning_type = trains ? config.lora.finetuning_type : config::FinetuningType::lora;
     if (const auto& adapter = config.model.adapter_name_or_path)
         request.adapter = formats::resolve_model_path(*adapter).string();
@@ -160,6 +159,10 @@ std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Dev
     ctx->deterministic = config.training.deterministic;
     ctx->library_products = config.hardware.kernels == config::KernelChoice::library;
     return ctx;
+}
+
+CacheSize cache_for(int64_t rows, int64_t context) {
+    return {rows * ops::pages_of(context) * ops::page_tokens, context, true};
 }
 
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,

@@ -11,6 +11,14 @@ namespace unsloth::ops {
 /// the process's number on this machine. A GPU becomes the calling thread's current one, which is where our kernels are
 /// launched.
 at::Device choose_device(const std::string& option, int local_rank = 0);
+/// A CUDA device without a number stands for a GPU that need not be here: what is asked of it is answered by bounds.
+inline bool is_absent(at::Device device) {
+    return device.is_cuda() && !device.has_index();
+}
+/// As device maps number them; 0 for an absent GPU, -1 for the CPU.
+inline int gpu_number(at::Device device) {
+    return !device.is_cuda() ? -1 : is_absent(device) ? 0 : device.index();
+}
 /// Of CUDA, that this process sees; 0 without a driver.
 int gpu_count();
 /// "0000:17:00.0", as NVML takes it; empty for the CPU.
