@@ -143,6 +143,16 @@ void check_logits(const Context& ctx, const at::Tensor& logits_CV) {
                   "a vocabulary of ", logits_CV.size(1));
 }
 
+/// What the losses of a whole vocabulary and of a slice of it have in common.
+void check_losses(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
+                  const at::Tensor& losses_C, bool gradient, const at::Tensor& weight_C) {
+    check_logits(ctx, logits_CV);
+    check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
+    check_contiguous(ctx, "losses", losses_C, {logits_CV.size(0)}, at::kFloat);
+    if (weight_C.defined()) check_contiguous(ctx, "weight", weight_C, {logits_CV.size(0)}, at::kFloat);
+    UNSLOTH_CHECK(!gradient || ctx.scalars != nullptr, "the gradient's scale is read from ctx.scalars");
+}
+
 #ifdef UNSLOTH_CUDA
 kernels::CrossEntropy cross_entropy_params(const Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C,
                                            const at::Tensor& losses_C, bool gradient, const at::Tensor& weight_C) {
@@ -165,11 +175,7 @@ kernels::CrossEntropy cross_entropy_params(const Context& ctx, const at::Tensor&
 void cross_entropy(Context& ctx, const at::Tensor& logits_CV, const at::Tensor& targets_C, const at::Tensor& losses_C,
                    bool gradient, const at::Tensor& weight_C) {
     const Region region(ctx, "cross_entropy");
-    check_logits(ctx, logits_CV);
-    check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
-    check_contiguous(ctx, "losses", losses_C, {logits_CV.size(0)}, at::kFloat);
-    if (weight_C.defined()) check_contiguous(ctx, "weight", weight_C, {logits_CV.size(0)}, at::kFloat);
-    UNSLOTH_CHECK(!gradient || ctx.scalars != nullptr, "the gradient's scale is read from ctx.scalars");
+    check_losses(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
     if (!ctx.is_cuda()) return cross_entropy_cpu(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
 #ifdef UNSLOTH_CUDA
     kernels::cross_entropy(cross_entropy_params(ctx, logits_CV, targets_C, losses_C, gradient, weight_C),
@@ -201,13 +207,9 @@ void cross_entropy_of_slice(Context& ctx, const at::Tensor& logits_CV, const at:
                             const at::Tensor& statistics_S3C, const at::Tensor& losses_C, bool gradient,
                             const at::Tensor& weight_C) {
     const Region region(ctx, "cross_entropy");
-    check_logits(ctx, logits_CV);
-    check_contiguous(ctx, "targets", targets_C, {logits_CV.size(0)}, at::kInt);
+    check_losses(ctx, logits_CV, targets_C, losses_C, gradient, weight_C);
     UNSLOTH_CHECK(statistics_S3C.dim() == 3 && statistics_S3C.size(0) > 0, "statistics of no slice");
     check_contiguous(ctx, "statistics", statistics_S3C, {statistics_S3C.size(0), 3, logits_CV.size(0)}, at::kFloat);
-    check_contiguous(ctx, "losses", losses_C, {logits_CV.size(0)}, at::kFloat);
-    if (weight_C.defined()) check_contiguous(ctx, "weight", weight_C, {logits_CV.size(0)}, at::kFloat);
-    UNSLOTH_CHECK(!gradient || ctx.scalars != nullptr, "the gradient's scale is read from ctx.scalars");
     if (!ctx.is_cuda())
         return cross_entropy_of_slice_cpu(ctx, logits_CV, targets_C, first, statistics_S3C, losses_C, gradient,
                                           weight_C);

@@ -19,8 +19,6 @@ namespace {
 
 namespace adamw = kernels::adamw;
 
-constexpr int64_t norm_chunk_elements = gradient_norm_chunk;
-
 void check_array(const Context& ctx, const at::Tensor& tensor, const char* name, at::ScalarType type, int64_t count) {
     UNSLOTH_CHECK(tensor.defined() && tensor.device() == ctx.device() && tensor.is_contiguous(), name,
                   " must be a contiguous tensor on ", ctx.device());
@@ -152,11 +150,11 @@ void adamw_on_cpu(Context& ctx, const AdamwState& state, const AdamwSettings& se
 void gradient_squares_on_cpu(const at::Tensor& grads_P, double* partials) {
     const float* grads = grads_P.data_ptr<float>();
     const int64_t elements = grads_P.numel();
-    const int64_t chunks = (elements + norm_chunk_elements - 1) / norm_chunk_elements;
+    const int64_t chunks = (elements + gradient_norm_chunk - 1) / gradient_norm_chunk;
     at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
         for (int64_t chunk = begin; chunk < end; ++chunk) {
-            const int64_t first = chunk * norm_chunk_elements;
-            const int64_t last = std::min(elements, first + norm_chunk_elements);
+            const int64_t first = chunk * gradient_norm_chunk;
+            const int64_t last = std::min(elements, first + gradient_norm_chunk);
             double sum = 0;
             for (int64_t i = first; i < last; ++i) sum += static_cast<double>(grads[i]) * static_cast<double>(grads[i]);
             partials[chunk] = sum;
@@ -165,7 +163,7 @@ void gradient_squares_on_cpu(const at::Tensor& grads_P, double* partials) {
 }
 
 #ifdef UNSLOTH_CUDA
-static_assert(norm_chunk_elements == kernels::norm_chunk, "sums are in the same order");
+static_assert(gradient_norm_chunk == kernels::norm_chunk, "sums are in the same order");
 static_assert(block_decays == 1 && block_8bit == 2 && block_rate_shift == 2,
               "kernels/optimizer.cu spells the flags as numbers");
 
@@ -216,11 +214,11 @@ float bias_correction(double beta, uint32_t step) {
 }
 
 int64_t gradient_norm_scratch(int64_t elements) {
-    return (elements + norm_chunk_elements - 1) / norm_chunk_elements * static_cast<int64_t>(sizeof(double));
+    return (elements + gradient_norm_chunk - 1) / gradient_norm_chunk * static_cast<int64_t>(sizeof(double));
 }
 
 void gradient_squares(Context& ctx, const at::Tensor& grads_P, const at::Tensor& partials) {
-    const int64_t chunks = (grads_P.numel() + norm_chunk_elements - 1) / norm_chunk_elements;
+    const int64_t chunks = (grads_P.numel() + gradient_norm_chunk - 1) / gradient_norm_chunk;
     check_array(ctx, grads_P, "grads_P", at::kFloat, grads_P.numel());
     check_array(ctx, partials, "partials", at::kDouble, chunks);
     UNSLOTH_CHECK(grads_P.numel() % 4 == 0 && aligned(grads_P, 16),
