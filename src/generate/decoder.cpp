@@ -23,7 +23,7 @@ SchedulerLimits limits_of(const model::Model& model, const DecoderOptions& optio
     SchedulerLimits limits;
     limits.pass_tokens = least(options.pass_tokens, std::min(sizes.tokens, sizes.longest));
     limits.rows = least(options.rows, std::min({sizes.segments, sizes.head_rows, limits.pass_tokens}));
-    limits.context = least(options.context, sizes.context > 0 ? sizes.context : sizes.cache_tokens);
+    limits.context = least(options.context, sizes.longest_context());
     limits.beside_tokens = options.beside_tokens;
     if (is_dynamic(model)) limits.rows = 1, limits.shares_prefixes = false;
     return limits;
@@ -39,7 +39,7 @@ model::CachedPass pass_of(const std::vector<Part>& parts, int64_t context) {
     model::CachedPass pass;
     data::Batch& batch = pass.batch;
     ops::PagedRows& rows = pass.rows;
-    rows.most_pages = (context + ops::page_tokens - 1) / ops::page_tokens;
+    rows.most_pages = ops::pages_of(context);
     batch.segments = rows.q_offsets = {0};
     for (const Part& part : parts) {
         const Sequence& s = *part.sequence;
@@ -85,12 +85,12 @@ int64_t Decoder::add(Request request) {
 bool Decoder::step(const OnToken& on_token, const OnEnd& on_end) {
     const std::vector<Part> parts = scheduler_.next_pass();
     if (parts.empty()) return false;
-    const std::vector<Chosen> chosen = choose(parts);
-    std::vector<Sequence*> choosing;
+    std::vector<const Part*> choosing;
     for (const Part& part : parts)
-        if (part.chooses()) choosing.push_back(part.sequence);
+        if (part.chooses()) choosing.push_back(&part);
+    const std::vector<Chosen> chosen = choose(parts, choosing);
     scheduler_.computed(parts);
-    for (std::size_t i = 0; i < choosing.size(); ++i) take(*choosing[i], chosen[i], on_token, on_end);
+    for (std::size_t i = 0; i < choosing.size(); ++i) take(*choosing[i]->sequence, chosen[i], on_token, on_end);
     return true;
 }
 
@@ -111,15 +111,12 @@ std::vector<Answer> Decoder::answer(std::vector<Request> requests, const OnToken
     return answers;
 }
 
-/// Of the parts that choose, in order.
-std::vector<Chosen> Decoder::choose(const std::vector<Part>& parts) {
-    std::vector<const Part*> choosing;
-    for (const Part& part : parts)
-        if (part.chooses()) choosing.push_back(&part);
+/// The tokens of the parts that choose.
+std::vector<Chosen> Decoder::choose(const std::vector<Part>& parts, std::span<const Part* const> choosing) {
     std::vector<Chosen> chosen;
     model_.continue_rows(pass_of(parts, context_), [&](int64_t first, const at::Tensor& logits_CV) {
-        const auto of_chunk = std::span<const Part* const>(choosing).subspan(
-            static_cast<std::size_t>(first), static_cast<std::size_t>(logits_CV.size(0)));
+        const auto of_chunk =
+            choosing.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(logits_CV.size(0)));
         const bool plain = std::all_of(of_chunk.begin(), of_chunk.end(),
                                        [](const Part* part) { return is_plain(part->sequence->request.sampling); });
         for (const Chosen& one : plain ? chosen_on_device(logits_CV) : chosen_on_host(logits_CV, of_chunk))

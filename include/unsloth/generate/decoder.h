@@ -47,7 +47,7 @@ class Decoder {
     const Scheduler& scheduler() const { return scheduler_; }
 
   private:
-    std::vector<Chosen> choose(const std::vector<Part>& parts);
+    std::vector<Chosen> choose(const std::vector<Part>& parts, std::span<const Part* const> choosing);
     std::vector<Chosen> chosen_on_device(const at::Tensor& logits_CV) const;
     std::vector<Chosen> chosen_on_host(const at::Tensor& logits_CV, std::span<const Part* const> parts) const;
     void take(Sequence& sequence, const Chosen& chosen, const OnToken& on_token, const OnEnd& on_end);

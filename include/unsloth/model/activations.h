@@ -89,7 +89,7 @@ struct ActivationSizes {
     int64_t longest = 0;       ///< longest segment
     int64_t head_rows = 0;     ///< most rows with a target
     int64_t cache_tokens = 0;  ///< of all sequences that generation continues, in whole pages
-    int64_t context = 0;       ///< most of them that one sequence has; 0: all
+    int64_t context = 0;       ///< most of them that one sequence has; 0: all (longest_context)
     bool training = true;      ///< backward buffers too
     bool dropout = false;
     bool noise = false;         ///< on the embeddings
@@ -98,6 +98,8 @@ struct ActivationSizes {
     bool expands_head = false;  ///< lm_head does not lie as its products read it
     bool trains_embedding = false;
     bool deterministic = false;
+
+    int64_t longest_context() const { return context > 0 ? context : cache_tokens; }
 };
 
 /// What an offloading run moves of a layer, whole rows of the tokens at hand.
