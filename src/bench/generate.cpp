@@ -11,16 +11,14 @@
 #include "unsloth/core/error.h"
 #include "unsloth/generate/decoder.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/train/run_record.h"
 #include "unsloth/train/session.h"
 
 namespace unsloth::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+using train::seconds_since;
 
 /// Bytes a second that a large copy reads and writes.
 double copy_rate(ops::Context& ctx) {
@@ -107,10 +105,11 @@ void bench_generate(const config::LoadedConfig& loaded, const config::BenchReque
     const int64_t most = *std::max_element(all_rows.begin(), all_rows.end());
     const int64_t prompt = request.seq > 0 ? request.seq : 256, answer = request.new_tokens, context = prompt + answer;
     const train::OpenedModel opened = train::open_model(loaded.config);
-    const int64_t cache = most * ops::pages_of(context) * ops::page_tokens;
+    train::CacheSize cache = train::cache_for(most, context);
+    cache.shrinks = false;  // what is asked is measured, or refused
     const train::LoadedModel benched =
         train::load_for_inference(loaded, opened, std::max<int64_t>(std::min<int64_t>(2048, most * prompt), most), most,
-                                  most, /*fewest_tokens=*/1, {cache, context, false});
+                                  most, /*fewest_tokens=*/1, cache);
     ops::Context& ctx = *benched.ctx;
     model::Model& model = *benched.model;
     const double rate = copy_rate(ctx);

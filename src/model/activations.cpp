@@ -193,10 +193,9 @@ class Lister {
         }
         ints("segment offsets", sizes_.segments + 1, b.q_offsets);
         if (sizes_.cache_tokens > 0) {
-            const int64_t context = sizes_.context > 0 ? sizes_.context : sizes_.cache_tokens;
             ints("cache slots", t, b.slots_T, true);
             ints("lengths of rows", sizes_.segments, b.lengths_S);
-            ints("pages of rows", sizes_.segments * ops::pages_of(context), b.pages);
+            ints("pages of rows", sizes_.segments * ops::pages_of(sizes_.longest_context()), b.pages);
         }
         if (sizes_.weighs) {
             ints("target starts", sizes_.segments + 1, b.target_starts_S1);
@@ -271,10 +270,10 @@ int64_t workspace_bytes(const spec::ModelSpec& spec, const weights::LayerLayout&
     int64_t dora = 0;
     for (const Group g : all_groups)
         if (layout.dora) dora = std::max(dora, ops::dora_backward_workspace(device, sizes.tokens, layout[g].n));
-    const int64_t paged = sizes.cache_tokens > 0
-                              ? ops::paged_attention_workspace(attention_shape(spec, 0), device, sizes.segments,
-                                                               sizes.context > 0 ? sizes.context : sizes.cache_tokens)
-                              : 0;
+    const int64_t paged =
+        sizes.cache_tokens > 0
+            ? ops::paged_attention_workspace(attention_shape(spec, 0), device, sizes.segments, sizes.longest_context())
+            : 0;
     return std::max({attention, paged, norm, dora, products_workspace(spec, layout, sizes, run, dtype, device)});
 }
 

@@ -32,9 +32,8 @@ bool keep_before(const config::Config& config, model::ModelPlan& plan, const Mem
                            config::DeviceMap(config.model).automatic();
     if (!run || !automatic || static_cast<int64_t>(run->layers.size()) != plan.spec().num_layers) return false;
     run->head_tile = plan.request().run.head_tile;
-    const spec::MemoryNeed need = plan.estimate(*run);
-    const MemoryBudget budget = memory_budget(config, plan.request().device, free);
-    if (need.device > budget.device || (plan.request().device.is_cuda() && need.host > budget.host)) {
+    const at::Device device = plan.request().device;
+    if (!holds(memory_budget(config, device, free), plan.estimate(*run), device)) {
         log::info("the plan of the run that this one goes on from does not fit here: a new one is made");
         return false;
     }

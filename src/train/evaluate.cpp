@@ -14,7 +14,6 @@
 #include "unsloth/data/answer_pattern.h"
 #include "unsloth/data/run_tokenizer.h"
 #include "unsloth/generate/decoder.h"
-#include "unsloth/ops/paged_attention.h"
 #include "unsloth/train/commands.h"
 #include "unsloth/train/evaluation.h"
 #include "unsloth/train/session.h"
@@ -217,10 +216,9 @@ void run_evaluate(const config::LoadedConfig& loaded, const config::EvaluateRequ
                           "Set a lower --max_new_tokens.");
     Evaluator evaluator(rows, config.data.eval_files, sizes.batch_tokens, /*rank=*/0, /*ranks=*/1, nullptr);
     const data::BatchLimits limits = evaluator.limits();
-    const CacheSize cache{sizes.rows * ops::pages_of(sizes.context) * ops::page_tokens, sizes.context, true};
     const LoadedModel model = load_for_inference(
         loaded, opened, std::max({limits.tokens, sizes.prompt, sizes.rows}), std::max(limits.segments, sizes.rows),
-        std::max({limits.labels, sizes.rows, int64_t{1}}), sizes.shortest, cache);
+        std::max({limits.labels, sizes.rows, int64_t{1}}), sizes.shortest, cache_for(sizes.rows, sizes.context));
     const objective::References none;
     const auto objective = objective::make_objective(config, model.ctx->device(), none, nullptr);
     const Evaluator::Result found = evaluator.run(*model.model, *model.ctx, *objective, none, 0, 0);

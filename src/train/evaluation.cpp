@@ -113,11 +113,14 @@ Evaluator::Result Evaluator::run(model::Model& model, ops::Context& ctx, objecti
         if (i >= batches_.batches()) continue;  // ranks ask together, also those that have a batch less
         const data::Batch batch = batches_.batch(i);
         SetSums& of_set = sums[set(batches_.source(i))];
-        Hits hits(ctx, batch);
-        const auto look = [&](int64_t first, const at::Tensor& logits_CV) { hits.look_at(first, logits_CV); };
-        objective.evaluate(batch, model.score(batch, by_token ? model::Model::OnLogits(look) : nullptr), references,
-                           of_set.of);
-        if (by_token) of_set.hits += hits.count();
+        std::optional<Hits> hits;
+        model::Model::OnLogits look;
+        if (by_token) {
+            hits.emplace(ctx, batch);
+            look = [&](int64_t first, const at::Tensor& logits_CV) { hits->look_at(first, logits_CV); };
+        }
+        objective.evaluate(batch, model.score(batch, look), references, of_set.of);
+        if (hits) of_set.hits += hits->count();
         progress.add();
     }
     if (group_) add_up(sums, model.tensor_parallel().first(), ctx.device(), *group_, what);

@@ -16,6 +16,7 @@
 #include "unsloth/planner/run_plan_text.h"
 #include "unsloth/spec/shapes.h"
 #include "unsloth/train/commands.h"
+#include "unsloth/train/layer_costs.h"
 #include "unsloth/train/memory_use.h"
 #include "unsloth/train/session.h"
 
@@ -211,16 +212,13 @@ int64_t disk_bytes(const model::ModelPlan& plan) {
 std::string form_of(const model::ModelPlan& plan, const spec::LayerPlan& layer) {
     const model::LoadRequest& request = plan.request();
     if (request.fp8) return "fp8";
-    const bool in_4bit =
-        plan.tensors().quantised_linears() > 0 || (request.finetuning_type == config::FinetuningType::lora &&
-                                                   request.load_in_4bit && plan.tensors().int8_linears() == 0);
-    if (in_4bit && !layer.cached) return "nf4";
+    if (holds_4bit(plan) && !layer.cached) return "nf4";
     return request.dtype == at::kBFloat16 ? "bf16" : request.dtype == at::kHalf ? "fp16" : "fp32";
 }
 
-std::string number(double value, int digits = 0) {
+std::string number(double value) {
     char text[48];
-    std::snprintf(text, sizeof text, "%.*f", digits, value);
+    std::snprintf(text, sizeof text, "%.0f", value);
     return text;
 }
 

@@ -77,7 +77,7 @@ Sizes sizes_of(const config::LoadedConfig& loaded, const config::GenerateRequest
     if (spec.rope.type == spec::RopeSpec::Type::dynamic)  // whole prompts
         sizes.pass_tokens = std::max(sizes.pass_tokens, request.chat ? sizes.context : longest);
     sizes.pass_tokens = std::max(sizes.pass_tokens, sizes.rows);
-    sizes.cache = {sizes.rows * ops::pages_of(sizes.context) * ops::page_tokens, sizes.context, true};
+    sizes.cache = cache_for(sizes.rows, sizes.context);
     if (request.kv_bytes > 0) {
         const int64_t token = generate::cache_bytes_per_token(spec, ops::scalar_type(loaded.config.model.dtype));
         sizes.cache = {request.kv_bytes / (token * ops::page_tokens) * ops::page_tokens, sizes.context, false};

@@ -5,6 +5,7 @@
 #include "unsloth/config/device_map.h"
 #include "unsloth/core/error.h"
 #include "unsloth/memory/plan.h"
+#include "unsloth/ops/device.h"
 #include "unsloth/train/layer_costs.h"
 
 #ifdef UNSLOTH_CUDA
@@ -17,13 +18,9 @@ namespace {
 constexpr double chosen_share = 0.9;   // of free memory, for what the program chooses
 constexpr double usable_share = 0.97;  // of free memory: the CUDA context and libraries grow a little later
 
-int gpu_of(at::Device device) {
-    return device.is_cuda() ? std::max<int>(0, device.index()) : -1;
-}
-
 /// What the configuration allows of a device's memory; nullopt: no bound.
 std::optional<int64_t> allowed(const config::Config& config, at::Device device) {
-    std::optional<int64_t> bytes = config::max_memory(config.model, gpu_of(device));
+    std::optional<int64_t> bytes = config::max_memory(config.model, ops::gpu_number(device));
     if (device.is_cuda() && config.training.max_memory_gib > 0) {
         const auto budget = static_cast<int64_t>(config.training.max_memory_gib * (1 << 30));
         bytes = std::min(bytes.value_or(budget), budget);
@@ -75,7 +72,8 @@ class Choice {
         const config::DeviceMap map(config_.model);
         if (!map.automatic()) {
             require_embedding(map);
-            if (!take(map.layers(plan_.spec().num_layers, gpu_of(plan_.request().device)))) plan_.set_run(tried_);
+            if (!take(map.layers(plan_.spec().num_layers, ops::gpu_number(plan_.request().device))))
+                plan_.set_run(tried_);
             return;
         }
         const bool solves = plan_.request().device.is_cuda() && plan_.request().trains;
@@ -94,7 +92,7 @@ class Choice {
 
   private:
     void require_embedding(const config::DeviceMap& map) const {
-        if (!map.embedding_on_host(gpu_of(plan_.request().device))) return;
+        if (!map.embedding_on_host(ops::gpu_number(plan_.request().device))) return;
         for (const memory::Entry& entry : plan_.host().entries())
             if (entry.group == "embeddings") return;
         throw usage_error(
@@ -136,10 +134,7 @@ class Choice {
         return best.has_value();
     }
 
-    bool fits(const spec::RunPlan& run) {
-        const spec::MemoryNeed need = plan_.estimate(run);
-        return need.device <= budget_.device && (!plan_.request().device.is_cuda() || need.host <= budget_.host);
-    }
+    bool fits(const spec::RunPlan& run) { return holds(budget_, plan_.estimate(run), plan_.request().device); }
 
     /// The layers in these places, with the first way and cache that fit; as many micro-batches in flight as are worth
     /// it and fit.
@@ -260,9 +255,12 @@ double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card
     return LayerCosts(plan, card, micro_batches, run.in_flight).step_ms(run);
 }
 
+bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device) {
+    return need.device <= budget.device && (!device.is_cuda() || need.host <= budget.host);
+}
+
 bool fits(const model::ModelPlan& plan, const MemoryBudget& budget) {
-    return plan.total_bytes() <= budget.device &&
-           (!plan.request().device.is_cuda() || plan.host().total_bytes() <= budget.host);
+    return holds(budget, {plan.total_bytes(), plan.host().total_bytes()}, plan.request().device);
 }
 
 std::string describe_places(const model::ModelPlan& plan) {

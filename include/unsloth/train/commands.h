@@ -7,7 +7,7 @@ namespace unsloth::train {
 
 /// Log-probabilities of every row of data.train_file, one JSON object a line.
 void run_score(const config::LoadedConfig& loaded, const config::ScoreRequest& request);
-/// Greedy continuation of prompts with a KV cache.
+/// Answers to a prompt, a file of them or a conversation, all together, on stdout.
 void run_generate(const config::LoadedConfig& loaded, const config::GenerateRequest& request);
 /// Loss, perplexity and token accuracy of data.eval_file or data.eval_files, and of generated answers the share that
 /// is right; on stdout. Input Error for rows that are no prompts with answers, where those are asked for.

@@ -43,6 +43,8 @@ void choose_memory_use(const config::Config& config, model::ModelPlan& plan, int
 /// The time that a step with the plan is predicted to take on a GPU, in ms.
 double predicted_step_ms(const model::ModelPlan& plan, const planner::Card& card, int64_t micro_batches);
 
+/// Whether what a plan needs may be taken; host memory counts beside a GPU alone.
+bool holds(const MemoryBudget& budget, const spec::MemoryNeed& need, at::Device device);
 bool fits(const model::ModelPlan& plan, const MemoryBudget& budget);
 
 /// Changes with which the plan of `file` would fit, one line each and at most three: on a GPU those with which a token

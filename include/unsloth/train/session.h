@@ -63,6 +63,8 @@ struct CacheSize {
     int64_t context = 0;   ///< of one
     bool shrinks = false;  ///< to what is free, but not below `context`
 };
+/// Room for so many sequences of up to `context` tokens; where that is more than is free, for fewer.
+CacheSize cache_for(int64_t rows, int64_t context);
 /// Passes have from `fewest_tokens` to `tokens` tokens.
 LoadedModel load_for_inference(const config::LoadedConfig& loaded, const OpenedModel& opened, int64_t tokens,
                                int64_t segments, int64_t head_rows, int64_t fewest_tokens, const CacheSize& cache = {});
