@@ -616,10 +616,11 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
     options.add("offload_embedding", hardware.offload_embedding,
                 "Leave the input embeddings in pinned host memory; a GPU reads the rows that it needs.");
     options
-        .add_choice("kernels", hardware.kernels, {{"auto", KernelChoice::measured}, {"library", KernelChoice::library}},
-                    "auto: for each matrix product the kernel that measured fastest on this card; library: "
-                    "cuBLASLt's own choice for all of "
-                    "them, as on cards that were not measured (to compare with, when results look wrong).")
+        .add("kernels", hardware.kernels,
+             "auto: for each matrix product the kernel that measured fastest on this card; library: "
+             "cuBLASLt's own choice for all of "
+             "them, as on cards that were not measured (to compare with, when results look wrong).")
+        .one_of({"auto", "library"})
         .on_resume(OnResume::told);
     options.add(
         "cuda_graphs", hardware.cuda_graphs,

@@ -91,7 +91,7 @@ model::LoadRequest load_request(const config::LoadedConfig& loaded, at::Device d
     request.load_in_8bit = config.model.load_in_8bit;
     request.precision = spec::PrecisionMap(config.model.precision);
     request.records = trains && config.hardware.cuda_graphs;
-    if (request.dtype == at::kBFloat16 && config.hardware.kernels == config::KernelChoice::measured)
+    if (request.dtype == at::kBFloat16 && config.hardware.kernels != "library")
         request.nf4_chooser = ops::nf4_gemm_chooser(device);
     request.fp8 = config.model.compute_dtype == config::ComputeType::fp8;
     request.offload_embedding =
@@ -157,7 +157,7 @@ weights::LoadShare load_share(comm::Group* group, const model::ModelPlan& plan) 
 std::unique_ptr<ops::Context> make_context(const config::Config& config, at::Device device) {
     auto ctx = std::make_unique<ops::Context>(device);
     ctx->deterministic = config.training.deterministic;
-    ctx->library_products = config.hardware.kernels == config::KernelChoice::library;
+    ctx->library_products = config.hardware.kernels == "library";
     return ctx;
 }
 

@@ -150,11 +150,10 @@ ReferenceCache Trainer::reference_cache(model::PolicyScope scope) const {
     const model::LoadRequest& request = plan_->request();
     const std::string adapters =
         scope == model::PolicyScope::base ? "none" : values_hash(model_->parameters()->values_P);
-    cache.key =
-        cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ", plan_->base_description(), " ",
-            name_of(config().model.dtype), " adapters ", adapters, " ", memory::describe_device(device_), " ",
-            static_cast<int>(config().hardware.kernels), " ", request.sizes.deterministic, " tokens ",
-            request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
+    cache.key = cat("references of ", version, " ", sample_hash(opened_.file->checkpoint), " ",
+                    plan_->base_description(), " ", name_of(config().model.dtype), " adapters ", adapters, " ",
+                    memory::describe_device(device_), " ", config().hardware.kernels, " ", request.sizes.deterministic,
+                    " tokens ", request.sizes.tokens, " ranks ", environment_.world_size, " threads ", cpu_threads());
     return cache;
 }
 

@@ -42,8 +42,6 @@ enum class GradientCheckpointing {
 };
 /// The operands of the base products: the run's dtype, or 8-bit floats with scales by row.
 enum class ComputeType { same, fp8 };
-/// Which kernels multiply: what was measured fastest on this card, or the library's own choice everywhere.
-enum class KernelChoice { measured, library };
 /// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
 enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
@@ -189,7 +187,7 @@ struct HardwareOptions {
     WeightCache weight_cache = WeightCache::automatic;
     bool offload_embedding = false;
     bool cuda_graphs = true;
-    KernelChoice kernels = KernelChoice::measured;
+    std::string kernels = "auto";  ///< what a choice of kernels is by: auto | library
 };
 
 /// How far a run is: a bar or log lines, or an object a logged step on standard output.
