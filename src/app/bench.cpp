@@ -4,7 +4,7 @@
 namespace unsloth::app {
 
 void run_bench(const config::CommandLine& line) {
-    load_engine()->bench(line.loaded, line.bench);
+    load_engine(line.loaded.config)->bench(line.loaded, line.bench);
 }
 
 }  // namespace unsloth::app

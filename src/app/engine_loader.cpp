@@ -2,9 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
+#include "unsloth/config/allocator.h"
 #include "unsloth/core/error.h"
 #include "unsloth/core/host.h"
 
@@ -38,6 +40,15 @@ std::unique_ptr<config::Engine> load_engine() {
     auto* const create = reinterpret_cast<decltype(&unsloth_create_engine)>(::dlsym(library, entry_name));
     if (create == nullptr) throw not_loaded(path, ::dlerror());
     return std::unique_ptr<config::Engine>(create());
+}
+
+std::unique_ptr<config::Engine> load_engine(const config::Config& config) {
+    // LibTorch reads the variables once, when it is loaded, and of the two the newer name first.
+    if (const std::string settings = config::allocator_settings(config.hardware); !settings.empty()) {
+        ::unsetenv("PYTORCH_ALLOC_CONF");
+        ::setenv("PYTORCH_CUDA_ALLOC_CONF", settings.c_str(), 1);
+    }
+    return load_engine();
 }
 
 }  // namespace unsloth::app

@@ -4,7 +4,7 @@
 namespace unsloth::app {
 
 void run_generate(const config::CommandLine& line) {
-    load_engine()->generate(line.loaded, line.generate);
+    load_engine(line.loaded.config)->generate(line.loaded, line.generate);
 }
 
 }  // namespace unsloth::app

@@ -4,7 +4,7 @@
 namespace unsloth::app {
 
 void run_score(const config::CommandLine& line) {
-    load_engine()->score(line.loaded, line.score);
+    load_engine(line.loaded.config)->score(line.loaded, line.score);
 }
 
 }  // namespace unsloth::app

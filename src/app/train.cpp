@@ -5,7 +5,7 @@
 namespace unsloth::app {
 
 void run_train(const config::CommandLine& line) {
-    const auto engine = load_engine();
+    const auto engine = load_engine(line.loaded.config);
     install_interrupt_handlers();
     engine->train(line.loaded);
 }

@@ -466,6 +466,8 @@ void declare_plan(OptionSet& options, CommandLine& line) {
     options.add("gpus", plan.gpus, "GPUs of the machine, each of which trains on its own rows.")
         .at_least(1)
         .suggested_for({"num_gpus", "nproc_per_node"});
+    options.add("svg", plan.svg, "File for a picture of a step's memory over time, beside what is printed.")
+        .path("FILE");
     options.add("json", plan.json, "Print the plan as one JSON object.");
 }
 
@@ -552,7 +554,7 @@ const std::vector<CommandInfo>& commands() {
          "Write a model in 4 or 8 bit, as bitsandbytes does.", false, declare_quantize},
         {Command::bench, "bench", "step|ops|gemm|nf4|scaling|comm|generate [--batch N] [--seq N] [--json]",
          "Measure speed.", true, declare_bench},
-        {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--json]",
+        {Command::plan, "plan", "--config FILE [--gpu NAME|FILE] [--gpu_memory 24GiB] [--gpus N] [--svg FILE] [--json]",
          "What a run takes of a GPU's memory and of time, without a GPU.", true, declare_plan},
         {Command::watch, "watch", "RUN [--once] [--interval SECONDS]",
          "Draw a run's losses and figures in the terminal.", false, declare_watch},

@@ -79,6 +79,16 @@ void declare_model(OptionSet& options, ModelOptions& model) {
         .on_resume(OnResume::fixed);
     options
         .add_object(
+            "rope_scaling", model.rope_scaling,
+            "How positions are scaled, instead of what config.json says, in Hugging Face's words: {\"rope_type\": "
+            "\"linear\", \"factor\": 4.0}; rope_type linear, dynamic, yarn, llama3, longrope or default. It is written "
+            "into adapter_config.json and into a merged model's config.json. A max_seq_length beyond the model's "
+            "positions needs it.")
+        .synonym(nullptr, Json::object())
+        .alias("training", "rope_scaling")
+        .on_resume(OnResume::fixed);
+    options
+        .add_object(
             "device_map", model.device_map,
             "Where the frozen model lies, which changes no bit of the results (but products of few tokens round "
             "otherwise on a GPU where layers lie on the disk). auto: on the GPU; where that is "
@@ -311,6 +321,13 @@ void declare_training(OptionSet& options, TrainingOptions& training) {
         .at_least(1)
         .suggested_for({"grad_accum", "accumulation_steps", "gradient_accumulation"})
         .on_resume(OnResume::told);
+    options
+        .add_choice("micro_batch", training.micro_batch,
+                    {{"as_given", PassRows::as_given}, {"auto", PassRows::automatic}},
+                    "Rows of a pass: per_device_train_batch_size of them (as_given), or as many of a step's rows as "
+                    "are predicted to be fastest on this GPU (auto), with the same losses but for rounding. A step has "
+                    "per_device_train_batch_size x gradient_accumulation_steps rows either way.")
+        .on_resume(OnResume::told);
     options.add("num_train_epochs", training.num_train_epochs, "Passes over the data; may be a fraction.")
         .above(0)
         .suggested_for({"epochs", "num_epochs"})
@@ -393,6 +410,14 @@ void declare_passes(OptionSet& options, TrainingOptions& training) {
         .alias("lora", "use_gradient_checkpointing")
         .suggested_for({"enable_activation_offloading", "offload_activations"})
         .on_resume(OnResume::free);
+    options
+        .add_choice("keep_inputs_in", training.keep_inputs_in,
+                    {{"auto", KeptInputs::automatic}, {"same", KeptInputs::same}, {"fp8", KeptInputs::fp8}},
+                    "In which type layers' inputs wait in host memory for the backward pass, where what is kept lies "
+                    "there (+offload): the computation's own (same), or e4m3 with a scale for each token (fp8), in "
+                    "half the bytes; what is made again from them differs, and gradients with it. auto takes fp8 only "
+                    "where no other plan fits.")
+        .on_resume(OnResume::told);
     options
         .add("max_memory_gib", training.max_memory_gib,
              "Most GiB of each GPU that the run plans for; with model.max_memory the smaller of the two. 0: what is "
@@ -622,6 +647,15 @@ void declare_hardware(OptionSet& options, HardwareOptions& hardware) {
              "them, as on cards that were not measured (to compare with, when results look wrong).")
         .one_of({"auto", "library"})
         .on_resume(OnResume::told);
+    options
+        .add_object(
+            "allocator", hardware.allocator,
+            "How LibTorch's allocator takes a GPU's memory, instead of what PYTORCH_CUDA_ALLOC_CONF says: throughput, "
+            "low_memory or long_context, or {\"backend\": \"native\", \"max_split_size_mb\": 512, "
+            "\"expandable_segments\": true, \"roundup_power2_divisions\": 4, \"garbage_collection_threshold\": 0.8}, "
+            "each optional.")
+        .one_of({"throughput", "low_memory", "long_context"})
+        .synonym(nullptr, Json::object());
     options.add(
         "cuda_graphs", hardware.cuda_graphs,
         "Record a micro-batch's work on the GPU and replay it when a micro-batch of the same shape comes again, so "

@@ -22,7 +22,6 @@ void add_model_fields(PeerRows& rows) {
               "model.load_in_4bit makes NF4; model.precision {\"default\": \"fp4\"} makes FP4")
         .only({"bnb_4bit_use_double_quant"}, {nullptr, true}, "model.load_in_4bit quantises the scales too")
         .only({"bnb_4bit_quant_storage"}, {nullptr, "uint8"}, "4-bit weights lie in bytes")
-        .only({"rope_scaling"}, off, "the model's config.json says how its positions are scaled; write it there")
         .means("full_finetuning", "lora.finetuning_type", {{true, "full"}}, off, "true or false is expected");
 }
 

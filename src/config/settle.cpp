@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "unsloth/config/allocator.h"
 #include "unsloth/config/device_map.h"
 #include "unsloth/config/schedule_arguments.h"
 #include "unsloth/core/error.h"
@@ -360,6 +361,7 @@ void settle(LoadedConfig& loaded, Problems& problems) {
     check_distributed(config.distributed, problems);
     problems.check({"model.device_map"}, [&] { (void)DeviceMap(config.model); });
     problems.check({"model.max_memory"}, [&] { max_memory(config.model, 0); });
+    problems.check({"hardware.allocator"}, [&] { (void)allocator_settings(config.hardware); });
     problems.check({"hardware.device"}, [&] { check_device(config.hardware.device, "hardware.device"); });
 }
 

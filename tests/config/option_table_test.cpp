@@ -54,6 +54,8 @@ const std::map<std::string, Example>& special_examples() {
         {"distributed.nccl", {{{"SOCKET_IFNAME", "eth0"}, {"DEBUG", "WARN"}}}},
         {"data.chat_template_kwargs", {{{"enable_thinking", false}, {"tools", {{"a", Json::array({1, nullptr})}}}}}},
         {"model.device_map", {{{"model.layers.0-15", 0}, {"model", "cpu"}}}},
+        {"model.rope_scaling", {{{"rope_type", "linear"}, {"factor", 2.0}}}},
+        {"hardware.allocator", {{{"expandable_segments", true}, {"max_split_size_mb", 512}}}},
         {"model.load_in_8bit", {true, {{"model", {{"load_in_4bit", false}}}}}},
         {"model.precision", {{{"model.layers.0", "bf16"}, {"lm_head", "int8"}}}},
         {"model.max_memory", {{{"0", "12GiB"}, {"cpu", "64GiB"}}}},

@@ -42,6 +42,10 @@ enum class GradientCheckpointing {
 };
 /// The operands of the base products: the run's dtype, or 8-bit floats with scales by row.
 enum class ComputeType { same, fp8 };
+/// How many of a step's rows a pass holds: per_device_train_batch_size, or as many as are predicted to be fastest.
+enum class PassRows { as_given, automatic };
+/// In which type layers' inputs wait in host memory for their backward pass; `automatic`: e4m3 where nothing else fits.
+enum class KeptInputs { automatic, same, fp8 };
 /// Whether 4-bit weights are expanded once for the whole run; `automatic`: when there is room.
 enum class WeightCache { automatic, off, on };
 /// The names of transformers' SchedulerType, in lower case.
@@ -68,6 +72,7 @@ struct ModelOptions {
     ComputeType compute_dtype = ComputeType::same;
     std::optional<std::string> adapter_name_or_path;
     int64_t max_seq_length = 2048;
+    std::string rope_scaling = "{}";                              ///< JSON: Hugging Face's object; {}: config.json's
     std::string device_map = "\"auto\"";                          ///< JSON: a word or an object (config/device_map.h)
     std::vector<std::pair<std::string, std::string>> max_memory;  ///< {a GPU's number or "cpu", size}
     std::optional<std::string> offload_folder;
@@ -129,6 +134,7 @@ struct TrainingOptions {
     int64_t per_device_train_batch_size = 2;
     int64_t max_tokens_per_batch = 0;  ///< of a micro-batch, instead of a number of rows; 0: off
     int64_t gradient_accumulation_steps = 4;
+    PassRows micro_batch = PassRows::as_given;
     double num_train_epochs = 1;
     int64_t max_steps = -1;
     std::optional<double> learning_rate = 2e-4;  ///< absent: by rule, which the trainer settles
@@ -149,6 +155,7 @@ struct TrainingOptions {
     Objective objective = Objective::sft;
     int64_t seed = 3407;
     GradientCheckpointing gradient_checkpointing = GradientCheckpointing::automatic;
+    KeptInputs keep_inputs_in = KeptInputs::automatic;
     double max_memory_gib = 0;  ///< bound of the plan on each GPU; 0: none
     bool deterministic = false;
     int64_t eval_steps = 0;
@@ -187,6 +194,7 @@ struct HardwareOptions {
     WeightCache weight_cache = WeightCache::automatic;
     bool offload_embedding = false;
     bool cuda_graphs = true;
+    std::string allocator = "{}";  ///< JSON: a preset's name or an object (config/allocator.h); {}: LibTorch's own
     std::string kernels = "auto";  ///< what a choice of kernels is by: auto | library
 };
 

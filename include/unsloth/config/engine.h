@@ -100,6 +100,7 @@ struct PlanRequest {
     std::string gpu_memory;  ///< size of its memory ("24GiB"); empty: the card's own
     int64_t gpu_memory_bytes = 0;  ///< what gpu_memory says
     int64_t gpus = 1;              ///< of a machine, each with a process
+    std::string svg;               ///< file for a picture of a step's memory over time; empty: none
     bool json = false;
 };
 

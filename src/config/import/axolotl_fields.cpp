@@ -89,7 +89,8 @@ void add_model(PeerRows& rows) {
         .only({"fp8", "fp8_config", "fp8_enable_fsdp_float8_all_gather"}, off,
               "model.compute_dtype fp8 computes the base's products in e4m3, with other scales than axolotl's")
         .only({"bnb_config_kwargs"}, off, "model.load_in_4bit makes NF4 with quantised scales")
-        .only({"rope_scaling", "overrides_of_model_config", "model_config", "overrides_of_model_kwargs", "model_kwargs",
+        .means("rope_scaling", "model.rope_scaling", {}, {nullptr})
+        .only({"overrides_of_model_config", "model_config", "overrides_of_model_kwargs", "model_kwargs",
                "scaling_softmax", "scaling_softmax_factor", "scaling_softmax_bias"},
               off, "the model's own config.json is taken as it is; write it there")
         .only({"tokenizer_config"}, off, "the tokenizer lies in the model's folder; put the other one's files there")

@@ -41,7 +41,8 @@ void add_model(PeerRows& rows) {
         .only({"model_revision"}, {nullptr, "main"}, "model.path ORG/NAME@REVISION names one of the hub")
         .only({"resize_vocab", "split_special_tokens", "add_tokens", "add_special_tokens", "new_special_tokens_config"},
               off, "the vocabulary is the model folder's; add tokens there first")
-        .only({"rope_scaling"}, off, "the model's config.json says how its positions are scaled; write it there")
+        .only({"rope_scaling"}, off,
+              "model.rope_scaling takes type and factor: {\"rope_type\": \"linear\", \"factor\": 2.0}")
         .only({"shift_attn"}, off, "attention is the model's own")
         .only({"mixture_of_depths", "moe_aux_loss_coef"}, off, "this kind of model is not trained")
         .only({"train_from_scratch"}, off, "init writes a model with random weights to train from")
